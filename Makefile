@@ -1,0 +1,36 @@
+# `make demo` and `make test` set up everything they need: a virtual environment, pinned packages, torchsleuth.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Two processes share the cores; each compiler call of Inductor is single-threaded already.
+WORKERS ?= 2
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
+
+test-all: $(READY) lint
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not gpu"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python benchmarks/watch.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis torchsleuth-cases

@@ -1,0 +1,36 @@
+"""torchsleuth: find out why a program breaks under torch.compile.
+
+Everything public is here and is imported on first use, so that `import torchsleuth` costs nothing.
+"""
+
+from typing import Any
+
+from torchsleuth._version import __version__
+
+_WHERE = {
+    "watch": "torchsleuth.api",
+    "wrap_compiler_debug": "torchsleuth.api",
+    "save_graph_repro": "torchsleuth.api",
+    "same": "torchsleuth.compare.same",
+    "same_two_models": "torchsleuth.compare.models",
+    "run_fwd_maybe_bwd": "torchsleuth.compare.models",
+    "reduce_to_scalar_loss": "torchsleuth.compare.models",
+    "ContentStoreReader": "torchsleuth.tensors.store",
+    "ContentStoreWriter": "torchsleuth.tensors.store",
+    "Signature": "torchsleuth.cases.signature",
+    "fails_the_same_way": "torchsleuth.cases.signature",
+}
+
+__all__ = ["__version__", *_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _WHERE:
+        raise AttributeError(f"module 'torchsleuth' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

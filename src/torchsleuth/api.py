@@ -1,0 +1,157 @@
+"""What a program can call: a watched backend, a guarded compiler, a repro of a graph at hand.
+
+The same watch as under `torchsleuth run`, for one backend object. There is no supervisor, so a case is made in
+this process as soon as something fails; after a crash, `torchsleuth list` makes it from what was recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from torchsleuth.capture.flight import Flight
+from torchsleuth.capture.record import GraphOrigin, record_graph
+from torchsleuth.capture.settings import Settings, settings_from_environment
+from torchsleuth.capture.watch import Watch
+from torchsleuth.cases.spool import read_process
+from torchsleuth.repro.assemble import make_case
+from torchsleuth.repro.script import script_text
+from torchsleuth.torch_internals import seams
+
+log = logging.getLogger("torchsleuth")
+
+
+def watch(
+    backend: str | Callable[..., Any] = "inductor",
+    *,
+    cases: str | os.PathLike[str] | None = None,
+    level: int = 2,
+    after: str = "auto",
+) -> Callable[..., Any]:
+    """A backend for torch.compile that does what `backend` does and keeps every failure as a case.
+
+    >>> model = torch.compile(model, backend=torchsleuth.watch("inductor"))
+    """
+    compiler = seams.lookup_backend(backend)
+    if settings_from_environment() is not None:
+        return compiler  # `torchsleuth run` watches this process already
+    watcher = _watch_for(str(cases or _default_cases()), level, after)
+    name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+
+    @functools.wraps(compiler)
+    def watched(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        return watcher.on_backend(
+            seams.BackendCall(
+                backend=compiler,
+                name=name,
+                options=seams.backend_options(compiler, kwargs),
+                graph=gm,
+                inputs=example_inputs,
+                compile=lambda g, i: compiler(g, i, **kwargs),
+            )
+        )
+
+    return watched
+
+
+def wrap_compiler_debug(
+    compiler_fn: Callable[..., Any],
+    compiler_name: str,
+    *,
+    cases: str | os.PathLike[str] | None = None,
+    level: int = 2,
+) -> Callable[..., Any]:
+    """A compiler of aten graphs with the signature of `compiler_fn`, guarded when it compiles and when its result runs.
+
+    Example inputs may be fake: the real ones are looked at when the compiled function is called.
+
+    >>> aot_autograd(fw_compiler=wrap_compiler_debug(my_compiler, "mine"))
+    """
+    watcher = _watch_for(str(cases or _default_cases()), level, "aot")
+
+    @functools.wraps(compiler_fn)
+    def debugged(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        return watcher.on_compiler(
+            seams.BackendCall(
+                backend=compiler_fn,
+                name=compiler_name,
+                options={},
+                graph=gm,
+                inputs=example_inputs,
+                compile=lambda g, i: compiler_fn(g, i, **kwargs),
+            ),
+            kwargs,
+        )
+
+    return debugged
+
+
+def save_graph_repro(
+    fd: TextIO,
+    gm: torch.fx.GraphModule,
+    args: Sequence[Any],
+    compiler_name: str = "inductor",
+    *,
+    stable_output: bool = False,
+    save_dir: str | os.PathLike[str] | None = None,
+    level: str = "aot",
+) -> None:
+    """Writes a standalone script that compiles and runs `gm` on inputs like `args`.
+
+    With `save_dir` the values of the inputs are kept there (give it to the script as --save-dir); else the
+    script makes values of the same dtype, shape and strides. Raises ValueError where the graph cannot be written.
+
+    >>> with open("repro.py", "w") as file:
+    ...     save_graph_repro(file, gm, [torch.randn(8)], "inductor")
+    """
+    from torchsleuth.capture.record import keep_values
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        origin = GraphOrigin(level=level, backend=compiler_name, direction="forward")
+        record = record_graph(folder, 0, gm, args, origin)
+        if record.facts["no_repro"] is not None or record.inputs is None:
+            raise ValueError(f"no repro can be written for this graph: {record.facts['no_repro']}")
+        inputs = record.facts["inputs"]
+        if save_dir is not None:
+            tensors = [a for a in args if isinstance(a, torch.Tensor)]
+            inputs = keep_values(record.inputs, args, tensors, Path(save_dir)).to_json()
+        source = (folder / "graph.py").read_text(encoding="utf-8")
+    fd.write(script_text(record.facts, source, None, inputs=inputs, name="repro.py", stable=stable_output))
+
+
+def _default_cases() -> str:
+    return os.environ.get("TORCHSLEUTH_CASES", "torchsleuth-cases")
+
+
+@functools.cache
+def _watch_for(cases: str, level: int, after: str) -> Watch:
+    spool = Path(cases).absolute() / ".spool" / f"watch-{os.getpid()}"
+    watcher = Watch(
+        Settings(spool=str(spool), level=level, after=after),
+        finish=lambda flight: _make_cases(Path(cases), flight),
+        everything=False,
+    )
+    seams.hook_inner_compiles(watcher.on_inner)
+    seams.disable_autograd_cache()
+    if level >= 4:
+        seams.use_eager_random_numbers()
+    return watcher
+
+
+def _make_cases(cases: Path, flight: Flight) -> None:
+    """Makes cases of what this process has reported so far, and says in one line where they are."""
+    process = read_process(flight.folder)
+    for failure in process.failures()[flight.finished :]:
+        folder = make_case(cases, process, failure, os.environ)
+        flight.finished += 1
+        log.warning(
+            "torchsleuth: case %s: %s; next: torchsleuth show %s", folder.case.id, folder.case.signature.summary, folder.path
+        )

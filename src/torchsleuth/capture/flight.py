@@ -1,0 +1,136 @@
+"""The flight recorder: what this process compiles and runs, on disk before it is tried.
+
+Each watched process owns one folder of the spool. A graph's record is written before its compile starts;
+a table of counters in a memory-mapped file says what is under way: a counter is odd while its compile or
+call runs. Raising it costs two memory accesses, so it is kept up on every call, and whoever finds the
+folder of a dead or stuck process can tell which graph it was in.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import mmap
+import os
+import platform
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+# Two counters per graph and one pair for graph capture; a process with more graphs than this goes on,
+# its later graphs are recorded but a crash in them is not told apart from one elsewhere.
+MAX_GRAPHS = 16384
+CAPTURE = 0
+COUNTERS = "counters"
+
+# Not used by any library we know of; it only makes the stacks of all threads be written to a file.
+STACKS_SIGNAL = int(signal.SIGRTMAX) - 7 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
+
+
+class Flight:
+    """The records of one process. Created at the first compile, so that other processes leave no trace."""
+
+    def __init__(self, spool: str) -> None:
+        self.pid = os.getpid()
+        self.folder = Path(spool) / f"p{self.pid}-{time.time_ns() % 10**9:09d}"
+        self.folder.mkdir(parents=True)
+        self.lock = threading.Lock()
+        self.graphs = 0
+        self.failures = 0
+        self.finished = 0  # how many of them are cases already, where that is done in this process
+        self.counters = self._map_counters()
+        self._stacks = self._prepare_stacks()
+        write_json(self.folder / "process.json", _process_facts())
+        atexit.register(self._close)
+
+    def _map_counters(self) -> memoryview:
+        path = self.folder / COUNTERS
+        size = 16 * (MAX_GRAPHS + 1)
+        with open(path, "w+b") as file:
+            file.truncate(size)
+            self._mapping = mmap.mmap(file.fileno(), size)
+        return memoryview(self._mapping).cast("Q")
+
+    def _prepare_stacks(self) -> TextIO:
+        """Lets a fatal signal, or a request from the supervisor, leave the stacks of all threads in a file."""
+        file = open(self.folder / "stacks.txt", "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=file, all_threads=True)
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+        return file
+
+    def continue_in_child(self, spool: str) -> None:
+        """After a fork: the child gets a folder and counters of its own and refers to the parent's records."""
+        parent = self.folder
+        self.pid = os.getpid()
+        self.folder = Path(spool) / f"p{self.pid}-{time.time_ns() % 10**9:09d}"
+        self.folder.mkdir(parents=True)
+        self.lock = threading.Lock()
+        self.counters = self._map_counters()
+        self._stacks = self._prepare_stacks()
+        write_json(self.folder / "process.json", {**_process_facts(), "inherits": str(parent)})
+
+    def new_graph(self) -> tuple[int, Path]:
+        """The number of the next graph and the folder for its record."""
+        with self.lock:
+            self.graphs += 1
+            number = self.graphs
+        folder = self.folder / f"g{number}"
+        folder.mkdir()
+        return number, folder
+
+    def compile_slot(self, number: int) -> int:
+        return 2 * number if number <= MAX_GRAPHS else 2 * MAX_GRAPHS
+
+    def run_slot(self, number: int) -> int:
+        return self.compile_slot(number) + 1
+
+    def report(self, failure: dict[str, Any]) -> Path:
+        """Keeps one failure; the supervisor makes a case of it."""
+        with self.lock:
+            self.failures += 1
+            path = self.folder / f"failure-{self.failures}.json"
+        write_json(path, failure)
+        return path
+
+    def log(self, text: str) -> None:
+        """One line in this process's log; never raises."""
+        with contextlib.suppress(OSError):
+            with open(self.folder / "log.txt", "a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def forget_graph(self, number: int) -> None:
+        shutil.rmtree(self.folder / f"g{number}", ignore_errors=True)
+
+    def _close(self) -> None:
+        if os.getpid() == self.pid:  # a forked child inherits this handler, but not the flight
+            with contextlib.suppress(OSError):
+                (self.folder / "done").write_text("")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON so that a reader sees the whole file or none."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value), encoding="utf-8")
+    os.replace(part, path)
+
+
+def _process_facts() -> dict[str, Any]:
+    # LOCAL_RANK alone may be set by hand; RANK is what every launcher sets for each worker.
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or os.environ.get("OMPI_COMM_WORLD_RANK")
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "argv": sys.argv,
+        "rank": int(rank) if rank and rank.isdigit() else None,
+        "started": time.time(),
+        "python": sys.version.split()[0],
+        "executable": sys.executable,
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,206 @@
+"""One graph as it was before the compiler touched it: source, inputs, settings, provenance, on disk.
+
+Everything a repro needs is written before the compile starts, from the process that knows it. Values are a
+matter of cost: specs always; integers and small non-parameter floats before the first call; the rest only once
+something has failed. Parameters are never copied while nothing fails.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchsleuth.capture.flight import write_json
+from torchsleuth.graphs.identity import structural_hash
+from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
+from torchsleuth.graphs.provenance import user_lines
+from torchsleuth.repro.embed import CannotEmbed, Embedded, embed, embed_custom_ops
+from torchsleuth.tensors.specs import InputsDescription, TensorSpec, Unsupported, describe_inputs
+from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.torch_internals.settings import changed_settings, global_state, versions
+
+# A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
+CONSTANT_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """A recorded graph: its number in this process, the folder of its record and what is in it."""
+
+    number: int
+    folder: Path
+    facts: dict[str, Any] = field(repr=False)
+    placeholders: tuple[str, ...] = ()
+    inputs: InputsDescription | None = None
+
+    def update(self, **facts: Any) -> None:
+        self.facts.update(facts)
+        write_json(self.folder / "record.json", self.facts)
+
+
+@dataclass(frozen=True)
+class GraphOrigin:
+    """Where a graph came from: at which seam, for which backend, in which compile."""
+
+    level: str  # "dynamo" or "aot"
+    backend: str
+    direction: str
+    compile_id: str | None = None
+    function: str | None = None
+    outer: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    compile_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    custom_backend: Any = None
+
+
+def record_graph(
+    folder: Path, number: int, graph: torch.fx.GraphModule, inputs: Sequence[Any], origin: GraphOrigin
+) -> GraphRecord:
+    """Writes the record of `graph` into `folder` and returns it."""
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    facts: dict[str, Any] = {
+        "number": number,
+        "level": origin.level,
+        "backend": origin.backend,
+        "direction": origin.direction,
+        "compile_id": origin.compile_id,
+        "function": origin.function,
+        "outer": origin.outer,
+        "options": _as_source(origin.options)[0],
+        "compile_kwargs": dict(origin.compile_kwargs),
+        "state": global_state(),
+        "versions": versions(),
+        "hash": structural_hash(graph),
+        "source_lines": list(user_lines(graph)),
+        "output_meta": _output_meta(graph),
+        "placeholders": [p.name for p in placeholders],
+        "no_repro": None,
+    }
+    wanted: dict[str, Any] = {}
+    if origin.custom_backend is not None:
+        wanted["backend"] = origin.custom_backend
+    facts["config"], config_objects = _settings_as_source()
+    wanted.update(config_objects)
+    printed = _print(graph, folder, facts)
+    description = _describe(inputs, placeholders, facts)
+    _embed(wanted, printed, facts)
+    record = GraphRecord(
+        number, folder, facts, tuple(p.name for p in placeholders), inputs=description
+    )
+    record.update()
+    return record
+
+
+def _print(graph: torch.fx.GraphModule, folder: Path, facts: dict[str, Any]) -> PrintedGraph | None:
+    try:
+        printed = print_graph(graph)
+    except Unprintable as reason:
+        facts["no_repro"] = str(reason)
+        facts["calls"] = sum(n.op.startswith("call_") for n in graph.graph.nodes)
+        facts["ops"] = sorted({str(n.target) for n in graph.graph.nodes if n.op == "call_function"})
+        text = graph.print_readable(print_output=False)
+        (folder / "graph.py").write_text(f"# For reading only: {reason}\n{text}", encoding="utf-8")
+        return None
+    (folder / "graph.py").write_text(printed.source, encoding="utf-8")
+    facts["calls"], facts["ops"] = printed.calls, list(printed.ops)
+    facts["imports"] = list(printed.imports)
+    facts["nodes"] = {name: asdict(line) for name, line in printed.nodes.items()}
+    facts["constants"] = _keep_constants(printed.constants, folder)
+    return printed
+
+
+def _keep_constants(constants: Mapping[str, torch.Tensor], folder: Path) -> dict[str, Any]:
+    if not constants:
+        return {}
+    description = describe_inputs(list(constants.values()), None)
+    small = [t for t in constants.values() if t.untyped_storage().nbytes() <= CONSTANT_BYTES]
+    description = keep_values(description, list(constants.values()), small, folder / "inputs")
+    return {"names": list(constants), "description": description.to_json()}
+
+
+def _describe(
+    inputs: Sequence[Any], placeholders: Sequence[torch.fx.Node], facts: dict[str, Any]
+) -> InputsDescription | None:
+    fakes = [p.meta.get("val", p.meta.get("example_value")) for p in placeholders]
+    try:
+        description = describe_inputs(list(inputs), fakes)
+    except Unsupported as reason:
+        facts["no_repro"] = facts["no_repro"] or str(reason)
+        facts["inputs"] = None
+        return None
+    facts["inputs"] = description.to_json()
+    return description
+
+
+def _embed(wanted: dict[str, Any], printed: PrintedGraph | None, facts: dict[str, Any]) -> None:
+    """Source of what the user's program defines and the repro needs: backend, passes, functions, custom ops."""
+    pieces: list[Embedded] = []
+    if printed is not None:
+        wanted = {**wanted, **printed.references}
+    try:
+        if wanted:
+            pieces.append(embed(wanted))
+        if printed is not None and printed.custom_ops:
+            pieces.append(embed_custom_ops(printed.custom_ops, loaded_libraries=torch.ops.loaded_libraries))
+    except CannotEmbed as reason:
+        facts["no_repro"] = facts["no_repro"] or str(reason)
+        return
+    facts["embedded"] = [
+        {"source": p.source, "imports": list(p.imports), "notes": list(p.notes)} for p in pieces
+    ]
+
+
+def keep_values(
+    description: InputsDescription, values: Sequence[Any], wanted: Sequence[torch.Tensor], store: Path
+) -> InputsDescription:
+    """Writes the storages of `wanted` into the tensor store and notes their hashes in the description."""
+    if not wanted:
+        return description
+    writer = ContentStoreWriter(store)
+    chosen = {id(t) for t in wanted}
+    specs = list(description.inputs)
+    for position, value in enumerate(values):
+        spec = specs[position]
+        if id(value) in chosen and isinstance(spec, TensorSpec):
+            specs[position] = replace(spec, storage=writer.write_storage(value.untyped_storage()))
+    return replace(description, inputs=tuple(specs))
+
+
+def _output_meta(graph: torch.fx.GraphModule) -> dict[str, Any]:
+    output = next(iter(reversed(graph.graph.nodes)))
+    visible = output.meta.get("user_visible_output_idxs")
+    return {} if visible is None else {"user_visible_output_idxs": list(visible)}
+
+
+def _settings_as_source() -> tuple[dict[str, dict[str, str]], dict[str, Any]]:
+    written: dict[str, dict[str, str]] = {}
+    objects: dict[str, Any] = {}
+    for module, values in changed_settings().items():
+        texts, needed = _as_source(values)
+        if texts:
+            written[module] = texts
+        objects.update(needed)
+    return written, objects
+
+
+def _as_source(values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Each value as a Python expression; callables by name, with the objects those names stand for."""
+    texts: dict[str, str] = {}
+    objects: dict[str, Any] = {}
+    for key, value in values.items():
+        if callable(value) and not isinstance(value, type):
+            name = "setting_" + "".join(c if c.isalnum() else "_" for c in key)
+            objects[name], texts[key] = value, name
+        else:
+            text = repr(value)
+            try:
+                ast.literal_eval(text)
+            except (ValueError, SyntaxError):
+                continue
+            texts[key] = text
+    return texts, objects

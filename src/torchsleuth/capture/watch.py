@@ -1,0 +1,271 @@
+"""The watch itself: what happens at each seam when a frame is captured, a graph compiled, a graph handed on.
+
+At each seam: record, mark as under way, let torch do what it was going to do, unmark; a failure is reported
+and then goes its way unchanged. What goes wrong in our own code is logged, and the program goes on as if we
+were not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchsleuth.capture import failures
+from torchsleuth.capture.flight import CAPTURE, Flight
+from torchsleuth.capture.guard import GuardedGraph, guard_boxed, guard_unboxed
+from torchsleuth.capture.record import GraphOrigin, GraphRecord, record_graph
+from torchsleuth.capture.settings import Settings
+from torchsleuth.torch_internals import seams
+from torchsleuth.torch_internals.modes import outside_all_modes
+
+# Keyword arguments of the inner compile that change its result and can be given to it again. The others are
+# callbacks and counters of the process that compiles.
+RESULT_KWARGS = ("is_inference", "is_backward", "static_input_idxs", "cpp_wrapper", "fx_wrapper", "layout_opt")
+
+
+class Watch:
+    """What one watched process knows: its settings, its flight recorder, and which frame is being captured."""
+
+    def __init__(
+        self, settings: Settings, *, finish: Callable[[Flight], None] | None = None, everything: bool = True
+    ) -> None:
+        """`everything` is False where only graphs of one backend object are watched; `finish` makes cases at once."""
+        self.settings = settings
+        self.finish = finish
+        self.everything = everything
+        self.suspended = False
+        self._flight: Flight | None = None
+        self._broken = False
+        self._function: str | None = None
+        self._function_of: dict[str, str] = {}
+        self._outer_of: dict[str, int] = {}
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    @property
+    def flight(self) -> Flight | None:
+        """This process's recorder; None where its folder cannot be written (said once, on stderr)."""
+        if self._flight is None and not self._broken:
+            try:
+                self._flight = Flight(self.settings.spool)
+            except OSError as error:
+                self._broken = True
+                sys.stderr.write(f"torchsleuth: cannot record, the program goes on unwatched: {error}\n")
+        return self._flight
+
+    def _after_fork(self) -> None:
+        if self._flight is not None:
+            with self.our_own_work():
+                self._flight.continue_in_child(self.settings.spool)
+
+    @contextlib.contextmanager
+    def our_own_work(self) -> Iterator[None]:
+        """Our code in the user's process: what fails in here is logged, and what it compiles is not watched."""
+        before, self.suspended = self.suspended, True
+        try:
+            with outside_all_modes(), torch.no_grad():
+                yield
+        except Exception as error:
+            if self._flight is not None:
+                self._flight.log(f"internal error: {failures.describe(error)}")
+        finally:
+            self.suspended = before
+
+    # ---- graph capture
+
+    def on_frame(self, frame: seams.FrameCapture) -> Any:
+        """Dynamo looks at one frame: its function's name is remembered for the graphs that come of it."""
+        flight = self.flight
+        if flight is None or self.suspended:
+            return frame.capture()
+        before, self._function = self._function, frame.function
+        flight.counters[CAPTURE] += 1
+        try:
+            return frame.capture()
+        except Exception as error:
+            if self._wanted() and not failures.already_reported(error):
+                with self.our_own_work():
+                    failures.report_capture_error(self, flight, frame, error)
+            failures.hide_our_frames(error)
+            raise
+        finally:
+            flight.counters[CAPTURE] += 1
+            self._function = before
+
+    def _wanted(self, compile_id: str | None = None) -> bool:
+        only = self.settings.only
+        if only is None:
+            return True
+        function = self._function or self._function_of.get(compile_id or "")
+        # After a graph break the rest of `forward` is traced as `torch_dynamo_resume_in_forward_at_12`.
+        return function is not None and (function == only or f"_resume_in_{only}_at_" in function)
+
+    # ---- the backend call, after Dynamo
+
+    def on_backend(self, call: seams.BackendCall) -> Callable[..., Any]:
+        """Dynamo hands one graph to its backend."""
+        compile_id = seams.current_compile_id()
+        if compile_id is not None and self._function is not None:
+            self._function_of[compile_id] = self._function
+        if self.suspended or not self._wanted(compile_id) or self.flight is None:
+            return call.compile(call.graph, call.inputs)
+        origin = GraphOrigin(
+            level="dynamo",
+            backend=call.name,
+            direction=_direction(),
+            compile_id=compile_id,
+            function=self._function,
+            options=call.options,
+            custom_backend=None if seams.ships_with_torch(call.backend) else call.backend,
+        )
+        record = self._record(call.graph, call.inputs, origin)
+        if record is None:
+            return call.compile(call.graph, call.inputs)
+        if compile_id is not None:
+            self._outer_of[compile_id] = record.number
+        eager = self._eager_copy(call.graph, record)
+        compiled = self._compile(record, call.compile, call.graph, call.inputs, eager)
+        return guard_unboxed(compiled, GuardedGraph(self, self.flight, record, eager))
+
+    # ---- the inner compile, after AOTAutograd
+
+    def on_inner(self, call: seams.InnerCompile) -> Any:
+        """AOTAutograd hands one aten graph to Inductor: forward, backward or inference."""
+        compile_id = seams.current_compile_id()
+        foreign = not self.everything and compile_id not in self._outer_of
+        unwatched = self.suspended or foreign or self.settings.after == "dynamo" or self.flight is None
+        if unwatched or not self._wanted(compile_id):
+            return call.compile(call.graph, call.inputs)
+        kwargs = {k: call.kwargs[k] for k in RESULT_KWARGS if call.kwargs.get(k)}
+        kwargs["static_input_idxs"] = list(kwargs.get("static_input_idxs", ()))
+        kwargs["cudagraphs"] = bool(getattr(call.kwargs.get("cudagraphs"), "value", False))
+        origin = GraphOrigin(
+            level="aot",
+            backend="inductor",
+            direction="backward" if kwargs.get("is_backward") else _direction(),
+            compile_id=compile_id,
+            function=self._function or self._function_of.get(compile_id or ""),
+            outer=self._outer_of.get(compile_id or ""),
+            compile_kwargs=kwargs,
+        )
+        record = self._record(call.graph, call.inputs, origin)
+        if record is None:
+            return call.compile(call.graph, call.inputs)
+        eager = self._eager_copy(call.graph, record)
+        compiled = self._compile(record, call.compile, call.graph, call.inputs, eager)
+        if compiled is eager:
+            return _boxed(eager)
+        guarded = GuardedGraph(self, self.flight, record, eager)
+        return seams.replace_callable(compiled, lambda inner: guard_boxed(inner, guarded))
+
+    def on_compiler(self, call: seams.BackendCall, kwargs: dict[str, Any]) -> Any:
+        """A compiler of aten graphs that someone else wrote is handed one: any AOTAutograd backend's."""
+        if self.suspended or self.flight is None:
+            return call.compile(call.graph, call.inputs)
+        origin = GraphOrigin(
+            level="aot",
+            backend=call.name,
+            direction=_direction(),
+            compile_id=seams.current_compile_id(),
+            compile_kwargs={k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float, str))},
+            custom_backend=None if seams.is_inner_compile(call.backend) else call.backend,
+        )
+        record = self._record(call.graph, call.inputs, origin)
+        if record is None:
+            return call.compile(call.graph, call.inputs)
+        eager = self._eager_copy(call.graph, record)
+        compiled = self._compile(record, call.compile, call.graph, call.inputs, eager)
+        guarded = GuardedGraph(self, self.flight, record, eager)
+        # At this seam AOTAutograd itself goes by the flag.
+        if getattr(compiled, "_boxed_call", False):
+            return seams.replace_callable(compiled, lambda inner: guard_boxed(inner, guarded))
+        return guard_unboxed(compiled, guarded)
+
+    # ---- what all have in common
+
+    def _record(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], origin: GraphOrigin
+    ) -> GraphRecord | None:
+        assert self.flight is not None
+        record = None
+        with self.our_own_work():
+            number, folder = self.flight.new_graph()
+            record = record_graph(folder, number, graph, inputs, origin)
+        return record
+
+    def _eager_copy(self, graph: torch.fx.GraphModule, record: GraphRecord) -> torch.fx.GraphModule | None:
+        """The graph before the compiler changes it, where something will be done with it."""
+        if not (self.settings.checks_accuracy or self.settings.keep_going):
+            return None
+        kept = None
+        with self.our_own_work():
+            kept = copy.deepcopy(graph)
+        return kept
+
+    def _compile(
+        self,
+        record: GraphRecord,
+        compile_graph: Callable[..., Any],
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        eager: torch.fx.GraphModule | None,
+    ) -> Any:
+        flight = self.flight
+        assert flight is not None
+        slot = flight.compile_slot(record.number)
+        flight.counters[slot] += 1
+        try:
+            return compile_graph(graph, inputs)
+        except Exception as error:
+            if seams.is_control_flow(error):
+                raise
+            if not failures.already_reported(error):
+                with self.our_own_work():
+                    failures.report_failure(self, flight, record, error, "compile_error", "compile", inputs)
+            if self.settings.keep_going and eager is not None:
+                return eager
+            raise
+        finally:
+            flight.counters[slot] += 1
+
+
+def _direction() -> str:
+    return "inference" if torch.is_inference_mode_enabled() else "forward"
+
+
+def _boxed(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    def call(args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        return graph(*values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+@functools.cache
+def _process_watch(settings: Settings) -> Watch:
+    return Watch(settings)
+
+
+def watch_dynamo(settings: Settings) -> None:
+    """Called once torch's Dynamo is imported in a watched process."""
+    watch = _process_watch(settings)
+    seams.hook_frame_captures(watch.on_frame)
+    seams.hook_backend_calls(watch.on_backend)
+    failures.keep_our_frames_out_of_printed_tracebacks()
+
+
+def watch_inductor(settings: Settings) -> None:
+    """Called once torch's Inductor is imported in a watched process."""
+    watch = _process_watch(settings)
+    seams.disable_autograd_cache()
+    if settings.checks_accuracy:
+        seams.use_eager_random_numbers()
+    seams.hook_inner_compiles(watch.on_inner)

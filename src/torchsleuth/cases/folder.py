@@ -1,0 +1,226 @@
+"""Case folders on disk: written whole or not at all, found again by id, prefix, path or `last`.
+
+A new case grows in a hidden folder beside its place and is renamed into it; later sections replace
+case.json by rename, under a lock on the folder.  Whoever reads therefore sees a complete case at any time.
+Reading is JSON only: nothing of a case is ever executed here.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from torchsleuth.cases.errors import AmbiguousCase, CaseNotFound, DamagedCase, error_of_oserror
+from torchsleuth.cases.index import CaseSummary, list_cases
+from torchsleuth.cases.model import ID, Case, case_from_json
+from torchsleuth.cases.reading import case_document, read_case
+
+try:
+    import fcntl
+except ImportError:  # not on Windows; there two writers of one case may lose a count, never a file
+    fcntl = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class CaseFolder:
+    """A case and where it lies: `folder.file("original.py").read_text()`."""
+
+    path: Path
+    case: Case
+
+    def file(self, name: str) -> Path:
+        """The path of one of the case's files, which may not exist yet."""
+        return self.path / _inside(name)
+
+
+def now() -> str:
+    """The present as case.json writes it: UTC, to the microsecond, so that text order is time order."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def open_case(cases_dir: Path | str, wanted: str) -> CaseFolder:
+    """The case that an id, a unique prefix of one, a path or `last` names: `open_case("cases", "last")`."""
+    cases_dir = Path(cases_dir)
+    if (path := _case_path(wanted)) is not None:
+        return _folder_at(path)
+    cases = list_cases(cases_dir)
+    matches = [c for c in cases if wanted == "last" or (wanted and c.id.startswith(wanted.lower()))]
+    if wanted == "last":
+        matches = [c for c in matches if c.error is None][:1]
+    matches = [c for c in matches if c.id == wanted] or matches
+    if not matches:
+        raise CaseNotFound(wanted, cases_dir, [c.id for c in cases])
+    if len(matches) > 1:
+        raise AmbiguousCase(wanted, [c.id for c in matches])
+    return _folder_at(matches[0].path)
+
+
+def write_case(cases_dir: Path | str, case: Case, files: Mapping[str, str | Path]) -> CaseFolder:
+    """Puts a new case on disk, or counts it where a case of this id is there already.
+
+    Text becomes a file; a `Path` (a file or a whole folder) is linked in, or copied where links do not
+    work, and stays where it was.  Of a new case `write_case(dir, case, {"graph.py": source}).case.seen` is 1.
+    """
+    if not ID.fullmatch(case.id):
+        raise ValueError(f"case id {case.id!r} is not eight hexadecimal digits")
+    target = Path(cases_dir) / case.id
+    with _explained(Path(cases_dir)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(3):  # another writer may create, and a person delete, the folder in between
+            with contextlib.suppress(FileNotFoundError):
+                if (counted := _count_again(target, case)) is not None:
+                    return counted
+            with contextlib.suppress(FileExistsError):
+                return _write_new(target, case, files)
+    raise DamagedCase(target, "another process keeps replacing it")
+
+
+def update_case(
+    folder: CaseFolder, files: Mapping[str, str | Path] | None = None, **sections: Any
+) -> CaseFolder:
+    """Adds files, then replaces sections of case.json: `update_case(folder, verified=Verified(3, 3, True))`.
+
+    The document is read again first, so that sections written meanwhile by others stay.
+    """
+    unknown = sections.keys() - {f.name for f in dataclasses.fields(Case) if f.name not in ("id", "schema")}
+    if unknown:
+        raise TypeError(f"case.json has no section {', '.join(sorted(unknown))}")
+    with _explained(folder.path), _locked(folder.path):
+        for name, content in (files or {}).items():
+            _put(folder.path / _inside(name), content)
+        doc = case_document(folder.path)
+        changed = dataclasses.replace(case_from_json(doc, folder.path), **sections)
+        fresh = changed.to_json()
+        doc.update({name: fresh[name] for name in sections if name != "extra"}, **dict(changed.extra))
+        case = case_from_json(doc, folder.path)
+        _put(folder.path / "case.json", _dumps(doc))
+    return CaseFolder(folder.path, case)
+
+
+def _case_path(wanted: str) -> Path | None:
+    """The case folder that a path names, directly or by one of its files."""
+    path = Path(wanted)
+    with contextlib.suppress(OSError, ValueError):  # too long, or no path at all
+        if wanted and (path / "case.json").is_file():
+            return path
+        if wanted and path.is_file() and (path.parent / "case.json").is_file():
+            return path.parent
+        if os.sep in wanted and path.is_dir():
+            return path
+    return None
+
+
+def _folder_at(path: Path) -> CaseFolder:
+    return CaseFolder(path, read_case(path))
+
+
+def _count_again(target: Path, case: Case) -> CaseFolder | None:
+    """The case already there with one more sighting; None, and out of the way, where it is unreadable."""
+    with _locked(target):
+        try:
+            doc = case_document(target)
+            old = case_from_json(doc, target)
+        except DamagedCase:
+            os.rename(target, target.with_name(f"{target.name}.damaged-{secrets.token_hex(4)}"))
+            return None
+        doc.update(seen=old.seen + case.seen, last_seen=case.last_seen or now())
+        _put(target / "case.json", _dumps(doc))
+        return CaseFolder(target, case_from_json(doc, target))
+
+
+def _write_new(target: Path, case: Case, files: Mapping[str, str | Path]) -> CaseFolder:
+    case = dataclasses.replace(case, last_seen=case.last_seen or case.created)
+    growing = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
+    growing.mkdir()
+    try:
+        for name, content in files.items():
+            _put(growing / _inside(name), content)
+        _put(growing / "case.json", _dumps(case.to_json()))
+        try:
+            os.rename(growing, target)
+        except OSError as failure:
+            if target.exists():
+                raise FileExistsError(str(target)) from failure
+            raise
+    finally:
+        shutil.rmtree(growing, ignore_errors=True)
+    return CaseFolder(target, case)
+
+
+def _put(path: Path, content: str | Path) -> None:
+    """Writes text by rename, so that a reader never sees half of it; links or copies a path in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path) and content.resolve() == path.resolve():
+        return
+    if isinstance(content, Path) and content.is_dir():
+        shutil.copytree(content, path, copy_function=_link_or_copy, dirs_exist_ok=True)
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if isinstance(content, Path):
+            _link_or_copy(content, part)
+        else:
+            part.write_text(content, encoding="utf-8", errors="backslashreplace", newline="\n")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _link_or_copy(source: str | Path, target: str | Path) -> None:
+    Path(target).unlink(missing_ok=True)  # writing into an old link would change its other names too
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _dumps(doc: Mapping[str, Any]) -> str:
+    return json.dumps(doc, indent=1, allow_nan=False) + "\n"
+
+
+def _inside(name: str) -> str:
+    parts = PurePosixPath(name).parts
+    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
+        raise ValueError(f"{name!r} is not a relative path inside a case folder")
+    return name
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        raise error_of_oserror(path, failure) from failure
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One writer per case at a time; the lock is the folder itself, so it leaves no file behind."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+__all__ = [
+    "CaseFolder",
+    "CaseSummary",
+    "list_cases",
+    "now",
+    "open_case",
+    "read_case",
+    "update_case",
+    "write_case",
+]

@@ -1,0 +1,29 @@
+"""Text from a case, made safe to show in a terminal.
+
+A case may come from a stranger, and so may its strings: escape sequences that move the cursor, control
+characters, marks that turn the reading direction.  Whoever prints a string of a case passes it through here.
+"""
+
+import re
+import unicodedata
+
+_ESCAPE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-9;:<=>?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+)
+# Cc control, Cf direction and invisible marks, Cs half a surrogate pair, Co private use, Cn unassigned.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def printable(text: str, lines: bool = False) -> str:
+    """The text without anything a terminal would obey: `printable("a\\x1b[31mb\\nc") == "ab c"`.
+
+    Newlines and tabs become spaces, unless `lines` keeps them.
+    """
+    text = _ESCAPE.sub("", text.replace("\r\n", "\n"))
+    return "".join(_shown(char, lines) for char in text)
+
+
+def _shown(char: str, lines: bool) -> str:
+    if char in "\n\t":
+        return char if lines else " "
+    return "" if unicodedata.category(char) in _HIDDEN else char

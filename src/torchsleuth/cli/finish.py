@@ -1,0 +1,99 @@
+"""What follows the capture of a case: its script is tried, and a bug of the program's own is told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torchsleuth.cases.folder import CaseFolder, update_case
+from torchsleuth.cases.model import Triage, Verified
+from torchsleuth.cases.spool import WatchedProcess
+from torchsleuth.repro.assemble import cut_after_dynamo, user_line_of_node
+from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
+
+ORIGINAL = "original.py"
+
+
+def finish_case(
+    folder: CaseFolder, process: WatchedProcess, deadline: float, say: Callable[[str], None]
+) -> CaseFolder:
+    """Verifies the script of a fresh case, cutting it after Dynamo where the graph after AOTAutograd does not fail."""
+    case = folder.case
+    if case.no_repro is not None:
+        say(f"case {case.id} has no repro: {case.no_repro}")
+        return folder
+    python = process.facts.get("executable")
+    folder, run = _try(folder, deadline, say, python)
+    if not run.reproduced and case.after == "aot":
+        outer = cut_after_dynamo(folder, process)
+        if outer is not None:
+            say("the graph after AOTAutograd does not fail by itself; trying the one after Dynamo")
+            again, outer_run = _try(outer, deadline, say, python)
+            folder, run = (again, outer_run) if outer_run.reproduced else (folder, run)
+    if not run.reproduced:
+        say(f"case {case.id}: original.py answers: {run.answer.replace('_', ' ')} ({run.summary})")
+    if case.phase == "run" and case.kind != "accuracy":
+        folder = _tell_program_apart(folder, deadline, say, python)
+    return folder
+
+
+def _try(
+    folder: CaseFolder, deadline: float, say: Callable[[str], None], python: str | None
+) -> tuple[CaseFolder, ScriptRun]:
+    say(f"case {folder.case.id}: running {ORIGINAL} in a fresh process")
+    run = run_case_script(folder, folder.file(ORIGINAL), deadline=deadline, python=python)
+    say(f"case {folder.case.id}: {run.answer.replace('_', ' ')} in {run.seconds:.1f} s")
+    verified = Verified(1, int(run.reproduced), run.reproduced)
+    if run.answer == "cannot_tell":
+        verified = dataclasses.replace(verified, error=run.summary)
+    return update_case(folder, verified=verified), run
+
+
+def run_case_script(
+    folder: CaseFolder,
+    script: Path,
+    *,
+    arguments: tuple[str, ...] = (),
+    deadline: float | None = None,
+    python: str | None = None,
+    timeout: float | None = None,
+) -> ScriptRun:
+    """One run of a script of the case; a hang gets the clock under which it was found."""
+    import sys
+
+    case = folder.case
+    # The clock of a hang is the one it was caught under, with room for a loaded machine.
+    hang = max(20.0, float(case.extra.get("timeout") or 30.0) * 1.5)
+    phase_seconds = timeout or (hang if case.kind == "hang" else PHASE_SECONDS)
+    return run_script(
+        script,
+        case.signature,
+        arguments=arguments,
+        python=python or sys.executable,
+        phase_seconds=phase_seconds,
+        deadline=deadline,
+    )
+
+
+def _tell_program_apart(
+    folder: CaseFolder, deadline: float, say: Callable[[str], None], python: str | None
+) -> CaseFolder:
+    """A graph that fails in eager as well is the program's own bug, not the compiler's."""
+    started = time.monotonic()
+    script = folder.file(ORIGINAL)
+    run = run_case_script(folder, script, arguments=("--eager",), deadline=deadline, python=python)
+    if run.answer != "different":
+        return folder
+    node, _, summary = run.summary.partition(" | ")
+    line, op = user_line_of_node(folder, node)
+    say(f"case {folder.case.id}: it fails without the compiler, too: {summary}" + (f" ({line})" if line else ""))
+    triage = Triage(
+        component="program",
+        part="operator",
+        ops=(op,) if op else (),
+        user_line=line,
+        seconds=round(time.monotonic() - started, 2),
+    )
+    return update_case(folder, triage=triage)

@@ -1,0 +1,54 @@
+"""`list` and `show`: look at cases. Nothing of a case is executed here, and its strings are made safe to print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from torchsleuth.cases.folder import list_cases, open_case
+from torchsleuth.cli.options import cases_option, json_option, print_json
+
+
+@click.command("list")
+@cases_option
+@json_option
+def list_verb(cases_dir: Path, as_json: bool) -> int:
+    """The cases here, newest first.
+
+    \b
+    torchsleuth list
+    torchsleuth list --cases /shared/cases --json
+    """
+    from torchsleuth.cli.adopt import adopt_leftovers
+
+    adopt_leftovers(cases_dir)
+    found = list_cases(cases_dir)
+    if as_json:
+        print_json([summary.to_json() for summary in found])
+        return 0
+    from torchsleuth.report.terminal import show_list
+
+    show_list(found, cases_dir)
+    return 0
+
+
+@click.command("show")
+@click.argument("case", default="last")
+@cases_option
+@json_option
+def show_verb(case: str, cases_dir: Path, as_json: bool) -> int:
+    """One case: what failed, where, and what is known about it. CASE is an id, a prefix, a path or `last`.
+
+    \b
+    torchsleuth show last
+    torchsleuth show 3f9a --json
+    """
+    folder = open_case(cases_dir, case)
+    if as_json:
+        print_json({**folder.case.to_json(), "path": str(folder.path)})
+        return 0
+    from torchsleuth.report.terminal import show_case
+
+    show_case(folder)
+    return 0

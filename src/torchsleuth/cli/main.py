@@ -1,0 +1,92 @@
+"""The command line: one module per verb, imported when the verb is used, so that `--help` answers at once.
+
+Every verb has `--json` and `--cases`. A mistake of the person's becomes one sentence and the exit status its
+error names; a mistake of ours becomes status 4 and says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from torchsleuth._version import __version__
+from torchsleuth.cases.errors import SleuthError
+
+# Verb -> the module that holds it, and the line `--help` shows without importing that module.
+VERBS = {
+    "run": ("torchsleuth.cli.run", "Run a program under watch; every failure becomes a case."),
+    "list": ("torchsleuth.cli.look", "The cases here, newest first."),
+    "show": ("torchsleuth.cli.look", "One case: what failed, where, and what is known about it."),
+    "verify": ("torchsleuth.cli.verify", "Run a repro in fresh processes and compare how it fails."),
+    "doctor": ("torchsleuth.cli.doctor", "What of this machine torchsleuth can use, and what is missing."),
+}
+
+
+class _Verbs(click.Group):
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        return getattr(importlib.import_module(VERBS[name][0]), name.replace("-", "_") + "_verb")
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="torchsleuth")
+def torchsleuth() -> None:
+    """Find out why a program breaks under torch.compile.
+
+    \b
+    torchsleuth run train.py        run it; a failure becomes a case
+    torchsleuth show last           what is known about the last one
+    torchsleuth verify last         does its repro still fail the same way?
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status: `main(["list", "--json"])`."""
+    try:
+        result = torchsleuth.main(args=arguments, prog_name="torchsleuth", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except SleuthError as error:
+        click.echo(f"torchsleuth: {error}", err=True)
+        return error.exit_status
+    except click.exceptions.Abort:
+        click.echo("torchsleuth: stopped", err=True)
+        return 130
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except Exception as error:
+        return _our_fault(error)
+
+
+def _our_fault(error: Exception) -> int:
+    import traceback
+
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    click.echo(
+        f"torchsleuth: internal error, this is a bug in torchsleuth: {type(error).__name__}: {error} "
+        f"({last.filename.rpartition('/')[2]}:{last.lineno}); set TORCHSLEUTH_TRACEBACK=1 to see the traceback",
+        err=True,
+    )
+    import os
+
+    if os.environ.get("TORCHSLEUTH_TRACEBACK"):
+        traceback.print_exc()
+    return 4
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Options that several verbs share, so that they mean and read the same everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+DEFAULT_CASES = "torchsleuth-cases"
+
+
+def cases_option(function: Function) -> Function:
+    """`--cases DIR`, or $TORCHSLEUTH_CASES, or ./torchsleuth-cases."""
+    return click.option(
+        "--cases",
+        "cases_dir",
+        envvar="TORCHSLEUTH_CASES",
+        default=DEFAULT_CASES,
+        show_default=True,
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Folder of the cases.",
+    )(function)
+
+
+def json_option(function: Function) -> Function:
+    """`--json`: one document on stdout and nothing else there."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")(
+        function
+    )
+
+
+def print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=1))

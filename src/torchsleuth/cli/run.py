@@ -1,0 +1,238 @@
+"""`run`: the program under watch, then a case for every failure, each with a script that was tried."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from torchsleuth.capture.settings import Settings
+from torchsleuth.cases.errors import SleuthError, error_of_oserror
+from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.cli.options import cases_option, json_option, print_json
+from torchsleuth.cli.supervise import Supervised, resolve_command, supervise
+
+SPOOL = ".spool"
+EXIT_CASE = 3
+
+
+class NoSuchProgram(SleuthError):
+    """There is nothing to run under that name."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(
+            f"there is no script {word!r} here and no command of that name; "
+            "give a Python file, `-m module`, or `-- launcher …`"
+        )
+
+
+@click.command(
+    "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.option("-m", "module", metavar="MODULE", help="Run a module as a script, like `python -m`.")
+@click.option(
+    "--after",
+    type=click.Choice(["auto", "dynamo", "aot"]),
+    default="auto",
+    show_default=True,
+    envvar=["TORCHSLEUTH_AFTER", "TORCHDYNAMO_REPRO_AFTER"],
+    help="Where the failing graph is cut out: after Dynamo, or after AOTAutograd.",
+)
+@click.option(
+    "--level",
+    type=click.IntRange(1, 4),
+    default=2,
+    show_default=True,
+    envvar=["TORCHSLEUTH_LEVEL", "TORCHDYNAMO_REPRO_LEVEL"],
+    help="1 record; 2 also verify; 3 also keep the record of every graph; 4 also compare results with eager.",
+)
+@click.option(
+    "--check-accuracy",
+    is_flag=True,
+    envvar="TORCHSLEUTH_CHECK_ACCURACY",
+    help="Compare every graph's first calls with eager (level 4).",
+)
+@click.option(
+    "--check-every",
+    type=click.IntRange(1),
+    metavar="N",
+    envvar="TORCHSLEUTH_CHECK_EVERY",
+    help="Compare every Nth call of each graph with eager, for long runs.",
+)
+@click.option("--record-only", is_flag=True, envvar="TORCHSLEUTH_RECORD_ONLY", help="Stop once cases are written.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    envvar="TORCHSLEUTH_TIMEOUT",
+    help="A compile or compiled call that takes longer is a hang: it becomes a case and the program is ended.",
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0),
+    default=600,
+    show_default=True,
+    metavar="S",
+    envvar="TORCHSLEUTH_BUDGET",
+    help="Seconds for everything after the program has ended.",
+)
+@click.option("--only", metavar="NAME", envvar="TORCHSLEUTH_ONLY", help="Watch only functions of that name.")
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    envvar="TORCHSLEUTH_KEEP_GOING",
+    help="Run a graph that cannot be compiled in eager, so that further failures are found.",
+)
+@cases_option
+@json_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+def run_verb(
+    module: str | None,
+    after: str,
+    level: int,
+    check_accuracy: bool,
+    check_every: int | None,
+    record_only: bool,
+    timeout: float | None,
+    budget: float,
+    only: str | None,
+    keep_going: bool,
+    cases_dir: Path,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Run a program under watch; every failure becomes a case.
+
+    The program prints, returns and exits as it does without torchsleuth; status 3 means that it succeeded and
+    a case was recorded.
+
+    \b
+    torchsleuth run train.py --epochs 1
+    torchsleuth run -m mypackage.train
+    torchsleuth run --check-accuracy infer.py
+    torchsleuth run -- torchrun --nproc-per-node 2 train.py
+    """
+    if not command and module is None:
+        raise click.UsageError("say what to run: a script, or -m MODULE")
+    line = resolve_command(module, command)
+    if line is None:
+        raise NoSuchProgram(command[0])
+    spool = _new_spool(cases_dir)
+    settings = Settings(
+        spool=str(spool),
+        level=4 if check_accuracy or check_every else level,
+        after=after,
+        only=only,
+        keep_going=keep_going,
+        check_every=check_every or 0,
+    )
+    stdout = sys.stderr.fileno() if as_json else None
+    result = supervise(line, settings, timeout=timeout, stdout=stdout, note=_say)
+    try:
+        cases = _cases(cases_dir, spool, result)
+        if not record_only and settings.level >= 2:
+            cases = _finish(cases, time.monotonic() + budget)
+    finally:
+        _clear(spool, keep=settings.level == 3)
+    status = result.status or (EXIT_CASE if cases else 0)
+    if as_json:
+        documents = [{**folder.case.to_json(), "path": str(folder.path)} for folder, _ in cases]
+        print_json({"status": status, "program_status": result.status, "cases": documents})
+    return status
+
+
+def _say(sentence: str) -> None:
+    click.echo(f"torchsleuth: {sentence}", err=True)
+
+
+def _new_spool(cases_dir: Path) -> Path:
+    spool = cases_dir.absolute() / SPOOL / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    try:
+        spool.mkdir(parents=True)
+        (spool / "supervisor").write_text(str(os.getpid()))
+    except OSError as error:
+        raise error_of_oserror(cases_dir, error) from error
+    return spool
+
+
+def _cases(
+    cases_dir: Path, spool: Path, result: Supervised
+) -> list[tuple[CaseFolder, WatchedProcess]]:
+    """A case for every failure of the run; says what there was to see where there is none."""
+    from torchsleuth.repro.assemble import make_case
+
+    processes = watched_processes(spool)
+    found: dict[Path, tuple[CaseFolder, WatchedProcess]] = {}
+    reported = [(process, failure) for process in processes for failure in process.failures()]
+    for process, failure in [*reported, *result.lost]:
+        folder = make_case(cases_dir, process, failure, os.environ)
+        found[folder.path] = (folder, process)
+    graphs = sum(len(process.graph_folders()) for process in processes)
+    for process in processes:
+        if "internal error" in process.log():
+            _say(f"something failed inside torchsleuth while it watched; the program was not affected:\n{process.log()}")
+    if found:
+        for folder, _ in found.values():
+            _say_case(folder)
+    elif graphs:
+        _say(f"{graphs} graphs were compiled and watched, nothing failed")
+    else:
+        _say(
+            "nothing was compiled: no function or module of the program's own went through torch.compile. "
+            "(torch compiles nothing for `.compile()` on a module of torch.nn itself, such as nn.Sequential: "
+            "compile a function or module of yours that calls it)"
+        )
+    return list(found.values())
+
+
+def _say_case(folder: CaseFolder) -> None:
+    from torchsleuth.cases.printable import printable
+
+    case = folder.case
+    rank = f" on rank {case.rank}" if case.rank is not None else ""
+    again = f", seen {case.seen} times" if case.seen > 1 else ""
+    what = printable(case.signature.summary)
+    _say(f"case {case.id}{rank}: {case.kind}: {what}{again}; next: torchsleuth show {_name(folder)}")
+
+
+def _name(folder: CaseFolder) -> str:
+    from torchsleuth.cli.options import DEFAULT_CASES
+
+    return folder.case.id if folder.path.parent.name == DEFAULT_CASES else os.path.relpath(folder.path)
+
+
+def _finish(
+    cases: list[tuple[CaseFolder, WatchedProcess]], deadline: float
+) -> list[tuple[CaseFolder, WatchedProcess]]:
+    """Tries each case's script; an interrupt leaves what was done so far."""
+    from torchsleuth.cli.finish import finish_case
+
+    done = list(cases)
+    for position, (folder, process) in enumerate(cases):
+        try:
+            done[position] = (finish_case(folder, process, deadline, _say), process)
+        except KeyboardInterrupt:
+            _say(f"stopped; the case is kept, go on with: torchsleuth verify {_name(folder)}")
+            break
+    return done
+
+
+def _clear(spool: Path, keep: bool) -> None:
+    """Removes the records of healthy graphs, or keeps them where that was asked for."""
+    if keep:
+        target = spool.parent.parent / "records" / spool.name
+        target.parent.mkdir(exist_ok=True)
+        spool.rename(target)
+        _say(f"the records of all graphs are in {target}")
+    else:
+        shutil.rmtree(spool, ignore_errors=True)
+    try:
+        spool.parent.rmdir()
+    except OSError:
+        pass

@@ -1,0 +1,91 @@
+"""`verify`: run a repro in fresh processes and compare how it fails with how the case failed."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import click
+
+from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.cases.model import Verified
+from torchsleuth.cases.signature import Signature, signature_from_json
+from torchsleuth.cli.options import cases_option, json_option, print_json
+from torchsleuth.workers.fresh import ScriptRun, run_script
+
+
+class NoRepro(SleuthError):
+    """The case has no script to run."""
+
+
+@click.command("verify")
+@click.argument("case_or_repro", default="last")
+@click.option("--times", type=click.IntRange(1), default=3, show_default=True, help="How many fresh processes.")
+@click.option("--timeout", type=float, metavar="S", help="Seconds a compile or run may take before it is a hang.")
+@cases_option
+@json_option
+def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir: Path, as_json: bool) -> int:
+    """Run a repro in fresh processes, each with a fresh kernel cache, and compare how it fails.
+
+    Status 0 where it failed the same way every time, 1 where it did not.
+
+    \b
+    torchsleuth verify last
+    torchsleuth verify torchsleuth-cases/3f9a1c07/original.py --times 1
+    """
+    folder, script, expected = _what(case_or_repro, cases_dir)
+    runs: list[ScriptRun] = []
+    for number in range(1, times + 1):
+        click.echo(f"torchsleuth: run {number} of {times}: {script.name} …", err=True)
+        if folder is not None:
+            from torchsleuth.cli.finish import run_case_script
+
+            runs.append(run_case_script(folder, script, timeout=timeout))
+        else:
+            runs.append(run_script(script, expected, **({"phase_seconds": timeout} if timeout else {})))
+        click.echo(f"torchsleuth:   {_words(runs[-1])}", err=True)
+    reproduced = sum(run.reproduced for run in runs)
+    verified = Verified(times, reproduced, reproduced == times)
+    if folder is not None:
+        folder = update_case(folder, verified=verified)
+    if as_json:
+        print_json(
+            {
+                "times": times,
+                "reproduced": reproduced,
+                "same_signature": reproduced == times,
+                "runs": [{"answer": r.answer, "summary": r.summary, "seconds": round(r.seconds, 2)} for r in runs],
+            }
+        )
+    else:
+        click.echo(f"{script.name} failed the same way in {reproduced} of {times} fresh processes")
+    return 0 if reproduced == times else 1
+
+
+def _words(run: ScriptRun) -> str:
+    return f"{run.answer.replace('_', ' ')}: {run.summary} ({run.seconds:.1f} s)"
+
+
+def _what(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Signature]:
+    path = Path(wanted)
+    if path.suffix == ".py" and path.is_file():
+        folder = open_case(cases_dir, str(path.parent)) if (path.parent / "case.json").is_file() else None
+        return folder, path, folder.case.signature if folder else expected_of_script(path)
+    folder = open_case(cases_dir, wanted)
+    for name in ("repro.py", "original.py"):
+        if folder.file(name).is_file():
+            return folder, folder.file(name), folder.case.signature
+    raise NoRepro(f"case {folder.case.id} has no repro to run: {folder.case.no_repro or 'its script is missing'}")
+
+
+def expected_of_script(path: Path) -> Signature:
+    """The failure a written script expects, read from its text without running it."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "EXPECTED":
+                return signature_from_json(ast.literal_eval(node.value))
+    except (OSError, SyntaxError, ValueError, TypeError) as error:
+        raise NoRepro(f"{path} cannot be read as a repro ({error})") from error
+    raise NoRepro(f"{path} is not a script written by torchsleuth: it names no expected failure")

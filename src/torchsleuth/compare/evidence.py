@@ -1,0 +1,274 @@
+"""Everything a verdict weighs: the float64 truth, eager's result and the rounding noise, leaf by leaf.
+
+The idea: gather first, judge later. Three kinds of run of one captured graph on one set of inputs - eager,
+float64, float64 with random roundings - all drawing the same random numbers, become arrays per leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from torchsleuth.compare import opkinds
+from torchsleuth.compare.cloning import changed, clone_inputs, restore, snapshot, tensors_in
+from torchsleuth.compare.float64 import (
+    MEMORY_ERRORS,
+    Findings,
+    Float64Run,
+    dtypes_of,
+    fetch,
+    widen,
+    widen_graph,
+    widen_inputs,
+)
+from torchsleuth.compare.noise import NoiseSource, noisy_graph
+from torchsleuth.compare.rng import RngState, restore_rng, rng_kept
+from torchsleuth.compare.trees import leaves
+
+WIDE_SCALE = 8.0
+"""How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of the result: its path, eager's value, the truth, and what the noisy runs gave."""
+
+    path: str
+    eager: Any
+    truth: Any
+    noisy: tuple[Any, ...]
+    wild: tuple[Any, ...]
+    random: bool = False
+    fallbacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All leaves, and what has to be said about how they were obtained."""
+
+    leaves: tuple[Leaf, ...]
+    fallbacks: dict[str, str]
+    notes: tuple[str, ...]
+    runs: int
+    has_random: bool
+    mutated: tuple[int, ...] = ()
+
+
+class EagerRun(Interpreter):
+    """Run the graph as it is and remember dtypes and what random nodes drew."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__(graph)
+        self.dtypes: dict[str, Any] = {}
+        self.drawn: dict[str, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        self.dtypes[n.name] = dtypes_of(value)
+        if opkinds.draws(n):
+            self.drawn[n.name] = clone_inputs(value)
+        return value
+
+
+@dataclass
+class Result:
+    """What one run produced: leaves by path, mutated inputs included."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] = ()) -> Result:
+    """Outputs and the inputs at the given positions as leaves by path."""
+    values = dict(leaves(outputs))
+    for position in mutated:
+        values[f"inputs[{position}] (mutated)"] = inputs[position]
+    return Result(values)
+
+
+def gather(graph: GraphModule, inputs: Sequence[Any], *, runs: int, start: RngState, seed: int = 0) -> Evidence:
+    """Run the graph in eager, in float64 and `runs` times with noise; inputs and graph stay as they are.
+
+    Example: `gather(graph, inputs, runs=8, start=save_rng())`.
+    """
+    with rng_kept(), torch.no_grad():
+        eager, recorder, mutated = _run_eager(graph, inputs, start)
+        try:
+            return _gather_wide(graph, inputs, eager, recorder, mutated, runs, seed, None)
+        except MEMORY_ERRORS as error:
+            if not torch.cuda.is_initialized():
+                raise
+            torch.cuda.empty_cache()
+            note = f"float64 did not fit on the device ({str(error).splitlines()[0][:80]}); computed on the CPU"
+        cpu = torch.device("cpu")
+        found = _gather_wide(graph, inputs, eager, recorder, mutated, runs, seed, cpu)
+        return Evidence(**{**found.__dict__, "notes": (*found.notes, note)})
+
+
+def _run_eager(
+    graph: GraphModule, inputs: Sequence[Any], start: RngState
+) -> tuple[Result, EagerRun, tuple[int, ...]]:
+    state = snapshot(graph_state(graph))
+    fresh = clone_inputs(list(inputs))
+    recorder = EagerRun(graph)
+    restore_rng(start)
+    outputs = clone_inputs(recorder.run(*fresh))
+    mutated = tuple(
+        i for i, (a, b) in enumerate(zip(inputs, fresh)) if isinstance(a, torch.Tensor) and _differs(a, b)
+    )
+    result = result_of(outputs, fresh, mutated)
+    restore(state)
+    return result, recorder, mutated
+
+
+def graph_state(graph: GraphModule) -> list[torch.Tensor]:
+    """The tensors a graph holds: parameters, buffers and constants that its nodes read."""
+    held = [fetch(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"]
+    found = [t for t in held if isinstance(t, torch.Tensor)]
+    return tensors_in([*found, *graph.parameters(), *graph.buffers()])
+
+
+def _gather_wide(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    eager: Result,
+    recorder: EagerRun,
+    mutated: tuple[int, ...],
+    runs: int,
+    seed: int,
+    device: torch.device | None,
+) -> Evidence:
+    wide = widen_graph(graph, device)
+    wide_inputs = widen_inputs(inputs, device)
+    draws = _substitutes(graph, recorder, device)
+    state = snapshot(graph_state(wide))
+
+    def substitute(node: Node, args: tuple, kwargs: dict) -> Any:
+        draw = draws.get(node.name)
+        return NotImplemented if draw is None else draw(*args, **kwargs)
+
+    reference = Float64Run(wide, graph, recorder.dtypes, substitute)
+    fresh = clone_inputs(wide_inputs)
+    truth = result_of(clone_inputs(reference.run(*fresh)), fresh, mutated)
+    restore(state)
+    findings = reference.findings
+    home = device or _device_of(inputs, graph)
+    source = NoiseSource(home, seed=seed)
+    noisy = noisy_graph(wide, graph, recorder.dtypes, findings, source, draws)
+    writes = any(opkinds.writes(n) for n in graph.graph.nodes)
+
+    def perturbed(scale: float, count: int) -> list[Result]:
+        source.scale = scale
+        done = []
+        for _ in range(count):
+            given = clone_inputs(wide_inputs) if writes else wide_inputs
+            outputs = noisy(*given)
+            done.append(result_of(clone_inputs(outputs) if writes else outputs, given, mutated))
+            if writes:
+                restore(state)
+        return done
+
+    usual = perturbed(1.0, runs)
+    jumps = any(opkinds.plain_name(n) in opkinds.DISCRETE for n in graph.graph.nodes)
+    wild = perturbed(WIDE_SCALE, max(2, runs // 2)) if jumps else []
+    return _assemble(graph, eager, truth, usual, wild, findings, mutated)
+
+
+def _assemble(
+    graph: GraphModule,
+    eager: Result,
+    truth: Result,
+    usual: list[Result],
+    wild: list[Result],
+    findings: Findings,
+    mutated: tuple[int, ...],
+) -> Evidence:
+    origins = _origins(graph)
+    drawn = {n.name for n in graph.graph.nodes if opkinds.draws(n)}
+    found = []
+    for path, value in eager.values.items():
+        behind = next((names for prefix, names in origins.items() if path.startswith(prefix)), None)
+        if behind is None:
+            behind = {n.name for n in graph.graph.nodes}
+        found.append(
+            Leaf(
+                path,
+                value,
+                truth.values.get(path),
+                tuple(r.values.get(path) for r in usual),
+                tuple(r.values.get(path) for r in wild),
+                bool(behind & drawn),
+                tuple(sorted(behind & set(findings.fallbacks))),
+            )
+        )
+    runs = 1 + len(usual) + len(wild)
+    return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), mutated)
+
+
+def _origins(graph: GraphModule) -> dict[str, set[str]]:
+    """For every output path, the names of all nodes it depends on; later writes to shared memory are not followed."""
+    behind: dict[str, set[str]] = {}
+    for node in graph.graph.nodes:
+        names = {node.name}
+        for arg in node.all_input_nodes:
+            names |= behind[arg.name]
+        behind[node.name] = names
+    if any(opkinds.writes(n) for n in graph.graph.nodes):
+        return {}
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    return {path: behind[leaf.name] for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)}
+
+
+def _substitutes(
+    graph: GraphModule, recorder: EagerRun, device: torch.device | None
+) -> dict[str, Callable[..., Any]]:
+    """For every random node, a function that gives in float64 what eager drew."""
+    found = {}
+    for node in graph.graph.nodes:
+        if node.name in recorder.drawn:
+            drawn = recorder.drawn[node.name]
+            rate = opkinds.dropout_rate(node)
+            value = widen(drawn if device is None else _to(drawn, device))
+            found[node.name] = _constant(value) if rate is None else _masked(value, rate)
+    return found
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        return clone_inputs(value)
+
+    return draw
+
+
+def _masked(value: Any, rate: float) -> Callable[..., Any]:
+    """Dropout with the mask that eager drew; an input that is zero anyway hides its own mask harmlessly."""
+
+    def draw(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        kept = (value[0] if isinstance(value, tuple) else value) != 0
+        scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
+        dropped = torch.where(kept, source * scale, torch.zeros_like(source))
+        return (dropped, *value[1:]) if isinstance(value, tuple) else dropped
+
+    return draw
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    from torchsleuth.compare.cloning import map_tensors
+
+    return map_tensors(value, lambda t: t.to(device))
+
+
+def _device_of(inputs: Sequence[Any], graph: GraphModule) -> torch.device:
+    for tensor in [*tensors_in(list(inputs)), *graph_state(graph)]:
+        if tensor.device.type not in ("cpu", "meta"):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _differs(before: torch.Tensor, after: torch.Tensor) -> bool:
+    from torchsleuth.compare.cloning import same_bits
+
+    return not same_bits(before, after)

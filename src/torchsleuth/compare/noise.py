@@ -1,0 +1,282 @@
+"""Monte-Carlo arithmetic: the float64 graph with a random rounding error after every float step.
+
+The idea: multiply each result by 1 + u*x, x uniform in [-1, 1], u the half ulp of the dtype the step has in
+the original graph; long sums also at their inputs. Repeating it measures the rounding noise of the original
+precision at every output element, with conditioning and cancellation in it.
+The random factors are slices of one pool, so a perturbation costs one multiplication.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torchsleuth.compare import opkinds
+from torchsleuth.compare.cloning import map_tensors
+from torchsleuth.compare.float64 import Dtypes, Findings, fetch, narrow, widen
+
+SHIFTS = 1 << 16
+"""Distinct starting points in the pool: two steps see the same factors at the same place once in 65,536."""
+
+LANES = 16
+"""Partial sums a vectorised sum keeps at least: its error grows with sqrt(terms / LANES) rounding units."""
+
+TRANSCENDENTAL_ULPS = 2.0
+"""Half ulps allowed to exp, tanh and the like in float32 and float64, where vector libraries differ."""
+
+ABSOLUTE_ULPS = 4.0
+"""Half ulps of 1.0 allowed to bounded functions: Inductor's vectorised erf is off by 4.6e-7 at -0.05, where eager's is exact."""
+
+ROW_ULPS = 2.0
+"""Half ulps that normalisations add to a whole row at once, because its mean and scale are rounded once."""
+
+TF32 = 2.0**-11
+"""Half ulp of the 10-bit format tensor cores may read float32 in."""
+
+
+def half_ulp(dtype: Any) -> float:
+    """The largest relative rounding error of a float dtype, 0 for anything else."""
+    if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return torch.finfo(dtype).eps / 2
+
+
+def smallest_step(dtype: torch.dtype) -> float:
+    """Half the distance between zero and the next float: the rounding error near underflow."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What happens around one node: relative error of its result and of its inputs, in its own dtype."""
+
+    result: float = 0.0
+    inputs: float = 0.0
+    floor: float = 0.0
+    rows: float = 0.0
+
+
+@dataclass
+class NoiseSource:
+    """Slices of a pool of random numbers in [-1, 1]; `scale` widens every perturbation."""
+
+    device: torch.device
+    seed: int = 0
+    scale: float = 1.0
+    pool: torch.Tensor = field(init=False)
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.pool = torch.empty(0)
+        self._factors: dict[tuple[float, float], torch.Tensor] = {}
+
+    def _grow(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+        self.pool = (torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1).to(self.device)
+        self._factors.clear()
+
+    def factors(self, amplitude: float, shape: torch.Size) -> torch.Tensor:
+        """Random factors 1 + amplitude * x of a shape, a view of the pool."""
+        self._reach(shape.numel())
+        key = (amplitude, self.scale)
+        pool = self._factors.get(key)
+        if pool is None:
+            pool = self._factors[key] = self.pool * (amplitude * self.scale) + 1.0
+        return self._slice(pool, shape)
+
+    def uniform(self, shape: torch.Size) -> torch.Tensor:
+        """Random numbers in [-1, 1] of a shape, a view of the pool."""
+        self._reach(shape.numel())
+        return self._slice(self.pool, shape)
+
+    def _slice(self, pool: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        start = self.random.randrange(SHIFTS)
+        return pool[start : start + shape.numel()].view(shape)
+
+    def _reach(self, size: int) -> None:
+        if self.pool.numel() < size + SHIFTS:
+            self._grow(size + SHIFTS)
+
+    def perturb(self, tensor: torch.Tensor, plan: Perturbation, in_place: bool) -> torch.Tensor:
+        """One rounding error of a result, as planned."""
+        if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout != torch.strided:
+            return tensor
+        if tensor.dtype not in (torch.float64, torch.complex128):
+            return tensor
+        factors = self.factors(plan.result, tensor.shape)
+        out = tensor.mul_(factors) if in_place else tensor * factors
+        if plan.floor:
+            out.add_(self.uniform(tensor.shape), alpha=plan.floor * self.scale)
+        if plan.rows and tensor.dim():
+            rows = torch.Size((*tensor.shape[:-1], 1))
+            size = out.abs().square().mean().sqrt() if tensor.numel() else 1.0
+            out.mul_(self.factors(plan.rows, rows)).add_(self.uniform(rows) * (size * plan.rows * self.scale))
+        return out
+
+
+def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
+    """How a node rounds in the original precision; `terms` is the length of its sums."""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return Perturbation()
+    own = _widest_unit(dtypes.get(node.name))
+    name = opkinds.plain_name(node)
+    if own == 0.0 or name in opkinds.EXACT or opkinds.draws(node):
+        return Perturbation()
+    coming = [half_ulp(dtypes.get(a.name)) for a in node.all_input_nodes]
+    if name in opkinds.CONVERT:
+        return Perturbation(result=own if own > max(coming, default=0.0) else 0.0)
+    precise = own <= half_ulp(torch.float32)
+    if not precise:
+        # Shorter formats accumulate in float32, whose error vanishes beside the rounding of the result.
+        return Perturbation(own, 0.0, _underflow(dtypes.get(node.name)))
+    result = own * (TRANSCENDENTAL_ULPS if name in opkinds.TRANSCENDENTAL else 1.0)
+    inputs = 0.0
+    if name in opkinds.PRODUCT or node.op == "call_module":
+        inputs = max(own * math.sqrt(terms), _shortened(own))
+    elif name in opkinds.REDUCE:
+        lanes = 1 if name in opkinds.SEQUENTIAL else LANES
+        inputs = own * math.sqrt(max(1.0, terms / lanes))
+    floor = own * ABSOLUTE_ULPS if name in opkinds.BOUNDED else 0.0
+    rows = own * ROW_ULPS if name in opkinds.NORMALISE else 0.0
+    return Perturbation(result, inputs, floor, rows)
+
+
+def _widest_unit(dtypes: Any) -> float:
+    if isinstance(dtypes, list):
+        return max((_widest_unit(d) for d in dtypes), default=0.0)
+    return half_ulp(dtypes)
+
+
+def _underflow(dtypes: Any) -> float:
+    """The absolute floor, for the only common format that underflows at everyday magnitudes."""
+    if isinstance(dtypes, list):
+        return max((_underflow(d) for d in dtypes), default=0.0)
+    return smallest_step(torch.float16) if dtypes == torch.float16 else 0.0
+
+
+def _shortened(own: float) -> float:
+    """The unit in which float32 products may be read, by the process-wide settings; 0 when not shortened."""
+    if own != half_ulp(torch.float32):
+        return 0.0
+    precision = torch.get_float32_matmul_precision()
+    if precision == "medium":
+        return half_ulp(torch.bfloat16)
+    on_gpu = torch.cuda.is_initialized()
+    allowed = on_gpu and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
+    return TF32 if precision == "high" or allowed else 0.0
+
+
+def noisy_graph(
+    wide: GraphModule,
+    original: GraphModule,
+    dtypes: Dtypes,
+    findings: Findings,
+    source: NoiseSource,
+    substitutes: dict[str, Callable[..., Any]],
+) -> GraphModule:
+    """A copy of the widened graph with perturbations written between its nodes.
+
+    Nodes that fell back run in their original dtype; `substitutes` replace random nodes by name.
+    """
+    twin = copy.deepcopy(wide.graph)
+    attributes = {str(n.target): fetch(wide, str(n.target)) for n in twin.nodes if n.op in ("get_attr", "call_module")}
+    by_name = {n.name: n for n in original.graph.nodes}
+    for node in list(twin.nodes):
+        if node.name in substitutes:
+            node.op, node.target = "call_function", _named(substitutes[node.name], f"draw_{node.name}")
+            continue
+        plan = perturbation(node, dtypes, findings.terms.get(node.name, 1))
+        if node.name in findings.fallbacks:
+            _run_as_it_was(twin, node, by_name[node.name], dtypes, attributes, original)
+        elif plan.inputs:
+            _perturb_inputs(twin, node, source, plan.inputs)
+        after: list[Callable[..., Any]] = []
+        if node.name in findings.fallbacks or node.name in findings.widened:
+            after.append(widen)
+        if plan.result:
+            fresh = node.name not in findings.aliasing or opkinds.writes(node)
+            after.append(_perturber(source, plan, fresh))
+        for step in after:
+            _append(twin, node, step)
+    return GraphModule(attributes, twin)
+
+
+def _perturber(source: NoiseSource, plan: Perturbation, in_place: bool) -> Callable[[Any], Any]:
+    def perturb(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return source.perturb(value, plan, in_place)
+        return map_tensors(value, lambda t: source.perturb(t, plan, in_place))
+
+    return perturb
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """FX writes a call by the function's name, so every closure carries its own."""
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def _append(graph: torch.fx.Graph, node: Node, step: Callable[[Any], Any]) -> None:
+    users = list(node.users)
+    last = node
+    # A step already appended to this node is passed its result, so steps run in the order they were added.
+    while len(last.users) == 1 and (only := next(iter(last.users))).meta.get("appended_to") == node.name:
+        last = only
+        users = list(last.users)
+    with graph.inserting_after(last):
+        added = graph.call_function(step if step is widen else _named(step, f"round_{node.name}"), (last,))
+    added.meta["appended_to"] = node.name
+    for user in users:
+        user.replace_input_with(last, added)
+
+
+def _perturb_inputs(graph: torch.fx.Graph, node: Node, source: NoiseSource, amplitude: float) -> None:
+    swaps: dict[Node, Node] = {}
+    written = opkinds.writes(node) and node.op != "call_module"
+    for position, arg in enumerate(node.all_input_nodes):
+        if written and position == 0:
+            continue
+        with graph.inserting_before(node):
+            step = _perturber(source, Perturbation(amplitude), in_place=False)
+            swaps[arg] = graph.call_function(_named(step, f"round_into_{node.name}_{position}"), (arg,))
+    node.args = torch.fx.map_arg(node.args, lambda n: swaps.get(n, n))
+    node.kwargs = torch.fx.map_arg(node.kwargs, lambda n: swaps.get(n, n))
+
+
+def _run_as_it_was(
+    graph: torch.fx.Graph,
+    node: Node,
+    was: Node,
+    dtypes: Dtypes,
+    attributes: dict[str, Any],
+    original: GraphModule,
+) -> None:
+    """Round the node's inputs to their original dtypes and call the original operation."""
+    swaps: dict[str, Node] = {}
+    for arg in node.all_input_nodes:
+        with graph.inserting_before(node):
+            if arg.op == "get_attr" and isinstance(attributes.get(str(arg.target)), torch.nn.Module):
+                name = f"as_it_was_{str(arg.target).replace('.', '_')}"
+                attributes[name] = fetch(original, str(arg.target))
+                swaps[arg.name] = graph.get_attr(name)
+            else:
+                step = _narrower(dtypes.get(arg.name))
+                swaps[arg.name] = graph.call_function(_named(step, f"narrow_{arg.name}"), (arg,))
+    node.target = was.target
+    node.args = torch.fx.map_arg(was.args, lambda n: swaps[n.name])
+    node.kwargs = torch.fx.map_arg(was.kwargs, lambda n: swaps[n.name])
+
+
+def _narrower(dtypes: Any) -> Callable[[Any], Any]:
+    def narrow_to(value: Any) -> Any:
+        return narrow(value, dtypes)
+
+    return narrow_to

@@ -1,0 +1,112 @@
+"""Which line of the user's program a graph node came from.
+
+Dynamo leaves the Python stack of every call on `node.stack_trace`, as text, and AOTAutograd copies it to
+forward and backward nodes alike. The line a person wants is the innermost frame of *their* code: not torch's,
+not an installed library's, unless the whole model is a library's.
+"""
+
+import functools
+import os
+import re
+import sysconfig
+from dataclasses import dataclass
+
+import torch
+
+_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$')
+_TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STDLIB_FOLDERS = tuple(
+    {os.path.abspath(sysconfig.get_paths()[key]) + os.sep for key in ("stdlib", "platstdlib")}
+)
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """One line of the user's program, and the dotted path of the module it ran in (`""` for a function)."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+    module: str = ""
+
+    @property
+    def place(self) -> str:
+        """`model.py:84`: short enough to print, without the folders of the user's machine."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+def source_line(node: torch.fx.Node) -> SourceLine | None:
+    """The user's line behind a node, or None where the graph does not say.
+
+    >>> source_line(gm.graph.find_nodes(op="call_function", target=torch.relu)[0]).place
+    'model.py:84'
+    """
+    trace = node.stack_trace
+    if not trace:
+        return None
+    frame = _innermost_user_frame(trace)
+    if frame is None:
+        return None
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    module = _module_path(str(next(reversed(stack.values()))[0])) if stack else ""
+    return SourceLine(*frame, module=module)
+
+
+def user_lines(gm: torch.fx.GraphModule) -> tuple[str, ...]:
+    """The distinct `"model.py:84"` of a graph's calls, nested graphs included, in graph order.
+
+    >>> user_lines(gm)
+    ('model.py:84', 'model.py:90')
+    """
+    found: dict[str, None] = {}
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                line = source_line(node) if node.op.startswith("call_") else None
+                if line is not None:
+                    found[line.place] = None
+    return tuple(found)
+
+
+# Nodes of one source line share one trace, so a graph has far fewer traces than nodes.
+@functools.lru_cache(maxsize=4096)
+def _innermost_user_frame(trace: str) -> tuple[str, int, str, str] | None:
+    frames = _frames(trace)
+    for is_wanted in (_is_users, _is_library):
+        for frame in reversed(frames):
+            if is_wanted(frame[0]):
+                return frame
+    return None
+
+
+def _frames(trace: str) -> list[tuple[str, int, str, str]]:
+    frames = []
+    lines = trace.splitlines()
+    for number, text in enumerate(lines):
+        match = _FRAME.match(text)
+        if match:
+            following = lines[number + 1].strip() if number + 1 < len(lines) else ""
+            code = "" if _FRAME.match(following) else following
+            frames.append((match["file"], int(match["line"]), match["function"], code))
+    return frames
+
+
+def _is_users(file: str) -> bool:
+    path = os.path.abspath(file)
+    return _is_library(file) and not _INSTALLED.search(path) and not path.startswith(_STDLIB_FOLDERS)
+
+
+def _is_library(file: str) -> bool:
+    return not os.path.abspath(file).startswith(_TORCH_FOLDER)
+
+
+@functools.lru_cache(maxsize=4096)
+def _module_path(spelled: str) -> str:
+    """`encoder.layers.3.mlp` for the ways Dynamo has spelled it: `L['self'].encoder.layers[3].mlp` is one."""
+    path = re.sub(r"getattr\((.*?), '(.*?)'\)", r"\1.\2", spelled)
+    path = re.sub(r"^[LG]\['\w+'\]", "", path)
+    path = re.sub(r"\.?_modules\['([^']*)'\]", r".\1", path)
+    path = re.sub(r"\[['\"]?([^'\"\]]*)['\"]?\]", r".\1", path)
+    return path.removeprefix("self.").strip(".") if path != "self" else ""

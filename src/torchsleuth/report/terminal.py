@@ -1,0 +1,90 @@
+"""Cases in a terminal: a table of all of them, or one of them in full. Plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cases.index import CaseSummary
+from torchsleuth.cases.printable import printable
+
+
+def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
+    """Prints one row per case, newest first."""
+    console = Console(highlight=False)
+    if not cases:
+        console.print(f"no cases in {cases_dir}; record one with: torchsleuth run SCRIPT", soft_wrap=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("case", "kind", "direction", "calls", "repro", "seen", "what failed"):
+        table.add_column(column, overflow="ellipsis", no_wrap=column != "what failed")
+    for case in cases:
+        repro = {True: "verified", False: "no", None: "-"}[case.reproduced]
+        calls = "-" if case.calls is None else str(case.calls)
+        if case.minified_calls is not None:
+            calls += f"→{case.minified_calls}"
+        kind = case.kind + (f" r{case.rank}" if case.rank is not None else "")
+        cells = [case.id, kind, case.direction or "-", calls, repro, str(case.seen), case.error or case.summary]
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    console.print(table)
+
+
+def show_case(folder: CaseFolder) -> None:
+    """Prints everything that is known about one case, and what to type next."""
+    console = Console(highlight=False)
+    case = folder.case
+    facts: list[tuple[str, str]] = [
+        ("case", case.id + (f" (rank {case.rank})" if case.rank is not None else "")),
+        ("failed", f"{case.kind} while {_doing(case.phase)}"),
+        ("error", case.signature.summary),
+        ("backend", f"{case.backend}, torch {case.torch}, {case.device}"),
+    ]
+    if case.graph is not None:
+        after = {"aot": "after AOTAutograd", "dynamo": "after Dynamo", None: ""}[case.after]
+        facts.append(("graph", f"{case.direction}, {case.graph.calls} calls, {case.graph.inputs} inputs, {after}"))
+        facts.append(("source", _some(case.graph.source_lines)))
+    if case.triage is not None and case.triage.component:
+        where = f" at {case.triage.user_line}" if case.triage.user_line else ""
+        what = {"program": "the program itself: it fails without the compiler, too"}.get(
+            case.triage.component, case.triage.component
+        )
+        facts.append(("at fault", f"{what}{where} {' '.join(case.triage.ops)}".rstrip()))
+    facts.append(("repro", _repro(folder)))
+    if case.seen > 1:
+        facts.append(("seen", f"{case.seen} times, last {case.last_seen}"))
+    if case.kept is not None:
+        facts.append(("values", f"{case.kept.get('by_value')} inputs kept by value, {case.kept.get('by_spec')} by spec"))
+    facts.append(("folder", str(folder.path)))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, Text(printable(value)))
+    console.print(table)
+    if case.no_repro is None:
+        console.print(f"\nnext: torchsleuth verify {case.id}, or: python {folder.path}/original.py", soft_wrap=True)
+
+
+def _repro(folder: CaseFolder) -> str:
+    case = folder.case
+    if case.no_repro is not None:
+        return f"none: {case.no_repro}"
+    if case.verified is None:
+        return "original.py, not tried yet"
+    if case.verified.error:
+        return f"original.py could not be tried: {case.verified.error}"
+    return f"original.py, failed the same way in {case.verified.reproduced} of {case.verified.times} fresh processes"
+
+
+def _doing(phase: str) -> str:
+    return {"capture": "capturing a graph", "compile": "compiling", "run": "running a compiled graph"}[phase]
+
+
+def _some(lines: Sequence[str], at_most: int = 6) -> str:
+    rest = len(lines) - at_most
+    return ", ".join(lines[:at_most]) + (f" and {rest} more lines" if rest > 0 else "") if lines else "-"

@@ -1,0 +1,178 @@
+"""Makes cases of what watched processes left behind: one failure, one folder, with a script that stands alone.
+
+No torch and no user code here: everything was written as text and JSON by the process that knew it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.cases.folder import CaseFolder, update_case, write_case
+from torchsleuth.cases.model import Case, GraphFacts, Triage, case_id
+from torchsleuth.cases.redact import environment_of
+from torchsleuth.cases.signature import fingerprint, signature_from_json
+from torchsleuth.cases.spool import WatchedProcess, read_record
+from torchsleuth.repro.script import script_text
+
+NO_FRAME = "the failure came before there was a graph, and the frame itself is not recorded"
+
+
+def make_case(
+    cases_dir: Path, process: WatchedProcess, failure: Mapping[str, Any], environment: Mapping[str, str]
+) -> CaseFolder:
+    """Writes the case of one failure, or counts it where the same failure of the same graph is there already."""
+    record_folder = Path(failure["record"]) if failure.get("record") else None
+    record = read_record(record_folder) if record_folder else None
+    case = _case(process, failure, record)
+    files: dict[str, str | Path] = {
+        "traceback.txt": failure["traceback"],
+        "log.txt": _log(process, failure, record),
+        "environment.txt": _environment(process, record, environment),
+    }
+    if record is not None and record_folder is not None:
+        files.update(_graph_files(case, record, record_folder, failure))
+    return write_case(cases_dir, case, files)
+
+
+def cut_after_dynamo(folder: CaseFolder, process: WatchedProcess) -> CaseFolder | None:
+    """The same case with the script of the Dynamo-level graph, where that graph was recorded and can be written."""
+    number = json.loads(folder.file("record.json").read_text(encoding="utf-8")).get("outer")
+    where = next((p for p in process.graph_folders() if number is not None and p.name == f"g{number}"), None)
+    record = read_record(where) if where is not None else None
+    if record is None or where is None or record["no_repro"] is not None:
+        return None
+    case = dataclasses.replace(folder.case, after="dynamo", graph=_graph_facts(record))
+    failure = {"signature": case.signature.to_json(), "inputs": record["inputs"], **case.extra}
+    files = _graph_files(case, record, where, failure)
+    return update_case(folder, files, after="dynamo", graph=case.graph, backend=record["backend"])
+
+
+def user_line_of_node(folder: CaseFolder, node: str) -> tuple[str | None, str | None]:
+    """The user's line (`model.py:84`) a node of the case's graph comes from, and the operator it calls."""
+    record = json.loads(folder.file("record.json").read_text(encoding="utf-8"))
+    line = record.get("nodes", {}).get(node)
+    graph = folder.file("graph.py").read_text(encoding="utf-8")
+    call = re.search(rf"^\s+{re.escape(node)} = (?:torch\.ops\.)?([\w.]+)\(", graph, re.MULTILINE)
+    return (f"{Path(line['file']).name}:{line['line']}" if line else None), call[1] if call else None
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _case(process: WatchedProcess, failure: Mapping[str, Any], record: Mapping[str, Any] | None) -> Case:
+    signature = signature_from_json(failure["signature"])
+    now = _timestamp(failure["time"])
+    rank = None if process.rank is None else str(process.rank)
+    graph_hash = record["hash"] if record else str(failure.get("function"))
+    torch_version = (record or {}).get("versions", {}).get("torch") or process.facts.get("torch", "unknown")
+    case = Case(
+        id=case_id(fingerprint(signature), graph_hash, rank, torch_version),
+        created=now,
+        last_seen=now,
+        torch=torch_version,
+        device=_device(failure.get("inputs") or (record or {}).get("inputs")),
+        kind=signature.kind,
+        phase=signature.phase,
+        direction=record["direction"] if record else None,
+        backend=record["backend"] if record else "none",
+        after=record["level"] if record else None,
+        signature=signature,
+        rank=rank,
+        script=tuple(process.facts["argv"]),
+        no_repro=record["no_repro"] if record else NO_FRAME,
+    )
+    if record:
+        kept = _kept(failure.get("inputs") or record["inputs"])
+        extra = {k: failure[k] for k in ("timeout", "accuracy") if k in failure}
+        return dataclasses.replace(case, graph=_graph_facts(record), kept=kept, extra=extra)
+    return dataclasses.replace(case, triage=_capture_triage(failure))
+
+
+def _graph_facts(record: Mapping[str, Any]) -> GraphFacts:
+    return GraphFacts(record["calls"], len(record["placeholders"]), tuple(record["source_lines"]))
+
+
+def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
+    """An operator that fails on real tensors of the same shapes is the program's own bug."""
+    place = failure.get("user_line")
+    line = f"{Path(place[0]).name}:{place[1]}" if place else None
+    ops = (failure["op"],) if failure.get("op") else ()
+    if failure.get("fails_in_eager"):
+        return Triage(component="program", part="operator", ops=ops, user_line=line)
+    return Triage(component="dynamo", part="capture", ops=ops, user_line=line)
+
+
+def _graph_files(
+    case: Case, record: Mapping[str, Any], folder: Path, failure: Mapping[str, Any]
+) -> dict[str, str | Path]:
+    graph = (folder / "graph.py").read_text(encoding="utf-8")
+    inputs = failure.get("inputs") or record["inputs"]
+    files: dict[str, str | Path] = {
+        "graph.py": graph,
+        "inputs.json": json.dumps(inputs, indent=1),
+        "record.json": json.dumps({k: v for k, v in record.items() if k != "inputs"}, indent=1),
+    }
+    if (folder / "inputs").is_dir():
+        files["inputs"] = folder / "inputs"
+    if record["no_repro"] is None:
+        files["original.py"] = script_text(
+            record,
+            graph,
+            failure["signature"],
+            inputs=inputs,
+            tolerances=(failure.get("accuracy") or {}).get("tolerances"),
+            case=case.id,
+        )
+    return files
+
+
+def _kept(inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Which input values are in the case: by value, by spec."""
+    tensors = [i for i in (inputs or {}).get("inputs", []) if i.get("kind") == "tensor"]
+    by_value = sum(1 for t in tensors if t.get("storage"))
+    return {
+        "by_value": by_value,
+        "by_spec": len(tensors) - by_value,
+        "why": "integers and small inputs are kept before a first call, all that was still there after a failed run; "
+        "parameters only after a failed run; nothing beyond 256 MB",
+    }
+
+
+def _device(inputs: Mapping[str, Any] | None) -> str:
+    devices = {str(i["device"]).partition(":")[0] for i in (inputs or {}).get("inputs", []) if "device" in i}
+    return next(iter(sorted(devices - {"cpu"})), "cpu")
+
+
+def _log(process: WatchedProcess, failure: Mapping[str, Any], record: Mapping[str, Any] | None) -> str:
+    lines = [f"process {process.pid}" + (f", rank {process.rank}" if process.rank is not None else "")]
+    lines.append("program: " + " ".join(process.facts["argv"]))
+    for folder in process.graph_folders():
+        try:
+            each = read_record(folder)
+        except (OSError, ValueError):
+            continue
+        mark = " <- failed" if record is not None and each["number"] == record["number"] else ""
+        lines.append(
+            f"graph {each['number']}: {each['level']} {each['direction']}, {each['calls']} calls, "
+            f"backend {each['backend']}, compile {each['compile_id']}, function {each['function']}{mark}"
+        )
+    lines.append(f"failed: {failure['signature']['summary']}")
+    return "\n".join([*lines, process.log()])
+
+
+def _environment(
+    process: WatchedProcess, record: Mapping[str, Any] | None, environment: Mapping[str, str]
+) -> str:
+    versions = (record or {}).get("versions", {})
+    lines = [f"python {process.facts['python']}", f"platform {process.facts.get('platform', '')}"]
+    lines += [f"{name} {value}" for name, value in versions.items() if value]
+    kept = environment_of({k: v for k, v in environment.items() if not k.startswith("TORCHSLEUTH_")})
+    lines += [f"{name}={value}" for name, value in sorted(kept.items())]
+    return "\n".join(lines) + "\n"

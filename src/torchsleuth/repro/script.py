@@ -1,0 +1,160 @@
+"""Writes a recorded graph as a script that stands alone: graph, inputs, settings, expected failure, runner.
+
+Nothing is executed and torch is not needed to write one: a record is text and JSON. What runs in the script is
+the text of the very modules that run in torchsleuth, pasted in without their imports of each other.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pprint
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchsleuth._version import __version__
+
+# In the order in which they use each other. Each imports the standard library, torch and those before it only.
+RUNTIME_MODULES = (
+    "cases/signature.py",
+    "graphs/reader.py",
+    "tensors/synthetic.py",
+    "torch_internals/tensor_symbolic.py",
+    "torch_internals/compile_again.py",
+    "repro/wrongness.py",
+    "repro/runner.py",
+)
+STANDARD_IMPORTS = ("import math", "import operator", "from math import inf, nan", "import torch")
+
+# What of a record the script needs to run; the rest is for people and for the case.
+FACT_KEYS = (
+    "level",
+    "backend",
+    "direction",
+    "options",
+    "compile_kwargs",
+    "config",
+    "state",
+    "output_meta",
+    "constants",
+)
+
+
+def script_text(
+    record: Mapping[str, Any],
+    graph: str,
+    signature: Mapping[str, Any] | None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    tolerances: Mapping[str, float] | None = None,
+    case: str | None = None,
+    name: str = "original.py",
+    stable: bool = False,
+) -> str:
+    """The text of a standalone script for `record`, whose graph prints as `graph` and failed with `signature`.
+
+    Without a signature any failure counts. `stable` leaves versions out, so that a test can compare the text.
+    """
+    facts = {key: record.get(key) for key in FACT_KEYS}
+    facts["kind"] = signature["kind"] if signature else None
+    facts["placeholders"] = record["placeholders"]
+    facts["inputs"] = inputs or record["inputs"]
+    facts["tolerances"] = dict(tolerances or {})
+    embedded = record.get("embedded") or []
+    runtime_imports, runtime = _runtime()
+    notes = [note for piece in embedded for note in piece["notes"]]
+    imports = [*STANDARD_IMPORTS, *record.get("imports", ()), *(i for p in embedded for i in p["imports"])]
+    # The interpreter's own modules first; a set would not keep the text stable.
+    every_import = list(dict.fromkeys([*runtime_imports, *imports]))
+    return _template().render(
+        summary=_one_line(signature["summary"]) if signature else "A graph on its way to the compiler.",
+        headline=_headline(record),
+        version="" if stable else f" {__version__}",
+        case=case,
+        name=name,
+        needs=" alone" if not notes else ", and what the notes below name",
+        notes=[_one_line(note) for note in notes],
+        environment=[] if stable else _environment(record),
+        imports=sorted(every_import, key=lambda line: (not line.startswith("import"), line)),
+        embedded=[piece["source"].rstrip() for piece in embedded],
+        graph=graph.rstrip(),
+        facts=_literal(facts),
+        expected=_literal(dict(signature) if signature else None),
+        runtime=runtime,
+    )
+
+
+def _headline(record: Mapping[str, Any]) -> str:
+    what = {"aot": "graph after AOTAutograd", "dynamo": "graph as Dynamo captured it"}[record["level"]]
+    lines = record.get("source_lines") or []
+    where = f", from {lines[0]}" + (f" to {lines[-1]}" if len(lines) > 1 else "") if lines else ""
+    return f"The {record['direction']} {what}: {record['calls']} calls, backend {record['backend']}{where}."
+
+
+def _environment(record: Mapping[str, Any]) -> list[str]:
+    versions = record.get("versions") or {}
+    lines = [f"torch {versions.get('torch')}, git {versions.get('git')}"]
+    if versions.get("cuda"):
+        lines.append(f"cuda {versions['cuda']}, {', '.join(versions.get('devices') or []) or 'no device used'}")
+    return lines
+
+
+def _literal(value: Any) -> str:
+    return pprint.pformat(value, width=110, compact=True, sort_dicts=False)
+
+
+def _one_line(text: str) -> str:
+    """Text from a failure inside a docstring: no line ends, nothing that could close the docstring."""
+    return " ".join(str(text).split()).replace("\\", "/").replace('"""', "'''")
+
+
+@functools.cache
+def _template() -> Any:
+    import jinja2
+
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # it writes Python, not HTML
+    )
+    return environment.get_template("original.py.jinja")
+
+
+@functools.cache
+def _runtime() -> tuple[tuple[str, ...], str]:
+    """The imports and the text of everything a script carries along."""
+    root = Path(__file__).parent.parent
+    imports: list[str] = []
+    bodies: list[str] = []
+    for name in RUNTIME_MODULES:
+        found, body = split_module((root / name).read_text(encoding="utf-8"))
+        imports += found
+        bodies.append(body)
+    return tuple(dict.fromkeys(imports)), "\n\n".join(bodies)
+
+
+def split_module(text: str) -> tuple[Sequence[str], str]:
+    """The imports of a module, less those of torchsleuth, and its text without imports and docstring.
+
+    >>> split_module('\"\"\"What it is.\"\"\"\\nimport os\\nfrom torchsleuth.x import y\\n\\nA = 1\\n')
+    (['import os'], 'A = 1')
+    """
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    imports: list[str] = []
+    for node in tree.body:
+        is_import = isinstance(node, (ast.Import, ast.ImportFrom))
+        is_docstring = node is tree.body[0] and isinstance(node, ast.Expr)
+        if not (is_import or is_docstring):
+            continue
+        if isinstance(node, ast.Import):
+            imports += [f"import {alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("torchsleuth"):
+            imports.append(ast.unparse(node))
+        for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+            lines[number] = ""
+    return imports, "\n".join(lines).strip("\n")

@@ -1,0 +1,263 @@
+"""What the inputs of a graph look like, as plain data that goes to JSON and back.
+
+A tensor is described by what its compiled code may depend on: dtype, sizes, strides, offset, device, and
+which other inputs share its memory. Where sizes were symbolic, the expression stands beside the number.
+What cannot be rebuilt faithfully is refused, never approximated.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from torchsleuth.torch_internals.tensor_symbols import base_symbols, expression_of, hint_of, is_fake_tensor
+
+SCHEMA = 1
+_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_SCALAR_KINDS: dict[type, str] = {int: "int", float: "float", bool: "bool", type(None): "none", str: "str"}
+_SYMBOL_KINDS: dict[type, str] = {
+    torch.SymInt: "symint",
+    torch.SymFloat: "symfloat",
+    torch.SymBool: "symbool",
+}
+
+
+class Unsupported(Exception):
+    """An input that cannot be rebuilt faithfully; `reason` is one plain sentence."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class StorageWriter(Protocol):
+    """Something that keeps a storage's bytes and answers their content hash."""
+
+    def write_storage(self, storage: torch.UntypedStorage) -> str: ...
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor; `alias_of` numbers the inputs of one storage, `same_as` is an earlier, identical input."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    storage_offset: int = 0
+    device: str = "cpu"
+    requires_grad: bool = False
+    is_parameter: bool = False
+    layout: str = "strided"
+    shape_expr: tuple[str, ...] | None = None
+    stride_expr: tuple[str, ...] | None = None
+    offset_expr: str | None = None
+    storage: str | None = None
+    storage_nbytes: int = 0
+    alias_of: int | None = None
+    same_as: int | None = None
+    kind: str = "tensor"
+
+
+@dataclass(frozen=True)
+class ScalarSpec:
+    """A number, string or None; symbolic ones carry their expression and `value` is the hint."""
+
+    kind: str
+    value: Any = None
+    expr: str | None = None
+
+
+@dataclass(frozen=True)
+class SymbolSpec:
+    """One base symbol of the sizes: an example value and its bounds (None: unknown, or no bound)."""
+
+    hint: int | None
+    lower: int | None = None
+    upper: int | None = None
+
+
+@dataclass(frozen=True)
+class InputsDescription:
+    """All inputs of a graph, in order, with the symbols their sizes are made of."""
+
+    inputs: tuple[TensorSpec | ScalarSpec, ...]
+    symbols: Mapping[str, SymbolSpec] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `json.dumps` takes and every JSON reader understands.
+
+        >>> describe_inputs([3]).to_json()["inputs"]
+        [{'kind': 'int', 'value': 3, 'expr': None}]
+        """
+        return {
+            "schema": SCHEMA,
+            "inputs": [_plain(asdict(spec)) for spec in self.inputs],
+            "symbols": {name: asdict(symbol) for name, symbol in self.symbols.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "InputsDescription":
+        """The description that `to_json` wrote.
+
+        >>> InputsDescription.from_json(described.to_json()) == described
+        True
+        """
+        if data.get("schema") != SCHEMA:
+            raise Unsupported(
+                f"The inputs are of schema {data.get('schema')!r}; this version reads {SCHEMA}."
+            )
+        return cls(
+            tuple(_spec(item) for item in data["inputs"]),
+            {name: SymbolSpec(**symbol) for name, symbol in data["symbols"].items()},
+        )
+
+
+def describe_inputs(
+    values: Sequence[Any], fakes: Sequence[Any] | None = None, store: StorageWriter | None = None
+) -> InputsDescription:
+    """Describe real or fake inputs; `fakes` adds the symbolic sizes to real ones, `store` keeps the values.
+
+    >>> describe_inputs([torch.ones(2, 3)]).inputs[0].shape
+    (2, 3)
+    """
+    symbols: dict[str, SymbolSpec] = {}
+    specs: list[TensorSpec | ScalarSpec] = []
+    hashes: dict[object, str] = {}
+    for position, value in enumerate(values):
+        fake = fakes[position] if fakes is not None and position < len(fakes) else None
+        if not isinstance(value, torch.Tensor):
+            specs.append(_describe_scalar(value, fake, symbols))
+            continue
+        spec = describe_tensor(value, fake, symbols)
+        if store is not None and not is_fake_tensor(value) and value.device.type != "meta":
+            memory = _memory(value)
+            if memory not in hashes:
+                hashes[memory] = store.write_storage(value.untyped_storage())
+            spec = replace(spec, storage=hashes[memory])
+        specs.append(spec)
+    return InputsDescription(tuple(_with_aliases(values, specs)), symbols)
+
+
+def describe_tensor(
+    tensor: torch.Tensor, fake: object = None, symbols: dict[str, SymbolSpec] | None = None
+) -> TensorSpec:
+    """Describe one tensor, with the symbolic sizes of `fake` or its own; `symbols` gains their symbols.
+
+    >>> describe_tensor(torch.ones(2)).dtype
+    'float32'
+    """
+    _refuse(tensor)
+    symbolic = fake if isinstance(fake, torch.Tensor) and fake.dim() == tensor.dim() else tensor
+    sizes, strides, offset = tuple(symbolic.shape), symbolic.stride(), symbolic.storage_offset()
+    real = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    numbers = [hint_of(number) for number in real]
+    if any(number is None for number in numbers):
+        raise Unsupported(
+            f"An input of shape {tuple(map(str, tensor.shape))} has a size known only at run time."
+        )
+    for number, value in zip((*sizes, *strides, offset), numbers):
+        _collect(number, value, {} if symbols is None else symbols)
+    rank = tensor.dim()
+    nbytes = hint_of(tensor.untyped_storage().nbytes())
+    return TensorSpec(
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(numbers[:rank]),
+        stride=tuple(numbers[rank : 2 * rank]),
+        storage_offset=numbers[-1],
+        device=str(tensor.device),
+        requires_grad=tensor.requires_grad,
+        is_parameter=isinstance(tensor, torch.nn.Parameter),
+        shape_expr=_expressions(sizes),
+        stride_expr=_expressions(strides),
+        offset_expr=expression_of(offset) if isinstance(offset, torch.SymInt) else None,
+        storage_nbytes=0 if nbytes is None else nbytes,
+    )
+
+
+def tensor_spec(data: Mapping[str, Any]) -> TensorSpec:
+    """The description of a tensor from its JSON form.
+
+    >>> tensor_spec({"dtype": "float32", "shape": [2], "stride": [1]}).shape
+    (2,)
+    """
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+    return TensorSpec(**values)
+
+
+def _refuse(tensor: torch.Tensor) -> None:
+    name = f"An input of shape {tuple(map(str, tensor.shape))}"
+    if type(tensor) not in _PLAIN_CLASSES and not is_fake_tensor(tensor):
+        raise Unsupported(f"{name} is a {type(tensor).__name__}, a tensor subclass that cannot be rebuilt.")
+    if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+        raise Unsupported(
+            f"{name} is nested, quantised or of layout {tensor.layout}, which cannot be rebuilt."
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise Unsupported(f"{name} is a lazy conjugate or negative view, which cannot be rebuilt.")
+
+
+def _describe_scalar(value: Any, fake: Any, symbols: dict[str, SymbolSpec]) -> ScalarSpec:
+    symbol = value if type(value) in _SYMBOL_KINDS else fake if type(fake) in _SYMBOL_KINDS else None
+    if symbol is not None:
+        number = hint_of(value)
+        _collect(symbol, number, symbols)
+        return ScalarSpec(_SYMBOL_KINDS[type(symbol)], number, expression_of(symbol))
+    if type(value) not in _SCALAR_KINDS:
+        raise Unsupported(f"An input is a {type(value).__qualname__}, which cannot be written down.")
+    return ScalarSpec(_SCALAR_KINDS[type(value)], value)
+
+
+def _collect(number: Any, value: Any, symbols: dict[str, SymbolSpec]) -> None:
+    """Note the symbols of a size; a size that is one bare symbol tells its value in this very call."""
+    for name, hint, lower, upper in base_symbols(number):
+        known = symbols.get(name, SymbolSpec(hint, lower, upper))
+        if expression_of(number) == name and isinstance(value, int):
+            known = replace(known, hint=value)
+        symbols[name] = known
+
+
+def _expressions(numbers: Sequence[Any]) -> tuple[str, ...] | None:
+    if any(isinstance(number, torch.SymInt) for number in numbers):
+        return tuple(expression_of(number) for number in numbers)
+    return None
+
+
+def _with_aliases(values: Sequence[Any], specs: list[Any]) -> list[Any]:
+    groups: dict[object, list[int]] = {}
+    first: dict[int, int] = {}
+    for position, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            groups.setdefault(_memory(value), []).append(position)
+            if first.setdefault(id(value), position) != position:
+                specs[position] = replace(specs[position], same_as=first[id(value)])
+    for number, members in enumerate(group for group in groups.values() if len(group) > 1):
+        for position in members:
+            specs[position] = replace(specs[position], alias_of=number)
+    return specs
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    if is_fake_tensor(tensor) or tensor.device.type == "meta":
+        return ("storage", tensor.untyped_storage()._cdata)
+    return tensor.untyped_storage().data_ptr() or ("empty", id(tensor))
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples and no infinite numbers."""
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            value = str(value)
+        out[key] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def _spec(item: Mapping[str, Any]) -> TensorSpec | ScalarSpec:
+    if item["kind"] == "tensor":
+        return tensor_spec(item)
+    value = item["value"]
+    if item["kind"] in ("float", "symfloat") and isinstance(value, str):
+        value = float(value)
+    return ScalarSpec(item["kind"], value, item["expr"])

@@ -1,0 +1,139 @@
+"""Rebuild a graph's inputs from their description: kept values from files, other values from a seed.
+
+Each storage is made once and the tensors are laid over it, so strides, offsets and sharing come out as
+described. Random values come from integer arithmetic alone, which is the same on every machine.
+The text of this file is pasted into repro scripts: standard library and public torch only.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import struct
+from typing import Any
+
+import torch
+
+
+class InputsDamaged(Exception):
+    """A file with input values is missing, cut off or changed."""
+
+
+def load_inputs(description: dict, folder: str | None = None, seed: int = 0) -> list:
+    """The inputs that the JSON form of an `InputsDescription` describes, as real tensors and numbers.
+
+    >>> load_inputs(describe_inputs([torch.ones(2)]).to_json())[0].shape
+    torch.Size([2])
+    """
+    specs = description["inputs"]
+    storages: dict[Any, torch.UntypedStorage] = {}
+    made: list[Any] = []
+    for position, spec in enumerate(specs):
+        if spec["kind"] != "tensor":
+            value = spec["value"]
+            made.append(float(value) if spec["kind"] in ("float", "symfloat") else value)
+        elif spec["same_as"] is not None:
+            made.append(made[spec["same_as"]])
+        else:
+            group = position if spec["alias_of"] is None else f"group {spec['alias_of']}"
+            if group not in storages:
+                members = [
+                    s for s in specs if s is spec or (s["kind"] == "tensor" and s["alias_of"] is not None)
+                ]
+                members = [s for s in members if s is spec or s["alias_of"] == spec["alias_of"]]
+                storages[group] = _inputs_storage(spec, members, folder, seed * 1_000_003 + position)
+            made.append(view_storage(spec, storages[group]))
+    return made
+
+
+def read_storage(path: str, digest: str) -> torch.UntypedStorage:
+    """The bytes of a safetensors file with one uint8 tensor `storage`, checked against their hash.
+
+    >>> read_storage("storages/ab12.safetensors", "ab12...").nbytes()
+    4096
+    """
+    advice = "Record the case again, or copy the file anew from where it came."
+    try:
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > os.path.getsize(path):
+                raise ValueError("its header is longer than the file")
+            start, end = json.loads(file.read(length))["storage"]["data_offsets"]
+            flat = torch.empty(end - start, dtype=torch.uint8)
+            view = storage_bytes(flat.untyped_storage())
+            if file.readinto(view) != end - start or file.read(1):
+                raise ValueError("its length does not fit its header")
+        if hashlib.sha256(view).hexdigest() != digest:
+            raise ValueError("its bytes do not fit its name")
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise InputsDamaged(
+            f"The tensor file {os.path.basename(path)} is damaged: {error}. {advice}"
+        ) from error
+    return flat.untyped_storage()
+
+
+def storage_bytes(storage: torch.UntypedStorage) -> memoryview:
+    """The memory of a CPU storage, without a copy; the storage must outlive the view.
+
+    >>> bytes(storage_bytes(torch.ones(1, dtype=torch.uint8).untyped_storage()))
+    b'\\x01'
+    """
+    if storage.nbytes() == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
+
+
+def view_storage(spec: dict, storage: torch.UntypedStorage) -> torch.Tensor:
+    """The described tensor, laid over a storage on its device.
+
+    >>> view_storage(spec, storage).stride() == tuple(spec["stride"])
+    True
+    """
+    dtype = getattr(torch, spec["dtype"])
+    tensor = torch.empty(0, dtype=dtype, device=spec["device"])
+    tensor.set_(storage, spec["storage_offset"], spec["shape"], spec["stride"])
+    if spec["is_parameter"]:
+        return torch.nn.Parameter(tensor, requires_grad=spec["requires_grad"])
+    return tensor.requires_grad_(spec["requires_grad"])
+
+
+def _inputs_storage(spec: dict, members: list, folder: str | None, seed: int) -> torch.UntypedStorage:
+    if spec["storage"] is not None and folder is not None:
+        path = os.path.join(folder, "storages", f"{spec['storage']}.safetensors")
+        kept = read_storage(path, spec["storage"])
+        return torch.empty(0, dtype=torch.uint8).set_(kept).to(spec["device"]).untyped_storage()
+    dtype = getattr(torch, spec["dtype"])
+    needed = max(_inputs_extent(member) for member in members)
+    count = -(-needed // dtype.itemsize)
+    return _inputs_values(count, dtype, seed).to(spec["device"]).untyped_storage()
+
+
+def _inputs_extent(spec: dict) -> int:
+    """Bytes of storage that a tensor reaches into."""
+    reach = spec["storage_offset"] + 1
+    for size, stride in zip(spec["shape"], spec["stride"]):
+        reach = reach + (size - 1) * stride if size else spec["storage_offset"]
+        if not size:
+            break
+    return reach * getattr(torch, spec["dtype"]).itemsize
+
+
+def _inputs_values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Bell-shaped floats of variance 1, coin flips for bools, zeros for integers (indices stay valid)."""
+    if dtype.is_complex:
+        part = torch.float64 if dtype is torch.complex128 else torch.float32
+        return torch.view_as_complex(_inputs_values(2 * count, part, seed).view(-1, 2)).to(dtype)
+    out = torch.zeros(count, dtype=dtype)
+    if not dtype.is_floating_point and dtype is not torch.bool:
+        return out
+    generator = torch.Generator().manual_seed(seed)
+    step = 1 << 20  # bounds the extra memory to a few tens of megabytes
+    for start in range(0, count, step):
+        bits = torch.empty(min(step, count - start), dtype=torch.int64).random_(generator=generator)
+        if dtype is torch.bool:
+            out[start : start + step] = (bits >> 20) % 2 == 1
+            continue
+        # The sum of four 15-bit uniforms, centred, has variance 4 * 2**30 / 12.
+        total = sum(((bits >> shift) & 0x7FFF) for shift in (0, 15, 30, 45)) - 2 * 0x7FFF
+        out[start : start + step] = (total.to(torch.float64) / (2**15 / 3**0.5)).to(dtype)
+    return out

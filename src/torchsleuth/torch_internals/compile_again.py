@@ -1,0 +1,75 @@
+"""Compiles a recorded graph again, at the level it was recorded at, with the settings it was compiled with.
+
+The text of this file is pasted into written scripts: torch and the standard library only.
+"""
+
+import importlib
+import sys
+
+import torch
+
+
+def apply_settings(config, state, namespace):
+    """Puts torch's settings and global switches back to what was recorded; an unknown setting is skipped and said."""
+    for module_name, values in config.items():
+        module = importlib.import_module(module_name)
+        for key, text in values.items():
+            try:
+                setattr(module, key, eval(text, dict(namespace)))
+            except AttributeError:
+                sys.stderr.write(f"torchsleuth: this torch has no setting {module_name}.{key}; skipped\n")
+    torch.set_default_dtype(getattr(torch, state["default_dtype"].removeprefix("torch.")))
+    torch.set_float32_matmul_precision(state["matmul_precision"])
+    torch.use_deterministic_algorithms(state["deterministic"])
+    # A warm cache would skip the very compile that is to be seen.
+    importlib.import_module("torch._functorch.config").enable_autograd_cache = False
+
+
+def draw_eager_random_numbers():
+    """Compiled graphs draw the random numbers eager would draw."""
+    importlib.import_module("torch._inductor.config").fallback_random = True
+
+
+def aten_compiler(graph, fakes, fake_mode, output_meta, kwargs, compiler=None):
+    """A function that hands an aten-level graph to Inductor's inner compiler, or another, as AOTAutograd would.
+
+    Its result takes the list of real inputs and empties it. Tracing happens here, compiling when it is called.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with fake_mode, torch.no_grad():
+        traced = make_fx(graph, tracing_mode="real")(*fakes)
+    next(iter(reversed(traced.graph.nodes))).meta.update(output_meta)
+    kwargs = dict(kwargs)
+    if kwargs.pop("cudagraphs", False):
+        kwargs["cudagraphs"] = BoxedBool(True)
+
+    def compile_it():
+        if compiler is None:
+            compiled = compile_fx_inner(traced, fakes, **kwargs)
+            return lambda values: compiled(values)
+        compiled = compiler(traced, fakes, **kwargs)
+        boxed = getattr(compiled, "_boxed_call", False)  # AOTAutograd goes by this flag, too
+        return lambda values: compiled(values) if boxed else compiled(*values)
+
+    return compile_it
+
+
+def captured_compiler(graph, examples, backend, options):
+    """A function that hands a Dynamo-level graph to its backend: a registered name, or a callable.
+
+    The result of a Dynamo backend takes its arguments one by one, whatever its `_boxed_call` flag says.
+    """
+    call = importlib.import_module("torch._dynamo").lookup_backend(backend)
+
+    def compile_it():
+        if backend == "inductor":
+            with importlib.import_module("torch._inductor.config").patch(options):
+                compiled = call(graph, examples)
+        else:
+            compiled = call(graph, examples, **options)
+        return lambda values: compiled(*values)
+
+    return compile_it

@@ -1,0 +1,184 @@
+"""What an operator object of a graph is: its kind, its name, and whether torch ships it.
+
+An `OpOverload` prints as `aten.add.Tensor` and is reached as `torch.ops.aten.add.Tensor`; a higher-order
+operator is reached as `torch.ops.higher_order.<name>`.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import _disable_current_modes
+
+# The namespaces of torch 2.11..2.15 after importing Dynamo, Inductor, distributed and ONNX: listed with
+# `{n.split("::")[0] for n in torch._C._dispatch_get_all_op_names()}` and the TorchScript-only `prim`.
+TORCH_NAMESPACES = frozenset(
+    [
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "_dtensor",
+        "_inductor_test",
+        "_native",
+        "_quantized",
+        "_test",
+        "aten",
+        "aten_hop",
+        "c10d",
+        "c10d_functional",
+        "debug_mode_ops",
+        "debugprims",
+        "export",
+        "flex_lib",
+        "fsdp",
+        "higher_order",
+        "inductor",
+        "inductor_prims",
+        "mkl",
+        "mkldnn",
+        "mkldnn_prepacked",
+        "onednn",
+        "onnx",
+        "onnx_symbolic",
+        "prim",
+        "prims",
+        "profiler",
+        "quantization",
+        "quantized",
+        "quantized_decomposed",
+        "rngprims",
+        "sparse",
+        "static_runtime",
+        "streams",
+        "symm_mem",
+    ]
+)
+
+# Where an operator namespace that `import torch` does not fill is defined.
+_NAMESPACE_MODULES = {
+    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+    "c10d_functional": "torch.distributed._functional_collectives",
+    "_c10d_functional": "torch.distributed._functional_collectives",
+    "streams": "torch._dynamo.variables.streams",
+    "flex_lib": "torch._higher_order_ops.flex_attention",
+    "fsdp": "torch.distributed.fsdp",
+    "inductor": "torch._inductor",
+    "prims": "torch._prims",
+    "rngprims": "torch._prims.rng_prims",
+    "inductor_prims": "torch._inductor.inductor_prims",
+}
+
+
+# Wrapper classes (2.11..2.15) and the attribute that holds what they wrap.
+_NUMPY_WRAPPERS = {
+    "numpy_to_tensor_wrapper": "f",
+    "numpy_method_wrapper": "method",
+    "numpy_operator_wrapper": "op",
+}
+
+
+def is_operator(target: object) -> bool:
+    """Whether the target is one of torch's operator objects (overload, packet or higher-order)."""
+    return isinstance(target, OpOverload | OpOverloadPacket | HigherOrderOperator)
+
+
+def is_higher_order(target: object) -> bool:
+    """Whether the target is a higher-order operator such as `cond`."""
+    return isinstance(target, HigherOrderOperator)
+
+
+def operator_path(target: object) -> str:
+    """`torch.ops.aten.add.Tensor`: how the operator is reached; the caller checks that it resolves."""
+    if isinstance(target, HigherOrderOperator):
+        return f"torch.ops.higher_order.{target.name()}"
+    return f"torch.ops.{target}"
+
+
+def operator_import(target: object) -> str | None:
+    """The module that must be imported before the operator is there, if `import torch` is not enough."""
+    if isinstance(target, HigherOrderOperator):
+        module = type(target).__module__
+        return None if module in ("torch._ops", "__main__") else module
+    return _NAMESPACE_MODULES.get(str(target).partition(".")[0])
+
+
+def custom_operator_name(target: object) -> str | None:
+    """`"mylib::foo"` where the operator is not one that torch ships, else None."""
+    if isinstance(target, OpOverload):
+        qualified = target.name().partition(".")[0]
+    elif isinstance(target, OpOverloadPacket):
+        qualified = str(target).replace(".", "::", 1)
+    else:
+        return None
+    if qualified.partition("::")[0] in TORCH_NAMESPACES or _defined_inside_torch(qualified):
+        return None
+    return qualified
+
+
+def _defined_inside_torch(qualified: str) -> bool:
+    from torch._library.custom_ops import OPDEFS
+
+    definition = OPDEFS.get(qualified)
+    module = getattr(getattr(definition, "_init_fn", None), "__module__", "") or ""
+    return module.partition(".")[0] in ("torch", "functorch")
+
+
+def triton_kernel_name(target: object, kwargs: dict[str, object]) -> str | None:
+    """The name of the user's Triton kernel where the target calls one, else None."""
+    if not isinstance(target, HigherOrderOperator) or not target.name().startswith("triton_kernel_wrapper"):
+        return None
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    index = kwargs.get("kernel_idx")
+    try:
+        kernel = kernel_side_table.get_kernel(index)
+    except Exception:  # a side table of another process: the index alone is left
+        return f"number {index}"
+    while not hasattr(kernel, "__name__") and hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return str(getattr(kernel, "__name__", f"number {index}"))
+
+
+def numpy_wrapper(target: object) -> tuple[str, object] | None:
+    """Dynamo calls numpy through wrapper objects: the wrapper's class, and what it wraps.
+
+    >>> numpy_wrapper(node.target)
+    ('torch._dynamo.utils.numpy_method_wrapper', 'reshape')
+    """
+    module = sys.modules.get("torch._dynamo.utils")
+    for name, inner in _NUMPY_WRAPPERS.items():
+        if module is not None and type(target) is getattr(module, name, None):
+            return f"torch._dynamo.utils.{name}", getattr(target, inner)
+    return None
+
+
+def writable_treespec(value: object) -> str | None:
+    """An expression that rebuilds a pytree spec, or None where it is not one or cannot be rebuilt."""
+    from torch.utils import _pytree
+
+    if not isinstance(value, _pytree.TreeSpec):
+        return None
+    try:
+        text = _pytree.treespec_dumps(value)
+        if _pytree.treespec_loads(text) != value:
+            return None
+    except Exception:  # unregistered or unserialisable node types
+        return None
+    return f"torch.utils._pytree.treespec_loads({text!r})"
+
+
+def is_fake(value: object) -> bool:
+    """Whether a tensor has no values of its own (fake or functional tensors of a trace)."""
+    from torch._subclasses import FakeTensor
+
+    return isinstance(value, FakeTensor) or (
+        isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+    )
+
+
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Inside a backend call a fake-tensor mode is active, under which a real tensor cannot be read."""
+    with _disable_current_modes(), torch.no_grad():
+        yield

@@ -1,0 +1,296 @@
+"""The places every compile passes: the backend call after Dynamo, the inner compile after AOTAutograd,
+and the frame callback around graph capture.
+
+Each `hook_*` puts a handler there and returns a function that takes it away again. The handlers get what
+torch was about to do as a value and decide whether and how it is done; arguments they do not know are
+passed through, because these signatures grow from release to release.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+class UnsupportedTorch(RuntimeError):
+    """This torch lacks something torchsleuth hooks into."""
+
+
+@dataclass(frozen=True)
+class BackendCall:
+    """Dynamo is about to hand one captured graph to a backend."""
+
+    backend: Callable[..., Any]
+    name: str
+    options: dict[str, Any]
+    graph: torch.fx.GraphModule
+    inputs: Sequence[Any]
+    compile: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class InnerCompile:
+    """AOTAutograd is about to hand one aten graph to Inductor."""
+
+    graph: torch.fx.GraphModule
+    inputs: Sequence[Any]
+    kwargs: dict[str, Any]
+    compile: Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
+
+
+@dataclass(frozen=True)
+class FrameCapture:
+    """Dynamo is about to look at one Python frame."""
+
+    function: str
+    file: str
+    line: int
+    capture: Callable[[], Any] = field(repr=False)
+
+
+def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> Callable[[], None]:
+    """Routes every backend call of Dynamo through `handler`; returns the undo function.
+
+    >>> undo = hook_backend_calls(lambda call: call.compile(call.graph, call.inputs))
+    >>> undo()
+    """
+    # Dynamo wraps every backend it is given, by name or as a callable, in this class (2.11 to 2.13).
+    from torch._dynamo.repro import after_dynamo
+
+    wrapper = getattr(after_dynamo, "WrapBackendDebug", None)
+    if wrapper is None:
+        raise UnsupportedTorch(f"torch {torch.__version__} has no backend wrapper to hook into")
+    original = wrapper.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        backend = self._torchdynamo_orig_backend
+        options = backend_options(backend, kwargs)
+        backend = user_backend(backend)
+        name = getattr(self, "_compiler_name", None) or getattr(self, "__name__", type(backend).__name__)
+        return handler(
+            BackendCall(
+                backend=backend,
+                name=str(name),
+                options=options,
+                graph=gm,
+                inputs=example_inputs,
+                compile=lambda g, i: original(self, g, i, **kwargs),
+            )
+        )
+
+    wrapper.__call__ = call
+    return lambda: setattr(wrapper, "__call__", original)
+
+
+def hook_inner_compiles(handler: Callable[[InnerCompile], Any]) -> Callable[[], None]:
+    """Routes every graph that reaches Inductor's inner compile through `handler`; returns the undo function."""
+    from torch._inductor import compile_fx
+
+    original = getattr(compile_fx, "_compile_fx_inner", None)
+    if original is None:
+        raise UnsupportedTorch(f"torch {torch.__version__} has no inner compile to hook into")
+
+    @functools.wraps(original)
+    def call(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return handler(
+            InnerCompile(
+                graph=gm,
+                inputs=example_inputs,
+                kwargs=kwargs,
+                compile=lambda g, i: original(g, i, *args, **kwargs),
+            )
+        )
+
+    compile_fx._compile_fx_inner = call
+    return lambda: setattr(compile_fx, "_compile_fx_inner", original)
+
+
+def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], None]:
+    """Routes every frame Dynamo looks at through `handler`; returns the undo function."""
+    from torch._dynamo import convert_frame
+
+    wrapper = convert_frame.CatchErrorsWrapper
+    original = wrapper.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        code = frame.f_code
+        return handler(
+            FrameCapture(
+                function=code.co_name,
+                file=code.co_filename,
+                line=code.co_firstlineno,
+                capture=lambda: original(self, frame, *args, **kwargs),
+            )
+        )
+
+    wrapper.__call__ = call
+    return lambda: setattr(wrapper, "__call__", original)
+
+
+def replace_callable(compiled: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """Puts `wrap(f)` where the inner compiler's result keeps its boxed callable `f`.
+
+    Inductor's own output object stays what it is, so that AOTAutograd finds everything else it reads from it.
+    """
+    inner = getattr(compiled, "current_callable", None)
+    if inner is not None:
+        compiled.current_callable = wrap(inner)
+        return compiled
+    wrapped = wrap(compiled)
+    wrapped._boxed_call = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def disable_autograd_cache() -> None:
+    """A warm AOTAutograd cache would skip the inner compile, and with it everything we watch."""
+    import torch._functorch.config as functorch_config
+
+    functorch_config.enable_autograd_cache = False
+
+
+def use_eager_random_numbers() -> None:
+    """Makes graphs that Inductor compiles from now on draw the random numbers eager would draw."""
+    import torch._inductor.config as inductor_config
+
+    inductor_config.fallback_random = True
+
+
+def is_control_flow(error: BaseException) -> bool:
+    """True for exceptions Dynamo raises through the backend to steer itself: they are not failures."""
+    from torch._dynamo import exc
+
+    steering = [getattr(exc, name, None) for name in ("RestartAnalysis", "SkipFrame", "Unsupported")]
+    try:
+        from torch._subclasses import fake_tensor
+
+        # Dynamo answers these with a graph break before the operator concerned.
+        steering += [
+            getattr(fake_tensor, name, None)
+            for name in (
+                "DataDependentOutputException",
+                "DynamicOutputShapeException",
+                "UnsupportedOperatorException",
+            )
+        ]
+    except ImportError:  # pragma: no cover - the module has been there since 2.0
+        pass
+    return isinstance(error, tuple(t for t in steering if t is not None))
+
+
+def is_inductor(backend: Any) -> bool:
+    """True where `backend` is Inductor, however it was named."""
+    if isinstance(backend, getattr(torch, "_TorchCompileInductorWrapper", ())):
+        return True
+    return getattr(backend, "__name__", "") == "inductor" and "torch._dynamo.backends" in str(
+        getattr(backend, "__module__", "")
+    )
+
+
+def is_inner_compile(compiler: Any) -> bool:
+    """True for Inductor's own inner compiler, which a script finds again without being told how."""
+    return getattr(compiler, "__name__", "") in ("compile_fx_inner", "_compile_fx_inner")
+
+
+def lookup_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The callable behind a backend's name; a callable is its own."""
+    if backend == "inductor":
+        # With this one object torch.compile keeps mode= and options= together.
+        return torch._TorchCompileInductorWrapper(None, None, None)
+    from torch._dynamo.backends.registry import lookup_backend as lookup
+
+    return lookup(backend)
+
+
+def ships_with_torch(backend: Any) -> bool:
+    """True where a backend can be found again by its registered name, without the user's program.
+
+    >>> ships_with_torch(lambda gm, inputs: gm.forward)
+    False
+    """
+    module = getattr(backend, "__module__", None) or type(backend).__module__
+    return is_inductor(backend) or module == "torch" or module.startswith("torch.")
+
+
+def user_backend(backend: Any) -> Any:
+    """The callable the user gave to torch.compile, without the object torch.compile wraps around it."""
+    return backend.compiler_fn if type(backend).__name__ == "_TorchCompileWrapper" else backend
+
+
+def backend_options(backend: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What the caller of torch.compile asked for: for Inductor the settings that mode= and options= stand for,
+    for any other backend the keyword arguments it is called with."""
+    if is_inductor(backend):
+        return {**(getattr(backend, "config", None) or {}), **(kwargs.get("options") or {})}
+    return {**(getattr(backend, "kwargs", None) or {}), **kwargs}
+
+
+def current_compile_id() -> str | None:
+    """The id torch gives the compile under way (`0/1`), also while a backward is compiled lazily."""
+    from torch._guards import CompileContext
+
+    found = CompileContext.current_compile_id()
+    return None if found is None else str(found)
+
+
+def failed_call(error: BaseException) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """The operator call (target, args, kwargs) whose fake execution failed during capture, if that is what failed.
+
+    Dynamo runs each operator on fake tensors; the innermost of its frames that holds a node, args and kwargs
+    is that call.
+    """
+    found = None
+    tb = error.__traceback__
+    while tb is not None:
+        frame = tb.tb_frame
+        # `run_node` has carried these three locals from 2.0 to 2.13.
+        if frame.f_code.co_name == "run_node" and {"node", "args", "kwargs"} <= frame.f_locals.keys():
+            local = frame.f_locals
+            found = (local["node"], tuple(local["args"]), dict(local["kwargs"]))
+        tb = tb.tb_next
+    return found
+
+
+def target_name(node: Any) -> str:
+    """The operator of a node as a person would write it: `torch.mm`, `Tensor.sin`, `aten.relu.default`."""
+    target = getattr(node, "target", node)
+    if isinstance(target, str):
+        return f"Tensor.{target}"
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    module, name = getattr(target, "__module__", None), getattr(target, "__name__", str(target))
+    if module is None or module.startswith("torch._C"):
+        return f"torch.{name}"
+    return f"{module}.{name}".replace("_operator.", "operator.")
+
+
+def fails_in_eager(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Runs the operator of `node` on zeros shaped like its fake arguments: the error it gives, or None.
+
+    An operator that fails on real tensors of these shapes and dtypes fails without the compiler, too.
+    """
+    from torch.utils import _pytree as pytree
+
+    def real(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.zeros(
+                [int(s) for s in value.shape], dtype=value.dtype, device=value.device, requires_grad=False
+            )
+        return int(value) if isinstance(value, torch.SymInt) else value
+
+    if node.op not in ("call_function", "call_method"):
+        return None
+    try:
+        real_args, real_kwargs = pytree.tree_map(real, (args, kwargs))
+        if node.op == "call_method":
+            getattr(real_args[0], node.target)(*real_args[1:], **real_kwargs)
+        else:
+            node.target(*real_args, **real_kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None

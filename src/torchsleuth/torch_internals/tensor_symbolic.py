@@ -1,0 +1,105 @@
+"""Fake inputs with symbolic sizes, rebuilt from a description, so that a graph compiles dynamic again.
+
+One backed symbol is made per base symbol of the description; sizes such as `2*s0` are computed from those,
+and symbolic number inputs share them. Fakes do not share memory even where the real inputs do.
+The text of this file is pasted into repro scripts: standard library and torch only.
+"""
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+# The functions that sympy's printer leaves in a size's expression.
+_SYMBOLIC_FUNCTIONS = {
+    "Max": torch.sym_max,
+    "Min": torch.sym_min,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Where": torch.sym_ite,
+    "ToFloat": torch.sym_float,
+    "TruncToInt": torch.sym_int,
+    "CeilToInt": math.ceil,
+    "FloorToInt": math.floor,
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
+    "PowByNatural": operator.pow,
+}
+
+
+def symbolic_inputs(description: dict, real: list) -> tuple[list, FakeTensorMode]:
+    """Fake inputs for the JSON form of an `InputsDescription`, and the mode to trace under.
+
+    Plain numbers and strings come from `real`. A description without symbols gives fakes of fixed size.
+
+    >>> fakes, mode = symbolic_inputs(description, load_inputs(description))
+    """
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    names = {name: _symbolic_base(env, name, **about) for name, about in description["symbols"].items()}
+    fakes: list[Any] = []
+    for spec, value in zip(description["inputs"], real):
+        if spec["kind"] == "symint":
+            fakes.append(_symbolic_number(spec["expr"], names, spec["value"]))
+        elif spec["kind"] == "tensor":
+            with mode:
+                fakes.append(_symbolic_tensor(spec, names))
+        else:
+            fakes.append(value)
+    return fakes, mode
+
+
+def _symbolic_base(env: ShapeEnv, name: str, hint: int | None, lower: int | None, upper: int | None) -> Any:
+    """2.11..2.15: `create_symbol` and `create_symintnode` take these arguments alike."""
+    if hint is None:
+        return env.create_unbacked_symint()
+    source = ConstantSource(f"__symbol_{name}")
+    symbol = env.create_symbol(
+        hint,
+        source,
+        dynamic_dim=DimDynamic.DYNAMIC,
+        positive=True if lower is not None and lower >= 0 else None,
+        do_not_specialize_zero_one=lower is None or lower < 2,
+    )
+    if symbol.is_Symbol and (lower is not None or upper is not None):
+        known = env.var_to_range[symbol]
+        env.constrain_symbol_range(
+            symbol, known.lower if lower is None else lower, known.upper if upper is None else upper
+        )
+    return env.create_symintnode(symbol, hint=hint, source=source)
+
+
+def _symbolic_number(expression: str | None, names: dict, otherwise: Any) -> Any:
+    if expression is None:
+        return otherwise
+    try:
+        return eval(expression, {"__builtins__": {}}, {**_SYMBOLIC_FUNCTIONS, **names})
+    except (NameError, SyntaxError, TypeError) as error:
+        raise ValueError(f"The symbolic size {expression} cannot be computed here: {error}.") from error
+
+
+def _symbolic_tensor(spec: dict, names: dict) -> torch.Tensor:
+    def numbers(expressions: list | None, otherwise: list) -> list:
+        return [
+            _symbolic_number(e, names, o) for e, o in zip(expressions or [None] * len(otherwise), otherwise)
+        ]
+
+    shape = numbers(spec["shape_expr"], spec["shape"])
+    stride = numbers(spec["stride_expr"], spec["stride"])
+    dtype = getattr(torch, spec["dtype"])
+    offset = _symbolic_number(spec["offset_expr"], names, spec["storage_offset"])
+    if spec["offset_expr"] is None and spec["storage_offset"] == 0:
+        fake = torch.empty_strided(shape, stride, dtype=dtype, device=spec["device"])
+    else:
+        reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride))
+        base = torch.empty(reach, dtype=dtype, device=spec["device"])
+        fake = base.as_strided(shape, stride, offset)
+    if spec["is_parameter"]:
+        return torch.nn.Parameter(fake, requires_grad=spec["requires_grad"])
+    return fake.requires_grad_(spec["requires_grad"])
