@@ -140,9 +140,6 @@ def _watch_for(cases: str, level: int, after: str) -> Watch:
         everything=False,
     )
     seams.hook_inner_compiles(watcher.on_inner)
-    seams.disable_autograd_cache()
-    if level >= 4:
-        seams.use_eager_random_numbers()
     return watcher
 
 

@@ -37,7 +37,7 @@ def test_a_script_of_reader_and_graph_runs_without_torchsleuth(tmp_path):
     script = tmp_path / "repro.py"
     script.write_text(f"{inspect.getsource(reader)}\n{printed.text}\nSOURCE = {printed.source!r}\n{CHECK}")
     done = subprocess.run([sys.executable, "-P", str(script)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout.split()) == (0, ["3", "False"]), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["4", "False"]), done.stderr
 
 
 def test_a_missing_constant_says_its_name():

@@ -6,6 +6,7 @@ is never imported from here.
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -27,18 +28,26 @@ def watch_this_process(settings: Settings | None = None) -> None:
         return
     _watching = True
 
-    def dynamo_is_there(_module: ModuleType) -> None:
-        from torchsleuth.capture import watch
+    # torch's modules import each other in circles: while one of them is being imported nothing but a thin hook is
+    # put in, and the watch itself is imported when the hook is first used.
+    def hook(name: str, seam: str, handler: str) -> None:
+        def put_in(_module: ModuleType) -> None:
+            from torchsleuth.torch_internals import seams
 
-        watch.watch_dynamo(settings)
+            getattr(seams, seam)(lambda call: getattr(_watch(settings), handler)(call))
 
-    def inductor_is_there(_module: ModuleType) -> None:
-        from torchsleuth.capture import watch
+        after_import(name, put_in)
 
-        watch.watch_inductor(settings)
+    hook("torch._dynamo.convert_frame", "hook_frame_captures", "on_frame")
+    hook("torch._dynamo.repro.after_dynamo", "hook_backend_calls", "on_backend")
+    hook("torch._inductor.compile_fx", "hook_inner_compiles", "on_inner")
 
-    after_import("torch._dynamo", dynamo_is_there)
-    after_import("torch._inductor.compile_fx", inductor_is_there)
+
+@functools.cache
+def _watch(settings: Settings) -> Any:
+    from torchsleuth.capture.watch import Watch
+
+    return Watch(settings)
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +46,10 @@ class Watch:
         self._function_of: dict[str, str] = {}
         self._outer_of: dict[str, int] = {}
         os.register_at_fork(after_in_child=self._after_fork)
+        failures.keep_our_frames_out_of_printed_tracebacks()
+        seams.disable_autograd_cache()
+        if settings.checks_accuracy:
+            seams.use_eager_random_numbers()
 
     @property
     def flight(self) -> Flight | None:
@@ -247,25 +250,3 @@ def _boxed(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
-
-
-@functools.cache
-def _process_watch(settings: Settings) -> Watch:
-    return Watch(settings)
-
-
-def watch_dynamo(settings: Settings) -> None:
-    """Called once torch's Dynamo is imported in a watched process."""
-    watch = _process_watch(settings)
-    seams.hook_frame_captures(watch.on_frame)
-    seams.hook_backend_calls(watch.on_backend)
-    failures.keep_our_frames_out_of_printed_tracebacks()
-
-
-def watch_inductor(settings: Settings) -> None:
-    """Called once torch's Inductor is imported in a watched process."""
-    watch = _process_watch(settings)
-    seams.disable_autograd_cache()
-    if settings.checks_accuracy:
-        seams.use_eager_random_numbers()
-    seams.hook_inner_compiles(watch.on_inner)

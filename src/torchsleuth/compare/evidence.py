@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from torchsleuth.compare import opkinds
-from torchsleuth.compare.cloning import changed, clone_inputs, restore, snapshot, tensors_in
+from torchsleuth.compare.cloning import clone_inputs, map_tensors, restore, same_bits, snapshot, tensors_in
 from torchsleuth.compare.float64 import (
     MEMORY_ERRORS,
     Findings,
@@ -117,7 +117,7 @@ def _run_eager(
     restore_rng(start)
     outputs = clone_inputs(recorder.run(*fresh))
     mutated = tuple(
-        i for i, (a, b) in enumerate(zip(inputs, fresh)) if isinstance(a, torch.Tensor) and _differs(a, b)
+        i for i, (a, b) in enumerate(zip(inputs, fresh)) if isinstance(a, torch.Tensor) and not same_bits(a, b)
     )
     result = result_of(outputs, fresh, mutated)
     restore(state)
@@ -186,7 +186,7 @@ def _assemble(
     findings: Findings,
     mutated: tuple[int, ...],
 ) -> Evidence:
-    origins = _origins(graph)
+    origins = _origins(graph, findings.aliasing)
     drawn = {n.name for n in graph.graph.nodes if opkinds.draws(n)}
     found = []
     for path, value in eager.values.items():
@@ -208,18 +208,25 @@ def _assemble(
     return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), mutated)
 
 
-def _origins(graph: GraphModule) -> dict[str, set[str]]:
-    """For every output path, the names of all nodes it depends on; later writes to shared memory are not followed."""
+def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:
+    """For every leaf path, the names of all nodes its value depends on.
+
+    Nodes that share memory form one group: a write through any of them reaches all.
+    """
+    group: dict[str, str] = {}
     behind: dict[str, set[str]] = {}
     for node in graph.graph.nodes:
-        names = {node.name}
-        for arg in node.all_input_nodes:
-            names |= behind[arg.name]
-        behind[node.name] = names
-    if any(opkinds.writes(n) for n in graph.graph.nodes):
-        return {}
+        names = {node.name}.union(*(behind[group[a.name]] for a in node.all_input_nodes))
+        base = node.all_input_nodes[0] if node.name in aliasing and node.all_input_nodes else node
+        group[node.name] = group.get(base.name, node.name)
+        behind.setdefault(group[node.name], set()).update(names)
+        if opkinds.writes(node):
+            for arg in node.all_input_nodes[:1]:
+                behind[group[arg.name]] |= names
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    return {path: behind[leaf.name] for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)}
+    found = {path: behind[group[leaf.name]] for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)}
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    return found | {f"inputs[{i}]": behind[group[n.name]] for i, n in enumerate(placeholders)}
 
 
 def _substitutes(
@@ -231,7 +238,7 @@ def _substitutes(
         if node.name in recorder.drawn:
             drawn = recorder.drawn[node.name]
             rate = opkinds.dropout_rate(node)
-            value = widen(drawn if device is None else _to(drawn, device))
+            value = widen(drawn if device is None else map_tensors(drawn, lambda t: t.to(device)))
             found[node.name] = _constant(value) if rate is None else _masked(value, rate)
     return found
 
@@ -255,20 +262,9 @@ def _masked(value: Any, rate: float) -> Callable[..., Any]:
     return draw
 
 
-def _to(value: Any, device: torch.device) -> Any:
-    from torchsleuth.compare.cloning import map_tensors
-
-    return map_tensors(value, lambda t: t.to(device))
-
-
 def _device_of(inputs: Sequence[Any], graph: GraphModule) -> torch.device:
     for tensor in [*tensors_in(list(inputs)), *graph_state(graph)]:
         if tensor.device.type not in ("cpu", "meta"):
             return tensor.device
     return torch.device("cpu")
 
-
-def _differs(before: torch.Tensor, after: torch.Tensor) -> bool:
-    from torchsleuth.compare.cloning import same_bits
-
-    return not same_bits(before, after)

@@ -23,7 +23,7 @@ def tensor_expression(tensor: torch.Tensor, key: str, shared: bool) -> tuple[str
     """The source of a tensor, and the tensor itself where the source only refers to it by `key`.
 
     >>> tensor_expression(torch.ones(2), "Repro.x", shared=False)
-    ('torch.tensor([1.0, 1.0])', None)
+    ('torch.tensor([1.0, 1.0], dtype=torch.float32)', None)
     """
     refuse_odd_tensor(tensor, key)
     with real_tensors():
@@ -129,24 +129,20 @@ def _span(tensor: torch.Tensor) -> int:
 
 def _inline(tensor: torch.Tensor) -> str | None:
     flat = tensor.as_strided((_span(tensor),), (1,)).cpu()
-    dense = tensor.is_contiguous()
-    values = tensor.cpu() if dense else flat
-    for text in _spellings(values):
-        if not dense:
-            text = f"{text}.as_strided({tuple(tensor.shape)}, {tensor.stride()})"
-        rebuilt = eval(text, {"torch": torch, "inf": float("inf"), "nan": float("nan")})
-        same_form = (rebuilt.shape, rebuilt.stride(), rebuilt.dtype) == (
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-        )
+    plain = tensor.numel() == 0 or tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+    layout = "" if plain else f".as_strided({tuple(tensor.shape)}, {tensor.stride()})"
+    move = "" if tensor.device.type == "cpu" else f".to({str(tensor.device)!r})"
+    form = (tensor.shape, tensor.stride(), tensor.dtype)
+    for text in _spellings(tensor.cpu() if plain else flat):
+        rebuilt = eval(text + layout, {"torch": torch, "inf": float("inf"), "nan": float("nan")})
+        same_form = (rebuilt.shape, rebuilt.stride(), rebuilt.dtype) == form
         if same_form and _bits(rebuilt.as_strided(flat.shape, (1,))) == _bits(flat):
-            return text if tensor.device.type == "cpu" else f"{text}.to({str(tensor.device)!r})"
+            return text + move + layout
     return None
 
 
 def _spellings(values: torch.Tensor) -> list[str]:
-    dtype = "" if values.dtype in (torch.float32, torch.int64, torch.bool) else f", dtype={values.dtype}"
+    dtype = "" if values.dtype in (torch.int64, torch.bool) else f", dtype={values.dtype}"
     if values.numel() == 0:
         return [f"torch.empty_strided({tuple(values.shape)}, {values.stride()}, dtype={values.dtype})"]
     spelled = []

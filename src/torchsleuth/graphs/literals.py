@@ -118,6 +118,8 @@ _WRITERS: dict[type, Callable] = {
 def _by_kind(value: object, write: _Write, words: Vocabulary) -> str | None:
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return _constant_symbol(value)
+    if isinstance(value, type):
+        return words.spell(value)
     if isinstance(value, enum.Enum) or hasattr(type(value), "__members__"):
         return _enum(value, words)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

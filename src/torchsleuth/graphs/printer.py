@@ -4,7 +4,6 @@ One class per GraphModule, one statement per node, in order. Nested graphs come 
 Above the statements of one user source line stands that line; behind each statement stands what it yields.
 """
 
-import keyword
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -217,8 +216,4 @@ def _function_call(node: torch.fx.Node, page: _Page, write: Callable[[object], s
 
 
 def _arguments(args: tuple, kwargs: Mapping[str, object], write: Callable[[object], str]) -> str:
-    parts = [write(value) for value in args]
-    for name, value in kwargs.items():
-        plain = name.isidentifier() and not keyword.iskeyword(name)
-        parts.append(f"{name}={write(value)}" if plain else f"**{{{name!r}: {write(value)}}}")
-    return ", ".join(parts)
+    return ", ".join([*map(write, args), *(f"{name}={write(value)}" for name, value in kwargs.items())])

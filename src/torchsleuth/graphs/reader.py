@@ -99,9 +99,7 @@ def _graph_read_call(made: Any, nodes: dict, scope: dict) -> tuple:
     if isinstance(made, ast.Subscript):
         return "call_function", operator.getitem, (value(made.value), value(made.slice)), {}
     args = tuple(value(item) for item in made.args)
-    kwargs = {item.arg: value(item.value) for item in made.keywords if item.arg is not None}
-    for spread in (item.value for item in made.keywords if item.arg is None):
-        kwargs.update(value(spread))
+    kwargs = {item.arg: value(item.value) for item in made.keywords}
     path = _graph_self_path(made.func)
     if path is not None:
         return "call_module", path, args, kwargs

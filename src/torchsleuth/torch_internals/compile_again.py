@@ -11,6 +11,8 @@ import torch
 
 def apply_settings(config, state, namespace):
     """Puts torch's settings and global switches back to what was recorded; an unknown setting is skipped and said."""
+    # Operators of Inductor's own are known to torch once this is imported.
+    importlib.import_module("torch._inductor.compile_fx")
     for module_name, values in config.items():
         module = importlib.import_module(module_name)
         for key, text in values.items():

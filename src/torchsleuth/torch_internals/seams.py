@@ -9,6 +9,7 @@ passed through, because these signatures grow from release to release.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +60,7 @@ def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> 
     >>> undo()
     """
     # Dynamo wraps every backend it is given, by name or as a callable, in this class (2.11 to 2.13).
-    from torch._dynamo.repro import after_dynamo
+    after_dynamo = importlib.import_module("torch._dynamo.repro.after_dynamo")
 
     wrapper = getattr(after_dynamo, "WrapBackendDebug", None)
     if wrapper is None:
@@ -89,8 +90,7 @@ def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> 
 
 def hook_inner_compiles(handler: Callable[[InnerCompile], Any]) -> Callable[[], None]:
     """Routes every graph that reaches Inductor's inner compile through `handler`; returns the undo function."""
-    from torch._inductor import compile_fx
-
+    compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
     original = getattr(compile_fx, "_compile_fx_inner", None)
     if original is None:
         raise UnsupportedTorch(f"torch {torch.__version__} has no inner compile to hook into")
@@ -112,8 +112,7 @@ def hook_inner_compiles(handler: Callable[[InnerCompile], Any]) -> Callable[[], 
 
 def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], None]:
     """Routes every frame Dynamo looks at through `handler`; returns the undo function."""
-    from torch._dynamo import convert_frame
-
+    convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
     wrapper = convert_frame.CatchErrorsWrapper
     original = wrapper.__call__
 

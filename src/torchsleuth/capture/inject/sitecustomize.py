@@ -12,12 +12,14 @@ def _step_aside() -> None:
     """Runs the sitecustomize that Python would have found without us."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or os.curdir) != here]
-    sys.modules.pop("sitecustomize", None)
+    ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401
     except ModuleNotFoundError as missing:
         if missing.name != "sitecustomize":
             raise
+        if ours is not None:  # the import that runs us looks for what it imports
+            sys.modules["sitecustomize"] = ours
 
 
 def _watch() -> None:

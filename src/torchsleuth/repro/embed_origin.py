@@ -1,0 +1,67 @@
+"""Where a live value comes from: an installed package, a name in a file of the user's, or nowhere."""
+
+import functools
+import os
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+_STDLIB = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
+
+
+def has_source(module: object) -> TypeGuard[types.ModuleType]:
+    """Whether this is a module with a Python file: `has_source(json)`."""
+    return isinstance(module, types.ModuleType) and str(getattr(module, "__file__", None) or "").endswith(
+        ".py"
+    )
+
+
+def third_party(module: types.ModuleType) -> bool:
+    """Whether a module was installed by a person, apart from torch: `third_party(numpy)`."""
+    package = module.__name__.partition(".")[0]
+    return (
+        installed(module.__dict__)
+        and package not in {"torch", "triton", "sympy", "torchsleuth"} | sys.stdlib_module_names
+    )
+
+
+def installed(namespace: Mapping[str, Any]) -> bool:
+    """Whether a module comes with Python or from an installed package, and so needs no pasting."""
+    path = namespace.get("__file__")
+    if path is None:
+        return namespace.get("__name__") != "__main__" and not namespace.get("__path__")
+    path = os.path.abspath(str(path))
+    return bool(_INSTALLED.search(path)) or path.startswith(_STDLIB)
+
+
+def global_name(value: Any) -> tuple[Mapping[str, Any], str] | None:
+    """The module namespace and dotted name under which a value can be had, if there is one."""
+    home = sys.modules.get(getattr(value, "__module__", None) or "")
+    spaces = [getattr(value, "__globals__", None), getattr(home, "__dict__", None)]
+    dotted = getattr(value, "__qualname__", None)
+    for space in filter(None, spaces):
+        if isinstance(dotted, str) and "<" not in dotted and _attribute(space, dotted) is value:
+            return space, dotted
+    if not isinstance(value, types.FunctionType):
+        spaces += [
+            m.__dict__ for m in list(sys.modules.values()) if has_source(m) and not installed(m.__dict__)
+        ]
+    for space in filter(None, spaces):
+        for name, held in list(space.items()):
+            if held is value and not name.startswith("__"):
+                return space, name
+    return None
+
+
+def _attribute(namespace: Mapping[str, Any], dotted: str) -> object:
+    root, *rest = dotted.split(".")
+    return functools.reduce(lambda owner, name: getattr(owner, name, None), rest, namespace.get(root))
+
+
+def same_literal(read: object, value: object) -> bool:
+    """Whether a literal read back is the value it was written from, type included: not `1` for `True`."""
+    return type(read) is type(value) and bool(read == value)

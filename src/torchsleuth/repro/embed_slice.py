@@ -1,0 +1,275 @@
+"""A Python file as a row of top-level statements, and the few of them that a name needs.
+
+Each statement says which names it binds and which it uses; the compiler's own view of it (its byte code)
+is asked, so a local variable is never taken for a global one.  A slice is the least set of statements that
+is closed under "binds a name that is used" and "configures a name that is in", in file order.
+"""
+
+import ast
+import builtins
+import dis
+import functools
+import linecache
+import os
+import re
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+# Functions of torch.library, and methods of what it returns, that name an op or take one.
+REGISTRARS = {"custom_op", "triton_op", "define", "impl", "impl_abstract", "fallthrough_kernel"}
+REGISTRARS |= {f"register_{w}" for w in ("fake", "autograd", "kernel", "vmap", "torch_dispatch", "autocast")}
+_OF_LIBRARY = frozenset(("define", "impl", "_register_fake"))  # methods that name their op without namespace
+_READS = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+
+
+class CannotEmbed(Exception):
+    """The object has no source that could stand in a script; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One top-level statement; `guarded` ones stand under `if __name__ == "__main__"`."""
+
+    node: ast.stmt
+    text: str
+    binds: frozenset[str]
+    uses: frozenset[str]
+    guarded: bool
+
+    @property
+    def imports(self) -> bool:
+        return isinstance(self.node, (ast.Import, ast.ImportFrom))
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A parsed file: its statements in order."""
+
+    path: str
+    tree: ast.Module
+    statements: tuple[Statement, ...]
+
+
+def source_file(path: str) -> SourceFile:
+    """The statements of a file: `source_file("train.py").statements[0].binds`."""
+    lines = linecache.getlines(path)
+    if not lines:
+        raise CannotEmbed(
+            f"its source cannot be read from {os.path.basename(path)!r}; define it in a file and run that."
+        )
+    return _parsed(path, "".join(lines))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(path: str, text: str) -> SourceFile:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as failure:
+        raise CannotEmbed(f"{os.path.basename(path)} does not parse any more ({failure.msg}).") from None
+    quoted = any(_is_future(node) and node.names[0].name == "annotations" for node in tree.body)
+    statements = []
+    for node, guarded in _top_level(tree.body):
+        if not _is_future(node):
+            statements.append(_statement(node, text, tree, guarded, quoted))
+    return SourceFile(path, tree, tuple(statements))
+
+
+def closed_slice(
+    file: SourceFile, names: set[str], ops: set[str], live: Mapping[str, Any]
+) -> tuple[list[Statement], set[str]]:
+    """The statements that `names` and the custom ops need, and the names that no statement binds."""
+    needed, chosen = set(names), set[int]()
+    grew = True
+    while grew:
+        grew = False
+        own = {n for i in chosen if not file.statements[i].imports for n in file.statements[i].binds}
+        for i, statement in enumerate(file.statements):
+            binds = bool(statement.binds & needed) and not statement.guarded
+            if i in chosen or not (binds or _configures(statement.node, own, ops, live)):
+                continue
+            chosen.add(i)
+            needed |= statement.uses
+            grew = True
+    kept = [file.statements[i] for i in sorted(chosen)]
+    bound = {name for statement in kept for name in statement.binds}
+    return kept, {
+        name for name in needed - bound if not hasattr(builtins, name) and not name.startswith("__")
+    }
+
+
+def registers(file: SourceFile, op: str, live: Mapping[str, Any]) -> bool:
+    """Whether this file registers `ns::op`; refused where it does so inside a function or class.
+
+    `registers(source_file("ops.py"), "mylib::scale", vars(ops))`
+    """
+    opens = any(_last_name(call.func) == "Library" for call in registrations(file.tree, {op}, live))
+
+    def hits(node: ast.AST) -> list[ast.Call]:
+        calls = [c for c in ast.walk(node) if isinstance(c, ast.Call)]
+        direct = [c for c in registrations(node, {op}, live) if _last_name(c.func) != "Library"]
+        short = [c for c in calls if opens and _last_name(c.func) in _OF_LIBRARY and c.args]
+        return direct + [c for c in short if _op_of(_text(c.args[0], live)) == op.partition("::")[2]]
+
+    every = hits(file.tree)
+    outside = [hit for s in file.statements for hit in hits(_outside(s.node))]
+    if len(every) > len(outside):
+        where = (
+            f"line {min(hit.lineno for hit in every if hit not in outside)} of {os.path.basename(file.path)}"
+        )
+        raise CannotEmbed(
+            f"the custom op {op} is registered inside a function or class ({where}); move it to top level."
+        )
+    return bool(every)
+
+
+def registrations(node: ast.AST, ops: set[str], live: Mapping[str, Any]) -> Iterator[ast.Call]:
+    """The calls below `node` that register one of these `ns::op`, or open a library of such a namespace."""
+    spaces = {op.partition("::")[0] for op in ops}
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call):
+            name = _last_name(call.func)
+            texts = [t for a in [*call.args, *(k.value for k in call.keywords)] if (t := _text(a, live))]
+            if (name in REGISTRARS and any(_op_of(t) in ops for t in texts)) or (
+                name == "Library" and any(t in spaces for t in texts[:1])
+            ):
+                yield call
+
+
+def find_function(file: SourceFile, code: types.CodeType) -> ast.FunctionDef | ast.Lambda:
+    """The definition in the file that this code object was compiled from."""
+    positions = {p for p in code.co_positions() if None not in p}
+    found: list[ast.FunctionDef | ast.Lambda] = []
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
+            body = node.body
+            if (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset) in positions:
+                found.append(node)
+        elif isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first == code.co_firstlineno:
+                found.append(node)
+    if len(found) != 1:
+        raise CannotEmbed(
+            f"its definition is not at line {code.co_firstlineno} of {os.path.basename(file.path)}."
+        )
+    return found[0]
+
+
+def names_used(node: ast.stmt) -> set[str]:
+    """The global names that a statement, taken by itself, reads."""
+    return {
+        i.argval for code in _codes(_compiled(node)) for i in dis.get_instructions(code) if i.opname in _READS
+    }
+
+
+def _statement(node: ast.stmt, text: str, tree: ast.Module, guarded: bool, quoted: bool) -> Statement:
+    start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+    shared = node not in tree.body or any(
+        n is not node and n.lineno <= (node.end_lineno or 0) and (n.end_lineno or 0) >= start
+        for n in tree.body
+    )
+    lines = text.splitlines()[start - 1 : node.end_lineno]
+    uses = names_used(node)
+    if quoted:
+        node = _QuoteAnnotations().visit(node)
+    own = ast.unparse(node) if shared or quoted else "\n".join(lines)
+    stored = {i.argval for i in dis.get_instructions(_compiled(node)) if i.opname == "STORE_NAME"}
+    return Statement(node, own, frozenset(stored), frozenset(uses), guarded)
+
+
+class _QuoteAnnotations(ast.NodeTransformer):
+    """What `from __future__ import annotations` does, for a script that cannot start with it."""
+
+    def visit(self, node: ast.AST) -> Any:
+        for name in ("annotation", "returns"):
+            value = getattr(node, name, None)
+            if isinstance(value, ast.expr) and not isinstance(value, ast.Constant):
+                setattr(node, name, ast.copy_location(ast.Constant(ast.unparse(value)), value))
+        return self.generic_visit(node)
+
+
+# Definitions under the guard do no work by themselves, so they may stand in a script.
+_HARMLESS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+
+
+def _top_level(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, bool]]:
+    for node in body:
+        test = node.test if isinstance(node, ast.If) else None
+        if isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__":
+            yield from ((inner, not isinstance(inner, _HARMLESS)) for inner in node.body)  # type: ignore[attr-defined]
+        else:
+            yield node, False
+
+
+def _is_future(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def _compiled(node: ast.stmt) -> types.CodeType:
+    return compile(ast.Module([node], []), "<slice>", "exec", dont_inherit=True)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _configures(node: ast.stmt, own: set[str], ops: set[str], live: Mapping[str, Any]) -> bool:
+    """Whether a statement sets up a name that is in the slice, or registers a wanted custom op."""
+    if isinstance(node, (ast.Assign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(isinstance(t, (ast.Attribute, ast.Subscript)) and _root(t) in own for t in targets):
+            return True
+    calls: list[ast.expr] = list(getattr(node, "decorator_list", ()))
+    if isinstance(node, ast.Expr):
+        calls.append(node.value)
+    return any(_sets_up(call, own, ops, live) for call in calls) or (
+        bool(ops) and any(True for _ in registrations(_outside(node), ops, live))
+    )
+
+
+def _sets_up(call: ast.expr, own: set[str], ops: set[str], live: Mapping[str, Any]) -> bool:
+    func = call.func if isinstance(call, ast.Call) else call
+    arguments = call.args if isinstance(call, ast.Call) else []
+    name = _last_name(func)
+    texts = [text for a in arguments if (text := _text(a, live))]
+    if ops and name in _OF_LIBRARY and texts and not _names_op(texts[0], ops):
+        return False  # the same library, another op
+    if isinstance(func, ast.Attribute) and _root(func) in own:
+        return True
+    return name in REGISTRARS and any(_root(a) in own for a in arguments)
+
+
+def _names_op(text: str, ops: set[str]) -> bool:
+    return _op_of(text).rpartition("::")[2] in {op.partition("::")[2] for op in ops}
+
+
+def _op_of(text: str) -> str:
+    """`ns::op` of a schema or a qualified overload: `_op_of("ns::f.out(Tensor x) -> Tensor") == "ns::f"`."""
+    return re.split(r"[.(\s]", text, maxsplit=1)[0]
+
+
+def _outside(node: ast.stmt) -> ast.AST:
+    """What of a statement runs at once: of a function or class only its decorators."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return ast.Tuple(list(node.decorator_list), ast.Load())
+    return node
+
+
+def _last_name(func: ast.expr) -> str:
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _text(node: ast.expr, live: Mapping[str, Any]) -> str:
+    value = live.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
+    return value if isinstance(value, str) else ""
