@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import linecache
 import subprocess
 import sys
 import textwrap
@@ -144,7 +145,7 @@ CLOSURES = """
 @pytest.mark.parametrize(
     ("make", "call", "printed"),
     [
-        (lambda m: m.make(5), "f(2)", "37"),
+        (lambda m: m.make(5), "f(2)", "35"),
         (lambda m: m.make_lambda(3), "f(5)", "15"),
         (lambda m: m.recursive(), "f(5)", "120"),
         (lambda m: m.held, "f(0)", "211"),
@@ -181,6 +182,23 @@ def test_what_was_typed_has_no_source() -> None:
     exec("def f(x): return x", typed)
     with pytest.raises(CannotEmbed, match="file"):
         embed({"backend": typed["f"]})
+
+
+def test_attributes_of_a_rebuilt_function_are_kept(load: Callable, tmp_path: Path) -> None:
+    function = load("closures", CLOSURES).make_lambda(3)
+    function._boxed_call = True
+    assert run(embed({"f": function}), "print(f._boxed_call)", tmp_path) == "True"
+
+
+def test_functions_of_two_notebook_cells_are_found_by_their_cells(tmp_path: Path) -> None:
+    notebook: dict = {"__name__": "__main__"}
+    for number, text in enumerate(
+        ["K = 5\ndef helper(x): return x * K\n", "def backend(x): return helper(x) + 1\n"]
+    ):
+        name = f"<ipython-input-{number}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+        exec(compile(text, name, "exec"), notebook)
+    assert run(embed({"backend": notebook["backend"]}), "print(backend(2))", tmp_path) == "11"
 
 
 def test_names_set_only_under_the_main_guard_are_taken_from_the_live_module(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torchsleuth.capture.flight import write_json
 from torchsleuth.graphs.identity import structural_hash
 from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.graphs.provenance import user_lines
-from torchsleuth.repro.embed import CannotEmbed, Embedded, embed, embed_custom_ops
+from torchsleuth.repro.embed import CannotEmbed, embed
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec, Unsupported, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.settings import changed_settings, global_state, versions
@@ -139,20 +139,16 @@ def _describe(
 
 def _embed(wanted: dict[str, Any], printed: PrintedGraph | None, facts: dict[str, Any]) -> None:
     """Source of what the user's program defines and the repro needs: backend, passes, functions, custom ops."""
-    pieces: list[Embedded] = []
-    if printed is not None:
-        wanted = {**wanted, **printed.references}
+    references = printed.references if printed is not None else {}
+    custom_ops = printed.custom_ops if printed is not None else ()
+    if not (wanted or references or custom_ops):
+        return
     try:
-        if wanted:
-            pieces.append(embed(wanted))
-        if printed is not None and printed.custom_ops:
-            pieces.append(embed_custom_ops(printed.custom_ops, loaded_libraries=torch.ops.loaded_libraries))
+        made = embed({**wanted, **references}, custom_ops, loaded_libraries=torch.ops.loaded_libraries)
     except CannotEmbed as reason:
         facts["no_repro"] = facts["no_repro"] or str(reason)
         return
-    facts["embedded"] = [
-        {"source": p.source, "imports": list(p.imports), "notes": list(p.notes)} for p in pieces
-    ]
+    facts["embedded"] = {"source": made.source, "imports": list(made.imports), "notes": list(made.notes)}
 
 
 def keep_values(

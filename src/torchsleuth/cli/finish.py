@@ -10,10 +10,11 @@ from pathlib import Path
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Triage, Verified
 from torchsleuth.cases.spool import WatchedProcess
-from torchsleuth.repro.assemble import cut_after_dynamo, user_line_of_node
+from torchsleuth.repro.assemble import script_after_dynamo, user_line_of_node
 from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
 
 ORIGINAL = "original.py"
+OUTER = "original-after-dynamo.py"
 
 
 def finish_case(
@@ -25,13 +26,20 @@ def finish_case(
         say(f"case {case.id} has no repro: {case.no_repro}")
         return folder
     python = process.facts.get("executable")
-    folder, run = _try(folder, deadline, say, python)
+    run = _try(folder, ORIGINAL, deadline, say, python)
     if not run.reproduced and case.after == "aot":
-        outer = cut_after_dynamo(folder, process)
+        outer = script_after_dynamo(folder, process)
         if outer is not None:
             say("the graph after AOTAutograd does not fail by itself; trying the one after Dynamo")
-            again, outer_run = _try(outer, deadline, say, python)
-            folder, run = (again, outer_run) if outer_run.reproduced else (folder, run)
+            folder = update_case(folder, {OUTER: outer.script})
+            outer_run = _try(folder, OUTER, deadline, say, python)
+            folder.file(OUTER).unlink()
+            if outer_run.reproduced:
+                run, folder = outer_run, update_case(folder, outer.files, **outer.sections)
+    verified = Verified(1, int(run.reproduced), run.reproduced)
+    if run.answer == "cannot_tell":
+        verified = dataclasses.replace(verified, error=run.summary)
+    folder = update_case(folder, verified=verified)
     if not run.reproduced:
         say(f"case {case.id}: original.py answers: {run.answer.replace('_', ' ')} ({run.summary})")
     if case.phase == "run" and case.kind != "accuracy":
@@ -40,15 +48,12 @@ def finish_case(
 
 
 def _try(
-    folder: CaseFolder, deadline: float, say: Callable[[str], None], python: str | None
-) -> tuple[CaseFolder, ScriptRun]:
-    say(f"case {folder.case.id}: running {ORIGINAL} in a fresh process")
-    run = run_case_script(folder, folder.file(ORIGINAL), deadline=deadline, python=python)
+    folder: CaseFolder, name: str, deadline: float, say: Callable[[str], None], python: str | None
+) -> ScriptRun:
+    say(f"case {folder.case.id}: running its repro in a fresh process")
+    run = run_case_script(folder, folder.file(name), deadline=deadline, python=python)
     say(f"case {folder.case.id}: {run.answer.replace('_', ' ')} in {run.seconds:.1f} s")
-    verified = Verified(1, int(run.reproduced), run.reproduced)
-    if run.answer == "cannot_tell":
-        verified = dataclasses.replace(verified, error=run.summary)
-    return update_case(folder, verified=verified), run
+    return run
 
 
 def run_case_script(

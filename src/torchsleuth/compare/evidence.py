@@ -35,7 +35,10 @@ WIDE_SCALE = 8.0
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value of the result: its path, eager's value, the truth, and what the noisy runs gave."""
+    """One value of the result: its path, eager's value, the truth, and what the noisy runs gave.
+
+    For float tensors `noisy` and `wild` hold differences from the truth, for everything else values.
+    """
 
     path: str
     eager: Any
@@ -193,19 +196,36 @@ def _assemble(
         behind = next((names for prefix, names in origins.items() if path.startswith(prefix)), None)
         if behind is None:
             behind = {n.name for n in graph.graph.nodes}
+        base = _finite(truth.values.get(path))
         found.append(
             Leaf(
                 path,
                 value,
                 truth.values.get(path),
-                tuple(r.values.get(path) for r in usual),
-                tuple(r.values.get(path) for r in wild),
+                tuple(_difference(r.values.get(path), base) for r in usual),
+                tuple(_difference(r.values.get(path), base) for r in wild),
                 bool(behind & drawn),
                 tuple(sorted(behind & set(findings.fallbacks))),
             )
         )
     runs = 1 + len(usual) + len(wild)
     return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), mutated)
+
+
+def _finite(truth: Any) -> Any:
+    """The truth with zeros where it is not finite, so that a run's difference there is finite if the run is."""
+    if not isinstance(truth, torch.Tensor) or truth.layout != torch.strided:
+        return truth
+    if not (truth.is_floating_point() or truth.is_complex()) or bool(torch.isfinite(truth.sum())):
+        return truth
+    return torch.where(torch.isfinite(truth), truth, torch.zeros_like(truth))
+
+
+def _difference(value: Any, truth: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not isinstance(truth, torch.Tensor) or value.shape != truth.shape:
+        return value
+    inexact = value.is_floating_point() or value.is_complex()
+    return value - truth if inexact and value.layout == torch.strided else value
 
 
 def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:

@@ -30,7 +30,7 @@ JUMP = 3.0
 ILL_CONDITIONED = 0.1
 """Noise above this share of the values leaves nothing to judge."""
 
-SAMPLE = 1 << 20
+SAMPLE = 1 << 16
 """Elements used for the row, lane and bias tests; more would only find harmless biases."""
 
 UNREFERENCED = 3.0
@@ -80,20 +80,24 @@ def _real(value: torch.Tensor) -> torch.Tensor:
 
 def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
     truth, eager, result = (_real(v).to(leaf.truth.device) for v in (leaf.truth, leaf.eager, compiled))
-    noisy = tuple(_real(n) - truth for n in leaf.noisy)
+    noisy = tuple(_real(n) for n in leaf.noisy)
     square = torch.zeros_like(truth)
     for error in noisy:
         square.addcmul_(error, error, value=1.0 / max(len(noisy), 1))
-    square.nan_to_num_(0.0, 0.0, 0.0)
+    finite = math.isfinite(float(square.sum()))
+    if not finite:
+        square.nan_to_num_(0.0, 0.0, 0.0)
     row = square.mean(-1, keepdim=True) if square.dim() else square
-    step = ulp(truth, leaf.eager.dtype)
-    noise = torch.maximum(torch.maximum(square, row * ROW_SHARE**2).sqrt_(), step * 0.5)
+    noise = torch.maximum(square, row * ROW_SHARE**2).sqrt_()
+    noise = torch.maximum(noise, ulp(truth, leaf.eager.dtype).mul_(0.5))
     if leaf.wild:
-        noise = _widen_at_jumps(noise, truth, leaf)
+        noise = _widen_at_jumps(noise, leaf)
     off, eager_off = result - truth, eager - truth
     usable = torch.isfinite(off)
-    scale = torch.maximum(noise, eager_off.abs().nan_to_num(0.0, 0.0, 0.0) / EAGER_SHARE)
-    return Errors(truth, scale, noise, off, eager_off, noisy, usable)
+    eager_noise = eager_off.abs().div_(EAGER_SHARE)
+    if not math.isfinite(float(eager_noise.sum())):
+        eager_noise.nan_to_num_(0.0, 0.0, 0.0)
+    return Errors(truth, torch.maximum(noise, eager_noise), noise, off, eager_off, noisy, usable)
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -103,10 +107,10 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(value, info.eps), exponent)
 
 
-def _widen_at_jumps(noise: torch.Tensor, truth: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+def _widen_at_jumps(noise: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     reach = torch.zeros_like(noise)
     for run in leaf.wild:
-        reach = torch.maximum(reach, (_real(run) - truth).abs().nan_to_num(0.0, 0.0, 0.0))
+        reach = torch.maximum(reach, _real(run).abs().nan_to_num(0.0, 0.0, 0.0))
     return torch.where(reach > JUMP * WIDE_SCALE * noise, torch.maximum(noise, reach), noise)
 
 
@@ -209,8 +213,8 @@ def _broken_rule(
     sample = _whitened(errors)
     if sample is None:
         return "", "", None
-    noisy = sample.noisy.square().mean(1).sqrt().max()
-    rmse, eager_rmse = (float(v.square().mean().sqrt() / noisy) for v in (sample.compiled, sample.eager))
+    noisy = torch.linalg.vector_norm(sample.noisy, dim=1).max()
+    rmse, eager_rmse = (float(torch.linalg.vector_norm(v) / noisy) for v in (sample.compiled, sample.eager))
     if rmse > limits.rmse * stretch and rmse > limits.guard * eager_rmse:
         return "spread", f"errors are {rmse:.1f} times the rounding noise overall (eager: {eager_rmse:.1f})", None
     size, significance, eager_significance, name = _bias(sample)
@@ -250,10 +254,13 @@ def _whitened(errors: Errors) -> Sample | None:
         return None
     cut = _cut(truth)
     weight = torch.where(errors.usable[cut], 1.0 / errors.bare[cut], 0.0)
-    rows = [(e[cut] * weight).nan_to_num(0.0, 0.0, 0.0) for e in (errors.compiled, errors.eager, *errors.noisy)]
-    flat = [r.reshape(-1) for r in rows]
-    scaled = (truth[cut] * weight).nan_to_num(0.0, 0.0, 0.0).reshape(-1)
-    return Sample(flat[0], flat[1], torch.stack(flat[2:]), scaled, tuple(rows[0].shape))
+    rows = torch.empty((len(errors.noisy) + 3, *weight.shape), dtype=truth.dtype, device=truth.device)
+    for row, values in zip(rows, (errors.compiled, errors.eager, truth, *errors.noisy)):
+        torch.mul(values[cut], weight, out=row)
+    if not math.isfinite(float(rows.sum())):
+        rows.nan_to_num_(0.0, 0.0, 0.0)
+    flat = rows.view(len(rows), -1)
+    return Sample(flat[0], flat[1], flat[3:], flat[2], tuple(weight.shape))
 
 
 def _cut(tensor: torch.Tensor) -> Any:
@@ -311,7 +318,7 @@ def _worst_lane(sample: Sample) -> tuple[float, float, float, int, int] | None:
 
 
 def _rms(values: torch.Tensor) -> float:
-    return float(values.square().mean().sqrt())
+    return float(torch.linalg.vector_norm(values)) / math.sqrt(max(values.numel(), 1))
 
 
 def _distance(draft: LeafVerdict) -> str:

@@ -9,11 +9,12 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.cases.folder import CaseFolder, update_case, write_case
+from torchsleuth.cases.folder import CaseFolder, write_case
 from torchsleuth.cases.model import Case, GraphFacts, Triage, case_id
 from torchsleuth.cases.redact import environment_of
 from torchsleuth.cases.signature import fingerprint, signature_from_json
@@ -40,17 +41,27 @@ def make_case(
     return write_case(cases_dir, case, files)
 
 
-def cut_after_dynamo(folder: CaseFolder, process: WatchedProcess) -> CaseFolder | None:
-    """The same case with the script of the Dynamo-level graph, where that graph was recorded and can be written."""
+@dataclass(frozen=True)
+class OuterScript:
+    """The script of the Dynamo-level graph, and what of the case becomes different where that one is taken."""
+
+    script: str
+    files: dict[str, str | Path]
+    sections: dict[str, Any]
+
+
+def script_after_dynamo(folder: CaseFolder, process: WatchedProcess) -> OuterScript | None:
+    """The script of the graph as Dynamo captured it, where that graph was recorded and can be written."""
     number = json.loads(folder.file("record.json").read_text(encoding="utf-8")).get("outer")
     where = next((p for p in process.graph_folders() if number is not None and p.name == f"g{number}"), None)
     record = read_record(where) if where is not None else None
     if record is None or where is None or record["no_repro"] is not None:
         return None
-    case = dataclasses.replace(folder.case, after="dynamo", graph=_graph_facts(record))
+    case = folder.case
     failure = {"signature": case.signature.to_json(), "inputs": record["inputs"], **case.extra}
     files = _graph_files(case, record, where, failure)
-    return update_case(folder, files, after="dynamo", graph=case.graph, backend=record["backend"])
+    sections = {"after": "dynamo", "graph": _graph_facts(record), "backend": record["backend"]}
+    return OuterScript(str(files["original.py"]), files, sections)
 
 
 def user_line_of_node(folder: CaseFolder, node: str) -> tuple[str | None, str | None]:

@@ -6,6 +6,8 @@ the values in its cells.  What cannot be rebuilt faithfully is refused with the 
 Runs in the user's process and works on live objects; imports the standard library only.
 """
 
+import contextlib
+import functools
 import linecache
 import os
 import re
@@ -54,7 +56,7 @@ def _register(
     paste: Paste, op: str, modules: Iterable[types.ModuleType] | None, libraries: Sequence[str]
 ) -> None:
     """Adds the statements of the user's files that register an op, or the import or library that does."""
-    space, _, name = op.partition("::")
+    space = op.partition("::")[0]
     every = [m for m in list(sys.modules.values() if modules is None else modules) if has_source(m)]
     found = False
     for module in every:
@@ -64,13 +66,8 @@ def _register(
             found = True
     if found:
         return
-    for module in every:
-        text = "".join(linecache.getlines(str(module.__file__))) if third_party(module) else ""
-        if f"{space}::{name}" in text or re.search(rf"Library\(\s*[\"']{re.escape(space)}[\"']", text):
-            paste.simple(module)
-            return
-    if space in sys.modules and installed(sys.modules[space].__dict__):
-        paste.simple(sys.modules[space])
+    if (package := _package_of(op, len(sys.modules))) is not None:
+        paste.simple(package)
     elif libraries:
         paste.imports["import torch"] = None
         for path in sorted(map(str, libraries)):
@@ -81,6 +78,24 @@ def _register(
             f"no file of the program registers the custom op {op} in a way that can be read off its source; "
             "register it at the top level of a file, with its name written out."
         )
+
+
+@functools.lru_cache(maxsize=256)
+def _package_of(op: str, loaded: int) -> types.ModuleType | None:
+    """The installed module that registers an op; looked for once as long as no further modules are loaded."""
+    space = op.partition("::")[0]
+    if space in sys.modules and third_party(sys.modules[space]):
+        return sys.modules[space]
+    library = re.compile(rf"{re.escape(op)}\b|Library\(\s*[\"']{re.escape(space)}[\"']")
+    for module in list(sys.modules.values()):
+        if has_source(module) and third_party(module):
+            with (
+                contextlib.suppress(OSError),
+                open(str(module.__file__), encoding="utf-8", errors="replace") as file,
+            ):
+                if library.search(file.read()):
+                    return module
+    return None
 
 
 def _title(value: object) -> str:

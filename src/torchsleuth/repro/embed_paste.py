@@ -124,7 +124,7 @@ class Paste:
         if isinstance(value, types.MethodType):
             return f"{self.expression(value.__self__, hint)}.{value.__name__}"
         if (named := global_name(value)) is not None:
-            return self._named(*named)
+            return self._named(*named, getattr(getattr(value, "__code__", None), "co_filename", ""))
         if isinstance(value, types.FunctionType):
             return self._rebuilt(value, hint)
         inside = isinstance(value, type)
@@ -135,7 +135,7 @@ class Paste:
         )
         raise CannotEmbed(f"{hint!r} is {what} that no top-level name of a file holds; give it one.")
 
-    def _named(self, namespace: Mapping[str, Any], path: str) -> str:
+    def _named(self, namespace: Mapping[str, Any], path: str, filename: str) -> str:
         """A top-level name, or an attribute of one: imported where installed, else sliced from its file."""
         module = str(namespace["__name__"])
         if module == "builtins":
@@ -144,7 +144,7 @@ class Paste:
             self._needs(module)
             self.imports[f"import {module}"] = None
             return f"{module}.{path}"
-        self.want(namespace).names.add(path.partition(".")[0])
+        self.want(namespace, filename).names.add(path.partition(".")[0])
         return path
 
     def want(self, namespace: Mapping[str, Any], filename: str = "") -> _Slice:
@@ -180,6 +180,11 @@ class Paste:
         variable = f"_made_{len(self.tail)}"
         inner = "\n".join(body).replace("\n", "\n    ")
         self.tail.append(f"def _make{variable}():\n    {inner}\n\n\n{variable} = _make{variable}()")
+        for name, value in vars(function).items():
+            if name != "__wrapped__" and not name.startswith(
+                "_torchdynamo"
+            ):  # torch's marks on what it wrapped
+                self.tail.append(f"{variable}.{name} = {self.expression(value, name)}")
         self.notes[f"{hint}: rebuilt from line {code.co_firstlineno} of {os.path.basename(file.path)}"] = None
         return variable
 
@@ -268,7 +273,10 @@ class Paste:
 def _plain_signature(
     node: ast.FunctionDef | ast.Lambda, function: types.FunctionType, expression: Callable[[Any], str]
 ) -> None:
-    """Defaults become the values they had and annotations go: both may name locals that are gone."""
+    """Defaults become the values they had; annotations and decorators go: they may name locals that are gone.
+
+    The function at hand is the one the decorators were given, so nothing of it is lost.
+    """
     parse = functools.partial(ast.parse, mode="eval")
     node.args.defaults = [parse(expression(v)).body for v in function.__defaults__ or ()]
     given = function.__kwdefaults__ or {}
@@ -280,6 +288,7 @@ def _plain_signature(
             argument.annotation = None
     if isinstance(node, ast.FunctionDef):
         node.returns = None
+        node.decorator_list = []
 
 
 def _content(cell: types.CellType, name: str) -> Any:

@@ -208,7 +208,7 @@ def _is_future(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
 
 
 def _compiled(node: ast.stmt) -> types.CodeType:
-    return compile(ast.Module([node], []), "<slice>", "exec", dont_inherit=True)
+    return compile(ast.fix_missing_locations(ast.Module([node], [])), "<slice>", "exec", dont_inherit=True)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

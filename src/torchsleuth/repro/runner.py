@@ -21,6 +21,7 @@ from torchsleuth.cases.signature import (
     signature_of_exception,
 )
 from torchsleuth.graphs.reader import read_graph
+from torchsleuth.graphs.relaxed import with_reshapes
 from torchsleuth.repro.wrongness import wrong_outputs
 from torchsleuth.tensors.synthetic import load_inputs
 from torchsleuth.torch_internals.compile_again import (
@@ -99,7 +100,7 @@ def _repro_eager(trial):
 
     try:
         with trial.ambient():
-            trial.differentiate(Steps(trial.graph).run(*trial.inputs()))
+            trial.differentiate(Steps(trial.eager).run(*trial.inputs()))
     except Exception as error:
         print(f"EAGER FAILS: {at[0]} | {signature_of_exception(error, 'runtime_error', 'run').summary}")
         return 1
@@ -142,6 +143,7 @@ class ReproTrial:
                 draw_eager_random_numbers()
             namespace["constant"] = self._constants().__getitem__
             self.graph = read_graph(_repro_graph_source(source), "Repro", namespace)
+            self.eager = with_reshapes(self.graph) if facts["level"] == "aot" else self.graph
             self.inputs()
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
@@ -171,7 +173,7 @@ class ReproTrial:
 
     def run_eager(self, values):
         with self.ambient():
-            out = self.graph(*values)
+            out = self.eager(*values)
             self.differentiate(out)
         return out
 

@@ -19,6 +19,7 @@ from torchsleuth._version import __version__
 RUNTIME_MODULES = (
     "cases/signature.py",
     "graphs/reader.py",
+    "graphs/relaxed.py",
     "tensors/synthetic.py",
     "torch_internals/tensor_symbolic.py",
     "torch_internals/compile_again.py",
@@ -61,10 +62,10 @@ def script_text(
     facts["placeholders"] = record["placeholders"]
     facts["inputs"] = inputs or record["inputs"]
     facts["tolerances"] = dict(tolerances or {})
-    embedded = record.get("embedded") or []
+    embedded = record.get("embedded") or {"source": "", "imports": [], "notes": []}
     runtime_imports, runtime = _runtime()
-    notes = [note for piece in embedded for note in piece["notes"]]
-    imports = [*STANDARD_IMPORTS, *record.get("imports", ()), *(i for p in embedded for i in p["imports"])]
+    notes = embedded["notes"]
+    imports = [*STANDARD_IMPORTS, *record.get("imports", ()), *embedded["imports"]]
     # The interpreter's own modules first; a set would not keep the text stable.
     every_import = list(dict.fromkeys([*runtime_imports, *imports]))
     return _template().render(
@@ -77,7 +78,7 @@ def script_text(
         notes=[_one_line(note) for note in notes],
         environment=[] if stable else _environment(record),
         imports=sorted(every_import, key=lambda line: (not line.startswith("import"), line)),
-        embedded=[piece["source"].rstrip() for piece in embedded],
+        embedded=embedded["source"].strip(),
         graph=graph.rstrip(),
         facts=_literal(facts),
         expected=_literal(dict(signature) if signature else None),

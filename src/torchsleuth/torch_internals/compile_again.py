@@ -35,14 +35,12 @@ def draw_eager_random_numbers():
 def aten_compiler(graph, fakes, fake_mode, output_meta, kwargs, compiler=None):
     """A function that hands an aten-level graph to Inductor's inner compiler, or another, as AOTAutograd would.
 
-    Its result takes the list of real inputs and empties it. Tracing happens here, compiling when it is called.
+    Its result takes the list of real inputs and empties it. What it needs is prepared here, compiled when called.
     """
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
-    from torch.fx.experimental.proxy_tensor import make_fx
 
-    with fake_mode, torch.no_grad():
-        traced = make_fx(graph, tracing_mode="real")(*fakes)
+    traced = _with_shapes(graph, fakes, fake_mode)
     next(iter(reversed(traced.graph.nodes))).meta.update(output_meta)
     kwargs = dict(kwargs)
     if kwargs.pop("cudagraphs", False):
@@ -57,6 +55,24 @@ def aten_compiler(graph, fakes, fake_mode, output_meta, kwargs, compiler=None):
         return lambda values: compiled(values) if boxed else compiled(*values)
 
     return compile_it
+
+
+def _with_shapes(graph, fakes, fake_mode):
+    """The graph with the shapes on its nodes that the compiler expects to find there.
+
+    For a flat graph Inductor works them out by itself, and tracing could fail: a forward compiled with another
+    memory layout hands its backward activations on which the backward's views are no views any more. The graphs
+    inside higher-order operators get their shapes by tracing only.
+    """
+    nested = any(isinstance(child, torch.fx.GraphModule) for child in graph.children())
+    if nested:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        with fake_mode, torch.no_grad():
+            return make_fx(graph, tracing_mode="real")(*fakes)
+    for node, fake in zip((n for n in graph.graph.nodes if n.op == "placeholder"), fakes):
+        node.meta["val"] = fake
+    return graph
 
 
 def captured_compiler(graph, examples, backend, options):

@@ -64,7 +64,6 @@ _NAMESPACE_MODULES = {
     "flex_lib": "torch._higher_order_ops.flex_attention",
     "fsdp": "torch.distributed.fsdp",
     "inductor": "torch._inductor",
-    "prims": "torch._prims",
     "rngprims": "torch._prims.rng_prims",
     "inductor_prims": "torch._inductor.inductor_prims",
 }
