@@ -150,5 +150,8 @@ def _make_cases(cases: Path, flight: Flight) -> None:
         folder = make_case(cases, process, failure, os.environ)
         flight.finished += 1
         log.warning(
-            "torchsleuth: case %s: %s; next: torchsleuth show %s", folder.case.id, folder.case.signature.summary, folder.path
+            "torchsleuth: case %s: %s; next: torchsleuth show %s",
+            folder.case.id,
+            folder.case.signature.summary,
+            folder.path,
         )

@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import assume, given, settings
@@ -117,6 +118,34 @@ def test_a_linkers_output_is_reduced_to_the_missing_symbol() -> None:
 
 def test_a_long_message_is_cut() -> None:
     assert len(normalise_message("word " * 10_000)) <= 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * 10**5,
+        " " * 10**5,
+        "\n " * 10**5,
+        "error\n" * 10**4 + "g++",
+        "(" * 10**4,
+        "[1, " * 10**4,
+        "/a" * 10**4,
+        "Traceback (most recent call last):\n" + "    x\n" * 10**4 + "?",
+        "a, a, " * 10**4,
+        "'/" * 10**4,
+        "-" * 10**5,
+        "g++ " + "error " * 10**4,
+        "at 1:1:" + "\n" * 10**5,
+        "x_1_" * 10**4,
+        "C:\\" * 10**4,
+        "0x" * 10**4,
+        "a.b/" * 10**4,
+    ],
+)
+def test_no_text_takes_long(text: str) -> None:
+    start = time.perf_counter()
+    normalise_message(text)
+    assert time.perf_counter() - start < 2
 
 
 WORDS = st.text("abcdefghijklmnopqrstuvwxyz", min_size=3, max_size=9)

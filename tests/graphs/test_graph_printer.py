@@ -140,6 +140,20 @@ def test_a_tied_weight_stays_tied():
     assert again.a is again.b and isinstance(again.a, torch.nn.Parameter)
 
 
+def test_one_nested_graph_under_two_names_stays_one():
+    inner = torch.fx.Graph()
+    inner.output(inner.call_function(torch.sin, (inner.placeholder("a"),)))
+    child = module(inner)
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    both = graph.get_attr("left"), graph.get_attr("right")
+    graph.output(graph.call_function(torch.ops.higher_order.cond, (True, *both, (x,))))
+    gm = module(graph, left=child, right=child)
+    again = restored(gm)
+    assert same_graph(gm, again) is None
+    assert again.left is again.right and isinstance(again.right, torch.fx.GraphModule)
+
+
 @pytest.mark.parametrize("count, inline", [(64, True), (65, False)])
 def test_only_large_constants_are_kept_beside_the_source(count, inline):
     printed = print_graph(constant_graph(torch.arange(count)))

@@ -119,7 +119,7 @@ def graphs(draw):
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(graphs())
 def test_every_printed_graph_is_read_back_equal(gm):
     printed = print_graph(gm)

@@ -43,7 +43,7 @@ def test_a_frame_without_code_is_read():
     assert source_line(node_with(trace)).place == "b.py:2"
 
 
-@pytest.mark.parametrize("trace", ["", "no frames here", frame(TORCH, 5)])
+@pytest.mark.parametrize("trace", ["", "no frames here", frame(TORCH, 5), frame("<eval_with_key>.3", 5)])
 def test_nothing_is_invented(trace):
     assert source_line(node_with(trace)) is None
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.tensors.synthetic import load_inputs
-from torchsleuth.torch_internals.tensor_symbolic import symbolic_inputs
+from torchsleuth.torch_internals.tensor_symbolic import symbolic_inputs, symbolic_tracing
 
 
 def tensor(shape_expr, shape, stride_expr, stride, **more):
@@ -84,10 +84,17 @@ def test_an_expression_that_is_unknown_here_says_so():
         symbolic_inputs(description, [1])
 
 
+def test_tracing_fixes_no_size():
+    fakes, mode = symbolic_inputs(DYNAMIC, load_inputs(DYNAMIC))
+    with symbolic_tracing(mode):
+        make_fx(lambda size, start, x, y, z: torch.ops.aten.constant_pad_nd.default(x, [0, 1], 1.0))(*fakes)
+    assert not mode.shape_env.replacements
+
+
 def test_inductor_compiles_the_rebuilt_inputs_with_dynamic_sizes():
     real = load_inputs(DYNAMIC)
     fakes, mode = symbolic_inputs(DYNAMIC, real)
-    with mode:
+    with symbolic_tracing(mode):
         traced = make_fx(program, decomposition_table=select_decomp_table())(*fakes)
     compiled = None
 

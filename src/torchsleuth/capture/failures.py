@@ -100,19 +100,18 @@ def _report(
         "time": time.time(),
         **more,
     }
-    kept = None
-    if len(inputs) == len(record.placeholders) and record.inputs is not None:
-        with watch.our_own_work():
-            kept = _keep(record, inputs)
-    failure["inputs"] = kept or record.facts.get("inputs")
+    with watch.our_own_work():
+        keep_inputs(record, inputs)
+    failure["inputs"] = record.facts.get("inputs")
     flight.report(failure)
     if watch.finish is not None:
         watch.finish(flight)
 
 
-def _keep(record: GraphRecord, inputs: Sequence[Any]) -> dict[str, Any]:
+def keep_inputs(record: GraphRecord, inputs: Sequence[Any]) -> dict[str, Any] | None:
     """Keeps the values of all inputs that are still there, smallest first, up to the cap."""
-    assert record.inputs is not None
+    if record.inputs is None or len(inputs) != len(record.placeholders):
+        return None
     there = [v for v in inputs if isinstance(v, torch.Tensor)]
     there.sort(key=lambda t: t.untyped_storage().nbytes())
     wanted: list[torch.Tensor] = []
@@ -122,7 +121,9 @@ def _keep(record: GraphRecord, inputs: Sequence[Any]) -> dict[str, Any]:
         if total > KEPT_BYTES:
             break
         wanted.append(tensor)
-    return keep_values(record.inputs, inputs, wanted, record.folder / "inputs").to_json()
+    kept = keep_values(record.inputs, inputs, wanted, record.folder / "inputs").to_json()
+    record.update(inputs=kept)
+    return kept
 
 
 def report_capture_error(
@@ -182,9 +183,7 @@ def keep_our_frames_out_of_printed_tracebacks() -> None:
     """The traceback of an uncaught exception looks as it would without us."""
     before = sys.excepthook
 
-    def excepthook(
-        kind: type[BaseException], error: BaseException, tb: TracebackType | None
-    ) -> None:
+    def excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         hide_our_frames(error)
         before(kind, error, error.__traceback__)
 

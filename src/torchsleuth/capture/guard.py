@@ -8,6 +8,7 @@ results are checked, the calls that are due go through `shadow`.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import torch
 from torchsleuth.capture import failures, shadow
 from torchsleuth.capture.flight import Flight
 from torchsleuth.capture.record import GraphRecord, keep_values
+from torchsleuth.tensors.specs import TensorSpec
 
 if TYPE_CHECKING:
     from torchsleuth.capture.watch import Watch
@@ -37,12 +39,14 @@ class GuardedGraph:
     eager: torch.fx.GraphModule | None
 
     def failed(self, error: Exception, inputs: Sequence[Any]) -> None:
-        if failures.already_reported(error):
-            return
         with self.watch.our_own_work():
-            failures.report_failure(
-                self.watch, self.flight, self.record, error, "runtime_error", "run", inputs
-            )
+            if failures.already_reported(error):
+                # By a graph inside this one. Should that one not fail by itself, this one's inputs are needed.
+                failures.keep_inputs(self.record, inputs)
+            else:
+                failures.report_failure(
+                    self.watch, self.flight, self.record, error, "runtime_error", "run", inputs
+                )
 
     def checks(self, calls: int) -> bool:
         return self.eager is not None and shadow.is_due(self.watch.settings, calls)
@@ -51,7 +55,6 @@ class GuardedGraph:
 def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Callable[[list[Any]], Any]:
     """Guards a callable that takes one list and empties it, as the inner compiler returns it."""
     flight, slot = graph.flight, graph.flight.run_slot(graph.record.number)
-    names = graph.record.placeholders
     calls = 0
     attend = graph.eager is not None
 
@@ -64,7 +67,7 @@ def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Ca
                 return _attended(graph, compiled, args, calls, boxed=True)
             return compiled(args)
         except Exception as error:
-            graph.failed(error, args or _still_alive(error, names))
+            graph.failed(error, args or _still_alive(error, graph.record))
             raise
         finally:
             flight.counters[slot] += 1
@@ -140,18 +143,45 @@ def _record_inputs(record: GraphRecord, args: Sequence[Any]) -> None:
         record.update(inputs=kept.to_json())
 
 
-def _still_alive(error: BaseException, names: Sequence[str]) -> list[Any]:
-    """The inputs of a boxed call that emptied its list, from the frames of the exception that ended it.
+def _still_alive(error: BaseException, record: GraphRecord) -> list[Any]:
+    """The inputs of a boxed call that emptied its list, as far as anyone still holds them.
 
     Inductor's generated code unpacks the list into locals named after the placeholders and drops them as it
-    goes; what it had not dropped is still in the traceback.
+    goes; what it had not dropped is still in the traceback. What it had dropped, the Dynamo-level call around it
+    may hold: a forward graph's inputs are that call's, so one of the same dtype, shape and strides is taken.
     """
+    names = record.placeholders
+    found: dict[str, Any] = {}
     tb = error.__traceback__
-    best: dict[str, Any] = {}
     while tb is not None:
         local = tb.tb_frame.f_locals
-        found = {name: local[name] for name in names if name in local}
-        if len(found) > len(best):
-            best = found
+        here = {name: local[name] for name in names if name in local}
+        found = max(found, here, key=len)
         tb = tb.tb_next
-    return [best.get(name) for name in names] if best else []
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not _UNBOXED_CALL:
+        frame = frame.f_back  # type: ignore[assignment]
+    around = list(frame.f_locals["args"]) if frame is not None and record.inputs is not None else []
+    taken = {id(value) for value in found.values()}
+    for name, spec in zip(names, record.inputs.inputs if record.inputs is not None else ()):
+        for value in around if name not in found else ():
+            if id(value) not in taken and _fits(value, spec):
+                found[name] = value
+                taken.add(id(value))
+                break
+    return [found.get(name) for name in names] if found else []
+
+
+def _fits(value: Any, spec: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and isinstance(spec, TensorSpec)
+        and str(value.dtype).removeprefix("torch.") == spec.dtype
+        and tuple(value.shape) == spec.shape
+        and value.stride() == spec.stride
+    )
+
+
+_UNBOXED_CALL = next(
+    code for code in guard_unboxed.__code__.co_consts if getattr(code, "co_name", "") == "call"
+)

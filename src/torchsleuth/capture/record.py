@@ -20,7 +20,13 @@ from torchsleuth.graphs.identity import structural_hash
 from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.graphs.provenance import user_lines
 from torchsleuth.repro.embed import CannotEmbed, embed
-from torchsleuth.tensors.specs import InputsDescription, TensorSpec, Unsupported, describe_inputs
+from torchsleuth.tensors.specs import (
+    InputsDescription,
+    ScalarSpec,
+    TensorSpec,
+    Unsupported,
+    describe_inputs,
+)
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.settings import changed_settings, global_state, versions
 
@@ -89,9 +95,7 @@ def record_graph(
     printed = _print(graph, folder, facts)
     description = _describe(inputs, placeholders, facts)
     _embed(wanted, printed, facts)
-    record = GraphRecord(
-        number, folder, facts, tuple(p.name for p in placeholders), inputs=description
-    )
+    record = GraphRecord(number, folder, facts, tuple(p.name for p in placeholders), inputs=description)
     record.update()
     return record
 
@@ -155,6 +159,7 @@ def keep_values(
     description: InputsDescription, values: Sequence[Any], wanted: Sequence[torch.Tensor], store: Path
 ) -> InputsDescription:
     """Writes the storages of `wanted` into the tensor store and notes their hashes in the description."""
+    description = _as_called(description, values)
     if not wanted:
         return description
     writer = ContentStoreWriter(store)
@@ -165,6 +170,32 @@ def keep_values(
         if id(value) in chosen and isinstance(spec, TensorSpec):
             specs[position] = replace(spec, storage=writer.write_storage(value.untyped_storage()))
     return replace(description, inputs=tuple(specs))
+
+
+def _as_called(description: InputsDescription, values: Sequence[Any]) -> InputsDescription:
+    """The description with the sizes of this very call: a dynamic graph may run on others than it was compiled with."""
+    symbols = dict(description.symbols)
+    specs = list(description.inputs)
+    for position, (spec, value) in enumerate(zip(specs, values)):
+        if isinstance(spec, TensorSpec) and isinstance(value, torch.Tensor):
+            if spec.shape_expr is None or value.dim() != len(spec.shape):
+                continue
+            sizes = tuple(int(size) for size in value.shape)
+            strides, offset = tuple(int(s) for s in value.stride()), int(value.storage_offset())
+            nbytes = value.untyped_storage().nbytes()
+            specs[position] = replace(
+                spec, shape=sizes, stride=strides, storage_offset=offset, storage_nbytes=nbytes
+            )
+            named = dict(zip(spec.shape_expr, sizes))
+        elif isinstance(spec, ScalarSpec) and spec.expr is not None and isinstance(value, int):
+            specs[position] = replace(spec, value=value)
+            named = {spec.expr: value}
+        else:
+            continue
+        for name, size in named.items():
+            if name in symbols:
+                symbols[name] = replace(symbols[name], hint=size)
+    return replace(description, inputs=tuple(specs), symbols=symbols)
 
 
 def _output_meta(graph: torch.fx.GraphModule) -> dict[str, Any]:

@@ -13,12 +13,22 @@ import torch
 
 from torchsleuth.capture import failures
 from torchsleuth.capture.settings import Settings
+from torchsleuth.cases.signature import Signature
+from torchsleuth.compare.cloning import clone_inputs, same_bits
+from torchsleuth.compare.judge import judge_results
+from torchsleuth.compare.models import same_two_models
+from torchsleuth.compare.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.trees import leaves
+from torchsleuth.compare.verdict import DIVERGED
+from torchsleuth.graphs.relaxed import with_reshapes
 
 if TYPE_CHECKING:
     from torchsleuth.capture.guard import GuardedGraph
 
 # Some wrong results show from the second call on only: stale buffers, recorded CUDA graphs.
 CHECKED_CALLS = 3
+# Units in the last place that fused and unfused code may differ by; beyond that the graph's noise is measured.
+LAST_BITS = 2
 
 
 def is_due(settings: Settings, calls: int) -> bool:
@@ -35,4 +45,112 @@ def is_due(settings: Settings, calls: int) -> bool:
 
 
 def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any], boxed: bool) -> Any:
-    return compiled(args) if boxed else compiled(*args)
+    """Makes the program's call and judges its result; what the program gets is what the call returned."""
+    held = list(args)
+    before: list[Any] | None = None
+    state: RngState | None = None
+    with graph.watch.our_own_work():
+        before, state = clone_inputs(held), save_rng()
+    failures_before = graph.flight.failures
+    result = compiled(args) if boxed else compiled(*args)
+    if before is None or state is None or graph.flight.failures != failures_before:
+        return result  # a graph inside this one is to blame, and has been
+    with graph.watch.our_own_work(), rng_kept():
+        found = _wrong_result(graph, before, state, result, held)
+        if found is not None:
+            failures.report_wrong_result(graph.watch, graph.flight, graph.record, *found, before)
+    if not boxed and graph.flight.failures == failures_before and _trains(result):
+        _check_gradients(graph, compiled, before, state)
+    return result
+
+
+def _wrong_result(
+    graph: GuardedGraph, before: list[Any], state: RngState, result: Any, after: Sequence[Any]
+) -> tuple[Signature, dict[str, Any]] | None:
+    """What is wrong with a result, judged against the graph run in eager and in float64; None where nothing is."""
+    assert graph.eager is not None
+    eager = with_reshapes(graph.eager)
+    values = clone_inputs(before)
+    restore_rng(state)
+    expected = eager(*values)
+    apart = _differences((expected, values), (result, after))
+    if not apart:
+        return None
+    verdict = judge_results(
+        eager, before, expected, result, mutated_inputs_after=after, rng_matched=True, rng_state=state
+    )
+    graph.flight.log(f"graph {graph.record.number}: {verdict.kind}: {verdict.sentence}")
+    if not verdict.diverged:
+        return None
+    wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)
+    detail = {
+        "sentence": str(verdict),
+        "verdict": verdict.to_json(),
+        # In the script a leaf is wrong again when it is half as far from eager as it was here, and a leaf that was
+        # judged right when it is much further away than here.
+        "tolerances": {path: far * (0.5 if path in wrong else 4.0) for path, far in apart.items()},
+    }
+    return Signature("accuracy", "run", outputs=wrong), detail
+
+
+def _differences(expected: tuple[Any, Any], got: tuple[Any, Any]) -> dict[str, float]:
+    """How far each leaf of outputs and inputs is from eager's, where that is more than the last bits."""
+    found: dict[str, float] = {}
+    for label, want, have in zip(("outputs", "inputs"), expected, got):
+        wanted, had = dict(leaves(want, label)), dict(leaves(have, label))
+        for path in wanted.keys() | had.keys():
+            far = _distance(wanted.get(path), had.get(path))
+            if far > 0:
+                found[path] = far
+    return found
+
+
+def _distance(a: Any, b: Any) -> float:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return 0.0 if isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor) else 1.0
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return 1.0
+    if a.numel() == 0 or same_bits(a, b):
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float((a != b).sum())
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    far = (a.detach().to(wide) - b.detach().to(wide)).abs()
+    last_bits = LAST_BITS * torch.finfo(a.dtype).eps * a.detach().to(wide).abs()
+    beyond = torch.where(far <= last_bits, torch.zeros_like(far), far)
+    agree = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    beyond = torch.where(agree, torch.zeros_like(far), torch.nan_to_num(beyond, nan=float("inf")))
+    return min(float(beyond.max()), 1e300)
+
+
+def _trains(result: Any) -> bool:
+    outputs = result if isinstance(result, (list, tuple)) else [result]
+    return any(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs)
+
+
+def _check_gradients(
+    graph: GuardedGraph, compiled: Callable[..., Any], before: list[Any], state: RngState
+) -> None:
+    """Runs forward and backward once more, on copies, compiled and eager, and compares the gradients.
+
+    Graphs compiled in here are watched like any other: the backward that torch compiles lazily is the one the
+    program will use.
+    """
+    if graph.record.number in graph.watch.gradients_checked:
+        return
+    graph.watch.gradients_checked.add(graph.record.number)
+    seen = graph.flight.failures
+    same = True
+    with rng_kept(), torch.enable_grad():
+        restore_rng(state)
+        try:
+            same = same_two_models(graph.eager, lambda *args: compiled(*args), before)
+        except Exception as error:
+            graph.flight.log(
+                f"graph {graph.record.number}: gradients not compared: {failures.describe(error)}"
+            )
+    if not same and graph.flight.failures == seen:
+        signature = Signature("accuracy", "run", outputs=("gradients",))
+        detail = {"sentence": "gradients of the compiled graph differ from eager's", "tolerances": {}}
+        with graph.watch.our_own_work():
+            failures.report_wrong_result(graph.watch, graph.flight, graph.record, signature, detail, before)

@@ -26,7 +26,14 @@ from torchsleuth.torch_internals.modes import outside_all_modes
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are
 # callbacks and counters of the process that compiles.
-RESULT_KWARGS = ("is_inference", "is_backward", "static_input_idxs", "cpp_wrapper", "fx_wrapper", "layout_opt")
+RESULT_KWARGS = (
+    "is_inference",
+    "is_backward",
+    "static_input_idxs",
+    "cpp_wrapper",
+    "fx_wrapper",
+    "layout_opt",
+)
 
 
 class Watch:
@@ -45,6 +52,7 @@ class Watch:
         self._function: str | None = None
         self._function_of: dict[str, str] = {}
         self._outer_of: dict[str, int] = {}
+        self.gradients_checked: set[int] = set()
         os.register_at_fork(after_in_child=self._after_fork)
         failures.keep_our_frames_out_of_printed_tracebacks()
         seams.disable_autograd_cache()

@@ -25,7 +25,7 @@ _SIG_PACKAGED = re.compile(r".*(?:site|dist)-packages/(.+)|.*?/((?:torch/(?:_|fx
 _SIG_OURS = re.compile(r"[/\\]torchsleuth[/\\](?:cap|cas|com|gr|rep|ten|tor|wor)[a-z_]*[/\\]|^<frozen")
 _SIG_REMOTE = "Traceback (most recent call last):"
 _SIG_TAILS = re.compile(
-    r"\n\s*(?:While executing %|Original traceback:|from user code:|Found from\s*:|target: |Hint: |Command:"
+    r"\n[ \t]*(?:While executing %|Original traceback:|from user code:|Found from |target: |Hint: |Command:"
     r"|Developer debug context:|For more details about|Exception raised from|C\+\+ Captured|Set TORCH|graph\("
     r"|You can suppress this exception|The above exception|def forward|class \w+\(|CUDA kernel errors"
     r"|Search for |For debugging consider|Compile with )|(?<=\S)[ ]+GPU \d+ has a total capacity"
@@ -33,7 +33,7 @@ _SIG_TAILS = re.compile(
 _SIG_COMPILER = re.compile(r"C\+\+ compile error|ptxas|nvcc|\bg\+\+|clang|\.(?:cpp|cc|cu|cxx|h|hpp)[:(]\d+")
 _SIG_COMPILER_ERROR = re.compile(
     r"(?m)(undefined (?:reference to|symbol:?) [^\n]*)"
-    r"|^[^\n]*?(?:\berror\s*(?:[A-Z]+\d+)?\s*:|\bfatal\s*:)[ \t]*(?!ld returned)(\S[^\n]*)$"
+    r"|^[^\n]*?(?:\berror[ \t]*(?:[A-Z]+\d+)?[ \t]*:|\bfatal[ \t]*:)[ \t]*(?!ld returned)(\S[^\n]*)$"
 )
 _SIG_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.|\r")
 _SIG_FILE = r"\.(?:py|cpp|cc|cu|h|hpp|so|o|ptx|json)\b"
@@ -141,7 +141,7 @@ def _sig_remote(text: str) -> tuple[str, str, list[tuple[str, str]]]:
     """Type, message and frames of a traceback that came as text from another process."""
     block = text.rpartition(_SIG_REMOTE)[2].strip("\n")
     frames = re.findall(r"^ +File [\"']([^\"'\n]+)[\"'], line \d+, in (\S+)", block, re.MULTILINE)
-    last = re.search(r"\A(?:[ ]+.*\n|\n)*([A-Za-z_][\w.]*)(?::[ ]?((?:.|\n)*))?\Z", block)
+    last = re.search(r"\A(?:[ ].*\n|\n)*([A-Za-z_][\w.]*)(?::[ ]?([\s\S]*))?\Z", block)
     return (last[1], last[2] or "", frames) if last else ("", block, frames)
 
 

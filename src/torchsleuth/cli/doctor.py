@@ -65,7 +65,11 @@ def _torch() -> list[Finding]:
     release = tuple(int(part) for part in answer["torch"].split("+")[0].split(".")[:2] if part.isdigit())
     device = answer["device"] or "no CUDA device; CPU failures only"
     return [
-        Finding("torch", release >= (2, 11), f"{answer['torch']} (2.11 or later is needed); its compiler can be watched"),
+        Finding(
+            "torch",
+            release >= (2, 11),
+            f"{answer['torch']} (2.11 or later is needed); its compiler can be watched",
+        ),
         Finding("accelerator", True, device),
     ]
 

@@ -93,7 +93,10 @@ def _tell_program_apart(
         return folder
     node, _, summary = run.summary.partition(" | ")
     line, op = user_line_of_node(folder, node)
-    say(f"case {folder.case.id}: it fails without the compiler, too: {summary}" + (f" ({line})" if line else ""))
+    say(
+        f"case {folder.case.id}: it fails without the compiler, too: {summary}"
+        + (f" ({line})" if line else "")
+    )
     triage = Triage(
         component="program",
         part="operator",

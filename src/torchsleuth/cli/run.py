@@ -32,9 +32,7 @@ class NoSuchProgram(SleuthError):
         )
 
 
-@click.command(
-    "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-m", "module", metavar="MODULE", help="Run a module as a script, like `python -m`.")
 @click.option(
     "--after",
@@ -65,7 +63,9 @@ class NoSuchProgram(SleuthError):
     envvar="TORCHSLEUTH_CHECK_EVERY",
     help="Compare every Nth call of each graph with eager, for long runs.",
 )
-@click.option("--record-only", is_flag=True, envvar="TORCHSLEUTH_RECORD_ONLY", help="Stop once cases are written.")
+@click.option(
+    "--record-only", is_flag=True, envvar="TORCHSLEUTH_RECORD_ONLY", help="Stop once cases are written."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
@@ -161,9 +161,7 @@ def _new_spool(cases_dir: Path) -> Path:
     return spool
 
 
-def _cases(
-    cases_dir: Path, spool: Path, result: Supervised
-) -> list[tuple[CaseFolder, WatchedProcess]]:
+def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseFolder, WatchedProcess]]:
     """A case for every failure of the run; says what there was to see where there is none."""
     from torchsleuth.repro.assemble import make_case
 
@@ -176,7 +174,9 @@ def _cases(
     graphs = sum(len(process.graph_folders()) for process in processes)
     for process in processes:
         if "internal error" in process.log():
-            _say(f"something failed inside torchsleuth while it watched; the program was not affected:\n{process.log()}")
+            _say(
+                f"something failed inside torchsleuth while it watched; the program was not affected:\n{process.log()}"
+            )
     if found:
         for folder, _ in found.values():
             _say_case(folder)

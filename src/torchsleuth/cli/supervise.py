@@ -210,9 +210,7 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def _crashed(
-    spool: Path, child: int, code: int
-) -> list[tuple[WatchedProcess, dict[str, Any]]]:
+def _crashed(spool: Path, child: int, code: int) -> list[tuple[WatchedProcess, dict[str, Any]]]:
     """The processes that died in the middle of a compile or a compiled call."""
     if -code in ASKED_TO_END:
         return []

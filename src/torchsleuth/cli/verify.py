@@ -21,8 +21,12 @@ class NoRepro(SleuthError):
 
 @click.command("verify")
 @click.argument("case_or_repro", default="last")
-@click.option("--times", type=click.IntRange(1), default=3, show_default=True, help="How many fresh processes.")
-@click.option("--timeout", type=float, metavar="S", help="Seconds a compile or run may take before it is a hang.")
+@click.option(
+    "--times", type=click.IntRange(1), default=3, show_default=True, help="How many fresh processes."
+)
+@click.option(
+    "--timeout", type=float, metavar="S", help="Seconds a compile or run may take before it is a hang."
+)
 @cases_option
 @json_option
 def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir: Path, as_json: bool) -> int:
@@ -55,7 +59,9 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
                 "times": times,
                 "reproduced": reproduced,
                 "same_signature": reproduced == times,
-                "runs": [{"answer": r.answer, "summary": r.summary, "seconds": round(r.seconds, 2)} for r in runs],
+                "runs": [
+                    {"answer": r.answer, "summary": r.summary, "seconds": round(r.seconds, 2)} for r in runs
+                ],
             }
         )
     else:
@@ -76,7 +82,9 @@ def _what(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Signat
     for name in ("repro.py", "original.py"):
         if folder.file(name).is_file():
             return folder, folder.file(name), folder.case.signature
-    raise NoRepro(f"case {folder.case.id} has no repro to run: {folder.case.no_repro or 'its script is missing'}")
+    raise NoRepro(
+        f"case {folder.case.id} has no repro to run: {folder.case.no_repro or 'its script is missing'}"
+    )
 
 
 def expected_of_script(path: Path) -> Signature:

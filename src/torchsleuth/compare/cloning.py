@@ -92,9 +92,7 @@ def restore(taken: Snapshot) -> None:
 
 def changed(taken: Snapshot) -> list[int]:
     """Positions of the tensors whose values are no longer the remembered ones (bit for bit, NaN included)."""
-    return [
-        i for i, (now, then) in enumerate(zip(taken.originals, taken.copies)) if not same_bits(now, then)
-    ]
+    return [i for i, (now, then) in enumerate(zip(taken.originals, taken.copies)) if not same_bits(now, then)]
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -108,7 +106,9 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
         return torch.equal(left, right)
     if left.layout != torch.strided:
         left, right = left.to_dense(), right.to_dense()
-    as_bits = (t.contiguous().view(torch.uint8) if t.dim() else t.reshape(1).view(torch.uint8) for t in (left, right))
+    as_bits = (
+        t.contiguous().view(torch.uint8) if t.dim() else t.reshape(1).view(torch.uint8) for t in (left, right)
+    )
     return torch.equal(*as_bits)
 
 
@@ -150,9 +150,7 @@ def _cloned_storages(tensors: list[torch.Tensor]) -> dict[StorageKey, tuple[torc
     return memory
 
 
-def _clone(
-    tensor: torch.Tensor, memory: dict[StorageKey, tuple[torch.UntypedStorage, int]]
-) -> torch.Tensor:
+def _clone(tensor: torch.Tensor, memory: dict[StorageKey, tuple[torch.UntypedStorage, int]]) -> torch.Tensor:
     if not _by_storage(tensor) or tensor.numel() == 0:
         copy = tensor.detach().clone()
     else:

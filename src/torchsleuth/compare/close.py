@@ -25,7 +25,9 @@ class Miss:
 
     def __str__(self) -> str:
         where = list(self.index)
-        return f"{self.beyond} of {self.numel} elements differ; largest difference {self.worst:.6g} at {where}"
+        return (
+            f"{self.beyond} of {self.numel} elements differ; largest difference {self.worst:.6g} at {where}"
+        )
 
 
 def is_inexact(tensor: torch.Tensor) -> bool:

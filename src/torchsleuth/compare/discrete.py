@@ -73,6 +73,13 @@ def _point(
         f"changes it ({count} of {wrong.numel()} elements)"
     )
     return replace(
-        draft, kind=DIVERGED, sentence=sentence, rule="exact", index=index,
-        compiled=float(c), eager=float(e), truth=float(t), share=count / wrong.numel(),
+        draft,
+        kind=DIVERGED,
+        sentence=sentence,
+        rule="exact",
+        index=index,
+        compiled=float(c),
+        eager=float(e),
+        truth=float(t),
+        share=count / wrong.numel(),
     )

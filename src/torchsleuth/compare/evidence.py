@@ -29,6 +29,15 @@ from torchsleuth.compare.noise import NoiseSource, noisy_graph
 from torchsleuth.compare.rng import RngState, restore_rng, rng_kept
 from torchsleuth.compare.trees import leaves
 
+RUNS = 8
+"""Noisy runs: enough that an element's noise is underrated by half once in some thousand elements."""
+
+RUNS_LARGE = 5
+"""Noisy runs for large results, where rows of many elements steady the estimate and time matters."""
+
+LARGE = 1 << 18
+"""Output elements above which a result is large."""
+
 WIDE_SCALE = 8.0
 """How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
 
@@ -92,20 +101,27 @@ def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] =
     return Result(values)
 
 
-def gather(graph: GraphModule, inputs: Sequence[Any], *, runs: int, start: RngState, seed: int = 0) -> Evidence:
+def gather(
+    graph: GraphModule, inputs: Sequence[Any], *, runs: int | None = None, start: RngState, seed: int = 0
+) -> Evidence:
     """Run the graph in eager, in float64 and `runs` times with noise; inputs and graph stay as they are.
 
-    Example: `gather(graph, inputs, runs=8, start=save_rng())`.
+    Example: `gather(graph, inputs, start=save_rng()).leaves[0].truth`.
     """
     with rng_kept(), torch.no_grad():
         eager, recorder, mutated = _run_eager(graph, inputs, start)
+        if runs is None:
+            size = sum(v.numel() for v in eager.values.values() if isinstance(v, torch.Tensor))
+            runs = RUNS if size <= LARGE else RUNS_LARGE
         try:
             return _gather_wide(graph, inputs, eager, recorder, mutated, runs, seed, None)
         except MEMORY_ERRORS as error:
             if not torch.cuda.is_initialized():
                 raise
             torch.cuda.empty_cache()
-            note = f"float64 did not fit on the device ({str(error).splitlines()[0][:80]}); computed on the CPU"
+            note = (
+                f"float64 did not fit on the device ({str(error).splitlines()[0][:80]}); computed on the CPU"
+            )
         cpu = torch.device("cpu")
         found = _gather_wide(graph, inputs, eager, recorder, mutated, runs, seed, cpu)
         return Evidence(**{**found.__dict__, "notes": (*found.notes, note)})
@@ -120,7 +136,9 @@ def _run_eager(
     restore_rng(start)
     outputs = clone_inputs(recorder.run(*fresh))
     mutated = tuple(
-        i for i, (a, b) in enumerate(zip(inputs, fresh)) if isinstance(a, torch.Tensor) and not same_bits(a, b)
+        i
+        for i, (a, b) in enumerate(zip(inputs, fresh))
+        if isinstance(a, torch.Tensor) and not same_bits(a, b)
     )
     result = result_of(outputs, fresh, mutated)
     restore(state)
@@ -162,6 +180,7 @@ def _gather_wide(
     source = NoiseSource(home, seed=seed)
     noisy = noisy_graph(wide, graph, recorder.dtypes, findings, source, draws)
     writes = any(opkinds.writes(n) for n in graph.graph.nodes)
+    held = graph_state(wide)
 
     def perturbed(scale: float, count: int) -> list[Result]:
         source.scale = scale
@@ -169,7 +188,7 @@ def _gather_wide(
         for _ in range(count):
             given = clone_inputs(wide_inputs) if writes else wide_inputs
             outputs = noisy(*given)
-            done.append(result_of(clone_inputs(outputs) if writes else outputs, given, mutated))
+            done.append(result_of(_owned(outputs, [given, *held]), given, mutated))
             if writes:
                 restore(state)
         return done
@@ -212,6 +231,18 @@ def _assemble(
     return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), mutated)
 
 
+def _owned(outputs: Any, held: list[Any]) -> Any:
+    """The outputs, copied where one shares memory with another, with an input or with the graph's constants."""
+    given = {t.untyped_storage().data_ptr() for t in tensors_in(held) if t.layout == torch.strided}
+    tensors = [t for _, t in leaves(outputs) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
+    storages = [t.untyped_storage().data_ptr() for t in tensors]
+    shared = len(set(storages)) < len(storages) or not given.isdisjoint(storages)
+    views = any(t.numel() * t.element_size() != t.untyped_storage().nbytes() for t in tensors)
+    if shared or views:
+        return map_tensors(outputs, lambda t: t.clone())
+    return outputs
+
+
 def _finite(truth: Any) -> Any:
     """The truth with zeros where it is not finite, so that a run's difference there is finite if the run is."""
     if not isinstance(truth, torch.Tensor) or truth.layout != torch.strided:
@@ -222,10 +253,17 @@ def _finite(truth: Any) -> Any:
 
 
 def _difference(value: Any, truth: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or not isinstance(truth, torch.Tensor) or value.shape != truth.shape:
+    if (
+        not isinstance(value, torch.Tensor)
+        or not isinstance(truth, torch.Tensor)
+        or value.shape != truth.shape
+    ):
         return value
     inexact = value.is_floating_point() or value.is_complex()
-    return value - truth if inexact and value.layout == torch.strided else value
+    if not inexact or value.layout != torch.strided:
+        return value
+    # Reusing the run's own memory spares the page faults of a fresh block, which cost more than the subtraction.
+    return value.sub_(truth) if value.is_contiguous() else value - truth
 
 
 def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:
@@ -244,7 +282,9 @@ def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:
             for arg in node.all_input_nodes[:1]:
                 behind[group[arg.name]] |= names
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    found = {path: behind[group[leaf.name]] for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)}
+    found = {
+        path: behind[group[leaf.name]] for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)
+    }
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     return found | {f"inputs[{i}]": behind[group[n.name]] for i, n in enumerate(placeholders)}
 
@@ -287,4 +327,3 @@ def _device_of(inputs: Sequence[Any], graph: GraphModule) -> torch.device:
         if tensor.device.type not in ("cpu", "meta"):
             return tensor.device
     return torch.device("cpu")
-

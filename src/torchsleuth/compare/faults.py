@@ -58,7 +58,9 @@ def faults(graph: GraphModule, rng: random.Random, dtype: torch.dtype, per_kind:
                 yield Fault(kind, name, twin)
 
 
-def effect_in_ulps(fault: GraphModule, graph: GraphModule, inputs: Sequence[Any], dtype: torch.dtype) -> float:
+def effect_in_ulps(
+    fault: GraphModule, graph: GraphModule, inputs: Sequence[Any], dtype: torch.dtype
+) -> float:
     """The largest true effect of a fault over all float outputs, in ulps of the output's rms."""
     wide = widen_inputs(inputs)
     healthy, faulty = widen_graph(graph)(*wide), widen_graph(fault)(*wide)
@@ -187,7 +189,9 @@ def _precision_leak(graph: Graph, node: Node, rng: random.Random) -> bool:
         return False
 
     def spoil(value: torch.Tensor) -> torch.Tensor:
-        return value.to(torch.bfloat16).to(wide_dtype(value.dtype) if value.dtype == torch.float64 else value.dtype)
+        return value.to(torch.bfloat16).to(
+            wide_dtype(value.dtype) if value.dtype == torch.float64 else value.dtype
+        )
 
     return _after(graph, node, spoil, f"leak_{node.name}")
 

@@ -62,7 +62,9 @@ def widen_inputs(inputs: Sequence[Any], device: torch.device | None = None) -> l
                 bases[key, tensor.dtype] = whole.to(wide_dtype(tensor.dtype), copy=True)
             wide = bases[key, tensor.dtype].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         else:
-            wide = tensor.detach().to(wide_dtype(tensor.dtype), copy=True, memory_format=torch.preserve_format)
+            wide = tensor.detach().to(
+                wide_dtype(tensor.dtype), copy=True, memory_format=torch.preserve_format
+            )
         if device is not None:
             wide = wide.to(device)
         return wide.requires_grad_(tensor.requires_grad)
@@ -264,7 +266,11 @@ def narrow(value: Any, dtypes: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(dtypes) if isinstance(dtypes, torch.dtype) and dtypes != value.dtype else value
     if isinstance(value, (list, tuple)) and isinstance(dtypes, list) and len(dtypes) == len(value):
-        return type(value)(narrow(v, d) for v, d in zip(value, dtypes)) if type(value) in (list, tuple) else value
+        return (
+            type(value)(narrow(v, d) for v, d in zip(value, dtypes))
+            if type(value) in (list, tuple)
+            else value
+        )
     return value
 
 

@@ -56,7 +56,15 @@ def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: Limits) -> LeafVerd
     Example: `judge_floats(evidence.leaves[0], compiled[0], limits_for(torch.float32, n))`.
     """
     dtype = leaf.eager.dtype
-    draft = LeafVerdict(leaf.path, WITHIN_NOISE, "", dtype=str(dtype).removeprefix("torch."), shape=tuple(compiled.shape), random=leaf.random, fallbacks=leaf.fallbacks)
+    draft = LeafVerdict(
+        leaf.path,
+        WITHIN_NOISE,
+        "",
+        dtype=str(dtype).removeprefix("torch."),
+        shape=tuple(compiled.shape),
+        random=leaf.random,
+        fallbacks=leaf.fallbacks,
+    )
     if compiled.numel() == 0:
         return replace(draft, sentence="empty")
     strict = _not_finite(leaf, compiled, draft)
@@ -64,7 +72,12 @@ def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: Limits) -> LeafVerd
         return strict
     errors = _errors(leaf, compiled)
     if not bool(errors.usable.any()):
-        return replace(draft, kind=INCONCLUSIVE, sentence="the float64 reference is not finite anywhere", rule="reference")
+        return replace(
+            draft,
+            kind=INCONCLUSIVE,
+            sentence="the float64 reference is not finite anywhere",
+            rule="reference",
+        )
     draft = _numbers(draft, errors, compiled, leaf, limits)
     return _decide(draft, errors, limits)
 
@@ -139,20 +152,42 @@ def _not_finite(leaf: Leaf, compiled: torch.Tensor, draft: LeafVerdict) -> LeafV
         if bool(mask.any()):
             return _point(draft, mask, result, eager, truth, rule, text)
     if bool((~finite_eager & finite_truth & ~finite_result & ~may_overflow).any()):
-        text = "eager and compiled are both not finite where float64 is: the program overflows in this precision"
+        text = (
+            "eager and compiled are both not finite where float64 is: the program overflows in this precision"
+        )
         return replace(draft, kind=EAGER_SUSPECT, sentence=text, rule="overflow")
     return None
 
 
 def _point(
-    draft: LeafVerdict, mask: torch.Tensor, result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, rule: str, text: str
+    draft: LeafVerdict,
+    mask: torch.Tensor,
+    result: torch.Tensor,
+    eager: torch.Tensor,
+    truth: torch.Tensor,
+    rule: str,
+    text: str,
 ) -> LeafVerdict:
     where = int(mask.reshape(-1).to(torch.uint8).argmax())
     c, e, t = (float(v.reshape(-1)[where]) for v in (result, eager, truth))
     index = unravel(where, tuple(mask.shape))
     count = int(mask.sum())
-    sentence = f"element {list(index)} " + text.format(c=c, e=f"{e:.6g}", t=t) + f" ({count} of {mask.numel()} elements)"
-    return replace(draft, kind=DIVERGED, sentence=sentence, rule=rule, index=index, compiled=c, eager=e, truth=t, share=count / mask.numel())
+    sentence = (
+        f"element {list(index)} "
+        + text.format(c=c, e=f"{e:.6g}", t=t)
+        + f" ({count} of {mask.numel()} elements)"
+    )
+    return replace(
+        draft,
+        kind=DIVERGED,
+        sentence=sentence,
+        rule=rule,
+        index=index,
+        compiled=c,
+        eager=e,
+        truth=t,
+        share=count / mask.numel(),
+    )
 
 
 def _numbers(
@@ -216,7 +251,11 @@ def _broken_rule(
     noisy = torch.linalg.vector_norm(sample.noisy, dim=1).max()
     rmse, eager_rmse = (float(torch.linalg.vector_norm(v) / noisy) for v in (sample.compiled, sample.eager))
     if rmse > limits.rmse * stretch and rmse > limits.guard * eager_rmse:
-        return "spread", f"errors are {rmse:.1f} times the rounding noise overall (eager: {eager_rmse:.1f})", None
+        return (
+            "spread",
+            f"errors are {rmse:.1f} times the rounding noise overall (eager: {eager_rmse:.1f})",
+            None,
+        )
     size, significance, eager_significance, name = _bias(sample)
     guard = 2.0
     if (
@@ -227,7 +266,12 @@ def _broken_rule(
         text = f"all elements are {name} together by {size:.2f} noise units, {significance:.0f} times what rounding does"
         return "bias", f"{text} (eager: {eager_significance:.1f})", size
     lane = _worst_lane(sample)
-    if lane is not None and lane[0] > limits.lane_z * stretch and lane[1] > limits.lane_size and lane[0] > guard * lane[2]:
+    if (
+        lane is not None
+        and lane[0] > limits.lane_z * stretch
+        and lane[1] > limits.lane_size
+        and lane[0] > guard * lane[2]
+    ):
         text = f"index {lane[4]} of dimension {lane[3]} is off by {lane[1]:.1f} noise units on average"
         return "lane", f"{text}, {lane[0]:.0f} times what rounding does (eager: {lane[2]:.1f})", size
     return "", "", size
@@ -267,8 +311,10 @@ def _cut(tensor: torch.Tensor) -> Any:
     """An index that keeps every lane and thins out the first dimension to `SAMPLE` elements."""
     if tensor.numel() <= SAMPLE:
         return ...
-    return slice(None, None, math.ceil(tensor.numel() / SAMPLE)) if tensor.dim() == 1 else slice(
-        None, None, min(tensor.shape[0], math.ceil(tensor.numel() / SAMPLE))
+    return (
+        slice(None, None, math.ceil(tensor.numel() / SAMPLE))
+        if tensor.dim() == 1
+        else slice(None, None, min(tensor.shape[0], math.ceil(tensor.numel() / SAMPLE)))
     )
 
 

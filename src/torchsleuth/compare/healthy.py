@@ -81,6 +81,12 @@ class Grower:
             return self.live[-1]
         return self.random.choice(self.live)
 
+    def pick_two(self) -> tuple[Node, Node]:
+        """Two different values, so that no difference is zero and no maximum is the value itself."""
+        first = self.pick()
+        others = [n for n in self.live if n is not first]
+        return first, self.random.choice(others) if others else self.input((self.rows, self.lanes))
+
     def step(self) -> None:
         grow = self.random.choices([g for g, _ in MENU], [w for _, w in MENU])[0]
         self.live.append(grow(self))
@@ -105,7 +111,7 @@ def _unary(*targets: Callable) -> Grow:
 
 
 def _grow_add(g: Grower) -> Node:
-    return g.call(operator.mul, g.call(g.random.choice([torch.add, torch.sub]), g.pick(), g.pick()), 0.7)
+    return g.call(operator.mul, g.call(g.random.choice([torch.add, torch.sub]), *g.pick_two()), 0.7)
 
 
 def _grow_mul(g: Grower) -> Node:
@@ -118,7 +124,7 @@ def _grow_divide(g: Grower) -> Node:
 
 
 def _grow_select(g: Grower) -> Node:
-    return g.call(g.random.choice([torch.maximum, torch.minimum]), g.pick(), g.pick())
+    return g.call(g.random.choice([torch.maximum, torch.minimum]), *g.pick_two())
 
 
 def _grow_affine(g: Grower) -> Node:

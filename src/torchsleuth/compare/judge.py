@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from torchsleuth.compare.limits import limits_for
 from torchsleuth.compare.rng import RngState, restore_rng, rng_kept, save_rng
 from torchsleuth.compare.verdict import (
     DIVERGED,
-    EAGER_SUSPECT,
     INCONCLUSIVE,
     WITHIN_NOISE,
     LeafVerdict,
@@ -33,20 +32,11 @@ from torchsleuth.compare.verdict import (
     inconclusive,
 )
 
-RUNS = 8
-"""Noisy runs: with one float64 run and at most 4 stronger ones this stays below 25 eager float64 runs."""
 
 DRAWS_ITS_OWN = (
     "this leaf depends on random numbers and the backend may draw its own; compile under "
     "`inductor_draws_like_eager` and pass rng_matched=True to compare it"
 )
-
-
-@dataclass(frozen=True)
-class Second:
-    """A second compiled run on the same inputs and random numbers."""
-
-    result: Result
 
 
 def judge(
@@ -55,7 +45,7 @@ def judge(
     compiled: Callable[..., Any],
     *,
     boxed: bool = False,
-    runs: int = RUNS,
+    runs: int | None = None,
     repeat: bool = True,
     rng_matched: bool = False,
     seed: int = 0,
@@ -92,7 +82,7 @@ def judge_results(
     *,
     mutated_inputs_after: Sequence[Any] | None = None,
     second: tuple[Any, Sequence[Any]] | None = None,
-    runs: int = RUNS,
+    runs: int | None = None,
     rng_matched: bool = False,
     rng_state: RngState | None = None,
     seed: int = 0,
@@ -109,15 +99,19 @@ def judge_results(
     try:
         evidence = gather(graph, inputs_before, runs=runs, start=rng_state or save_rng(), seed=seed)
     except MEMORY_ERRORS as error:
-        return inconclusive(f"there is not enough memory for a float64 run, on the CPU either: {_first_line(error)}")
+        return inconclusive(
+            f"there is not enough memory for a float64 run, on the CPU either: {_first_line(error)}"
+        )
     except Exception as error:
-        return inconclusive(f"the graph could not be run for reference: {type(error).__name__}: {_first_line(error)}")
+        return inconclusive(
+            f"the graph could not be run for reference: {type(error).__name__}: {_first_line(error)}"
+        )
     if eager_results is not None:
         evidence = _with_eager(evidence, eager_results)
     after = mutated_inputs_after if mutated_inputs_after is not None else ()
     mutated = evidence.mutated if mutated_inputs_after is not None else ()
     result = _shaped_like(evidence, result_of(compiled_results, after, mutated))
-    verdict = _weigh(evidence, result, rng_matched, chosen)
+    verdict = weigh(evidence, result, rng_matched, chosen)
     if mutated_inputs_after is not None:
         verdict = _with_stray_writes(verdict, evidence, inputs_before, after)
     if second is not None:
@@ -147,9 +141,13 @@ def _shaped_like(evidence: Evidence, result: Result) -> Result:
     return result
 
 
-def _weigh(
-    evidence: Evidence, result: Result, rng_matched: bool, calibration: Calibration | None
+def weigh(
+    evidence: Evidence, result: Result, rng_matched: bool = False, calibration: Calibration | None = None
 ) -> Verdict:
+    """The verdict on one result, given evidence that may serve many results.
+
+    Example: `weigh(gather(graph, inputs, start=save_rng()), result_of(compiled(*inputs)))`.
+    """
     expected = [leaf for leaf in evidence.leaves if leaf.path in result.values or "mutated" not in leaf.path]
     missing = [leaf.path for leaf in expected if leaf.path not in result.values]
     extra = sorted(set(result.values) - {leaf.path for leaf in expected})
@@ -161,7 +159,9 @@ def _weigh(
         try:
             verdict = _judge_leaf(leaf, result.values[leaf.path], calibration)
         except MEMORY_ERRORS as error:
-            verdict = LeafVerdict(leaf.path, INCONCLUSIVE, f"too large to judge: {_first_line(error)}", "memory")
+            verdict = LeafVerdict(
+                leaf.path, INCONCLUSIVE, f"too large to judge: {_first_line(error)}", "memory"
+            )
         if leaf.random and not rng_matched and verdict.kind != WITHIN_NOISE:
             verdict = replace(verdict, kind=INCONCLUSIVE, rule="random", sentence=DRAWS_ITS_OWN)
         found.append(verdict)
@@ -191,7 +191,11 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
         return LeafVerdict(leaf.path, INCONCLUSIVE, text, "reference")
     if compiled.is_quantized:
         equal = torch.equal(compiled.int_repr(), leaf.eager.int_repr())
-        kind, text = (WITHIN_NOISE, "equal to eager") if equal else (INCONCLUSIVE, "quantised values differ: no reference")
+        kind, text = (
+            (WITHIN_NOISE, "equal to eager")
+            if equal
+            else (INCONCLUSIVE, "quantised values differ: no reference")
+        )
         return LeafVerdict(leaf.path, kind, text, "quantised")
     if not (compiled.is_floating_point() or compiled.is_complex()):
         return judge_discrete(leaf, compiled)
@@ -199,7 +203,9 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
     wild = tuple(n for n in leaf.wild if isinstance(n, torch.Tensor) and n.shape == compiled.shape)
     dtype = leaf.eager.dtype
     healthy = calibration.healthy_z(compiled.device.type, dtype) if calibration is not None else None
-    return judge_floats(replace(leaf, noisy=noisy, wild=wild), compiled, limits_for(dtype, compiled.numel(), healthy))
+    return judge_floats(
+        replace(leaf, noisy=noisy, wild=wild), compiled, limits_for(dtype, compiled.numel(), healthy)
+    )
 
 
 def _judge_plain(leaf: Leaf, compiled: Any) -> LeafVerdict:
@@ -251,7 +257,8 @@ def _with_stray_writes(
     if not stray:
         return verdict
     found = tuple(
-        LeafVerdict(f"inputs[{i}]", DIVERGED, "compiled wrote to this input, eager does not", "stray write") for i in stray
+        LeafVerdict(f"inputs[{i}]", DIVERGED, "compiled wrote to this input, eager does not", "stray write")
+        for i in stray
     )
     leaves = (*verdict.leaves, *found)
     return replace(verdict, kind=DIVERGED, leaves=leaves, sentence=_sentence(DIVERGED, list(leaves)))
@@ -268,7 +275,7 @@ def _with_second_run(
     differ = [path for path, value in first.values.items() if not _bitwise(value, second.values.get(path))]
     if not differ:
         return verdict
-    other = _weigh(evidence, second, rng_matched, calibration)
+    other = weigh(evidence, second, rng_matched, calibration)
     note = f"two compiled runs on the same inputs and random numbers differ in {', '.join(differ[:5])}"
     verdict = replace(verdict, nondeterministic=True, notes=(*verdict.notes, note))
     if verdict.kind == other.kind:
@@ -292,7 +299,11 @@ def _sentence(kind: str, found: list[LeafVerdict]) -> str:
         if floats and all(leaf.closer_than_eager for leaf in floats):
             return "the compiled result is closer to the truth than eager"
         top = max((leaf.z or 0.0 for leaf in floats), default=0.0)
-        return f"every output lies within rounding noise (at most {top:.1f} noise units off)" if floats else "every output is equal"
+        return (
+            f"every output lies within rounding noise (at most {top:.1f} noise units off)"
+            if floats
+            else "every output is equal"
+        )
     worst = max(decisive, key=lambda leaf: leaf.z or 0.0)
     also = f" (and {len(decisive) - 1} more of {len(found)} leaves)" if len(decisive) > 1 else ""
     return f"{worst.path}: {worst.sentence}{also}"

@@ -112,7 +112,13 @@ def same_two_models(
             log.exception("the optimised model raised; that is a different problem than a wrong result")
             return True
     found = differences(
-        ref, res, fp64_ref, path="outputs" if only_fwd else "run", tol=TOLERANCE, equal_nan=True, ignore_non_fp=ignore_non_fp
+        ref,
+        res,
+        fp64_ref,
+        path="outputs" if only_fwd else "run",
+        tol=TOLERANCE,
+        equal_nan=True,
+        ignore_non_fp=ignore_non_fp,
     )
     for difference in found:
         log.error("%s", difference)
@@ -154,9 +160,7 @@ def _collect(
     buffers = dict(_named(gm, "named_buffers"))
     return {
         "outputs": out,
-        "param_grads": {
-            name: p.grad for name, p in _named(gm, "named_parameters") if p.grad is not None
-        },
+        "param_grads": {name: p.grad for name, p in _named(gm, "named_parameters") if p.grad is not None},
         "input_grads": [t.grad if t.is_leaf and t.requires_grad else None for t in inputs],
         "mutated_inputs": {
             f"input {i}": t.detach() for i, t in enumerate(inputs) if not same_bits(t, before[i])

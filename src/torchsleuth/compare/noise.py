@@ -201,7 +201,9 @@ def noisy_graph(
     Nodes that fell back run in their original dtype; `substitutes` replace random nodes by name.
     """
     twin = copy.deepcopy(wide.graph)
-    attributes = {str(n.target): fetch(wide, str(n.target)) for n in twin.nodes if n.op in ("get_attr", "call_module")}
+    attributes = {
+        str(n.target): fetch(wide, str(n.target)) for n in twin.nodes if n.op in ("get_attr", "call_module")
+    }
     by_name = {n.name: n for n in original.graph.nodes}
     for node in list(twin.nodes):
         if node.name in substitutes:

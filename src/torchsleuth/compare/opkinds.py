@@ -104,7 +104,9 @@ RANDOM = DROPOUT | frozenset(
 )
 """Steps that draw random numbers."""
 
-INPLACE_OPERATORS = frozenset("iadd isub imul itruediv ifloordiv ipow imatmul iand ior ixor setitem imod".split())
+INPLACE_OPERATORS = frozenset(
+    "iadd isub imul itruediv ifloordiv ipow imatmul iand ior ixor setitem imod".split()
+)
 
 
 def plain_name(node: Node) -> str:
@@ -159,7 +161,11 @@ def dropout_rate(node: Node) -> float | None:
 
 def _never_drops(node: Node) -> bool:
     if plain_name(node) == "dropout":
-        training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", node.kwargs.get("train", True))
+        training = (
+            node.args[2]
+            if len(node.args) > 2
+            else node.kwargs.get("training", node.kwargs.get("train", True))
+        )
         return training is False
     if "scaled_dot_product" in plain_name(node):
         names = {"scaled_dot_product_attention": 4, "_scaled_dot_product_flash_attention_for_cpu": 3}
@@ -170,4 +176,6 @@ def _never_drops(node: Node) -> bool:
 
 
 def _is_hop(node: Node) -> bool:
-    return isinstance(getattr(node.target, "namespace", None), str) and node.target.namespace == "higher_order"  # type: ignore[union-attr]
+    return (
+        isinstance(getattr(node.target, "namespace", None), str) and node.target.namespace == "higher_order"
+    )  # type: ignore[union-attr]

@@ -151,7 +151,11 @@ def _compare_leaf(ref: Any, res: Any, truth: Any, path: str, rules: Rules) -> Di
     if rules.ignore_non_fp and not isinstance(ref, (float, complex)):
         return None
     if isinstance(ref, (set, frozenset)) and isinstance(res, (set, frozenset)):
-        return None if ref == res else Difference(path, "value", f"elements differ: {sorted(map(repr, ref ^ res))}")
+        return (
+            None
+            if ref == res
+            else Difference(path, "value", f"elements differ: {sorted(map(repr, ref ^ res))}")
+        )
     if isinstance(ref, bool) != isinstance(res, bool) or not isinstance(res, type(ref)):
         return Difference(path, "type", f"{_name(ref)} became {_name(res)}")
     return None if ref == res else Difference(path, "value", f"{ref!r} became {res!r}")
@@ -175,7 +179,9 @@ def _compare_tensors(ref: Any, res: Any, truth: Any, path: str, rules: Rules) ->
     if not isinstance(ref, torch.Tensor) or not isinstance(res, torch.Tensor):
         return Difference(path, "type", f"{_name(ref)} became {_name(res)}")
     if is_fake(ref) or is_fake(res):
-        return Difference(path, "fake", "a FakeTensor has no values to compare; run the model on real tensors")
+        return Difference(
+            path, "fake", "a FakeTensor has no values to compare; run the model on real tensors"
+        )
     found = _compare_metadata(ref, res, path, rules)
     if found is not None or ref.numel() == 0 or ref.device.type == "meta":
         return found

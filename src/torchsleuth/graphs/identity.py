@@ -35,7 +35,7 @@ def structural_hash(gm: torch.fx.GraphModule) -> str:
 
 
 def _difference(a: torch.fx.GraphModule, b: torch.fx.GraphModule, where: str) -> str | None:
-    ours, theirs = list(a.graph.nodes), list(b.graph.nodes)
+    ours, theirs = _in_order(a), _in_order(b)
     position = {node: number for nodes in (ours, theirs) for number, node in enumerate(nodes)}
     for left, right in zip(ours, theirs):
         at = f"{where}{left.name}"
@@ -56,6 +56,11 @@ def _difference(a: torch.fx.GraphModule, b: torch.fx.GraphModule, where: str) ->
     if len(ours) != len(theirs):
         return f"The graphs{' at ' + where if where else ''} have {len(ours)} and {len(theirs)} nodes."
     return None
+
+
+def _in_order(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Inputs first: Inductor puts effect tokens before them, where printed source cannot."""
+    return sorted(gm.graph.nodes, key=lambda node: node.op != "placeholder")
 
 
 def _same_target(left: object, right: object) -> bool:
@@ -119,7 +124,7 @@ def _feed(gm: torch.fx.GraphModule, digest: "hashlib._Hash", words: Vocabulary, 
         return
     seen.append(id(gm))
     position: dict[torch.fx.Node, int] = {}
-    for number, node in enumerate(gm.graph.nodes):
+    for number, node in enumerate(_in_order(gm)):
         position[node] = number
         digest.update(f"{node.op} ".encode())
         if node.op in ("get_attr", "call_module"):

@@ -48,7 +48,7 @@ def _graph_read_module(module: Any, classes: dict, scope: dict, done: dict) -> t
     if id(module) in done:
         return done[id(module)][1]
     for owner in list(module.modules()):
-        for attribute, child in list(owner.named_children()):
+        for attribute, child in list(owner._modules.items()):  # named_children() skips a second name
             if type(child).__name__ in classes and type(child) is scope[type(child).__name__]:
                 setattr(owner, attribute, _graph_read_module(child, classes, scope, done))
     body = next(f for f in classes[type(module).__name__].body if getattr(f, "name", "") == "forward")

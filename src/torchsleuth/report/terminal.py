@@ -29,7 +29,15 @@ def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
         if case.minified_calls is not None:
             calls += f"→{case.minified_calls}"
         kind = case.kind + (f" r{case.rank}" if case.rank is not None else "")
-        cells = [case.id, kind, case.direction or "-", calls, repro, str(case.seen), case.error or case.summary]
+        cells = [
+            case.id,
+            kind,
+            case.direction or "-",
+            calls,
+            repro,
+            str(case.seen),
+            case.error or case.summary,
+        ]
         table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
 
@@ -46,7 +54,9 @@ def show_case(folder: CaseFolder) -> None:
     ]
     if case.graph is not None:
         after = {"aot": "after AOTAutograd", "dynamo": "after Dynamo", None: ""}[case.after]
-        facts.append(("graph", f"{case.direction}, {case.graph.calls} calls, {case.graph.inputs} inputs, {after}"))
+        facts.append(
+            ("graph", f"{case.direction}, {case.graph.calls} calls, {case.graph.inputs} inputs, {after}")
+        )
         facts.append(("source", _some(case.graph.source_lines)))
     if case.triage is not None and case.triage.component:
         where = f" at {case.triage.user_line}" if case.triage.user_line else ""
@@ -58,7 +68,12 @@ def show_case(folder: CaseFolder) -> None:
     if case.seen > 1:
         facts.append(("seen", f"{case.seen} times, last {case.last_seen}"))
     if case.kept is not None:
-        facts.append(("values", f"{case.kept.get('by_value')} inputs kept by value, {case.kept.get('by_spec')} by spec"))
+        facts.append(
+            (
+                "values",
+                f"{case.kept.get('by_value')} inputs kept by value, {case.kept.get('by_spec')} by spec",
+            )
+        )
     facts.append(("folder", str(folder.path)))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
@@ -67,7 +82,9 @@ def show_case(folder: CaseFolder) -> None:
         table.add_row(name, Text(printable(value)))
     console.print(table)
     if case.no_repro is None:
-        console.print(f"\nnext: torchsleuth verify {case.id}, or: python {folder.path}/original.py", soft_wrap=True)
+        console.print(
+            f"\nnext: torchsleuth verify {case.id}, or: python {folder.path}/original.py", soft_wrap=True
+        )
 
 
 def _repro(folder: CaseFolder) -> str:

@@ -7,8 +7,10 @@ CANNOT TELL 3; a crash ends the process as the bug does. What cannot be set up i
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import re
+import subprocess
 import sys
 import traceback
 
@@ -55,12 +57,10 @@ def repro_main(facts, expected, source, namespace):
 
 
 def _repro_verify():
-    try:
-        from torchsleuth.cli.main import main
-    except ImportError:
+    if importlib.util.find_spec("torchsleuth") is None:
         print("CANNOT TELL: `verify` needs torchsleuth: pip install torchsleuth")
         return 3
-    return main(["verify", os.path.abspath(sys.argv[0])])
+    return subprocess.call([sys.executable, "-m", "torchsleuth", "verify", os.path.abspath(sys.argv[0])])
 
 
 def _repro_answer(facts, expected, source, namespace, options):

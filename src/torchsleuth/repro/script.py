@@ -97,7 +97,9 @@ def _environment(record: Mapping[str, Any]) -> list[str]:
     versions = record.get("versions") or {}
     lines = [f"torch {versions.get('torch')}, git {versions.get('git')}"]
     if versions.get("cuda"):
-        lines.append(f"cuda {versions['cuda']}, {', '.join(versions.get('devices') or []) or 'no device used'}")
+        lines.append(
+            f"cuda {versions['cuda']}, {', '.join(versions.get('devices') or []) or 'no device used'}"
+        )
     return lines
 
 

@@ -43,7 +43,11 @@ def _wrong_pairs(path, a, b):
 def _wrong_leaf(a, b, allowed, strict):
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         same = type(a) is type(b) and (a == b or a != a)
-        return None if same or isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor) else "is another kind of value"
+        return (
+            None
+            if same or isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor)
+            else "is another kind of value"
+        )
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"is {b.dtype}{list(b.shape)}, eager's is {a.dtype}{list(a.shape)}"
     if a.numel() == 0:

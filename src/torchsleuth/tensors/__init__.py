@@ -1,0 +1,1 @@
+"""Tensors as values: described, kept in a content-addressed store, and rebuilt."""

@@ -66,3 +66,8 @@ def inductor_draws_like_eager_now() -> bool:
 def torch_own_same(ref: Any, res: Any, fp64_ref: Any = None, **options: Any) -> bool:
     """PyTorch's own comparison, the baseline of `benchmarks/compare.py`."""
     return bool(_torch_same(ref, res, fp64_ref, log_error=lambda *_: None, **options))
+
+
+def forget_compiled() -> None:
+    """Drop every compiled graph of this process, so that the next one starts fresh."""
+    torch._dynamo.reset()

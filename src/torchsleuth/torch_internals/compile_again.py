@@ -8,6 +8,8 @@ import sys
 
 import torch
 
+from torchsleuth.torch_internals.tensor_symbolic import symbolic_tracing
+
 
 def apply_settings(config, state, namespace):
     """Puts torch's settings and global switches back to what was recorded; an unknown setting is skipped and said."""
@@ -68,7 +70,7 @@ def _with_shapes(graph, fakes, fake_mode):
     if nested:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        with fake_mode, torch.no_grad():
+        with symbolic_tracing(fake_mode), torch.no_grad():
             return make_fx(graph, tracing_mode="real")(*fakes)
     for node, fake in zip((n for n in graph.graph.nodes if n.op == "placeholder"), fakes):
         node.meta["val"] = fake

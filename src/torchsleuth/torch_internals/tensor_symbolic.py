@@ -7,9 +7,12 @@ The text of this file is pasted into repro scripts: standard library and torch o
 
 import math
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -53,6 +56,17 @@ def symbolic_inputs(description: dict, real: list) -> tuple[list, FakeTensorMode
         else:
             fakes.append(value)
     return fakes, mode
+
+
+@contextmanager
+def symbolic_tracing(mode: FakeTensorMode) -> Iterator[None]:
+    """What a trace of these fakes must run under: without Python's dispatcher C++ kernels fix the sizes.
+
+    >>> with symbolic_tracing(mode):
+    ...     traced = make_fx(graph)(*fakes)
+    """
+    with mode, enable_python_dispatcher(), torch.no_grad():
+        yield
 
 
 def _symbolic_base(env: ShapeEnv, name: str, hint: int | None, lower: int | None, upper: int | None) -> Any:

@@ -26,7 +26,9 @@ PHASE_SECONDS = 600.0
 POLL_SECONDS = 0.05
 
 _ANSWERS = {1: "reproduced", 0: "not_reproduced", 2: "different", 3: "cannot_tell"}
-_LAST_LINE = re.compile(r"(REPRODUCED|DIFFERENT FAILURE|CANNOT TELL): (.*)|(NOT REPRODUCED)|(EAGER \w+)(?:: (.*))?")
+_LAST_LINE = re.compile(
+    r"(REPRODUCED|DIFFERENT FAILURE|CANNOT TELL): (.*)|(NOT REPRODUCED)|(EAGER \w+)(?:: (.*))?"
+)
 
 
 @dataclass(frozen=True)
