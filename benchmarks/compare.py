@@ -225,14 +225,18 @@ def cost_figures(device: str, quick: bool) -> None:
             )
         )
     for name, graph, inputs in cases:
-        wide, wide_inputs = widen_graph(graph), widen_inputs(inputs)
-        ready = torch.cuda.synchronize if device == "cuda" else lambda: None
-        with torch.no_grad():
-            once = _best(lambda: (wide(*wide_inputs), ready()))
-            results = graph(*inputs)
-            whole = _best(lambda: (judge_results(graph, inputs, None, results), ready()))
-            runs = judge_results(graph, inputs, None, results).runs
+        once, whole, runs = _cost(graph, inputs, device)
         print(f"| {name} | {once * 1e3:.2f} ms | {whole * 1e3:.1f} ms | {runs} | {whole / once:.1f} |")
+
+
+def _cost(graph: torch.fx.GraphModule, inputs: list, device: str) -> tuple[float, float, int]:
+    wide, wide_inputs = widen_graph(graph), widen_inputs(inputs)
+    ready = torch.cuda.synchronize if device == "cuda" else lambda: None
+    with torch.no_grad():
+        results = graph(*inputs)
+        once = _best(lambda: (wide(*wide_inputs), ready()), 5)
+        whole = _best(lambda: (judge_results(graph, inputs, None, results), ready()))
+        return once, whole, judge_results(graph, inputs, None, results).runs
 
 
 def main() -> None:

@@ -142,6 +142,7 @@ def report_capture_error(
             "traceback": _traceback_text(error),
             "time": time.time(),
             "function": frame.function,
+            "torch": torch.__version__,
             "user_line": [user.filename, user.lineno] if user else [frame.file, frame.line],
             "op": None if call is None else seams.target_name(call[0]),
             "fails_in_eager": None if call is None else seams.fails_in_eager(*call),

@@ -101,9 +101,9 @@ class Flight:
 
     def log(self, text: str) -> None:
         """One line in this process's log; never raises."""
-        with contextlib.suppress(OSError):
-            with open(self.folder / "log.txt", "a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        log = self.folder / "log.txt"
+        with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     def forget_graph(self, number: int) -> None:
         shutil.rmtree(self.folder / f"g{number}", ignore_errors=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -117,14 +118,14 @@ class Watch:
         # After a graph break the rest of `forward` is traced as `torch_dynamo_resume_in_forward_at_12`.
         return function is not None and (function == only or f"_resume_in_{only}_at_" in function)
 
-    # ---- the backend call, after Dynamo
+    # ---- the three places where a graph is handed to a compiler
 
     def on_backend(self, call: seams.BackendCall) -> Callable[..., Any]:
-        """Dynamo hands one graph to its backend."""
+        """After Dynamo: one captured graph goes to its backend."""
         compile_id = seams.current_compile_id()
         if compile_id is not None and self._function is not None:
             self._function_of[compile_id] = self._function
-        if self.suspended or not self._wanted(compile_id) or self.flight is None:
+        if self.suspended or not self._wanted(compile_id):
             return call.compile(call.graph, call.inputs)
         origin = GraphOrigin(
             level="dynamo",
@@ -135,23 +136,13 @@ class Watch:
             options=call.options,
             custom_backend=None if seams.ships_with_torch(call.backend) else call.backend,
         )
-        record = self._record(call.graph, call.inputs, origin)
-        if record is None:
-            return call.compile(call.graph, call.inputs)
-        if compile_id is not None:
-            self._outer_of[compile_id] = record.number
-        eager = self._eager_copy(call.graph, record)
-        compiled = self._compile(record, call.compile, call.graph, call.inputs, eager)
-        return guard_unboxed(compiled, GuardedGraph(self, self.flight, record, eager))
-
-    # ---- the inner compile, after AOTAutograd
+        return self._attend(call.graph, call.inputs, call.compile, origin, guard_unboxed)
 
     def on_inner(self, call: seams.InnerCompile) -> Any:
-        """AOTAutograd hands one aten graph to Inductor: forward, backward or inference."""
+        """After AOTAutograd: one aten graph goes to Inductor, forward, backward or inference."""
         compile_id = seams.current_compile_id()
         foreign = not self.everything and compile_id not in self._outer_of
-        unwatched = self.suspended or foreign or self.settings.after == "dynamo" or self.flight is None
-        if unwatched or not self._wanted(compile_id):
+        if self.suspended or foreign or self.settings.after == "dynamo" or not self._wanted(compile_id):
             return call.compile(call.graph, call.inputs)
         kwargs = {k: call.kwargs[k] for k in RESULT_KWARGS if call.kwargs.get(k)}
         kwargs["static_input_idxs"] = list(kwargs.get("static_input_idxs", ()))
@@ -165,19 +156,11 @@ class Watch:
             outer=self._outer_of.get(compile_id or ""),
             compile_kwargs=kwargs,
         )
-        record = self._record(call.graph, call.inputs, origin)
-        if record is None:
-            return call.compile(call.graph, call.inputs)
-        eager = self._eager_copy(call.graph, record)
-        compiled = self._compile(record, call.compile, call.graph, call.inputs, eager)
-        if compiled is eager:
-            return _boxed(eager)
-        guarded = GuardedGraph(self, self.flight, record, eager)
-        return seams.replace_callable(compiled, lambda inner: guard_boxed(inner, guarded))
+        return self._attend(call.graph, call.inputs, call.compile, origin, _guard_inner)
 
     def on_compiler(self, call: seams.BackendCall, kwargs: dict[str, Any]) -> Any:
-        """A compiler of aten graphs that someone else wrote is handed one: any AOTAutograd backend's."""
-        if self.suspended or self.flight is None:
+        """After AOTAutograd: one aten graph goes to a compiler that someone else wrote."""
+        if self.suspended:
             return call.compile(call.graph, call.inputs)
         origin = GraphOrigin(
             level="aot",
@@ -187,52 +170,48 @@ class Watch:
             compile_kwargs={k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float, str))},
             custom_backend=None if seams.is_inner_compile(call.backend) else call.backend,
         )
-        record = self._record(call.graph, call.inputs, origin)
-        if record is None:
-            return call.compile(call.graph, call.inputs)
-        eager = self._eager_copy(call.graph, record)
-        compiled = self._compile(record, call.compile, call.graph, call.inputs, eager)
-        guarded = GuardedGraph(self, self.flight, record, eager)
-        # At this seam AOTAutograd itself goes by the flag.
-        if getattr(compiled, "_boxed_call", False):
-            return seams.replace_callable(compiled, lambda inner: guard_boxed(inner, guarded))
-        return guard_unboxed(compiled, guarded)
+        return self._attend(call.graph, call.inputs, call.compile, origin, _guard_by_flag)
 
-    # ---- what all have in common
+    # ---- what they have in common
 
-    def _record(
-        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], origin: GraphOrigin
-    ) -> GraphRecord | None:
-        assert self.flight is not None
-        record = None
-        with self.our_own_work():
-            number, folder = self.flight.new_graph()
-            record = record_graph(folder, number, graph, inputs, origin)
-        return record
-
-    def _eager_copy(self, graph: torch.fx.GraphModule, record: GraphRecord) -> torch.fx.GraphModule | None:
-        """The graph before the compiler changes it, where something will be done with it."""
-        if not (self.settings.checks_accuracy or self.settings.keep_going):
-            return None
-        kept = None
-        with self.our_own_work():
-            kept = copy.deepcopy(graph)
-        return kept
+    def _attend(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        compile_graph: Callable[..., Any],
+        origin: GraphOrigin,
+        guard: Callable[[Any, GuardedGraph], Any],
+    ) -> Any:
+        """Record the graph, let it be compiled, and put a guard around what comes of it."""
+        flight, record = self.flight, None
+        eager: torch.fx.GraphModule | None = None
+        if flight is not None:
+            with self.our_own_work():
+                number, folder = flight.new_graph()
+                record = record_graph(folder, number, graph, inputs, origin)
+                if self.settings.checks_accuracy or self.settings.keep_going:
+                    eager = copy.deepcopy(graph)  # the compiler takes the graph over and changes it
+        if flight is None or record is None:
+            return compile_graph(graph, inputs)
+        if origin.level == "dynamo" and origin.compile_id is not None:
+            self._outer_of[origin.compile_id] = record.number
+        compiled = self._compile(
+            flight, record, functools.partial(compile_graph, graph, inputs), inputs, eager
+        )
+        return guard(compiled, GuardedGraph(self, flight, record, eager))
 
     def _compile(
         self,
+        flight: Flight,
         record: GraphRecord,
-        compile_graph: Callable[..., Any],
-        graph: torch.fx.GraphModule,
+        compile_it: Callable[[], Any],
         inputs: Sequence[Any],
         eager: torch.fx.GraphModule | None,
     ) -> Any:
-        flight = self.flight
-        assert flight is not None
         slot = flight.compile_slot(record.number)
         flight.counters[slot] += 1
         try:
-            return compile_graph(graph, inputs)
+            return compile_it()
         except Exception as error:
             if seams.is_control_flow(error):
                 raise
@@ -244,6 +223,19 @@ class Watch:
             raise
         finally:
             flight.counters[slot] += 1
+
+
+def _guard_inner(compiled: Any, graph: GuardedGraph) -> Any:
+    if compiled is graph.eager:
+        return _boxed(compiled)
+    return seams.replace_callable(compiled, lambda inner: guard_boxed(inner, graph))
+
+
+def _guard_by_flag(compiled: Any, graph: GuardedGraph) -> Any:
+    # At this seam AOTAutograd itself goes by the flag.
+    if getattr(compiled, "_boxed_call", False):
+        return _guard_inner(compiled, graph)
+    return guard_unboxed(compiled, graph)
 
 
 def _direction() -> str:

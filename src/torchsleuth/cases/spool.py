@@ -10,6 +10,7 @@ import json
 import os
 import re
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,12 @@ class WatchedProcess:
         own = [p for p in self.folder.glob("g*") if re.fullmatch(r"g\d+", p.name)]
         return earlier + sorted(own, key=lambda p: int(p.name[1:]))
 
+    def captured_graphs(self) -> int:
+        """How many graphs Dynamo captured in this process; each may have several aten graphs."""
+        return sum(_level(folder) == "dynamo" for folder in self.graph_folders())
+
     def failures(self) -> list[dict[str, Any]]:
-        found = [p for p in self.folder.glob("failure-*.json")]
+        found = list(self.folder.glob("failure-*.json"))
         found.sort(key=lambda p: int(p.stem.partition("-")[2]))
         return [json.loads(p.read_text(encoding="utf-8")) for p in found]
 
@@ -133,7 +138,7 @@ def _lost(where: UnderWay, signature: Signature, stacks: str) -> dict[str, Any]:
         "signature": signature.to_json(),
         "traceback": stacks,
         "inputs": None,
-        "time": (where.record or Path()).stat().st_mtime,
+        "time": time.time(),
     }
 
 

@@ -32,7 +32,21 @@ class NoSuchProgram(SleuthError):
         )
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class _RunCommand(click.Command):
+    """Ends our own options after `-m MODULE`, as Python does: what follows belongs to the program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with_value = {o for p in self.params if not getattr(p, "is_flag", False) for o in p.opts}
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] != "--":
+            if args[position] == "-m":
+                args = [*args[: position + 2], "--", *args[position + 2 :]]
+                break
+            position += 2 if args[position] in with_value else 1
+        return super().parse_args(ctx, args)
+
+
+@click.command("run", cls=_RunCommand, context_settings={"allow_interspersed_args": False})
 @click.option("-m", "module", metavar="MODULE", help="Run a module as a script, like `python -m`.")
 @click.option(
     "--after",
@@ -167,11 +181,18 @@ def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseF
 
     processes = watched_processes(spool)
     found: dict[Path, tuple[CaseFolder, WatchedProcess]] = {}
-    reported = [(process, failure) for process in processes for failure in process.failures()]
+    # What a process reports once it has been found hanging comes of its being ended.
+    ended = {process.folder: failure["time"] for process, failure in result.lost}
+    reported = [
+        (process, failure)
+        for process in processes
+        for failure in process.failures()
+        if failure["time"] < ended.get(process.folder, float("inf"))
+    ]
     for process, failure in [*reported, *result.lost]:
         folder = make_case(cases_dir, process, failure, os.environ)
         found[folder.path] = (folder, process)
-    graphs = sum(len(process.graph_folders()) for process in processes)
+    graphs = sum(process.captured_graphs() for process in processes)
     for process in processes:
         if "internal error" in process.log():
             _say(
@@ -181,7 +202,7 @@ def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseF
         for folder, _ in found.values():
             _say_case(folder)
     elif graphs:
-        _say(f"{graphs} graphs were compiled and watched, nothing failed")
+        _say(f"watched {graphs} captured graphs being compiled and run, nothing failed")
     else:
         _say(
             "nothing was compiled: no function or module of the program's own went through torch.compile. "

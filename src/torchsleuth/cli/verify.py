@@ -12,7 +12,7 @@ from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Verified
 from torchsleuth.cases.signature import Signature, signature_from_json
 from torchsleuth.cli.options import cases_option, json_option, print_json
-from torchsleuth.workers.fresh import ScriptRun, run_script
+from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
 
 
 class NoRepro(SleuthError):
@@ -47,7 +47,7 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
 
             runs.append(run_case_script(folder, script, timeout=timeout))
         else:
-            runs.append(run_script(script, expected, **({"phase_seconds": timeout} if timeout else {})))
+            runs.append(run_script(script, expected, phase_seconds=timeout or PHASE_SECONDS))
         click.echo(f"torchsleuth:   {_words(runs[-1])}", err=True)
     reproduced = sum(run.reproduced for run in runs)
     verified = Verified(times, reproduced, reproduced == times)

@@ -37,7 +37,7 @@ class Calibration:
     """Quantiles by `device/dtype`, and where they were measured."""
 
     name: str
-    torch: str
+    torch_version: str
     measured: dict[str, Quantiles]
 
     def healthy_z(self, device: str, dtype: torch.dtype) -> float | None:
@@ -57,7 +57,7 @@ def calibration_from(document: dict[str, Any]) -> Calibration:
             f"calibration has schema {document.get('schema')!r}, this torchsleuth reads {SCHEMA}; run calibrate again"
         )
     measured = {key: Quantiles(**value) for key, value in document["measured"].items()}
-    return Calibration(str(document["name"]), str(document["torch"]), measured)
+    return Calibration(str(document["name"]), str(document["torch_version"]), measured)
 
 
 def calibration_path() -> Path:
@@ -95,7 +95,7 @@ def _read(file: str, stamp: int) -> Calibration | None:
         found = calibration_from(json.loads(Path(file).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if found.torch == torch.__version__ else None
+    return found if found.torch_version == torch.__version__ else None
 
 
 def machine_name() -> str:

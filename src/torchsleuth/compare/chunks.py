@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import torch
 
-CHUNK = 1 << 18
-"""Elements in a piece: 1 MiB of float32, so that operand pieces and one buffer fit a 2 MiB L2 cache."""
+CHUNK = 1 << 22
+"""Elements in a piece, 16 MiB of float32: each piece waits for all threads twice, which costs dearly on a busy machine.
+
+On 1 GiB pairs, seconds for 2^18, 2^20, 2^22 elements: 0.094, 0.083, 0.094 (reading both: 0.066)."""
 
 GPU_CHUNK = 1 << 22
 """Elements in a piece on an accelerator, where a launch costs more than a cache miss; 16 MiB of float32."""

@@ -96,7 +96,7 @@ def changed(taken: Snapshot) -> list[int]:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bits; unlike `torch.equal`, NaN equals itself."""
+    """Whether two tensors hold the same values; unlike `torch.equal`, a NaN equals the same NaN."""
     left, right = left.detach(), right.detach()
     if left.shape != right.shape or left.dtype != right.dtype:
         return False

@@ -18,6 +18,9 @@ from torchsleuth.compare.verdict import DIVERGED, INCONCLUSIVE, WITHIN_NOISE, Le
 UNDECIDED = 0.5
 """When more than this share of a leaf flips under noise, agreement and disagreement mean nothing."""
 
+UNSEEN = 0.5
+"""Per element that one noisy run flips, this many may differ that no run flipped: a dozen runs do not show all."""
+
 
 def judge_discrete(leaf: Leaf, compiled: torch.Tensor) -> LeafVerdict:
     """The verdict on an integer or boolean leaf of matching shape and dtype.
@@ -41,14 +44,15 @@ def judge_discrete(leaf: Leaf, compiled: torch.Tensor) -> LeafVerdict:
     wrong &= result != truth
     flips = _flips(leaf.noisy, truth)
     wrong &= ~(flips | _flips(leaf.wild, truth))
-    if bool(wrong.any()):
+    usual = max((int(_flips((run,), truth).sum()) for run in leaf.noisy), default=0)
+    if int(wrong.sum()) > UNSEEN * usual:
         return _point(draft, wrong, result, leaf.eager, truth)
     unstable = float(flips.double().mean())
     if unstable > UNDECIDED:
         text = f"{unstable:.0%} of these decisions flip within rounding noise: nothing can be told"
         return replace(draft, kind=INCONCLUSIVE, rule="undecided", sentence=text)
     count = int((result != leaf.eager).sum())
-    text = f"{count} of {result.numel()} elements differ from eager, all where the deciding floats lie within the noise or tie"
+    text = f"{count} of {result.numel()} elements differ from eager, where the deciding floats tie or are within noise"
     return replace(draft, sentence=text, share=count / result.numel(), rule="straddle")
 
 

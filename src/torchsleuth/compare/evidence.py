@@ -19,6 +19,7 @@ from torchsleuth.compare.float64 import (
     MEMORY_ERRORS,
     Findings,
     Float64Run,
+    any_layout,
     dtypes_of,
     fetch,
     widen,
@@ -77,6 +78,9 @@ class EagerRun(Interpreter):
         super().__init__(graph)
         self.dtypes: dict[str, Any] = {}
         self.drawn: dict[str, Any] = {}
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        return super().call_function(any_layout(target), args, kwargs)
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)

@@ -168,7 +168,7 @@ def _dropped_element(graph: Graph, node: Node, rng: random.Random) -> bool:
     assert isinstance(source, Node)
 
     def shorten(value: torch.Tensor) -> torch.Tensor:
-        return value.narrow(axis, 0, value.shape[axis] - 1)  # type: ignore[arg-type]
+        return value.narrow(axis, 0, value.shape[axis] - 1)
 
     shorten.__name__ = shorten.__qualname__ = f"shorten_{node.name}"
     with graph.inserting_before(node):

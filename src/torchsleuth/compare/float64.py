@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from torchsleuth.compare.cloning import clone_inputs, map_tensors
-from torchsleuth.compare.opkinds import PRODUCT, SEQUENTIAL, plain_name
+from torchsleuth.compare.opkinds import NORMALISE, PRODUCT, SEQUENTIAL, plain_name
 
 NARROW_METHODS = frozenset(["half", "float", "bfloat16"])
 
@@ -102,6 +102,7 @@ def widen_graph(graph: GraphModule, device: torch.device | None = None) -> Graph
             attributes[str(node.target)] = copies[id(value)]
         elif node.op in ("call_function", "call_method") and not keeps_bits(node):
             _widen_arguments(node, device)
+            node.target = any_layout(node.target)
     wide = GraphModule(attributes, twin)
     wide.recompile()
     return wide
@@ -113,6 +114,11 @@ def fetch(module: torch.nn.Module, path: str) -> Any:
     for name in path.split("."):
         value = getattr(value, name)
     return value
+
+
+def any_layout(target: Any) -> Any:
+    """Views as reshapes: a captured graph knows the strides of its capture, compilers hand over others."""
+    return torch.ops.aten.reshape.default if target is torch.ops.aten.view.default else target
 
 
 def keeps_bits(node: Node) -> bool:
@@ -169,6 +175,8 @@ class Findings:
     """How many input elements each output element of a node stands for, roughly."""
     aliasing: set[str] = field(default_factory=set)
     """Nodes whose result shares memory with one of their inputs."""
+    infinite: set[str] = field(default_factory=set)
+    """Nodes whose result holds infinities or NaN."""
 
 
 Substitute = Callable[[Node, tuple, dict], Any]
@@ -237,21 +245,26 @@ class Float64Run(Interpreter):
         def check(tensor: torch.Tensor) -> torch.Tensor:
             if _pointer(tensor) in memory:
                 self.findings.aliasing.add(n.name)
+            inexact = tensor.is_floating_point() or tensor.is_complex()
+            if inexact and tensor.layout == torch.strided and not math.isfinite(abs(tensor.sum().item())):
+                self.findings.infinite.add(n.name)
             if wide_dtype(tensor.dtype) != tensor.dtype and not tensor.is_quantized:
                 self.findings.widened.add(n.name)
                 return tensor.to(wide_dtype(tensor.dtype))
             return tensor
 
         value = map_tensors(value, check)
-        if isinstance(value, torch.Tensor):
-            self.findings.terms[n.name] = _terms(plain_name(n), inputs, value)
+        results: list[torch.Tensor] = []
+        map_tensors(value, lambda t: results.append(t) or t)  # type: ignore[func-returns-value]
+        if results:
+            self.findings.terms[n.name] = _terms(plain_name(n), inputs, results[0])
         return value
 
 
 def _terms(name: str, inputs: list[torch.Tensor], value: torch.Tensor) -> int:
     """How many terms are summed into one element of `value`, roughly."""
-    if name in SEQUENTIAL:
-        return max(value.shape, default=1)
+    if name in SEQUENTIAL or name in NORMALISE:
+        return max(value.shape[1:] or value.shape, default=1)
     sizes = sorted((t.numel() for t in inputs), reverse=True)
     if not sizes or not value.numel():
         return 1

@@ -8,14 +8,15 @@ shifted, all elements too noisy. One clear yes is enough.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from torchsleuth.compare.close import unravel
 from torchsleuth.compare.evidence import WIDE_SCALE, Leaf
 from torchsleuth.compare.limits import Limits
+from torchsleuth.compare.patterns import Errors, whitened, worst_lane
+from torchsleuth.compare.patterns import bias as bias_of
 from torchsleuth.compare.verdict import DIVERGED, EAGER_SUSPECT, INCONCLUSIVE, WITHIN_NOISE, LeafVerdict
 
 ROW_SHARE = 0.5
@@ -30,24 +31,11 @@ JUMP = 3.0
 ILL_CONDITIONED = 0.1
 """Noise above this share of the values leaves nothing to judge."""
 
-SAMPLE = 1 << 16
-"""Elements used for the row, lane and bias tests; more would only find harmless biases."""
+SUSPECT = 1.5
+"""Eager is called suspect only this far beyond the limit: it is the program that everyone runs."""
 
 UNREFERENCED = 3.0
 """With nodes that had no float64 kernel behind it, a leaf diverges only this many times beyond the limits."""
-
-
-@dataclass(frozen=True)
-class Errors:
-    """One leaf in float64: truth, noise scale, and the errors of compiled and eager."""
-
-    truth: torch.Tensor
-    noise: torch.Tensor
-    bare: torch.Tensor
-    compiled: torch.Tensor
-    eager: torch.Tensor
-    noisy: tuple[torch.Tensor, ...]
-    usable: torch.Tensor
 
 
 def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: Limits) -> LeafVerdict:
@@ -220,21 +208,23 @@ def _numbers(
 
 
 def _decide(draft: LeafVerdict, errors: Errors, limits: Limits) -> LeafVerdict:
-    assert draft.z is not None and draft.z_eager is not None
+    z, z_eager = draft.z or 0.0, draft.z_eager or 0.0
     stretch = UNREFERENCED if draft.fallbacks else 1.0
     rule, detail, bias = _broken_rule(draft, errors, limits, stretch)
     draft = replace(draft, bias=bias)
     if rule:
         return replace(draft, kind=DIVERGED, rule=rule, sentence=detail)
-    if stretch > 1.0 and draft.z > limits.z and draft.z > limits.guard * draft.z_eager:
+    if stretch > 1.0 and z > limits.z and z > limits.guard * z_eager:
         text = f"{_distance(draft)}, but {', '.join(draft.fallbacks)} could not be computed in float64"
         return replace(draft, kind=INCONCLUSIVE, rule="no reference", sentence=text)
     noise, size = _rms(errors.noise), _rms(errors.truth.nan_to_num(0.0, 0.0, 0.0))
-    if noise > ILL_CONDITIONED * size and draft.z > 1.0:
+    if noise > ILL_CONDITIONED * size and z > 1.0:
         text = f"rounding noise is {noise / max(size, 1e-300):.0%} of the values: nothing can be told at this precision"
         return replace(draft, kind=INCONCLUSIVE, rule="ill-conditioned", sentence=text)
-    if draft.z_eager > limits.z and draft.z <= draft.z_eager:
-        text = f"eager itself is {draft.z_eager:.1f} noise units from float64, compiled {draft.z:.1f}: look at the program"
+    if z_eager > SUSPECT * limits.z and z <= z_eager:
+        text = (
+            f"eager itself is {z_eager:.1f} noise units from float64, compiled {z:.1f}: look at the program"
+        )
         return replace(draft, kind=EAGER_SUSPECT, rule="eager", sentence=text)
     return replace(draft, sentence=_harmless(draft))
 
@@ -245,7 +235,7 @@ def _broken_rule(
     assert draft.z is not None and draft.z_eager is not None
     if draft.z > limits.z * stretch and draft.z > limits.guard * draft.z_eager:
         return "element", _distance(draft), None
-    sample = _whitened(errors)
+    sample = whitened(errors)
     if sample is None:
         return "", "", None
     noisy = torch.linalg.vector_norm(sample.noisy, dim=1).max()
@@ -256,16 +246,20 @@ def _broken_rule(
             f"errors are {rmse:.1f} times the rounding noise overall (eager: {eager_rmse:.1f})",
             None,
         )
-    size, significance, eager_significance, name = _bias(sample)
+    size, significance, eager_significance, name = bias_of(sample)
     guard = 2.0
     if (
         significance > limits.bias_z * stretch
         and size > limits.bias_size
         and significance > guard * eager_significance
     ):
-        text = f"all elements are {name} together by {size:.2f} noise units, {significance:.0f} times what rounding does"
-        return "bias", f"{text} (eager: {eager_significance:.1f})", size
-    lane = _worst_lane(sample)
+        text = f"all elements are {name} together by {size:.2f} noise units"
+        return (
+            "bias",
+            f"{text}, {significance:.0f} times what rounding does (eager: {eager_significance:.1f})",
+            size,
+        )
+    lane = worst_lane(sample)
     if (
         lane is not None
         and lane[0] > limits.lane_z * stretch
@@ -277,99 +271,14 @@ def _broken_rule(
     return "", "", size
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Errors over noise for a part of a leaf, flat: compiled, eager, and one row per noisy run."""
-
-    compiled: torch.Tensor
-    eager: torch.Tensor
-    noisy: torch.Tensor
-    truth: torch.Tensor
-    shape: tuple[int, ...]
-
-
-SMALLEST = 64
-"""Fewer elements than this have no meaningful mean."""
-
-
-def _whitened(errors: Errors) -> Sample | None:
-    truth = errors.truth
-    if truth.numel() < SMALLEST or not errors.noisy:
-        return None
-    cut = _cut(truth)
-    weight = torch.where(errors.usable[cut], 1.0 / errors.bare[cut], 0.0)
-    rows = torch.empty((len(errors.noisy) + 3, *weight.shape), dtype=truth.dtype, device=truth.device)
-    for row, values in zip(rows, (errors.compiled, errors.eager, truth, *errors.noisy)):
-        torch.mul(values[cut], weight, out=row)
-    if not math.isfinite(float(rows.sum())):
-        rows.nan_to_num_(0.0, 0.0, 0.0)
-    flat = rows.view(len(rows), -1)
-    return Sample(flat[0], flat[1], flat[3:], flat[2], tuple(weight.shape))
-
-
-def _cut(tensor: torch.Tensor) -> Any:
-    """An index that keeps every lane and thins out the first dimension to `SAMPLE` elements."""
-    if tensor.numel() <= SAMPLE:
-        return ...
-    return (
-        slice(None, None, math.ceil(tensor.numel() / SAMPLE))
-        if tensor.dim() == 1
-        else slice(None, None, min(tensor.shape[0], math.ceil(tensor.numel() / SAMPLE)))
-    )
-
-
-LEAST_SPREAD = 0.6
-"""Noise of a mean is at least this share of what independent errors give: rounding is not always random."""
-
-
-def _bias(sample: Sample) -> tuple[float, float, float, str]:
-    """The strongest common error: its size per element, its significance, eager's, and its name."""
-    count = sample.compiled.numel()
-    best = (0.0, 0.0, 0.0, "shifted")
-    for name, direction in (("scaled", sample.truth), ("shifted", torch.ones_like(sample.truth))):
-        length = direction.norm()
-        if float(length) == 0.0 or not math.isfinite(float(length)):
-            continue
-        along = direction / length
-        spread = torch.clamp((sample.noisy @ along).square().mean().sqrt(), min=LEAST_SPREAD)
-        amount = (sample.compiled @ along).abs()
-        significance = float(amount / spread)
-        if significance > best[1]:
-            eager = float((sample.eager @ along).abs() / spread)
-            best = (float(amount) / math.sqrt(count), significance, eager, name)
-    return best
-
-
-def _worst_lane(sample: Sample) -> tuple[float, float, float, int, int] | None:
-    """The row or lane with the most significant mean error: significance, size, eager's, dimension, index."""
-    dims = len(sample.shape)
-    if dims < 2:
-        return None
-    best: tuple[float, float, float, int, int] | None = None
-    for axis in sorted({0, 1, dims - 1}):
-        others = [d for d in range(dims) if d != axis]
-        count = sample.compiled.numel() // max(sample.shape[axis], 1)
-        if count < 8 or sample.shape[axis] < 2:
-            continue
-        mean, eager = (v.view(sample.shape).mean(others) for v in (sample.compiled, sample.eager))
-        noisy = sample.noisy.view(-1, *sample.shape).mean([d + 1 for d in others])
-        spread = noisy.square().mean(0).sqrt()
-        floor = max(float(spread.square().mean().sqrt()) * 0.7, LEAST_SPREAD / math.sqrt(count))
-        spread = spread.clamp_min(floor)
-        where = int((mean.abs() / spread).argmax())
-        found = float(mean[where].abs() / spread[where])
-        if best is None or found > best[0]:
-            best = (found, float(mean[where].abs()), float((eager.abs() / spread).max()), axis, where)
-    return best
-
-
 def _rms(values: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(values)) / math.sqrt(max(values.numel(), 1))
 
 
 def _distance(draft: LeafVerdict) -> str:
     return (
-        f"element {list(draft.index or ())} is {draft.compiled:.8g}, float64 says {draft.truth:.8g}, eager {draft.eager:.8g}: "
+        f"element {list(draft.index or ())} is {draft.compiled:.8g}, "
+        f"float64 says {draft.truth:.8g}, eager {draft.eager:.8g}: "
         f"{draft.z:.1f} times the rounding noise ({draft.ulps:.1f} ulps; eager {draft.z_eager:.1f}), "
         f"{draft.share:.2%} of elements beyond {draft.limit:.1f}"
     )
@@ -379,4 +288,7 @@ def _harmless(draft: LeafVerdict) -> str:
     ratio = draft.rmse_ratio if draft.rmse_ratio is not None else 1.0
     if draft.closer_than_eager:
         return f"the compiled result is closer to the truth than eager (error {ratio:.2f} times eager's)"
-    return f"within rounding noise: at most {draft.z:.1f} noise units off (limit {draft.limit:.1f}), error {ratio:.2f} times eager's"
+    return (
+        f"within rounding noise: at most {draft.z:.1f} noise units off (limit {draft.limit:.1f}), "
+        f"error {ratio:.2f} times eager's"
+    )

@@ -32,11 +32,13 @@ from torchsleuth.compare.verdict import (
     inconclusive,
 )
 
-
 DRAWS_ITS_OWN = (
     "this leaf depends on random numbers and the backend may draw its own; compile under "
     "`inductor_draws_like_eager` and pass rng_matched=True to compare it"
 )
+
+ALL_NOISE = ("ill-conditioned", "undecided")
+"""Rules by which a leaf says nothing at this precision."""
 
 
 def judge(
@@ -165,7 +167,9 @@ def weigh(
         if leaf.random and not rng_matched and verdict.kind != WITHIN_NOISE:
             verdict = replace(verdict, kind=INCONCLUSIVE, rule="random", sentence=DRAWS_ITS_OWN)
         found.append(verdict)
-    kind = gravest([leaf.kind for leaf in found])
+    # A leaf that is all noise (the gradient of a bias before a normalisation) must not hide what the others say.
+    telling = [leaf.kind for leaf in found if leaf.rule not in ALL_NOISE]
+    kind = gravest(telling or [leaf.kind for leaf in found])
     return Verdict(
         kind,
         _sentence(kind, found),

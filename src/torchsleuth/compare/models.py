@@ -111,15 +111,15 @@ def same_two_models(
         except Exception:
             log.exception("the optimised model raised; that is a different problem than a wrong result")
             return True
-    found = differences(
-        ref,
-        res,
-        fp64_ref,
-        path="outputs" if only_fwd else "run",
-        tol=TOLERANCE,
-        equal_nan=True,
-        ignore_non_fp=ignore_non_fp,
-    )
+    rules: dict[str, Any] = {"tol": TOLERANCE, "equal_nan": True, "ignore_non_fp": ignore_non_fp}
+    if only_fwd:
+        found = differences(ref, res, fp64_ref, **rules)
+    else:
+        found = [
+            d
+            for part in ref
+            for d in differences(ref[part], res[part], (fp64_ref or {}).get(part), part, **rules)
+        ]
     for difference in found:
         log.error("%s", difference)
     return not found

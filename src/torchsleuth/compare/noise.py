@@ -1,9 +1,9 @@
-"""Monte-Carlo arithmetic: the float64 graph with a random rounding error after every float step.
+"""Monte-Carlo arithmetic: the float64 graph with a random rounding after every float step.
 
-The idea: multiply each result by 1 + u*x, x uniform in [-1, 1], u the half ulp of the dtype the step has in
-the original graph; long sums also at their inputs. Repeating it measures the rounding noise of the original
-precision at every output element, with conditioning and cancellation in it.
-The random factors are slices of one pool, so a perturbation costs one multiplication.
+The idea: round each result to a grid as coarse as the dtype the step has in the original graph, but placed at
+random; perturb the inputs of long sums as well. Repeating it measures the rounding noise of the original
+precision at every output element, with conditioning, cancellation and equal values in it.
+Random factors are slices of one small pool, so they cost one multiplication.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,14 +29,17 @@ FOOTPRINT = 1 << 15
 """Pool elements one step reads, 256 KiB: what stays in the cache costs next to nothing. Larger results see the
 pool again, shifted; their means look noisier than they are, which makes the bias test milder, never wrong."""
 
-LANES = 16
-"""Partial sums a vectorised sum keeps at least: its error grows with sqrt(terms / LANES) rounding units."""
+LANES = 8
+"""Partial sums a vectorised sum keeps at least; the error of n terms of one sign grows with sqrt(n) / LANES."""
+
+RUNNING_LANES = 2
+"""The same for variances: Inductor's running variance of 1,024 elements errs by 16 half ulps, eager's by 3."""
 
 TRANSCENDENTAL_ULPS = 2.0
 """Half ulps allowed to exp, tanh and the like in float32 and float64, where vector libraries differ."""
 
 ABSOLUTE_ULPS = 4.0
-"""Half ulps of 1.0 allowed to bounded functions: Inductor's vectorised erf is off by 4.6e-7 at -0.05, where eager's is exact."""
+"""Half ulps of 1.0 allowed to bounded functions: Inductor's vectorised erf is off by 4.6e-7 at -0.05."""
 
 ROW_ULPS = 2.0
 """Half ulps that normalisations add to a whole row at once, because its mean and scale are rounded once."""
@@ -65,6 +68,7 @@ class Perturbation:
     inputs: float = 0.0
     floor: float = 0.0
     rows: float = 0.0
+    infinite: bool = False
 
 
 @dataclass
@@ -116,18 +120,42 @@ class NoiseSource:
         return shape, tuple(reversed(strides)), self.random.randrange(SHIFTS)
 
     def perturb(self, tensor: torch.Tensor, plan: Perturbation, in_place: bool) -> torch.Tensor:
-        """One rounding error of a result, as planned."""
+        """One rounding of a result, as planned."""
         if tensor.dtype not in (torch.float64, torch.complex128) or tensor.layout != torch.strided:
             return tensor
-        factors = self.factors(plan.result, tensor.shape)
-        out = tensor.mul_(factors) if in_place else tensor * factors
+        out = self.round(tensor, plan.result, in_place, plan.infinite)
         if plan.floor:
-            out.add_(self.uniform(tensor.shape), alpha=plan.floor * self.scale)
+            # Adding and taking away a large number rounds to its ulp: an absolute grid, again a random one.
+            large = plan.floor * self.scale * 2.0**53 * self._jitter()
+            out.add_(large).sub_(large)
         if plan.rows and tensor.dim() and tensor.numel():
             rows = torch.Size((*tensor.shape[:-1], 1))
             size = torch.linalg.vector_norm(out) / math.sqrt(tensor.numel())
             out.mul_(self.factors(plan.rows, rows)).add_(self.uniform(rows) * (size * plan.rows * self.scale))
         return out
+
+    def round(self, tensor: torch.Tensor, unit: float, in_place: bool, infinite: bool) -> torch.Tensor:
+        """Round to a grid of relative spacing 2 * unit that is placed at random for every call.
+
+        Veltkamp's trick: (x - c*x) + c*x keeps the digits of x above the ulp of c*x. Equal values round equally,
+        as they do in hardware, so errors that cancel or add up there do so here.
+        """
+        scaled = tensor * (unit * self.scale * 2.0**53 * self._jitter())
+        if infinite:
+            for part in (scaled.real, scaled.imag) if scaled.is_complex() else (scaled,):
+                part.clamp_(-1e300, 1e300)
+        rest = tensor.sub_(scaled) if in_place else tensor - scaled
+        return rest.add_(scaled)
+
+    def _jitter(self) -> float:
+        # On average a grid 1.2 times as coarse as the format's: what is not modelled needs some room.
+        return 2.0 ** self.random.uniform(-0.25, 0.75)
+
+    def spread(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+        """A copy with independent relative errors at every place, as sums make them."""
+        if tensor.dtype not in (torch.float64, torch.complex128) or tensor.layout != torch.strided:
+            return tensor
+        return tensor * self.factors(unit, tensor.shape)
 
 
 def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
@@ -146,16 +174,20 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
         # Shorter formats accumulate in float32, whose error vanishes beside the rounding of the result.
         return Perturbation(own, 0.0, _underflow(dtypes.get(node.name)))
     result = own * (TRANSCENDENTAL_ULPS if name in opkinds.TRANSCENDENTAL else 1.0)
-    inputs = 0.0
+    inputs = rows = 0.0
     if name in opkinds.PRODUCT or node.op == "call_module":
         inputs = max(own * math.sqrt(terms), _shortened(own))
     elif name in opkinds.REDUCE:
-        lanes = 1 if name in opkinds.SEQUENTIAL else LANES
-        inputs = own * math.sqrt(max(1.0, terms / lanes))
+        # Terms of both signs err like noise on each of them, terms of one sign like noise on their sum.
+        inputs = own * math.sqrt(terms if name in opkinds.SEQUENTIAL else max(1.0, terms / LANES))
+        growth = own * math.sqrt(terms) / (RUNNING_LANES if name in opkinds.VARIANCE else LANES)
+        if name in opkinds.NORMALISE:
+            rows = own * ROW_ULPS + growth
+        else:
+            result += growth
     floor = own * ABSOLUTE_ULPS if name in opkinds.BOUNDED else 0.0
-    rows = own * ROW_ULPS if name in opkinds.NORMALISE else 0.0
     # Powers of two, so that few distinct pools of factors are kept.
-    return Perturbation(result, _power_of_two(inputs), floor, rows)
+    return Perturbation(result, _power_of_two(inputs), floor, _power_of_two(rows))
 
 
 def _power_of_two(value: float) -> float:
@@ -219,6 +251,7 @@ def noisy_graph(
             after.append(widen)
         if plan.result:
             fresh = node.name not in findings.aliasing or opkinds.writes(node)
+            plan = replace(plan, infinite=node.name in findings.infinite)
             after.append(_perturber(source, plan, fresh))
         for step in after:
             _append(twin, node, step)
@@ -232,6 +265,13 @@ def _perturber(source: NoiseSource, plan: Perturbation, in_place: bool) -> Calla
         return map_tensors(value, lambda t: source.perturb(t, plan, in_place))
 
     return perturb
+
+
+def _spreader(source: NoiseSource, unit: float) -> Callable[[Any], Any]:
+    def spread(value: Any) -> Any:
+        return map_tensors(value, lambda t: source.spread(t, unit))
+
+    return spread
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -261,7 +301,7 @@ def _perturb_inputs(graph: torch.fx.Graph, node: Node, source: NoiseSource, ampl
         if written and position == 0:
             continue
         with graph.inserting_before(node):
-            step = _perturber(source, Perturbation(amplitude), in_place=False)
+            step = _spreader(source, amplitude)
             swaps[arg] = graph.call_function(_named(step, f"round_into_{node.name}_{position}"), (arg,))
     node.args = torch.fx.map_arg(node.args, lambda n: swaps.get(n, n))
     node.kwargs = torch.fx.map_arg(node.kwargs, lambda n: swaps.get(n, n))

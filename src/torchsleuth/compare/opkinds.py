@@ -11,102 +11,113 @@ from torch.fx import Node
 
 from torchsleuth.torch_internals.compare_probes import is_functional_op, written_arguments
 
-EXACT = frozenset(
-    """abs alias amax amin as_strided atleast_1d atleast_2d broadcast_to cat ceil chunk clamp clamp_max clamp_min
-    clone column_stack concat contiguous copy copysign detach diagonal dstack embedding empty empty_like
-    expand expand_as eye fill flatten flip floor full full_like gather getitem hardtanh hstack index
-    index_copy index_put index_select lift_fresh_copy lift_fresh masked_fill masked_select max maximum min minimum moveaxis
-    movedim narrow neg negative new_empty new_full new_ones new_zeros numel one_hot ones ones_like pad permute
-    ravel real imag relu relu6 repeat repeat_interleave reshape resolve_conj roll round scalar_tensor scatter
-    select select_scatter setitem sign size slice slice_scatter sort split split_with_sizes squeeze stack
-    swapaxes t take take_along_dim tensor threshold tile topk transpose tril triu trunc unbind unflatten
-    unfold unsafe_split unsqueeze view view_as view_as_complex view_as_real where zero zeros zeros_like mT T
-    max_pool1d max_pool2d max_pool3d max_pool2d_with_indices constant_pad_nd fmax fmin hstack vstack msort kthvalue
-    median nan_to_num heaviside cummax cummin arange linspace iota squeeze_copy argmax argmin eq ne lt le gt ge
-    logical_and logical_or logical_not isnan isinf isfinite bitwise_and bitwise_or bitwise_not dropout_eval
-    getattr sym_size shape item unsafe_view _unsafe_view _unsafe_index _reshape_alias lift""".split()
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+EXACT = _names(
+    """abs alias amax amin as_strided atleast_1d atleast_2d broadcast_to cat ceil chunk clamp clamp_max
+    clamp_min clone column_stack concat contiguous copy copysign detach diagonal dstack embedding empty
+    empty_like expand expand_as eye fill flatten flip floor full full_like gather getitem hardtanh
+    hstack index index_copy index_put index_select lift_fresh_copy lift_fresh masked_fill masked_select
+    max maximum min minimum moveaxis movedim narrow neg negative new_empty new_full new_ones new_zeros
+    numel one_hot ones ones_like pad permute ravel real imag relu relu6 repeat repeat_interleave reshape
+    resolve_conj roll round scalar_tensor scatter select select_scatter setitem sign size slice
+    slice_scatter sort split split_with_sizes squeeze stack swapaxes t take take_along_dim tensor
+    threshold tile topk transpose tril triu trunc unbind unflatten unfold unsafe_split unsqueeze view
+    view_as view_as_complex view_as_real where zero zeros zeros_like mT T max_pool1d max_pool2d
+    max_pool3d max_pool2d_with_indices constant_pad_nd fmax fmin vstack msort kthvalue median nan_to_num
+    heaviside cummax cummin arange linspace iota squeeze_copy argmax argmin eq ne lt le gt ge
+    logical_and logical_or logical_not isnan isinf isfinite bitwise_and bitwise_or bitwise_not
+    dropout_eval getattr sym_size shape item unsafe_view _unsafe_view _unsafe_index _reshape_alias lift"""
 )
 """Steps that move, select or negate values and never round them."""
 
-CONVERT = frozenset(
-    """to _to_copy convert_element_type type type_as half float double bfloat16 type_as""".split()
-)
+CONVERT = _names("""to _to_copy convert_element_type type type_as half float double bfloat16""")
 """Steps that round only when the target dtype is narrower."""
 
-PRODUCT = frozenset(
-    """mm bmm matmul addmm baddbmm addbmm addmv addr mv dot vdot einsum linear bilinear conv1d conv2d conv3d convolution
-    conv_transpose1d conv_transpose2d conv_transpose3d convolution_backward tensordot inner outer_product chain_matmul
-    scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
-    _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention flex_attention
+PRODUCT = _names(
+    """mm bmm matmul addmm baddbmm addbmm addmv addr mv dot vdot einsum linear bilinear conv1d conv2d conv3d
+    convolution conv_transpose1d conv_transpose2d conv_transpose3d convolution_backward tensordot inner
+    outer_product chain_matmul scaled_dot_product_attention _scaled_dot_product_flash_attention
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention
+    _scaled_dot_product_cudnn_attention flex_attention
     _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_efficient_attention_backward _scaled_mm multi_head_attention_forward imatmul
-    mkldnn_rnn_layer lstm gru cdist baddbmm_ _linear""".split()
+    mkldnn_rnn_layer lstm gru cdist baddbmm_ _linear"""
 )
 """Sums of products; on accelerators these may also use shorter formats for their inputs."""
 
-REDUCE = frozenset(
-    """sum mean var std var_mean std_mean nansum nanmean logsumexp norm vector_norm linalg_vector_norm softmax _softmax
-    log_softmax _log_softmax layer_norm native_layer_norm group_norm native_group_norm batch_norm native_batch_norm
-    _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training instance_norm rms_norm
-    _fused_rms_norm cumsum cumprod logcumsumexp prod avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
-    adaptive_avg_pool2d _adaptive_avg_pool2d scatter_add index_add scatter_reduce trace nll_loss cross_entropy mse_loss
-    kl_div l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits cosine_similarity normalize
-    native_layer_norm_backward native_group_norm_backward native_batch_norm_backward _softmax_backward_data
-    _log_softmax_backward_data embedding_bag embedding_dense_backward sum_to_size renorm dist count_nonzero
-    _batch_norm_with_update upsample_bilinear2d interpolate grid_sampler_2d nll_loss_forward""".split()
+REDUCE = _names(
+    """sum mean var std var_mean std_mean nansum nanmean logsumexp norm vector_norm linalg_vector_norm softmax
+    _softmax log_softmax _log_softmax layer_norm native_layer_norm group_norm native_group_norm
+    batch_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional
+    _native_batch_norm_legit_no_training instance_norm rms_norm _fused_rms_norm cumsum cumprod
+    logcumsumexp prod avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    _adaptive_avg_pool2d scatter_add index_add scatter_reduce trace nll_loss cross_entropy mse_loss
+    kl_div l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits
+    cosine_similarity normalize native_layer_norm_backward native_group_norm_backward
+    native_batch_norm_backward _softmax_backward_data _log_softmax_backward_data embedding_bag
+    embedding_dense_backward sum_to_size renorm dist count_nonzero _batch_norm_with_update
+    upsample_bilinear2d interpolate grid_sampler_2d nll_loss_forward"""
 )
 """Sums of many terms, whose error grows with the number of terms."""
 
 SEQUENTIAL = frozenset(["cumsum", "cumprod", "logcumsumexp"])
 """Reductions that no implementation can block into lanes."""
 
-TRANSCENDENTAL = frozenset(
-    """exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf
-    erfc erfinv sigmoid logit silu gelu softplus mish elu selu celu gelu_backward tanh_backward sigmoid_backward
-    silu_backward pow rsqrt logaddexp logaddexp2 xlogy lgamma digamma log_sigmoid logsigmoid hardswish sinc i0
-    special_erf special_expm1 float_power cumprod softmax _softmax log_softmax _log_softmax logsumexp
-    celu softsign tanhshrink polygamma acosh hypot addcdiv""".split()
+TRANSCENDENTAL = _names(
+    """exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh
+    erf erfc erfinv sigmoid logit silu gelu softplus mish elu selu celu gelu_backward tanh_backward
+    sigmoid_backward silu_backward pow rsqrt logaddexp logaddexp2 xlogy lgamma digamma log_sigmoid
+    logsigmoid hardswish sinc i0 special_erf special_expm1 float_power cumprod softmax _softmax
+    log_softmax _log_softmax logsumexp softsign tanhshrink polygamma hypot addcdiv"""
 )
 """Functions that vector libraries compute to a few units in the last place, each library differently."""
 
-BOUNDED = frozenset(
-    """erf erfc gelu gelu_backward tanh sigmoid silu softplus sin cos log1p log logsumexp log_softmax _log_softmax mish
-    logaddexp log_sigmoid logsigmoid atan elu selu celu expm1 tan log2 log10 silu_backward special_erf atan2 asinh sinc
-    scaled_dot_product_attention""".split()
+BOUNDED = _names(
+    """erf erfc gelu gelu_backward tanh sigmoid silu softplus sin cos log1p log logsumexp log_softmax
+    _log_softmax mish logaddexp log_sigmoid logsigmoid atan elu selu celu expm1 tan log2 log10
+    silu_backward special_erf atan2 asinh sinc scaled_dot_product_attention"""
 )
 """Functions whose error is a few units of 1.0 rather than of their own small value."""
 
-NORMALISE = frozenset(
-    """layer_norm native_layer_norm group_norm native_group_norm batch_norm native_batch_norm instance_norm softmax
-    _softmax log_softmax _log_softmax rms_norm _fused_rms_norm _native_batch_norm_legit normalize
-    _native_batch_norm_legit_functional _native_batch_norm_legit_no_training native_layer_norm_backward
-    native_group_norm_backward native_batch_norm_backward _softmax_backward_data _log_softmax_backward_data
-    _batch_norm_with_update""".split()
+NORMALISE = _names(
+    """layer_norm native_layer_norm group_norm native_group_norm batch_norm native_batch_norm instance_norm
+    softmax _softmax log_softmax _log_softmax rms_norm _fused_rms_norm _native_batch_norm_legit
+    normalize _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+    native_layer_norm_backward native_group_norm_backward native_batch_norm_backward
+    _softmax_backward_data _log_softmax_backward_data _batch_norm_with_update"""
 )
 """Steps that subtract or divide by one rounded number per row, so that a whole row errs together."""
 
-DISCRETE = frozenset(
-    """argmax argmin argsort sort topk kthvalue median mode eq ne lt le gt ge sign round floor ceil trunc frac heaviside
-    bucketize searchsorted nonzero unique where masked_fill max min amax amin cummax cummin floor_divide
-    fmod remainder isnan isinf isfinite signbit histc bincount multinomial max_pool2d max_pool2d_with_indices
-    clamp threshold logical_and logical_or logical_not fix max_pool1d max_pool3d threshold_backward msort sgn""".split()
+VARIANCE = NORMALISE.union(_names("var std var_mean std_mean")) - _names(
+    "softmax _softmax log_softmax _log_softmax"
+)
+"""Steps that compute a variance, which compilers like to compute in one running pass."""
+
+DISCRETE = _names(
+    """argmax argmin argsort sort topk kthvalue median mode eq ne lt le gt ge sign round floor ceil trunc frac
+    heaviside bucketize searchsorted nonzero unique where masked_fill max min amax amin cummax cummin
+    floor_divide fmod remainder isnan isinf isfinite signbit histc bincount multinomial max_pool2d
+    max_pool2d_with_indices clamp threshold logical_and logical_or logical_not fix max_pool1d max_pool3d
+    threshold_backward msort sgn"""
 )
 """Steps that can turn a rounding difference into a jump."""
 
-DROPOUT = frozenset("dropout native_dropout dropout1d dropout2d dropout3d feature_dropout".split())
+DROPOUT = _names("dropout native_dropout dropout1d dropout2d dropout3d feature_dropout")
 """Random steps that multiply their input by a mask."""
 
-RANDOM = DROPOUT | frozenset(
-    """rand randn rand_like randn_like randint randint_like randperm bernoulli multinomial normal poisson uniform
-    exponential geometric cauchy log_normal random alpha_dropout feature_alpha_dropout rrelu rrelu_with_noise
-    gumbel_softmax philox_rand inductor_random inductor_randint run_and_save_rng_state binomial
-    run_with_rng_state standard_gamma rand_for_cpu native_dropout""".split()
+RANDOM = DROPOUT | _names(
+    """rand randn rand_like randn_like randint randint_like randperm bernoulli multinomial normal poisson
+    uniform exponential geometric cauchy log_normal random alpha_dropout feature_alpha_dropout rrelu
+    rrelu_with_noise gumbel_softmax philox_rand inductor_random inductor_randint run_and_save_rng_state
+    binomial run_with_rng_state standard_gamma rand_for_cpu native_dropout"""
 )
 """Steps that draw random numbers."""
 
-INPLACE_OPERATORS = frozenset(
-    "iadd isub imul itruediv ifloordiv ipow imatmul iand ior ixor setitem imod".split()
-)
+INPLACE_OPERATORS = _names("iadd isub imul itruediv ifloordiv ipow imatmul iand ior ixor setitem imod")
 
 
 def plain_name(node: Node) -> str:
@@ -178,4 +189,4 @@ def _never_drops(node: Node) -> bool:
 def _is_hop(node: Node) -> bool:
     return (
         isinstance(getattr(node.target, "namespace", None), str) and node.target.namespace == "higher_order"
-    )  # type: ignore[union-attr]
+    )

@@ -151,11 +151,8 @@ def _compare_leaf(ref: Any, res: Any, truth: Any, path: str, rules: Rules) -> Di
     if rules.ignore_non_fp and not isinstance(ref, (float, complex)):
         return None
     if isinstance(ref, (set, frozenset)) and isinstance(res, (set, frozenset)):
-        return (
-            None
-            if ref == res
-            else Difference(path, "value", f"elements differ: {sorted(map(repr, ref ^ res))}")
-        )
+        odd = sorted(map(repr, ref ^ res))
+        return Difference(path, "value", f"elements differ: {odd}") if odd else None
     if isinstance(ref, bool) != isinstance(res, bool) or not isinstance(res, type(ref)):
         return Difference(path, "type", f"{_name(ref)} became {_name(res)}")
     return None if ref == res else Difference(path, "value", f"{ref!r} became {res!r}")
@@ -165,10 +162,10 @@ def _compare_numpy(ref: Any, res: Any, truth: Any, path: str, rules: Rules) -> D
     relaxed = rules.relax_numpy_equality and not (hasattr(ref, "shape") and ref.shape)
     if not relaxed and type(ref) is not type(res):
         return Difference(path, "type", f"{_name(ref)} became {_name(res)}")
-    as_tensor = tuple(torch.as_tensor(v.item() if is_numpy(v) and not v.shape else v) for v in (ref, res))
+    ours, theirs = (torch.as_tensor(v.item() if is_numpy(v) and not v.shape else v) for v in (ref, res))
     if truth is not None and not isinstance(truth, torch.Tensor):
         truth = torch.as_tensor(truth)
-    return _compare_tensors(*as_tensor, truth, path, rules)
+    return _compare_tensors(ours, theirs, truth, path, rules)
 
 
 def _compare_tensors(ref: Any, res: Any, truth: Any, path: str, rules: Rules) -> Difference | None:

@@ -82,7 +82,7 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: Mapping[s
     now = _timestamp(failure["time"])
     rank = None if process.rank is None else str(process.rank)
     graph_hash = record["hash"] if record else str(failure.get("function"))
-    torch_version = (record or {}).get("versions", {}).get("torch") or process.facts.get("torch", "unknown")
+    torch_version = (record or {}).get("versions", {}).get("torch") or failure.get("torch", "unknown")
     case = Case(
         id=case_id(fingerprint(signature), graph_hash, rank, torch_version),
         created=now,

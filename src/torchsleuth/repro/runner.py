@@ -226,6 +226,8 @@ class ReproTrial:
         before = self.inputs()
         eager = self.run_eager(before)
         strict = self.options.accuracy == "strict"
+        if self.facts["direction"] == "backward":
+            before = after = []  # saved activations: compiled code may reuse their memory
         wrong = wrong_outputs((eager, before), (out, after), self.facts.get("tolerances"), strict)
         if not wrong:
             return None

@@ -6,8 +6,6 @@ Prints one JSON line. Run in a process of its own, because a broken torch takes 
 import json
 import sys
 
-import torch
-
 
 def main() -> None:
     """Puts every hook in and takes it out again."""
@@ -16,8 +14,9 @@ def main() -> None:
 
     from torchsleuth.torch_internals import seams
 
-    for hook in (seams.hook_backend_calls, seams.hook_inner_compiles, seams.hook_frame_captures):
-        hook(lambda call: None)()
+    seams.hook_backend_calls(lambda call: call.compile(call.graph, call.inputs))()
+    seams.hook_inner_compiles(lambda call: call.compile(call.graph, call.inputs))()
+    seams.hook_frame_captures(lambda frame: frame.capture())()
     available = torch.cuda.is_available()
     answer = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if available else None}
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -16,22 +16,25 @@ def apply_settings(config, state, namespace):
     # Operators of Inductor's own are known to torch once this is imported.
     importlib.import_module("torch._inductor.compile_fx")
     for module_name, values in config.items():
-        module = importlib.import_module(module_name)
         for key, text in values.items():
             try:
-                setattr(module, key, eval(text, dict(namespace)))
+                _set(module_name, key, eval(text, dict(namespace)))
             except AttributeError:
                 sys.stderr.write(f"torchsleuth: this torch has no setting {module_name}.{key}; skipped\n")
     torch.set_default_dtype(getattr(torch, state["default_dtype"].removeprefix("torch.")))
     torch.set_float32_matmul_precision(state["matmul_precision"])
     torch.use_deterministic_algorithms(state["deterministic"])
     # A warm cache would skip the very compile that is to be seen.
-    importlib.import_module("torch._functorch.config").enable_autograd_cache = False
+    _set("torch._functorch.config", "enable_autograd_cache", False)
 
 
 def draw_eager_random_numbers():
     """Compiled graphs draw the random numbers eager would draw."""
-    importlib.import_module("torch._inductor.config").fallback_random = True
+    _set("torch._inductor.config", "fallback_random", True)
+
+
+def _set(module, key, value):
+    setattr(importlib.import_module(module), key, value)
 
 
 def aten_compiler(graph, fakes, fake_mode, output_meta, kwargs, compiler=None):

@@ -240,17 +240,16 @@ def current_compile_id() -> str | None:
 def failed_call(error: BaseException) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
     """The operator call (target, args, kwargs) whose fake execution failed during capture, if that is what failed.
 
-    Dynamo runs each operator on fake tensors; the innermost of its frames that holds a node, args and kwargs
-    is that call.
+    Dynamo runs each operator on fake tensors; the innermost of its frames that holds a node with the arguments
+    it is run on is that call. (`run_node` in 2.11 and 2.12, `_get_fake_value_impl` where 2.13 hides that frame.)
     """
     found = None
     tb = error.__traceback__
     while tb is not None:
-        frame = tb.tb_frame
-        # `run_node` has carried these three locals from 2.0 to 2.13.
-        if frame.f_code.co_name == "run_node" and {"node", "args", "kwargs"} <= frame.f_locals.keys():
-            local = frame.f_locals
-            found = (local["node"], tuple(local["args"]), dict(local["kwargs"]))
+        local = tb.tb_frame.f_locals
+        node, args, kwargs = local.get("node"), local.get("args"), local.get("kwargs")
+        if isinstance(node, torch.fx.Node) and isinstance(args, (tuple, list)) and isinstance(kwargs, dict):
+            found = (node, tuple(args), dict(kwargs))
         tb = tb.tb_next
     return found
 

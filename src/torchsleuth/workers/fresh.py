@@ -19,6 +19,7 @@ from pathlib import Path
 
 from torchsleuth.cases.crash import signature_of_crash
 from torchsleuth.cases.signature import Signature, fails_the_same_way
+from torchsleuth.workers.probes import hand_probes_to, keep_probes_of
 
 # Importing torch on a loaded machine with a cold disk, and building the inputs.
 SETUP_SECONDS = 180.0
@@ -59,20 +60,22 @@ def run_script(
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torchsleuth-") as scratch:
-        out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
+        out, err, cache = Path(scratch, "stdout"), Path(scratch, "stderr"), Path(scratch, "cache")
+        hand_probes_to(cache)
         with open(out, "wb") as stdout, open(err, "wb") as stderr:
             child = subprocess.Popen(
                 [python, str(script), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env=fresh_environment(os.environ, Path(scratch, "cache")),
+                env=fresh_environment(os.environ, cache),
                 start_new_session=True,
             )
             try:
                 ended, phase = _await(child, err, phase_seconds, deadline)
             finally:
                 _kill_group(child)
+        keep_probes_of(cache)
         seconds = time.monotonic() - started
         return _answer(child.returncode if ended else None, phase, out, err, expected, seconds)
 

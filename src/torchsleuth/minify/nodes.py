@@ -1,0 +1,136 @@
+"""Fewer calls: any set of nodes is a candidate, because each missing operand has a recorded value.
+
+Elements are the units that cannot be cut apart. Repetition is used: a deep model holds few kinds of nodes, so
+one of each kind, side by side, is a small question that finds any single culprit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchsleuth.graphs.cut import cut, units
+from torchsleuth.graphs.cut_record import Recording, record_values
+from torchsleuth.minify.contract import State
+from torchsleuth.minify.engine import Engine
+from torchsleuth.minify.states import fake_values, real_inputs, state_of_cut
+from torchsleuth.minify.subsets import Elements, Subset, one_less, smallest_failing
+
+NAME = "nodes"
+# How far around one of each kind its cover reaches: alone with what it reads, and a little more.
+REACH = (1, 3)
+
+
+def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
+    """The state with as few calls as still fail; `seeds` are names of nodes that may be to blame, best first."""
+    recording = recording_of(state)
+    groups = units(recording)
+    if len(groups) == 0:
+        return state
+    asked: dict[tuple[Subset, bool], bool] = {}
+
+    def asker(apart: bool, parts: Sequence[tuple[str, ...]]) -> Any:
+        def build(subset: Subset) -> State:
+            names = {name for element in subset for name in parts[element]}
+            return state_of_cut(state, cut(recording, names, severed=apart), recording.symbolic)
+
+        def ask(subsets: Sequence[Subset]) -> int | None:
+            for place, subset in enumerate(subsets):
+                if asked.get((subset, apart)):
+                    return place
+            open_ones = [s for s in subsets if (s, apart) not in asked]
+            found = engine.first(
+                NAME, [(f"{len(s)} of {len(parts)}", lambda s=s: build(s)) for s in open_ones]
+            )
+            for subset in open_ones[: None if found is None else found[0]]:
+                asked[subset, apart] = False
+            if found is None:
+                return None
+            asked[open_ones[found[0]], apart] = True
+            if not apart or len(open_ones[found[0]]) == 1:
+                engine.accept(NAME, found[1])
+            return subsets.index(open_ones[found[0]])
+
+        return ask
+
+    elements = elements_of(recording, groups, seeds)
+    best = smallest_failing(elements, asker(False, groups), asker(True, groups))
+    kept = [name for element in best for name in groups[element]]
+    # Now apart: of a tuple's parts only those that matter stay.
+    asked.clear()
+    one_less(tuple(range(len(kept))), asker(False, [(name,) for name in kept]))
+    return engine.best
+
+
+def recording_of(state: State) -> Recording:
+    """The eager values of a state's nodes; symbolic ones where sizes are symbolic."""
+    symbolic = fake_values(state)[0] if state.symbols else {}
+    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    kept = {name: v for name, v in symbolic.items() if isinstance(v, (torch.Tensor, *symbols))}
+    with torch.set_grad_enabled(any(getattr(i.spec, "requires_grad", False) for i in state.inputs)):
+        return record_values(state.graph, real_inputs(state), symbolic=kept)
+
+
+def elements_of(recording: Recording, groups: Sequence[tuple[str, ...]], seeds: Sequence[str]) -> Elements:
+    """The units as numbers, with who touches whom, who is blamed and one of each kind."""
+    owner = {name: number for number, group in enumerate(groups) for name in group}
+    before: list[list[int]] = []
+    for number, group in enumerate(groups):
+        sources = [s for name in group for s in recording.nodes[name].all_input_nodes]
+        found = dict.fromkeys(owner[s.name] for s in sources if s.name in owner)
+        before.append([source for source in found if source != number])
+    neighbours: list[list[int]] = [list(sources) for sources in before]
+    for number, sources in enumerate(before):
+        for source in sources:
+            neighbours[source].append(number)
+    named = [_named(recording, group) for group in groups]
+    blamed = list(dict.fromkeys(owner[name] for name in seeds if name in owner))
+    distinct = {named[seed]: seed for seed in reversed(blamed)}
+    return Elements(
+        len(groups),
+        neighbours,
+        [seed for seed in blamed if distinct[named[seed]] == seed],
+        [_cover(named, before, reach) for reach in REACH],
+        _firsts(named),
+    )
+
+
+def _firsts(kinds: Sequence[str]) -> Subset:
+    first: dict[str, int] = {}
+    for number, kind in enumerate(kinds):
+        first.setdefault(kind, number)
+    return tuple(sorted(first.values()))
+
+
+def _cover(kinds: Sequence[str], before: Sequence[Sequence[int]], reach: int) -> Subset:
+    """The first element of each kind, with all it reads within `reach` steps; the kinds know their surroundings."""
+    deep = list(kinds)
+    for _ in range(reach):
+        deep = [
+            hashlib.sha1("|".join([deep[n], *(deep[s] for s in before[n])]).encode()).hexdigest()
+            for n in range(len(deep))
+        ]
+    found: set[int] = set()
+    edge = set(_firsts(deep))
+    for _ in range(reach + 1):
+        found |= edge
+        edge = {source for number in edge for source in before[number]} - found
+    return tuple(sorted(found))
+
+
+def _named(recording: Recording, group: tuple[str, ...]) -> str:
+    """What a unit does, apart from its name: targets, literals, and the form of what it reads."""
+    return "; ".join(_kind(recording, recording.nodes[name]) for name in group)
+
+
+def _kind(recording: Recording, node: torch.fx.Node) -> str:
+    def form(source: torch.fx.Node) -> Any:
+        value = recording.value(source.name)
+        if isinstance(value, torch.Tensor):
+            return f"{value.dtype}{list(value.shape)}{list(value.stride())}{value.device}"
+        return str(source.target) if source.op == "get_attr" else f"{type(value).__name__}"
+
+    return f"{node.target}{torch.fx.map_arg(node.args, form)}{torch.fx.map_arg(dict(node.kwargs), form)}"

@@ -1,0 +1,37 @@
+"""An operator gives way to one of its operands: views, clones, casts and steps between two that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from torchsleuth.minify.contract import Edit, State
+from torchsleuth.minify.edits import calls, edited, node_of
+from torchsleuth.minify.states import checked
+
+
+def bypass(state: State) -> Iterator[Edit]:
+    """One edit per call and operand: whoever reads the call reads the operand instead."""
+    for node in reversed(calls(state)):
+        if any(user.op != "output" for user in node.users):
+            for source in dict.fromkeys(node.all_input_nodes):
+                if source.op != "get_attr":
+                    yield Edit(
+                        f"{source.name} in place of {node.name}",
+                        lambda s, n=node.name, o=source.name: _bypassed(s, n, o),
+                    )
+
+
+def _bypassed(state: State, name: str, operand: str) -> State | None:
+    if node_of(state.graph.graph, name) is None or node_of(state.graph.graph, operand) is None:
+        return None
+
+    def change(graph: torch.fx.Graph) -> None:
+        node, source = node_of(graph, name), node_of(graph, operand)
+        if node is not None and source is not None:
+            node.replace_all_uses_with(source)
+
+    candidate = edited(state, change)
+    # A graph that only hands inputs through holds nothing that could be compiled wrongly.
+    return checked(candidate) if calls(candidate) else None

@@ -1,0 +1,150 @@
+"""Smaller sizes, changed alike wherever the graph uses the same size; then fewer dimensions.
+
+Which sizes belong together is not derived but tried: all that are equal first, then each by itself. Literals in the
+graph that equal the size follow it. What does not fit together any more is never tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchsleuth.minify.contract import Dial, Edit, Input, State
+from torchsleuth.minify.edits import edited
+from torchsleuth.minify.states import by_itself, checked
+from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
+
+# A dimension of one element is a special case to most compilers; but if it fails with one, one is the least.
+LEAST = 1
+
+
+def smaller_sizes(state: State) -> Iterator[Dial]:
+    """A dial per size that occurs, largest first, and one per dimension where several have the same size."""
+    places: dict[int, list[tuple[str, int]]] = {}
+    for given in state.inputs:
+        if isinstance(given.spec, TensorSpec):
+            for dim, size in enumerate(given.spec.shape):
+                if size > LEAST:
+                    places.setdefault(size, []).append((given.name, dim))
+    for size in sorted(places, reverse=True):
+        group = tuple(places[size])
+        yield _dial(f"size {size}", group, size, literals=True)
+    for size in sorted(places, reverse=True):
+        for place in places[size] if len(places[size]) > 1 else ():
+            yield _dial(f"dim {place[1]} of {place[0]}", (place,), size, literals=False)
+
+
+def fewer_dimensions(state: State) -> Iterator[Edit]:
+    """Edits that take a dimension of one element away, first from all inputs, then from each."""
+    ranks = [len(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)]
+    for dim in range(max(ranks, default=0)):
+        yield Edit(f"no dim {dim}", lambda s, d=dim: _squeezed(s, d, None))
+    for given in state.inputs:
+        if isinstance(given.spec, TensorSpec) and 1 in given.spec.shape:
+            for dim, size in enumerate(given.spec.shape):
+                if size == 1:
+                    yield Edit(
+                        f"no dim {dim} of {given.name}", lambda s, d=dim, n=given.name: _squeezed(s, d, n)
+                    )
+
+
+def _dial(what: str, group: tuple[tuple[str, int], ...], size: int, literals: bool) -> Dial:
+    return Dial(what, LEAST, size, lambda s, n: _resized(s, group, size, n, literals))
+
+
+def _resized(
+    state: State, group: tuple[tuple[str, int], ...], old: int, new: int, literals: bool
+) -> State | None:
+    shapes = {i.name: list(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)}
+    for name, dim in group:
+        if name not in shapes or dim >= len(shapes[name]) or shapes[name][dim] != old:
+            return None
+        shapes[name][dim] = new
+    numbered = [_numbered(i, old, new) if literals else i for i in state.inputs]
+    inputs = tuple(with_shape(i, tuple(shapes[i.name])) if i.name in shapes else i for i in numbered)
+    symbols = {k: replace(v, hint=new) if v.hint == old and literals else v for k, v in state.symbols.items()}
+    candidate = state.having(inputs=inputs, symbols=symbols)
+    if any(s.lower is not None and s.hint is not None and s.hint < s.lower for s in symbols.values()):
+        return None
+    found = checked(candidate)
+    if found is None and literals:
+        return checked(edited(candidate, lambda graph: _follow(graph, old, new)))
+    return found
+
+
+def _numbered(given: Input, old: int, new: int) -> Input:
+    if isinstance(given.spec, ScalarSpec) and given.spec.kind == "symint" and given.spec.value == old:
+        return replace(given, spec=replace(given.spec, value=new))
+    return given
+
+
+def _follow(graph: torch.fx.Graph, old: int, new: int) -> None:
+    def other(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(other(v) for v in value)
+        return new if type(value) is int and value == old else value
+
+    for node in graph.nodes:
+        if node.op.startswith("call_"):
+            node.args = tuple(other(a) if isinstance(a, (list, tuple)) else a for a in node.args)
+
+
+def with_shape(given: Input, shape: tuple[int, ...]) -> Input:
+    """The input in another shape, its dimensions in the same order in memory, its value cut out of the old one."""
+    spec = given.spec
+    assert isinstance(spec, TensorSpec)
+    if shape == spec.shape:
+        return given
+    order = sorted(range(len(shape)), key=lambda d: (spec.stride[d], -d) if d < len(spec.stride) else (0, 0))
+    stride, step = [0] * len(shape), 1
+    for dim in order:
+        if spec.stride[dim] != 0 or spec.shape[dim] == 1:
+            stride[dim], step = step, step * shape[dim]
+    value = None if given.value is None else _cropped(given.value, shape, tuple(stride))
+    new = replace(spec, shape=shape, stride=tuple(stride), storage_offset=0, storage=None, storage_nbytes=0)
+    return replace(given, spec=replace(new, alias_of=None, same_as=None), value=value)
+
+
+def _cropped(value: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """A piece of the value that holds its largest element, which is the one that data-dependent failures need."""
+    plain = value.detach()
+    if plain.numel():
+        flat = (
+            plain.abs() if plain.is_floating_point() or plain.is_complex() else plain.to(torch.float64).abs()
+        )
+        flat = torch.nan_to_num(flat.double() if not flat.is_complex() else flat.abs(), nan=torch.inf)
+        at = torch.unravel_index(flat.argmax(), flat.shape) if flat.dim() else ()
+        for dim, (size, place) in enumerate(zip(shape, at)):
+            start = min(max(int(place) - size // 2, 0), plain.shape[dim] - size)
+            plain = plain.narrow(dim, start, size)
+    if 0 in stride:
+        return by_itself(plain).requires_grad_(value.requires_grad)
+    made = torch.empty_strided(shape, stride, dtype=plain.dtype, device=plain.device)
+    return made.copy_(plain).requires_grad_(value.requires_grad)
+
+
+def _squeezed(state: State, dim: int, name: str | None) -> State | None:
+    changed = False
+    inputs = []
+    for given in state.inputs:
+        spec = given.spec
+        mine = isinstance(spec, TensorSpec) and (name is None or name == given.name)
+        if mine and isinstance(spec, TensorSpec) and dim < len(spec.shape) and spec.shape[dim] == 1:
+            changed = True
+            drop = lambda items: None if items is None else items[:dim] + items[dim + 1 :]  # noqa: E731
+            spec = replace(
+                spec,
+                shape=drop(spec.shape),
+                stride=drop(spec.stride),
+                shape_expr=drop(spec.shape_expr),
+                stride_expr=drop(spec.stride_expr),
+                alias_of=None,
+                same_as=None,
+            )
+            value = None if given.value is None else by_itself(given.value.detach().squeeze(dim))
+            given = replace(given, spec=spec, value=value)
+        inputs.append(given)
+    return checked(state.having(inputs=tuple(inputs))) if changed else None

@@ -1,0 +1,116 @@
+"""An oracle that asks the workers: a state becomes a Trial, and fails where its Outcome has the wanted signature.
+
+Several states are asked at once; as soon as one fails, the ones after it are given up. A failure of another kind
+is not the one looked for: it is kept, to be told at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.cases.signature import Signature, fingerprint
+from torchsleuth.graphs.printer import print_graph
+from torchsleuth.minify.contract import State
+from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
+from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.workers.limits import Limits
+from torchsleuth.workers.pool import Workers
+from torchsleuth.workers.trial import Outcome, Trial
+
+# Settings that are ours alone and mean nothing to a trial.
+_OURS = ("any_values", "static_names", "embedded", "imports")
+
+
+@dataclass
+class TrialOracle:
+    """Asks `workers` whether states fail as `expected`; `store` is the folder for their values."""
+
+    workers: Workers
+    expected: Signature
+    store: Path
+    limits: Limits | None = None
+    outcomes: int = 0
+    cached: int = 0
+    trial_seconds: float = 0.0
+    also: dict[str, tuple[Signature, State]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+    def __call__(self, states: Sequence[State]) -> list[bool | None]:
+        tickets = [self.workers.submit(self.trial(state), limits=self.limits) for state in states]
+        answers: list[bool | None] = []
+        for ticket, state in zip(tickets, states):
+            if True in answers:
+                ticket.cancel()
+                answers.append(None)
+                continue
+            answers.append(self._judge(ticket.result(), state))
+        return answers
+
+    def trial(self, state: State) -> Trial:
+        """The question that a state stands for."""
+        return trial_of(state, self.expected, self.store)
+
+    def _judge(self, outcome: Outcome, state: State) -> bool:
+        self.outcomes += 1
+        self.cached += outcome.cached
+        self.trial_seconds += outcome.seconds
+        if outcome.error is not None:
+            self.errors.append(outcome.error)
+        if outcome.fails_like(self.expected):
+            return True
+        if outcome.signature is not None:
+            self.also.setdefault(fingerprint(outcome.signature), (outcome.signature, state))
+        return False
+
+
+def trial_of(state: State, expected: Signature, store: Path) -> Trial:
+    """A state as a Trial; values that matter go to the tensor store, each once.
+
+    >>> workers.run(trial_of(state, signature, folder)).fails_like(signature)
+    """
+    printed = print_graph(state.graph)
+    embedded = state.settings.get("embedded") or {}
+    return Trial(
+        graph=printed.source,
+        facts=facts_of(state, printed.constants, store),
+        expected=expected,
+        embedded=str(embedded.get("source", "")),
+        imports=tuple(dict.fromkeys([*printed.imports, *embedded.get("imports", ())])),
+        store=str(store),
+    )
+
+
+def facts_of(state: State, constants: Mapping[str, Any], store: Path) -> dict[str, Any]:
+    """The facts of a written script for a state."""
+    facts = {key: value for key, value in state.settings.items() if key not in _OURS}
+    facts["placeholders"] = [i.name for i in state.inputs]
+    facts["inputs"] = kept_description(state, store).to_json()
+    facts["tolerances"] = {}
+    facts["constants"] = _constants(constants, store)
+    static = state.settings.get("static_names")
+    if static is not None:
+        places = [place for place, given in enumerate(state.inputs) if given.name in static]
+        facts["compile_kwargs"] = {**facts["compile_kwargs"], "static_input_idxs": places}
+    return facts
+
+
+def kept_description(state: State, store: Path) -> InputsDescription:
+    """The inputs of a state with their values in the store."""
+    writer = ContentStoreWriter(store)
+    specs = []
+    for given in state.inputs:
+        spec = given.spec
+        if isinstance(spec, TensorSpec) and given.value is not None:
+            spec = replace(spec, storage=writer.write_storage(given.value.untyped_storage()))
+        specs.append(spec)
+    return InputsDescription(tuple(specs), state.symbols)
+
+
+def _constants(constants: Mapping[str, Any], store: Path) -> dict[str, Any]:
+    if not constants:
+        return {}
+    description = describe_inputs(list(constants.values()), None, ContentStoreWriter(store))
+    return {"names": list(constants), "description": description.to_json()}

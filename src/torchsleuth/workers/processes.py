@@ -1,0 +1,159 @@
+"""What the operating system knows of our processes, and how each of them is ended.
+
+Two nets catch what a trial starts: its session, killed as one group, and a token in its environment, which also
+finds a process that left the group. Where /proc or prctl is missing (not Linux), the group alone is the net.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+TOKEN = "TORCHSLEUTH_TRIALS"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE = resource.getpagesize()
+
+
+def die_with(parent: int) -> None:
+    """Ties this process's life to that of `parent`, which must have started it from its main thread.
+
+    >>> die_with(os.getppid())
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the tie held
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Makes what our children leave behind our own children, so that it can be found and ended."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def be_first_to_go() -> None:
+    """Asks the kernel to end this process before any other when memory runs out, and writes no core files."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    except OSError:
+        pass
+
+
+def bound_processes(count: int) -> None:
+    """Lets this user start at most `count` tasks beyond all that run on the machine now. Does not bind root."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    ceiling = tasks_running() + count
+    if hard != resource.RLIM_INFINITY:
+        ceiling = min(ceiling, hard)
+    if soft == resource.RLIM_INFINITY or soft > ceiling:
+        resource.setrlimit(resource.RLIMIT_NPROC, (ceiling, hard))
+
+
+def _numbered(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.isdecimal()]
+    except OSError:
+        return []
+
+
+def tasks_running() -> int:
+    """How many tasks the whole machine has, from one small file; 0 where it cannot be known."""
+    try:
+        with open("/proc/loadavg", encoding="ascii") as file:
+            return int(file.read().split()[3].partition("/")[2])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that process `pid` holds now: `resident_bytes(os.getpid()) > 0`; 0 where it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def descendants_of(ancestor: int) -> list[int]:
+    """The living processes below `ancestor`, whatever session they moved to: `descendants_of(os.getpid())`."""
+    children: dict[int, list[int]] = {}
+    for entry in _numbered("/proc"):
+        fields = _stat_fields(entry)
+        if fields and fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    found: list[int] = []
+    level = children.get(ancestor, [])
+    while level:
+        found += level
+        level = [child for pid in level for child in children.get(pid, [])]
+    return found
+
+
+def _stat_fields(pid: str | int) -> list[str]:
+    """State, parent, group, session, ... of a process; a name may hold anything, so what follows it counts."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def marked_processes(token: str) -> list[int]:
+    """The living processes that were started with our token in their environment, this one excepted."""
+    wanted = f"{TOKEN}={token}".encode()
+    found = []
+    for entry in _numbered("/proc"):
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                if wanted in file.read().split(b"\0") and int(entry) != os.getpid():
+                    found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+def kill_group(leader: int) -> None:
+    """Ends every process of the group at once; a fork bomb cannot outrun it: the kernel takes the group as one."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def kill_marked(token: str, keep: frozenset[int] = frozenset()) -> int:
+    """Ends every marked process, again until none is left that was started meanwhile; how many were found."""
+    killed = 0
+    for _ in range(20):
+        found = [pid for pid in marked_processes(token) if pid not in keep]
+        if not found:
+            break
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+            except OSError:
+                continue
+    return killed
+
+
+def children_of(parent: int) -> list[int]:
+    """The direct children of a process, ended ones included: `children_of(os.getpid())`."""
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # the kernel was built without that list
+        return [int(e) for e in _numbered("/proc") if (f := _stat_fields(e)) and int(f[1]) == parent]
+
+
+def marked(environment: dict[str, str], token: str) -> dict[str, str]:
+    """The environment with our token in it: `marked({}, "x")`."""
+    return {**environment, TOKEN: token}

@@ -1,0 +1,34 @@
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_collection_modifyitems(items):
+    import importlib.util
+
+    cuda = importlib.util.find_spec("torch") and __import__("torch").cuda.is_available()
+    for item in items:
+        if "gpu" in item.keywords and not cuda:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def probes_of_the_compiler():
+    """The first compile in a fresh cache asks the C++ compiler what it can do; ask once per machine, not per test."""
+    from torchsleuth.workers.probes import keep_probes_of, probe_store
+
+    if any(probe_store().glob("??/*.so")):
+        return
+    with tempfile.TemporaryDirectory() as cache:
+        program = "import torch; torch.compile(lambda x: x.sin() + 1)(torch.ones(8))"
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        subprocess.run(
+            [sys.executable, "-c", program], env=env, check=False, capture_output=True, timeout=250
+        )
+        keep_probes_of(Path(cache))

@@ -1,0 +1,166 @@
+"""Any set of nodes, cut out with recorded values, computes what those nodes computed in the whole graph."""
+
+import copy
+import operator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import PROGRAMS, graphs_of
+
+from torchsleuth.graphs.cut import calls_of, cut, units
+from torchsleuth.graphs.cut_record import record_values
+from torchsleuth.graphs.printer import print_graph
+from torchsleuth.graphs.reader import read_graph
+
+# What changes from run to run, and what needs a context that one recorded call does not hold.
+UNSTEADY = {"random", "net", "net dynamic", "mutating custom op"}
+# Their results inside vmap and grad cannot be copied for the comparison.
+NESTING = {"vmap", "grad", "flex attention"}
+
+
+def fresh(values):
+    return copy.deepcopy(list(values))
+
+
+def yielded(gm, inputs):
+    """What each node yields at the moment it does so; a later write does not change it."""
+    seen = {}
+
+    class Steps(torch.fx.Interpreter):
+        def run_node(self, n):
+            seen[n.name] = result = super().run_node(n)
+            if n.op.startswith("call"):
+                seen[n.name] = copy.deepcopy(result)
+            return result
+
+    Steps(gm).run(*fresh(inputs))
+    return seen
+
+
+def check(recording, keep, whole):
+    piece = cut(recording, keep)
+    for name, value in yielded(piece.graph, piece.values).items():
+        if name in keep and isinstance(value, torch.Tensor):
+            torch.testing.assert_close(value, whole[name], equal_nan=True)
+    return piece
+
+
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - UNSTEADY))
+def test_every_single_unit_of_a_real_graph_runs_alone(name):
+    for captured in graphs_of(name):
+        if not captured.calls or any(isinstance(v, torch.SymInt) for v in captured.calls[0]):
+            continue
+        with torch.no_grad():
+            recording = record_values(captured.gm, fresh(captured.calls[0]))
+            assert recording.stopped is None
+            whole = yielded(captured.gm, captured.calls[0]) if name not in NESTING else {}
+            for unit in units(recording):
+                piece = check(recording, unit, whole) if whole else cut(recording, unit)
+                assert calls_of(piece.graph) >= len(unit)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_subset_of_real_graphs_computes_the_recorded_values(data):
+    name = data.draw(st.sampled_from(["cond", "batch norm", "custom op", "literals", "large constants"]))
+    captured = data.draw(st.sampled_from([g for g in graphs_of(name) if g.calls]))
+    with torch.no_grad():
+        recording = record_values(captured.gm, fresh(captured.calls[0]))
+        chosen = [u for u in units(recording) if data.draw(st.booleans())]
+        whole = yielded(captured.gm, captured.calls[0])
+        piece = check(recording, {name for unit in chosen for name in unit}, whole)
+        printed = print_graph(piece.graph)
+        again = read_graph(
+            printed.source, namespace={**printed.references, "constant": printed.constants.get}
+        )
+        for ours, theirs in zip(piece.graph(*fresh(piece.values)), again(*fresh(piece.values))):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@st.composite
+def dags(draw):
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(f"x{i}") for i in range(draw(st.integers(1, 3)))]
+    for number in range(draw(st.integers(1, 12))):
+        kind = draw(st.sampled_from(["add", "mul_", "split", "sin", "view", "cat", "size"]))
+        pick = lambda: draw(st.sampled_from(nodes))  # noqa: E731
+        if kind == "add":
+            nodes.append(graph.call_function(torch.add, (pick(), pick())))
+        elif kind == "mul_":
+            nodes.append(graph.call_method("mul_", (pick(), 1.5)))
+        elif kind == "split":
+            parts = graph.call_function(torch.split, (pick(), 2))
+            left = graph.call_function(operator.getitem, (parts, 0))
+            right = graph.call_function(operator.getitem, (parts, 1))
+            nodes.append(graph.call_function(torch.cat, ([left, right],)))
+        elif kind == "sin":
+            nodes.append(graph.call_function(torch.sin, (pick(),)))
+        elif kind == "view":
+            flat = graph.call_method("view", (pick(), 2, 2))
+            nodes.append(graph.call_method("reshape", (flat, 4)))
+        elif kind == "cat":
+            both = graph.call_function(torch.cat, ([pick(), pick()],))
+            nodes.append(graph.call_method("narrow", (both, 0, 1, 4)))
+        else:
+            size = graph.call_method("size", (pick(), 0))
+            nodes.append(graph.call_function(torch.mul, (pick(), size)))
+    graph.output((nodes[-1],))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+@settings(max_examples=150, deadline=None)
+@given(dags(), st.data())
+def test_a_cut_through_writes_and_views_sees_each_value_as_its_reader_did(gm, data):
+    inputs = [torch.arange(4.0) / 3 + i for i in range(len(gm.graph.find_nodes(op="placeholder")))]
+    recording = record_values(gm, fresh(inputs))
+    whole = yielded(gm, inputs)
+    check(recording, data.draw(st.sampled_from(units(recording))), whole)
+    check(recording, {name for unit in units(recording) for name in unit}, whole)
+
+
+def test_a_value_that_is_written_to_later_is_recorded_as_it_was_before():
+    def program(x):
+        y = x + 1
+        z = y * 2
+        y.mul_(10)
+        return z, y + 0
+
+    recording = record_values(torch.fx.symbolic_trace(program), [torch.ones(2)])
+    assert recording.value("add").tolist() == [2, 2]
+    assert recording.value("add", recording.steps["add_1"]).tolist() == [20, 20]
+    assert cut(recording, {"add_1"}).values[0].tolist() == [20, 20]
+    assert cut(recording, {"mul"}).values[0].tolist() == [2, 2]
+
+
+def test_a_severed_cut_connects_nothing_but_tuples_with_their_parts():
+    gm = torch.fx.symbolic_trace(lambda x: torch.relu(torch.var_mean(x.sin(), 0)[1] + 1))
+    recording = record_values(gm, [torch.ones(3)])
+    assert units(recording) == [("sin",), ("var_mean", "getitem"), ("add",), ("relu",)]
+    piece = cut(recording, {n for u in units(recording) for n in u}, severed=True)
+    assert piece.names == ("x", "sin", "getitem", "add")
+    assert len(piece.graph.graph.output_node().args[0]) == 4
+
+
+def test_a_getitem_goes_without_its_producer_and_a_producer_brings_one():
+    gm = torch.fx.symbolic_trace(lambda x: torch.var_mean(x, 0)[1] + 1)
+    recording = record_values(gm, [torch.ones(3)])
+    assert calls_of(cut(recording, {"getitem", "add"}).graph) == 1
+    assert calls_of(cut(recording, {"var_mean"}).graph) == 2
+
+
+def test_values_beyond_the_limit_move_to_files_and_stay_the_same():
+    gm = torch.fx.symbolic_trace(lambda x: torch.ops.aten.sin.default(torch.ops.aten.cos.default(x)))
+    free = record_values(gm, [torch.arange(6.0)])
+    tight = record_values(gm, [torch.arange(6.0)], most_bytes=0)
+    for name in free.steps:
+        if name != "output":
+            torch.testing.assert_close(free.value(name), tight.value(name))
+
+
+def test_an_eager_failure_leaves_the_values_up_to_it():
+    gm = torch.fx.symbolic_trace(lambda x: (x + 1).view(7))
+    recording = record_values(gm, [torch.ones(3)])
+    assert "view" in str(recording.stopped) or "shape" in str(recording.stopped)
+    assert cut(recording, {"add"}).graph(torch.ones(3))[0].tolist() == [2, 2, 2]

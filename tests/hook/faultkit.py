@@ -1,0 +1,98 @@
+"""Compiler faults for tests: `aten.sin.default:raise` makes Inductor's lowering of one operator fail.
+
+Acts: raise, assert, segv, abort, exit, hang, native_hang (holding the GIL) while compiling; wrong (adds one to the
+result); run_raise, run_segv, run_abort, run_exit, run_hang when the compiled code runs.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import os
+import sys
+import time
+
+
+class PlantedFault(RuntimeError):
+    pass
+
+
+def die(act: str, op: str) -> None:
+    if act == "raise":
+        raise PlantedFault(f"planted in {op}")
+    if act == "assert":
+        raise AssertionError(f"no lowering of {op} here")
+    if act == "segv":
+        ctypes.string_at(8)
+    if act == "abort":
+        os.abort()
+    if act == "exit":
+        os._exit(7)
+    if act == "hang":
+        while True:
+            time.sleep(3600)
+    if act == "native_hang":
+        while True:  # a signal ends a sleep early
+            ctypes.PyDLL(None).sleep(3600)
+
+
+def install(text: str) -> None:
+    name, _, act = text.partition(":")
+    if act.startswith("run_"):
+        after_import("torch", lambda: define_stumble(name, act.removeprefix("run_")))
+    after_import("torch._inductor.graph", lambda: patch(name, act))
+
+
+def define_stumble(name: str, act: str) -> None:
+    import torch
+
+    library = torch.library.Library("planted", "DEF")
+    library.define("stumble(Tensor x) -> Tensor")
+    library.impl("stumble", lambda x: die(act, name) or x.clone(), "CPU")
+    library.impl("stumble", torch.empty_like, "Meta")
+    define_stumble.library = library
+
+
+def patch(name: str, act: str) -> None:
+    import torch
+    from torch._inductor import ir
+    from torch._inductor.lowering import fallback_handler, lowerings
+
+    namespace, packet, overload = name.split(".")
+    op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    original = lowerings[op]
+
+    @functools.wraps(original)
+    def faulty(*args, **kwargs):
+        if not act.startswith("run_") and act != "wrong":
+            die(act, name)
+        out = original(*args, **kwargs)
+        if not isinstance(out, ir.IRNode):
+            return out
+        if act == "wrong":
+            return lowerings[torch.ops.aten.add.Tensor](out, 1.0)
+        return fallback_handler(torch.ops.planted.stumble.default, add_to_fallback_set=False)(out)
+
+    lowerings[op] = faulty
+
+
+def after_import(name: str, then) -> None:
+    if name in sys.modules:
+        then()
+        return
+
+    class Finder:
+        def find_spec(self, fullname, path=None, target=None):
+            if fullname != name:
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(fullname)
+            execute = spec.loader.exec_module
+
+            def execute_and_tell(module):
+                execute(module)
+                then()
+
+            spec.loader.exec_module = execute_and_tell
+            return spec
+
+    sys.meta_path.insert(0, Finder())
