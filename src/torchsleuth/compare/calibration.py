@@ -93,7 +93,7 @@ def load_calibration(path: Path | None = None) -> Calibration | None:
 def _read(file: str, stamp: int) -> Calibration | None:
     try:
         found = calibration_from(json.loads(Path(file).read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return found if found.torch_version == torch.__version__ else None
 

@@ -19,20 +19,24 @@ GPU_CHUNK = 1 << 22
 """Elements in a piece on an accelerator, where a launch costs more than a cache miss; 16 MiB of float32."""
 
 
+SMALL = 1 << 19
+"""Elements in a piece for rules that need several float64 temporaries, 4 MiB each."""
+
+
 def piece_size(tensor: torch.Tensor) -> int:
     """How many elements one piece of `tensor` has."""
     return CHUNK if tensor.device.type == "cpu" else GPU_CHUNK
 
 
-def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Views that together cover tensors of one shape, each of at most `piece_size` elements.
+def pieces(*tensors: torch.Tensor, size: int | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Views that together cover tensors of one shape, each of at most `size` elements.
 
     Example: `sum((a * b).sum() for a, b in pieces(x, y))` is a dot product with bounded memory.
     """
     if not tensors or tensors[0].numel() == 0:
         return
     flat = _flattened(tensors)
-    size = piece_size(tensors[0])
+    size = size or piece_size(tensors[0])
     if flat is not None:
         length = flat[0].numel()
         for start in range(0, length, size):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchsleuth.compare.chunks import pieces
+from torchsleuth.compare.chunks import SMALL, pieces
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ def close(ref: torch.Tensor, res: torch.Tensor, tol: float, equal_nan: bool) -> 
             # Not-a-number (also from inf - inf) fails this comparison and takes the full rule below.
             if max(-low.item(), high.item()) <= tol and not math.isnan(low.item()):
                 continue
-        if not torch.allclose(_wide(a), _wide(b), rtol=tol, atol=tol, equal_nan=equal_nan):
-            return False
+        for x, y in pieces(a, b, size=SMALL):
+            if not torch.allclose(_wide(x), _wide(y), rtol=tol, atol=tol, equal_nan=equal_nan):
+                return False
     return True
 
 
@@ -65,7 +66,7 @@ def miss(ref: torch.Tensor, res: torch.Tensor, tol: float, equal_nan: bool) -> M
     beyond, worst, worst_at = 0, -1.0, -1
     flat_ref, flat_res = ref.reshape(-1), res.reshape(-1)
     start = 0
-    for a, b in pieces(flat_ref, flat_res):
+    for a, b in pieces(flat_ref, flat_res, size=SMALL):
         if exact:
             bad = a != b
         else:
@@ -84,7 +85,7 @@ def rmse(truth: torch.Tensor, value: torch.Tensor) -> float:
     if truth.numel() == 0:
         return 0.0
     total = 0.0
-    for a, b in pieces(_plain(truth), _plain(value)):
+    for a, b in pieces(_plain(truth), _plain(value), size=SMALL):
         total += float((_double(a) - _double(b)).abs().square().sum())
     return math.sqrt(total / truth.numel())
 
@@ -92,7 +93,7 @@ def rmse(truth: torch.Tensor, value: torch.Tensor) -> float:
 def cosine(ref: torch.Tensor, res: torch.Tensor) -> float:
     """Cosine of the angle between two tensors seen as vectors; 1 when both are zero."""
     dot = norm_ref = norm_res = 0.0
-    for a, b in pieces(_plain(ref), _plain(res)):
+    for a, b in pieces(_plain(ref), _plain(res), size=SMALL):
         x, y = _double(a), _double(b)
         dot += float((x * y.conj()).real.sum()) if x.is_complex() else float((x * y).sum())
         norm_ref += float(x.abs().square().sum())

@@ -26,6 +26,7 @@ from torchsleuth.compare.float64 import (
     widen_graph,
     widen_inputs,
 )
+from torchsleuth.compare.inlining import inlined
 from torchsleuth.compare.noise import NoiseSource, noisy_graph
 from torchsleuth.compare.rng import RngState, restore_rng, rng_kept
 from torchsleuth.compare.trees import leaves
@@ -112,6 +113,7 @@ def gather(
 
     Example: `gather(graph, inputs, start=save_rng()).leaves[0].truth`.
     """
+    graph = inlined(graph)
     with rng_kept(), torch.no_grad():
         eager, recorder, mutated = _run_eager(graph, inputs, start)
         if runs is None:

@@ -7,6 +7,7 @@ before the call and the results after it can judge without running the user's co
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -105,9 +106,9 @@ def judge_results(
             f"there is not enough memory for a float64 run, on the CPU either: {_first_line(error)}"
         )
     except Exception as error:
-        return inconclusive(
-            f"the graph could not be run for reference: {type(error).__name__}: {_first_line(error)}"
-        )
+        where = traceback.format_exc(limit=-3)
+        why = f"the graph could not be run for reference: {type(error).__name__}: {_first_line(error)}"
+        return inconclusive(why, notes=(where,))
     if eager_results is not None:
         evidence = _with_eager(evidence, eager_results)
     after = mutated_inputs_after if mutated_inputs_after is not None else ()

@@ -169,6 +169,11 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
     coming = [half_ulp(dtypes.get(a.name)) for a in node.all_input_nodes]
     if name in opkinds.CONVERT:
         return Perturbation(result=own if own > max(coming, default=0.0) else 0.0)
+    nested = _nested_steps(node)
+    if nested:
+        # What runs inside is not perturbed one by one: independent errors add up like the root of their number.
+        grown = own * math.sqrt(nested)
+        return Perturbation(grown, grown, _underflow(dtypes.get(node.name)))
     precise = own <= half_ulp(torch.float32)
     if not precise:
         # Shorter formats accumulate in float32, whose error vanishes beside the rounding of the result.
@@ -188,6 +193,15 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
     floor = own * ABSOLUTE_ULPS if name in opkinds.BOUNDED else 0.0
     # Powers of two, so that few distinct pools of factors are kept.
     return Perturbation(result, _power_of_two(inputs), floor, _power_of_two(rows))
+
+
+def _nested_steps(node: Node) -> int:
+    """How many calls the graphs have that a node is given (a branch, a loop body); 0 for ordinary nodes."""
+    owner = node.graph.owning_module
+    if owner is None or not opkinds.is_higher_order(node):
+        return 0
+    bodies = [fetch(owner, str(a.target)) for a in node.all_input_nodes if a.op == "get_attr"]
+    return sum(n.op.startswith("call_") for b in bodies if isinstance(b, GraphModule) for n in b.graph.nodes)
 
 
 def _power_of_two(value: float) -> float:
@@ -241,11 +255,16 @@ def noisy_graph(
         if node.name in substitutes:
             node.op, node.target = "call_function", _named(substitutes[node.name], f"draw_{node.name}")
             continue
-        plan = perturbation(node, dtypes, findings.terms.get(node.name, 1))
+        plan = perturbation(by_name[node.name], dtypes, findings.terms.get(node.name, 1))
         if node.name in findings.fallbacks:
             _run_as_it_was(twin, node, by_name[node.name], dtypes, attributes, original)
         elif plan.inputs:
-            _perturb_inputs(twin, node, source, plan.inputs)
+            _perturb_inputs(twin, node, _spreader(source, plan.inputs))
+        elif opkinds.plain_name(node) in opkinds.TIED:
+            # Independent errors break exact ties at random, which equal rounding would keep.
+            unit = _widest_unit([dtypes.get(a.name) for a in by_name[node.name].all_input_nodes])
+            if unit:
+                _perturb_inputs(twin, node, _spreader(source, unit))
         after: list[Callable[..., Any]] = []
         if node.name in findings.fallbacks or node.name in findings.widened:
             after.append(widen)
@@ -294,15 +313,14 @@ def _append(graph: torch.fx.Graph, node: Node, step: Callable[[Any], Any]) -> No
         user.replace_input_with(last, added)
 
 
-def _perturb_inputs(graph: torch.fx.Graph, node: Node, source: NoiseSource, amplitude: float) -> None:
+def _perturb_inputs(graph: torch.fx.Graph, node: Node, step: Callable[[Any], Any]) -> None:
     swaps: dict[Node, Node] = {}
     written = opkinds.writes(node) and node.op != "call_module"
     for position, arg in enumerate(node.all_input_nodes):
         if written and position == 0:
             continue
         with graph.inserting_before(node):
-            step = _spreader(source, amplitude)
-            swaps[arg] = graph.call_function(_named(step, f"round_into_{node.name}_{position}"), (arg,))
+            swaps[arg] = graph.call_function(_named(step, f"round_into_{node.name}"), (arg,))
     node.args = torch.fx.map_arg(node.args, lambda n: swaps.get(n, n))
     node.kwargs = torch.fx.map_arg(node.kwargs, lambda n: swaps.get(n, n))
 
@@ -317,15 +335,16 @@ def _run_as_it_was(
 ) -> None:
     """Round the node's inputs to their original dtypes and call the original operation."""
     swaps: dict[str, Node] = {}
-    for arg in node.all_input_nodes:
+    # Steps may already stand between this node and its inputs, so inputs are matched by place.
+    for before, arg in zip(was.all_input_nodes, node.all_input_nodes):
         with graph.inserting_before(node):
             if arg.op == "get_attr" and isinstance(attributes.get(str(arg.target)), torch.nn.Module):
                 name = f"as_it_was_{str(arg.target).replace('.', '_')}"
                 attributes[name] = fetch(original, str(arg.target))
-                swaps[arg.name] = graph.get_attr(name)
+                swaps[before.name] = graph.get_attr(name)
             else:
-                step = _narrower(dtypes.get(arg.name))
-                swaps[arg.name] = graph.call_function(_named(step, f"narrow_{arg.name}"), (arg,))
+                step = _narrower(dtypes.get(before.name))
+                swaps[before.name] = graph.call_function(_named(step, f"narrow_{before.name}"), (arg,))
     node.target = was.target
     node.args = torch.fx.map_arg(was.args, lambda n: swaps[n.name])
     node.kwargs = torch.fx.map_arg(was.kwargs, lambda n: swaps[n.name])

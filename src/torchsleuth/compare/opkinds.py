@@ -106,6 +106,9 @@ DISCRETE = _names(
 )
 """Steps that can turn a rounding difference into a jump."""
 
+TIED = _names("argmax argmin argsort sort topk kthvalue median mode msort max min")
+"""Steps that choose among equal values; which one is for each implementation to say."""
+
 DROPOUT = _names("dropout native_dropout dropout1d dropout2d dropout3d feature_dropout")
 """Random steps that multiply their input by a mask."""
 
@@ -149,7 +152,12 @@ def writes(node: Node) -> bool:
         return False
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     written_by_name = name in INPLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
-    return written_by_name or bool(node.kwargs.get("inplace", False)) or "out" in node.kwargs or _is_hop(node)
+    return (
+        written_by_name
+        or bool(node.kwargs.get("inplace", False))
+        or "out" in node.kwargs
+        or is_higher_order(node)
+    )
 
 
 def draws(node: Node) -> bool:
@@ -186,7 +194,8 @@ def _never_drops(node: Node) -> bool:
     return False
 
 
-def _is_hop(node: Node) -> bool:
+def is_higher_order(node: Node) -> bool:
+    """Whether a node calls an operation that is given graphs: a branch, a loop, a wrapped layer."""
     return (
         isinstance(getattr(node.target, "namespace", None), str) and node.target.namespace == "higher_order"
     )

@@ -57,7 +57,7 @@ def _holds(graph: torch.fx.GraphModule, node: torch.fx.Node, targets: set[str]) 
     """Whether a nested graph that the node calls holds one of the targets."""
     for source in node.all_input_nodes:
         nested = getattr(graph, str(source.target), None) if source.op == "get_attr" else None
-        if isinstance(nested, torch.fx.GraphModule):
-            if any(str(inner.target) in targets for inner in nested.graph.nodes):
-                return True
+        inner = nested.graph.nodes if isinstance(nested, torch.fx.GraphModule) else ()
+        if any(str(node.target) in targets for node in inner):
+            return True
     return False

@@ -42,9 +42,9 @@ def tidied(state: State, graph: torch.fx.GraphModule) -> State:
 
 def _drop_dead(graph: torch.fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "call_method", "call_module", "get_attr") and not node.users:
-            if node.op == "get_attr" or not node.is_impure():
-                graph.erase_node(node)
+        plain = node.op == "get_attr" or (node.op.startswith("call_") and not node.is_impure())
+        if plain and not node.users:
+            graph.erase_node(node)
 
 
 def renumbered(old: Sequence[Input], kept: Sequence[Input]) -> tuple[Input, ...]:

@@ -125,10 +125,10 @@ def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
         edits = list(reducer(state))
         if len(edits) > 1:
             together = combined(edits, state)
-            if together is not None and _smaller(together, state):
-                if engine.fails(name, "all together", together):
-                    state = engine.accept(name, together)
-                    continue
+            fitting = together is not None and _smaller(together, state)
+            if together is not None and fitting and engine.fails(name, "all together", together):
+                state = engine.accept(name, together)
+                continue
         before = size_of(state)
         for edit in edits:
             state = (

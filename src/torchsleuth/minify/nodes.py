@@ -34,6 +34,8 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
 
     def asker(apart: bool, parts: Sequence[tuple[str, ...]]) -> Any:
         def build(subset: Subset) -> State:
+            if len(subset) == len(parts) == len(groups) and not apart:
+                return state
             names = {name for element in subset for name in parts[element]}
             return state_of_cut(state, cut(recording, names, severed=apart), recording.symbolic)
 

@@ -26,6 +26,7 @@ def size_of(state: State) -> tuple[Any, ...]:
     tensors = [i.spec for i in state.inputs if isinstance(i.spec, TensorSpec)]
     return (
         calls_of(state.graph),
+        state.settings.get("level") == "aot",
         len(graph.output_node().all_input_nodes),
         len(state.inputs),
         sum(t.device != "cpu" for t in tensors),
@@ -48,7 +49,7 @@ def _settings(state: State) -> int:
     settings = state.settings
     count = sum(len(values) for values in (settings.get("config") or {}).values())
     count += len(settings.get("options") or {})
-    kwargs = settings.get("compile_kwargs") or {}
+    kwargs = settings.get("compile_kwargs") or {"is_inference": True}
     count += sum(bool(v) for k, v in kwargs.items() if k != "is_inference") + (not kwargs.get("is_inference"))
     world = settings.get("state") or {}
     return count + sum(bool(world.get(k)) for k in ("grad", "inference_mode", "deterministic", "autocast"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -116,8 +117,6 @@ def _detached(given: Input) -> Input:
 
 
 def _static(state: State, names: set[str]) -> State | None:
-    import re
-
     def mentions(texts: Any) -> bool:
         return any(name in re.findall(r"\w+", str(text)) for text in texts or () for name in names)
 

@@ -27,6 +27,10 @@ def plainer_values(state: State) -> Iterator[Edit]:
             yield Edit(f"{given.name} of {word}", lambda s, n=given.name, f=fill: _filled(s, n, f))
 
 
+def _free(given: Input) -> Input:
+    return replace(given, value=None)
+
+
 def _whole(value: torch.Tensor) -> torch.Tensor:
     return (torch.arange(value.numel(), dtype=torch.int64) % 7 - 3).reshape(value.shape)
 

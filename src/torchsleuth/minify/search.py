@@ -27,6 +27,7 @@ from torchsleuth.minify.reduce_forms import (
     without_gradients,
 )
 from torchsleuth.minify.reduce_inputs import merge_inputs
+from torchsleuth.minify.reduce_level import lift
 from torchsleuth.minify.reduce_nested import inline_nested
 from torchsleuth.minify.reduce_outputs import drop_outputs
 from torchsleuth.minify.reduce_settings import default_settings, for_inference
@@ -102,6 +103,7 @@ def _fixpoint(engine: Engine, seeds: Sequence[str]) -> None:
             first = False
             for name, reducer in STRUCTURE.items():
                 settle(engine, name, reducer, engine.best)
+        settle(engine, "level", lift, engine.best)
         _leap(engine)
         for name, reducer in DETAILS.items():
             settle(engine, name, reducer, engine.best)

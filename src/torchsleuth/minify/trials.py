@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.cases.signature import Signature, fingerprint
+from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.contract import State
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
@@ -20,6 +21,9 @@ from torchsleuth.workers.limits import Limits
 from torchsleuth.workers.pool import Workers
 from torchsleuth.workers.trial import Outcome, Trial
 
+# A hang is told from a slow compile by this much: seconds at least, and times the slowest that passed.
+LEAST_CLOCK = 10.0
+SLACK = 5.0
 # Settings that are ours alone and mean nothing to a trial.
 _OURS = ("any_values", "static_names", "embedded", "imports")
 
@@ -37,9 +41,10 @@ class TrialOracle:
     trial_seconds: float = 0.0
     also: dict[str, tuple[Signature, State]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+    passed: list[tuple[int, float]] = field(default_factory=list)
 
     def __call__(self, states: Sequence[State]) -> list[bool | None]:
-        tickets = [self.workers.submit(self.trial(state), limits=self.limits) for state in states]
+        tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
         answers: list[bool | None] = []
         for ticket, state in zip(tickets, states):
             if True in answers:
@@ -53,6 +58,17 @@ class TrialOracle:
         """The question that a state stands for."""
         return trial_of(state, self.expected, self.store)
 
+    def _limits(self, state: State) -> Limits | None:
+        """A hang costs its clock each time: what is no larger than something that passed gets that one's time."""
+        if self.limits is None or self.expected.kind != "hang":
+            return self.limits
+        calls = calls_of(state.graph)
+        passed = [seconds for size, seconds in self.passed if size >= calls]
+        if not passed:
+            return self.limits
+        clock = max(LEAST_CLOCK, SLACK * max(passed))
+        return replace(self.limits, compile=min(clock, self.limits.compile), run=min(clock, self.limits.run))
+
     def _judge(self, outcome: Outcome, state: State) -> bool:
         self.outcomes += 1
         self.cached += outcome.cached
@@ -61,6 +77,8 @@ class TrialOracle:
             self.errors.append(outcome.error)
         if outcome.fails_like(self.expected):
             return True
+        if outcome.signature is None and outcome.error is None:
+            self.passed.append((calls_of(state.graph), outcome.seconds))
         if outcome.signature is not None:
             self.also.setdefault(fingerprint(outcome.signature), (outcome.signature, state))
         return False

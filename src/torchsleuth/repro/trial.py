@@ -21,6 +21,7 @@ import torch
 
 from torchsleuth.cases.signature import Signature
 from torchsleuth.repro import runner
+from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.worker_isa import (
     forget_vector_instructions,
     note_answers,
@@ -147,22 +148,11 @@ _STATE = {
     "grad": False,
     "autocast": {},
 }
-_SPEC = {
-    "kind": "tensor",
-    "dtype": "float32",
-    "shape": [8],
-    "stride": [1],
-    "storage_offset": 0,
-    "device": "cpu",
-    "requires_grad": False,
-    "is_parameter": False,
-    "same_as": None,
-    "alias_of": None,
-    "storage": None,
-}
-_FRAME_OF = {
-    "lowering": "torch/_inductor/lowering.py:wrapped",
-    "codegen": "torch/_inductor/scheduler.py:codegen",
+# Failures that are decided at the end of a stage.
+_EXPECTED = {
+    "lowering": Signature("compile_error", "compile", frames=("torch/_inductor/lowering.py:wrapped",)),
+    "codegen": Signature("compile_error", "compile", frames=("torch/_inductor/scheduler.py:codegen",)),
+    "run": Signature("runtime_error", "run"),
 }
 _GRAPH = """class Repro(torch.nn.Module):
     def forward(self, a):
@@ -184,22 +174,28 @@ def warm_up() -> dict[str, Any]:
     _exercise("aot", "torch.ops.aten.abs.default(a)", "codegen" if learned else "lowering")
     _exercise("dynamo", "torch.abs(a)", "lowering")
     _threads = threads
-    return {"torch": torch.__version__, "kernel_threads": threads, "learned": learned}
+    return {"torch": torch.__version__, "kernel_threads": threads}
 
 
 def learn() -> dict[str, bool]:
-    """What takes seconds to find out and holds for every trial; for `recall`."""
-    answers = probe_vector_instructions()
+    """What takes seconds to find out and holds for every trial, and a first kernel in the shared cache."""
+    global _threads
+    _threads = 1  # as in the server, which will look for the very same kernel
+    answers = noted_answers() or probe_vector_instructions()
     note_answers(answers)
+    _exercise("aot", "torch.ops.aten.abs.default(a)", "run")
     return answers
 
 
 def recall(answers: dict[str, bool]) -> None:
-    """Takes over what `learn` found in another process, and exercises what needs it."""
+    """Takes over what `learn` found in another process, and loads the kernel it made.
+
+    What torch finds out on the way, about the compiler and its headers, is then known to every trial.
+    """
     global _threads
     threads, _threads = _threads, None
     if recall_vector_instructions(answers):
-        _exercise("aot", "torch.ops.aten.abs.default(a)", "codegen")
+        _exercise("aot", "torch.ops.aten.abs.default(a)", "run")
     _threads = threads
 
 
@@ -215,10 +211,10 @@ def _exercise(level: str, call: str, stage: str) -> None:
         "output_meta": {},
         "constants": None,
         "placeholders": ["a"],
-        "inputs": {"inputs": [_SPEC], "symbols": {}},
+        "inputs": describe_inputs([torch.zeros(8)]).to_json(),
         "tolerances": {},
     }
-    expected = Signature("compile_error", "compile", frames=(_FRAME_OF[stage],))
+    expected = _EXPECTED[stage]
     try:
         run_trial(Trial(_GRAPH.format(call=call), facts, expected))
     except Exception:  # the compiler may be broken for good: that is for the trials to find out

@@ -1,4 +1,4 @@
-"""The inside of an isolated process: cuts its ties, runs one function on one trial, and says what came of it.
+"""The inside of an isolated process: cuts its ties, runs one function on a trial, and says what came of it.
 
 It ends by `os._exit`: a compiled library that crashes in its own destructor has told its story before that.
 The function is known by name only ("package.module:function"), so this room needs not know who tries what.
@@ -12,18 +12,16 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchsleuth.workers.limits import Limits
+from torchsleuth.workers.limits import limits_from_json
 from torchsleuth.workers.processes import be_first_to_go, bound_processes, die_with
 from torchsleuth.workers.trial import Outcome, Trial
-from torchsleuth.workers.wire import frame, outcome_to_json, write_all
+from torchsleuth.workers.wire import Frames, frame, outcome_to_json, trial_from_json, write_all
 
 # Asks a process that takes too long where it is; Python's handler answers even while the GIL is held.
 WHERE_ARE_YOU = signal.SIGUSR2
-
-Announce = Callable[[str], None]
 
 
 def named_function(name: str) -> Callable[..., Any]:
@@ -32,8 +30,8 @@ def named_function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), function)
 
 
-def isolate(server: int, inherited: Iterable[int], output: int, limits: Limits) -> None:
-    """Makes a forked process one of its own: session, signals, descriptors, limits, tied to the server's life."""
+def isolate(server: int, inherited: Iterable[int], output: int) -> None:
+    """Makes a forked process one of its own: session, signals, descriptors; tied to the server's life."""
     os.setsid()
     die_with(server)
     signal.set_wakeup_fd(-1)
@@ -47,22 +45,28 @@ def isolate(server: int, inherited: Iterable[int], output: int, limits: Limits) 
     os.dup2(output, 2)
     os.close(silence)
     os.close(output)
-    tighten(limits)
 
 
-def tighten(limits: Limits) -> None:
-    """Bounds this process as `limits` says, and lets it tell where it stands when it crashes or is asked."""
-    be_first_to_go()
-    bound_processes(limits.processes)
-    faulthandler.enable()
-    faulthandler.register(WHERE_ARE_YOU, all_threads=True)
+def trials_from(commands: int) -> Iterator[Trial]:
+    """The trials that come over the descriptor; this process is bounded as the first of them says."""
+    frames = Frames()
+    bounded = False
+    while data := os.read(commands, 1 << 18):
+        for message in frames.feed(data):
+            if not bounded:
+                be_first_to_go()
+                bound_processes(limits_from_json(message["limits"]).processes)
+                faulthandler.enable()
+                faulthandler.register(WHERE_ARE_YOU, all_threads=True)
+                bounded = True
+            yield trial_from_json(message["trial"])
 
 
-def run_and_tell(call: str, trial: Trial, result: int) -> None:
-    """Runs the named function on the trial and writes its outcome to the descriptor `result`."""
+def run_and_tell(call: str, trial: Trial, results: int) -> None:
+    """Runs the named function on the trial and writes its outcome to the descriptor `results`."""
 
     def announce(phase: str) -> None:
-        write_all(result, frame({"phase": phase}))
+        write_all(results, frame({"phase": phase}))
 
     try:
         outcome = named_function(call)(trial, announce)
@@ -70,15 +74,11 @@ def run_and_tell(call: str, trial: Trial, result: int) -> None:
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
     except BaseException as error:
-        outcome = Outcome(
-            None,
-            0.0,
-            error=f"the trial could not be run: {type(error).__name__}: {error}",
-            text=traceback.format_exc(),
-        )
+        why = f"the trial could not be run: {type(error).__name__}: {error}"
+        outcome = Outcome(None, 0.0, error=why, text=traceback.format_exc())
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except Exception:  # the trial may have closed or replaced it
             pass
-    write_all(result, frame({"outcome": outcome_to_json(outcome)}))
+    write_all(results, frame({"outcome": outcome_to_json(outcome)}))

@@ -24,6 +24,7 @@ from typing import Any
 from torchsleuth.workers.environment import needs_kernels, python_command, trial_environment, uses_accelerator
 from torchsleuth.workers.limits import Limits, fair_memory
 from torchsleuth.workers.log import TrialLog
+from torchsleuth.workers.probes import hand_probes_to
 from torchsleuth.workers.processes import kill_group, kill_marked, marked
 from torchsleuth.workers.trial import Outcome, Trial
 from torchsleuth.workers.wire import BrokenFrame, Frames, frame, outcome_from_json, trial_to_json
@@ -58,6 +59,8 @@ class Ticket(Future[Outcome]):
 
     def cancel(self) -> bool:
         """Gives the trial up; False where its outcome is already there."""
+        if self.cancelled():
+            return True
         if not super().cancel():
             return False
         self.set_running_or_notify_cancel()
@@ -178,6 +181,7 @@ class Workers:
             command += [f"--warm-up={warm_up}", *([f"--learn={LEARN}"] if warm_up == WARM_UP else [])]
         if self._scratch is not None:
             command.append(f"--scratch={self._scratch}")
+        hand_probes_to(self._folder / "kernels")
         with open(self._folder / "server.log", "wb") as said:
             self._server = subprocess.Popen(
                 command,

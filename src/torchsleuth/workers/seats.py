@@ -48,63 +48,72 @@ class Job:
 
 @dataclass
 class Seat:
-    """A process and the descriptors we hold of it; `commands` is None for one that was forked for its one job."""
+    """A process and the descriptors we hold of it; one that serves `once` was forked, another was started anew."""
 
     pid: int
+    commands: int
     results: int
     output: int
-    kept: KeptOutput
-    commands: int | None = None
+    once: bool
     job: Job | None = None
-    # Idle, and as good as new.
-    ready: bool = False
+    # It waits for a trial, and is as good as new.
+    ready: bool = True
     kill_at: float | None = None
     # What a process that was sent to find something out came back with.
     learned: Any = None
+    kept: KeptOutput = field(default_factory=lambda: KeptOutput(0))
     frames: Frames = field(default_factory=Frames)
 
-    def hear(self) -> bool:
-        """Reads what the process said; whether its job is decided now."""
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        return self.commands, self.results, self.output
+
+    def take(self, job: Job) -> None:
+        self.job, self.ready, self.kept = job, False, KeptOutput(job.limits.output)
+
+    def hear(self) -> tuple[bool, bool]:
+        """Reads what the process said: whether it may say more, and whether its job is decided now."""
         data = read_some(self.results)
+        if not data:
+            return data is None, False
         try:
             messages = self.frames.feed(data)
-        except BrokenFrame:  # the trial wrote to our descriptor: what it said is worth nothing
+        except BrokenFrame:  # the trial wrote to our descriptor: what it says is worth nothing
+            return False, False
+        heeded = [self._heed(message) for message in messages]
+        return True, any(heeded)
+
+    def _heed(self, message: Any) -> bool:
+        if self.job is None or not isinstance(message, dict):
             return False
-        for message in messages:
-            if self.job is None or not isinstance(message, dict):
-                continue
-            if "phase" in message:
-                self.job.enter(str(message["phase"]))
-            elif "outcome" in message and self.job.ended is None:
-                self.job.outcome = message["outcome"]
-                self.job.enter(SETUP)
-                if self.commands is None:
-                    return True
-            elif "learned" in message:
-                self.learned = message["learned"]
-                return True
-            elif "good" in message:
-                self.ready = bool(message["good"])
-                return True
+        if "phase" in message:
+            self.job.enter(str(message["phase"]))
+        elif "outcome" in message and self.job.ended is None:
+            self.job.outcome = message["outcome"]
+            self.job.enter(SETUP)
+            return self.once
+        elif "learned" in message:
+            self.learned = message["learned"]
+            return True
+        elif "good" in message:
+            self.ready = bool(message["good"])
+            return True
         return False
 
     def listen(self) -> bool:
         """Reads what the process printed; False at the end of the stream."""
         data = read_some(self.output)
-        self.kept.feed(data)
-        return bool(data)
-
-    def close(self) -> None:
-        for descriptor in (self.results, self.output, self.commands):
-            if descriptor is not None:
-                os.close(descriptor)
+        self.kept.feed(data or b"")
+        return data != b""
 
 
-def read_some(descriptor: int) -> bytes:
-    """What can be read without waiting; nothing at the end or where nothing is there."""
+def read_some(descriptor: int) -> bytes | None:
+    """What can be read without waiting: None where nothing is there yet, no bytes at the end."""
     try:
         return os.read(descriptor, 1 << 18)
-    except OSError:  # nothing there, or the other side is gone
+    except BlockingIOError:
+        return None
+    except OSError:
         return b""
 
 
@@ -115,25 +124,23 @@ def outcome_of(job: Job, status: int | None, printed: str) -> dict[str, Any]:
     'SIGSEGV'
     """
     seconds = time.monotonic() - job.started
-    more = {"peak_memory": job.peak}
+    more: dict[str, Any] = {"peak_memory": job.peak}
     if job.outcome is not None:
         return {**job.outcome, "seconds": round(seconds, 4), "more": {**job.outcome["more"], **more}}
     signature: Signature | None = None
-    error, text = None, printed
+    error = None
     if job.ended == "hang":
         if job.phase == SETUP:
             error = f"the trial was not ready to compile after {job.limits.setup:g} s"
         else:
             signature = Signature("hang", job.phase)
-    else:
-        code = -9 if job.ended else (status or 0)
-        signature = signature_of_crash(code, job.phase)
-        why = _WHY.get(job.ended or "")
-        if why:
-            said = why.format(memory=(job.limits.memory or 0) >> 20, processes=job.limits.processes)
-            text = f"{said}\n{text}"
-            more["ended_for"] = job.ended  # type: ignore[assignment]
-        if job.phase == SETUP:
-            error = f"the trial's process ended before it could compile ({signature.signal})"
-            signature = None
-    return outcome_to_json(Outcome(signature, seconds, error, text, more=more))
+        return outcome_to_json(Outcome(signature, seconds, error, printed, more=more))
+    signature = signature_of_crash(-9 if job.ended else (status or 0), job.phase)
+    if job.ended in _WHY:
+        said = _WHY[job.ended].format(memory=(job.limits.memory or 0) >> 20, processes=job.limits.processes)
+        printed = f"{said}\n{printed}"
+        more["ended_for"] = job.ended
+    if job.phase == SETUP:
+        error = f"the trial's process ended before it could compile ({signature.signal})"
+        signature = None
+    return outcome_to_json(Outcome(signature, seconds, error, printed, more=more))

@@ -13,19 +13,16 @@ import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.workers.child import WHERE_ARE_YOU, isolate, named_function, run_and_tell
-from torchsleuth.workers.environment import python_command
-from torchsleuth.workers.kept import KeptOutput
+from torchsleuth.workers.child import WHERE_ARE_YOU, named_function, run_and_tell, trials_from
 from torchsleuth.workers.kernels import drop_torn
 from torchsleuth.workers.limits import Limits, limits_from_json
+from torchsleuth.workers.nursery import Work, fork_seat, spawn_seat
 from torchsleuth.workers.processes import (
     TOKEN,
     adopt_orphans,
@@ -37,7 +34,7 @@ from torchsleuth.workers.processes import (
     tasks_running,
 )
 from torchsleuth.workers.seats import Job, Seat, outcome_of, read_some
-from torchsleuth.workers.wire import BrokenFrame, Frames, frame, trial_from_json, write_all
+from torchsleuth.workers.wire import BrokenFrame, Frames, frame, write_all
 
 # Memory grows by at most a gigabyte or two per second, a fork bomb by some hundred processes: both stay bounded.
 TICK = 0.05
@@ -58,20 +55,15 @@ class Server:
         self, control: socket.socket, options: argparse.Namespace, environment: dict[str, str]
     ) -> None:
         self.control = control
-        self.call: str = options.call
-        self.still_good: str = options.still_good
-        # What is found out in the background, by name: (learn, recall), and the process that does.
-        self.lesson: list[str] = options.learn.split(",") if options.learn else []
-        self.learner: Seat | None = None
-        self.waiting: list[dict[str, Any]] = []
-        # A folder of this server's own, removed with it.
-        self.scratch: str | None = options.scratch
+        self.options = options
         # What an accelerator process gets: the environment from before the devices were hidden.
         self.environment = environment
         self.parent = os.getppid()
         self.frames = Frames()
         self.seats: dict[int, Seat] = {}
-        self.selector = selectors.DefaultSelector()
+        self.learner: Seat | None = None
+        # Trials that get as far as the C++ compiler, until the learner has told what it can do.
+        self.waiting: list[dict[str, Any]] = []
         self.tasks_at_rest = tasks_running()
         self.next_watch = 0.0
         self.wake, wakes = os.pipe()
@@ -80,8 +72,11 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         self.own = [control.fileno(), self.wake, wakes]
+        self.selector = selectors.DefaultSelector()
         self.selector.register(control, selectors.EVENT_READ)
         self.selector.register(self.wake, selectors.EVENT_READ)
+
+    # -- hearing
 
     def tell(self, message: dict[str, Any]) -> None:
         try:
@@ -91,6 +86,7 @@ class Server:
 
     def loop(self) -> None:
         while True:
+            self.keep_one_ready()
             busy = any(seat.job for seat in self.seats.values())
             for key, _ in self.selector.select(TICK if busy else IDLE_TICK):
                 self.serve(key)
@@ -104,155 +100,117 @@ class Server:
             self.hear_parent()
         elif key.fd == self.wake:
             read_some(self.wake)
-        elif key.data.pid in self.seats:
+        else:
             seat: Seat = key.data
-            if key.fd == seat.results:
-                if seat.hear():
+            if key.fd == seat.output:
+                more = seat.listen()
+            else:
+                more, decided = seat.hear()
+                if decided:
                     self.decided(seat)
-            elif not seat.listen():
+            if not more:
                 self.selector.unregister(key.fd)
 
     def hear_parent(self) -> None:
+        messages: list[Any] = []
         try:
             data = self.control.recv(1 << 20)
-            messages = self.frames.feed(data) if data else []
+            messages = self.frames.feed(data)
         except (OSError, BrokenFrame):
-            self.end()
+            data = b""
         if not data:
             self.end()
         for message in messages:
-            if "trial" in message:
-                if message["kernels"] and self.learner is not None:
-                    self.waiting.append(message)
-                else:
-                    self.start(message)
-            elif "cancel" in message:
-                self.drop(message["cancel"])
-                for seat in list(self.seats.values()):
-                    if seat.job and seat.job.number == message["cancel"]:
-                        self.kill(seat, "cancel")
+            if "cancel" in message:
+                self.cancel(message["cancel"])
+            elif message["kernels"] and self.learner is not None:
+                self.waiting.append(message)
+            else:
+                self.start(message)
 
-    def drop(self, number: int) -> None:
-        """Forgets a trial that waits to be started."""
+    def cancel(self, number: int) -> None:
         if any(message["number"] == number for message in self.waiting):
             self.waiting = [message for message in self.waiting if message["number"] != number]
             self.tell({"done": number, "outcome": None, "phase": "queued"})
+        for seat in self.seats.values():
+            if seat.job and seat.job.number == number:
+                self.kill(seat, "cancel")
 
     # -- starting
 
-    def learn(self) -> None:
-        """Finds out in a process of its own what the kernels of all trials need to know."""
-        if not self.lesson:
-            return
-        job = Job(LEARNER, Limits())
-
-        def teach(result: int) -> None:
-            write_all(result, frame({"learned": named_function(self.lesson[0])()}))
-
-        self.learner = self.fork(job, teach)
-        self.learner.job = job
-
-    def learned(self, what: Any) -> None:
-        self.learner = None
-        if what is not None:
-            named_function(self.lesson[1])(what)
-        waiting, self.waiting = self.waiting, []
-        for message in waiting:
-            self.start(message)
-
     def start(self, message: dict[str, Any]) -> None:
-        job = Job(message["number"], limits_from_json(message["limits"]))
-        if not message["warm"]:
-            trial = trial_from_json(message["trial"])
-            seat = self.fork(job, lambda result: run_and_tell(self.call, trial, result))
-        else:
-            seat = next((s for s in self.seats.values() if s.ready), None) or self.spawn(job.limits)
-            seat.kept = KeptOutput(job.limits.output)
-            seat.ready = False
-            assert seat.commands is not None
-            try:
-                write_all(seat.commands, frame(message))
-            except OSError:  # it has just died: its end will be noticed as that of this job
-                pass
-        seat.job = job
-        self.tell({"started": job.number, "pid": seat.pid})
+        once = not message["warm"]
+        seat = next((s for s in self.seats.values() if s.ready and s.once is once), None)
+        if seat is None:
+            seat = self.fork(self.one_trial) if once else self.spawn()
+        seat.take(Job(message["number"], limits_from_json(message["limits"])))
+        self.tell({"started": message["number"], "pid": seat.pid})
+        try:
+            write_all(seat.commands, frame(message))
+        except OSError:  # it has just died: its end will be noticed as that of this job
+            pass
 
-    def fork(self, job: Job, work: Callable[[int], None]) -> Seat:
-        results, result = os.pipe()
-        output, out = os.pipe()
-        server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                held = [
-                    d for s in self.seats.values() for d in (s.results, s.output, s.commands) if d is not None
-                ]
-                isolate(server, [*self.own, *held, results, output], out, job.limits)
-                work(result)
-            except BaseException:
-                os.write(2, traceback.format_exc().encode())
-            finally:
-                os._exit(0)
-        os.close(result)
-        os.close(out)
-        return self.seat(Seat(pid, results, output, KeptOutput(job.limits.output)))
+    def one_trial(self, commands: int, results: int) -> None:
+        for trial in trials_from(commands):
+            run_and_tell(self.options.call, trial, results)
+            return
 
-    def spawn(self, limits: Limits) -> Seat:
-        commands_read, commands = os.pipe()
-        results, result = os.pipe()
-        output, out = os.pipe()
-        numbers = (os.getpid(), commands_read, result)
-        started = subprocess.Popen(
-            python_command(sys.executable, "torchsleuth.workers.warm", *numbers, self.call, self.still_good),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env=self.environment,
-            start_new_session=True,
-            pass_fds=(commands_read, result),
-        )
-        started.returncode = 0  # reaped by us, not by Popen
-        for descriptor in (commands_read, result, out):
-            os.close(descriptor)
-        return self.seat(Seat(started.pid, results, output, KeptOutput(limits.output), commands))
+    def keep_one_ready(self) -> None:
+        if not any(seat.ready and seat.once for seat in self.seats.values()):
+            self.fork(self.one_trial)
+
+    def fork(self, work: Work) -> Seat:
+        held = [descriptor for seat in self.seats.values() for descriptor in seat.descriptors]
+        return self.seat(fork_seat(work, [*self.own, *held]))
+
+    def spawn(self) -> Seat:
+        return self.seat(spawn_seat(self.environment, self.options.call, self.options.still_good))
 
     def seat(self, seat: Seat) -> Seat:
         for descriptor in (seat.results, seat.output):
-            os.set_blocking(descriptor, False)
             self.selector.register(descriptor, selectors.EVENT_READ, seat)
         self.seats[seat.pid] = seat
         return seat
 
+    def learn(self) -> None:
+        """Finds out in a process of its own what the kernels of all trials need to know."""
+        learn, self.recall = map(named_function, self.options.learn.split(","))
+        self.learner = self.fork(lambda _, results: write_all(results, frame({"learned": learn()})))
+        self.learner.take(Job(LEARNER, Limits()))
+
+    def learned(self, what: Any) -> None:
+        self.learner = None
+        if what is not None:
+            self.recall(what)
+            for seat in self.seats.values():
+                if seat.ready and seat.once:  # made before we knew
+                    seat.ready = False
+                    kill_group(seat.pid)
+        waiting, self.waiting = self.waiting, []
+        for message in waiting:
+            self.start(message)
+
     # -- ending
 
     def decided(self, seat: Seat) -> None:
-        """The job has its outcome; a forked process has nothing left to do."""
-        if seat.commands is None or not seat.ready:
+        """The job has its outcome; a process that serves no more has nothing left to do."""
+        if not seat.ready:
             kill_group(seat.pid)
-        else:
+        if seat is not self.learner:
             self.report(seat, None)
 
     def report(self, seat: Seat, status: int | None) -> None:
         job, seat.job = seat.job, None
-        if job is None or job.number == LEARNER:
-            return
-        cancelled = job.ended == "cancel"
-        # A child that has ended may have left prints in the pipe.
-        for _ in range(64):
-            if not seat.listen():
-                break
-        outcome = None if cancelled else outcome_of(job, status, seat.kept.text())
-        self.tell({"done": job.number, "outcome": outcome, "phase": job.phase})
+        if job is not None:
+            outcome = None if job.ended == "cancel" else outcome_of(job, status, seat.kept.text())
+            self.tell({"done": job.number, "outcome": outcome, "phase": job.phase})
 
     def kill(self, seat: Seat, why: str) -> None:
         if seat.job is None or seat.job.ended is not None:
             return
         seat.job.ended = why
         if why == "hang":
-            try:
-                os.kill(seat.pid, WHERE_ARE_YOU)
-            except OSError:
-                pass
+            self.signal([seat.pid], WHERE_ARE_YOU)
             seat.kill_at = time.monotonic() + LAST_WORDS
         else:
             kill_group(seat.pid)
@@ -268,36 +226,37 @@ class Server:
                 break
             ended = True
             if pid in self.seats:
-                self.bury(self.seats[pid], os.waitstatus_to_exitcode(status))
+                self.bury(self.seats.pop(pid), os.waitstatus_to_exitcode(status))
         if ended:
             self.end_orphans()
 
     def bury(self, seat: Seat, status: int) -> None:
         kill_group(seat.pid)
         seat.hear()
-        job = seat.job
-        if job is not None and job.outcome is None:
+        # What it printed last lies in the pipe still; what it left behind may go on printing, and is not waited for.
+        for _ in range(8):
+            seat.listen()
+        if seat.job is not None and seat.job.outcome is None:
             # Whatever it was compiling may be half-written.
-            drop_torn(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull)), job.started_at)
-        self.report(seat, status)
+            drop_torn(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull)), seat.job.started_at)
+        if seat is not self.learner:
+            self.report(seat, status)
         for descriptor in (seat.results, seat.output):
-            try:
+            if descriptor in self.selector.get_map():
                 self.selector.unregister(descriptor)
-            except KeyError:
-                pass
-        seat.close()
-        del self.seats[seat.pid]
+        for descriptor in seat.descriptors:
+            os.close(descriptor)
         if seat is self.learner:
             self.learned(seat.learned)
 
     def end_orphans(self) -> None:
         """What left its trial's session and lost its parent has become our child."""
-        self.end_all(pid for pid in children_of(os.getpid()) if pid not in self.seats)
+        self.signal((pid for pid in children_of(os.getpid()) if pid not in self.seats), signal.SIGKILL)
 
-    def end_all(self, processes: Iterable[int]) -> None:
+    def signal(self, processes: Iterable[int], number: signal.Signals) -> None:
         for pid in processes:
             try:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
             except OSError:  # it has ended by itself
                 pass
 
@@ -307,7 +266,7 @@ class Server:
         if now < self.next_watch:
             return
         self.next_watch = now + TICK
-        bombs = tasks_running() - self.tasks_at_rest if self.seats else 0
+        grown = tasks_running() - self.tasks_at_rest
         for seat in list(self.seats.values()):
             job = seat.job
             if seat.kill_at is not None and now > seat.kill_at:
@@ -321,12 +280,12 @@ class Server:
                 self.kill(seat, "hang")
             elif job.limits.memory and used > job.limits.memory:
                 self.kill(seat, "memory")
-            elif bombs > job.limits.processes:
+            elif grown > job.limits.processes:
                 below = descendants_of(seat.pid)
                 if len(below) > job.limits.processes:
                     self.kill(seat, "processes")
-                    self.end_all(below)
-        if bombs > 0:
+                    self.signal(below, signal.SIGKILL)
+        if grown > 0:
             self.end_orphans()
 
     def end(self) -> None:
@@ -335,8 +294,8 @@ class Server:
             kill_group(seat.pid)
         if TOKEN in os.environ:
             kill_marked(os.environ[TOKEN])
-        if self.scratch:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+        if self.options.scratch:
+            shutil.rmtree(self.options.scratch, ignore_errors=True)
         os._exit(0)
 
 
@@ -367,7 +326,7 @@ def main(arguments: list[str]) -> None:
     server = Server(control, options, environment)
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     server.tell({"hello": {"seconds": time.monotonic() - started, "threads": threads, **facts}})
-    if options.warm_up and not facts.get("learned"):
+    if options.learn:
         server.learn()
     server.loop()
 

@@ -1,0 +1,240 @@
+"""`minify` of a case: search, keep every smaller repro on disk at once, write it readably, and verify it.
+
+Stopping at any time leaves the best repro so far; what was asked is in the log of trials, so the same command goes on
+where it was stopped. A case that does not fail here, or fails differently, ends with one sentence that says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.cases.folder import CaseFolder, update_case
+from torchsleuth.cases.model import Minified, Verified
+from torchsleuth.graphs.cut import calls_of
+from torchsleuth.graphs.printer import print_graph
+from torchsleuth.minify.blame import seeds
+from torchsleuth.minify.contract import Listener, Reduction, Silence, State
+from torchsleuth.minify.opened import CannotMinify, OpenedCase, open_for_search
+from torchsleuth.minify.search import search
+from torchsleuth.minify.subsets import NothingFails
+from torchsleuth.minify.trials import TrialOracle, facts_of
+from torchsleuth.repro.script import script_text
+from torchsleuth.repro.small import SmallGraph, SmallInput, SmallScript, small_scripts
+from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
+from torchsleuth.workers.limits import Limits
+from torchsleuth.workers.pool import Workers
+
+VERIFY_TIMES = 3
+REPRO = "repro.py"
+
+
+@dataclass(frozen=True)
+class MinifyResult:
+    """What came of it: the case as it stands now, the reduction, which form the repro has, and what else failed."""
+
+    folder: CaseFolder
+    reduction: Reduction
+    form: str
+    runs: tuple[ScriptRun, ...]
+    also: tuple[str, ...] = ()
+    seconds: float = 0.0
+    trial_seconds: float = 0.0
+
+    @property
+    def verified(self) -> bool:
+        return bool(self.runs) and all(run.reproduced for run in self.runs)
+
+
+def minify_case(
+    folder: CaseFolder,
+    *,
+    budget_seconds: float = 600.0,
+    workers: Workers,
+    listener: Listener | None = None,
+) -> MinifyResult:
+    """Makes the smallest repro of a case that still fails the same way, and verifies it three times.
+
+    >>> minify_case(open_case("torchsleuth-cases", "last"), budget_seconds=60, workers=Workers(2)).reduction.calls
+    1
+    """
+    started = time.monotonic()
+    opened = open_for_search(folder)
+    keeper = _Keeper(folder, opened, listener or Silence())
+    oracle = TrialOracle(workers, opened.expected, folder.file("inputs"), _limits(folder, workers.limits))
+    blamed = seeds(
+        opened.state.graph, opened.traceback, opened.expected.message, opened.record.get("nodes") or {}
+    )
+    try:
+        reduction = search(
+            opened.state,
+            oracle,
+            seeds=blamed,
+            width=workers.count,
+            budget_seconds=max(1.0, budget_seconds - (time.monotonic() - started)),
+            listener=keeper,
+        )
+    except NothingFails as nothing:
+        raise _why_not(oracle, folder) from nothing
+    if reduction.state is opened.state:
+        if reduction.complete and not oracle([opened.state])[0]:
+            raise _why_not(oracle, folder)
+        keeper.smaller("nothing", reduction.state)
+    seconds = round(time.monotonic() - started, 2)
+    form, script, runs = _written(folder, opened, reduction.state, workers.count)
+    minified = _minified(reduction, folder, script, seconds)
+    reproduced = sum(run.reproduced for run in runs)
+    verified = Verified(len(runs), reproduced, reproduced == len(runs))
+    folder = update_case(folder, minified=minified, verified=verified)
+    also = tuple(sorted(signature.summary for signature, _ in oracle.also.values()))
+    return MinifyResult(
+        folder,
+        reduction,
+        form,
+        tuple(runs),
+        also,
+        round(time.monotonic() - started, 2),
+        round(oracle.trial_seconds, 2),
+    )
+
+
+def _limits(folder: CaseFolder, limits: Limits) -> Limits:
+    """A hang is told by its clock: the one it was caught under, not the one for slow machines."""
+    if folder.case.kind != "hang":
+        return limits
+    clock = float(folder.case.extra.get("timeout") or 30.0)
+    return replace(limits, compile=clock, run=clock)
+
+
+def _why_not(oracle: TrialOracle, folder: CaseFolder) -> CannotMinify:
+    """Why nothing of the case fails here as it failed there."""
+    case = folder.case
+    if oracle.errors:
+        return CannotMinify(f"case {case.id} cannot be tried here: {oracle.errors[-1]}")
+    other = next(reversed(oracle.also.values()), None)
+    if other is not None:
+        return CannotMinify(
+            f"case {case.id} fails differently here ({other[0].summary}); run its original.py to compare"
+        )
+    return CannotMinify(
+        f"case {case.id} does not fail here any more; "
+        f"if it fails only sometimes, run `torchsleuth verify {case.id} --times 10`"
+    )
+
+
+@dataclass
+class _Keeper:
+    """Passes everything on, and puts each smaller repro on disk before the search goes on."""
+
+    folder: CaseFolder
+    opened: OpenedCase
+    listener: Listener
+
+    def started(self, state: State) -> None:
+        self.listener.started(state)
+
+    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
+        self.listener.asked(reducer, what, failed)
+
+    def said(self, text: str) -> None:
+        self.listener.said(text)
+
+    def smaller(self, reducer: str, state: State) -> None:
+        calls = calls_of(state.graph)
+        text = exact_script(self.folder, self.opened, state)
+        update_case(self.folder, {f"checkpoints/{calls}.py": text, REPRO: text})
+        self.listener.smaller(reducer, state)
+
+
+def exact_script(folder: CaseFolder, opened: OpenedCase, state: State) -> str:
+    """The script that does exactly what the trial did, with everything it needs pasted in."""
+    printed = print_graph(state.graph)
+    facts = facts_of(state, printed.constants, folder.file("inputs"))
+    record: dict[str, Any] = {
+        **opened.record,
+        **facts,
+        "calls": printed.calls,
+        "imports": list(printed.imports),
+    }
+    record["source_lines"] = _user_lines(opened.record, state)
+    return script_text(
+        record,
+        printed.source,
+        opened.expected.to_json(),
+        inputs=facts["inputs"],
+        case=folder.case.id,
+        name=REPRO,
+    )
+
+
+def _user_lines(record: Mapping[str, Any], state: State) -> list[str]:
+    known = record.get("nodes") or {}
+    found = [known[n.name] for n in state.graph.graph.nodes if n.name in known]
+    return list(dict.fromkeys(f"{Path(line['file']).name}:{line['line']}" for line in found))
+
+
+def _written(
+    folder: CaseFolder, opened: OpenedCase, state: State, width: int
+) -> tuple[str, SmallScript | None, list[ScriptRun]]:
+    """Tries the readable forms in fresh processes; the first that fails the same way becomes repro.py."""
+    for script in small_scripts(_small(folder, opened, state)):
+        folder.file("checkpoints").mkdir(exist_ok=True)
+        path = folder.file(f"checkpoints/{script.form}.py")
+        path.write_text(script.text, encoding="utf-8")
+        runs = _verify(folder, path, width)
+        if runs[0].reproduced and all(run.reproduced for run in runs):
+            update_case(folder, {REPRO: script.text})
+            return script.form, script, runs
+    text = exact_script(folder, opened, state)
+    update_case(folder, {REPRO: text})
+    return "exact", None, _verify(folder, folder.file(REPRO), width)
+
+
+def _small(folder: CaseFolder, opened: OpenedCase, state: State) -> SmallGraph:
+    return SmallGraph(
+        graph=state.graph,
+        inputs=tuple(SmallInput(i.name, i.spec, i.value) for i in state.inputs),
+        facts=state.settings,
+        signature=opened.expected,
+        embedded=state.settings.get("embedded") or {},
+        dynamic=bool(state.symbols),
+        case=folder.case.id,
+    )
+
+
+def _verify(folder: CaseFolder, script: Path, width: int) -> list[ScriptRun]:
+    """Three runs in fresh processes with fresh caches; the rest is not run where the first one does not reproduce."""
+    case = folder.case
+    clock = (
+        max(20.0, float(case.extra.get("timeout") or 30.0) * 1.5) if case.kind == "hang" else PHASE_SECONDS
+    )
+
+    def once(_: int) -> ScriptRun:
+        return run_script(script, case.signature, phase_seconds=clock)
+
+    first = once(0)
+    if not first.reproduced:
+        return [first]
+    with ThreadPoolExecutor(max(1, width)) as pool:
+        return [first, *pool.map(once, range(VERIFY_TIMES - 1))]
+
+
+def _minified(
+    reduction: Reduction, folder: CaseFolder, script: SmallScript | None, seconds: float
+) -> Minified:
+    state = reduction.state
+    text = folder.file(REPRO).read_text(encoding="utf-8")
+    kept = sum(i.value.untyped_storage().nbytes() for i in state.inputs if i.value is not None)
+    return Minified(
+        calls=reduction.calls,
+        inputs=len(state.inputs),
+        ops=tuple(print_graph(state.graph).ops),
+        queries=reduction.queries,
+        seconds=seconds,
+        input_bytes=kept if script is None else script.input_bytes,
+        lines=len(text.splitlines()),
+    )

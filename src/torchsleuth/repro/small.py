@@ -1,0 +1,258 @@
+"""The minimal graph as the script a person would have written: a small function under `torch.compile`.
+
+Public names of torch where there are any, inputs as plain constructor calls, and the answer in the last line and the
+exit status. Whether a form still fails is for the caller to try: forms come from the most readable to the most exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchsleuth._version import __version__
+from torchsleuth.cases.signature import Signature
+from torchsleuth.graphs.printer import Unprintable, print_graph
+from torchsleuth.repro.small_body import body_lines
+from torchsleuth.repro.small_inputs import TooLarge, input_expression
+from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
+
+
+@dataclass(frozen=True)
+class SmallInput:
+    """One input: its name, its form, and its value where that matters."""
+
+    name: str
+    spec: TensorSpec | ScalarSpec
+    value: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class SmallGraph:
+    """A minimal graph with all that its script needs to know; `facts` are those of a written script."""
+
+    graph: torch.fx.GraphModule
+    inputs: tuple[SmallInput, ...]
+    facts: Mapping[str, Any]
+    signature: Signature
+    embedded: Mapping[str, Any]
+    dynamic: bool = False
+    case: str | None = None
+
+
+@dataclass(frozen=True)
+class SmallScript:
+    """A script and the form it has: `function`, `operators` or `graph`."""
+
+    form: str
+    text: str
+    input_bytes: int
+
+
+def small_scripts(small: SmallGraph) -> Iterator[SmallScript]:
+    """Scripts for a minimal graph, the most readable first; none where its inputs or nested graphs are too large.
+
+    >>> next(small_scripts(small)).form
+    'function'
+    """
+    if any(isinstance(part, torch.fx.GraphModule) for part in small.graph.children()):
+        return
+    seen = set()
+    # Where a whole compile is known not to fail, only the graph itself is worth trying.
+    for form in ("function", "operators") if small.facts["level"] == "dynamo" else ("graph",):
+        try:
+            script = _script(small, form)
+        except (TooLarge, Unprintable):
+            return
+        if script.text not in seen:
+            seen.add(script.text)
+            yield script
+
+
+def _script(small: SmallGraph, form: str) -> SmallScript:
+    names = _input_names(small)
+    printed = print_graph(small.graph)
+    if printed.constants:
+        raise TooLarge("the graph holds constants that do not fit into its text")
+    body = body_lines(small.graph, names, public=form == "function", boxed=form == "graph")
+    made = [input_expression(i.spec, i.value, small.signature.phase == "run") for i in small.inputs]
+    setup = [*_settings(small.facts), *_needs(small)]
+    setup += ["torch.manual_seed(0)"] * any("randn" in text for text, _ in made)
+    setup += [f"{name} = {text}" for name, (text, _) in zip(names.values(), made)]
+    accuracy = small.signature.kind == "accuracy"
+    calls, wrong = _calls(small, form, list(names.values()), accuracy)
+    marks = "" if small.signature.kind in ("crash", "hang", "accuracy") else _marks(small.signature)
+    imports = [*(["import traceback"] if marks else []), "", "import torch"]
+    imports += _form_imports(small, form) + [i for i in printed.imports if i in body.imports]
+    imports += list(small.embedded.get("imports", ()))
+    text = _template().render(
+        summary=_one_line(small.signature.summary),
+        about=_about(small),
+        imports=list(dict.fromkeys([*imports, *body.imports])),
+        expected=_expected(small.signature),
+        embedded=str(small.embedded.get("source", "")).strip(),
+        parameters=", ".join(names.values()),
+        body=body.lines,
+        setup=setup,
+        calls=calls,
+        tell_running=_telling(small, form),
+        marks=marks,
+        wrong=wrong,
+        reproduced=repr(f"REPRODUCED: {small.signature.summary}"),
+    )
+    return SmallScript(form, text, sum(count for _, count in made))
+
+
+def _input_names(small: SmallGraph) -> dict[str, str]:
+    """Plain names for the inputs: x, y, z, and numbers beyond."""
+    letters = ["x", "y", "z"] if len(small.inputs) <= 3 else [f"x{n}" for n in range(len(small.inputs))]
+    return {given.name: letter for given, letter in zip(small.inputs, letters)}
+
+
+def _about(small: SmallGraph) -> str:
+    case = f", case {small.case}" if small.case else ""
+    return f"torch {torch.__version__.partition('+')[0]}, torchsleuth {__version__}{case}"
+
+
+def _settings(facts: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for module, values in (facts.get("config") or {}).items():
+        lines += [f"{module}.{key} = {value}" for key, value in values.items()]
+    state = facts.get("state") or {}
+    if state.get("default_dtype", "torch.float32") != "torch.float32":
+        lines.append(f"torch.set_default_dtype({state['default_dtype']})")
+    if state.get("matmul_precision", "highest") != "highest":
+        lines.append(f"torch.set_float32_matmul_precision({state['matmul_precision']!r})")
+    if state.get("deterministic"):
+        lines.append("torch.use_deterministic_algorithms(True)")
+    return lines
+
+
+def _needs(small: SmallGraph) -> list[str]:
+    if not any("cuda" in getattr(i.spec, "device", "") for i in small.inputs):
+        return []
+    return [
+        "if not torch.cuda.is_available():",
+        '    print("CANNOT TELL: the failure was seen on a CUDA device and there is none here")',
+        "    sys.exit(3)",
+    ]
+
+
+def _form_imports(small: SmallGraph, form: str) -> list[str]:
+    lines = [f"import {module}" for module in small.facts.get("config") or {}]
+    if form == "graph":
+        lines.append("from torch._inductor.compile_fx import compile_fx_inner")
+        lines.append("from torch.fx.experimental.proxy_tensor import make_fx")
+    elif _telling(small, form):
+        inductor = small.facts["backend"] == "inductor"
+        lines.append(
+            "from torch._inductor.compile_fx import compile_fx"
+            if inductor
+            else "from torch._dynamo import lookup_backend"
+        )
+    return lines
+
+
+def _telling(small: SmallGraph, form: str) -> str:
+    """How the real compiler is called by a backend that says when compiling is over.
+
+    Only a death or a hang while running needs it: an exception or a wrong result says by itself where it came from.
+    """
+    if small.signature.kind not in ("crash", "hang") or small.signature.phase != "run" or form == "graph":
+        return ""
+    name = small.facts["backend"]
+    return "compile_fx(graph, inputs)" if name == "inductor" else f"lookup_backend({name!r})(graph, inputs)"
+
+
+def _calls(small: SmallGraph, form: str, names: Sequence[str], accuracy: bool) -> tuple[list[str], str]:
+    given = ", ".join(names)
+    if form == "graph":
+        mode = "symbolic" if small.dynamic else "fake"
+        listed = f"[{given}]"
+        lines = [f'graph = make_fx(f, tracing_mode="{mode}")({given})']
+        lines += [
+            f"compiled = compile_fx_inner(graph, {listed})",
+            'print("torchsleuth: running", file=sys.stderr)',
+        ]
+        call = f"compiled({listed})"
+    else:
+        lines = []
+        call = f"torch.compile(f{_options(small, form)})({given})"
+    outputs = small.graph.graph.output_node().args[0]
+    single = isinstance(outputs, (list, tuple)) and len(outputs) == 1
+    if accuracy:
+        lines += [f"wanted, got = f({given}), {call}"]
+        single = single and form != "graph"
+        pair = "[wanted], [got]" if single else "wanted, got"
+        test = "not all(torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True) for a, b in zip({}))"
+        return lines, test.format(pair) if not single else (
+            "not torch.allclose(wanted, got, 1e-3, 1e-3, equal_nan=True)"
+        )
+    if small.signature.phase == "run" and any(getattr(i.spec, "requires_grad", False) for i in small.inputs):
+        lines.append(f"{call}{'' if single else '[0]'}.sum().backward()")
+    else:
+        lines.append(call)
+    return lines, ""
+
+
+def _options(small: SmallGraph, form: str) -> str:
+    parts = []
+    if _telling(small, form) or (small.embedded.get("source") and "backend" in _defined(small)):
+        parts.append("backend=backend")
+    elif small.facts["backend"] != "inductor":
+        parts.append(f"backend={small.facts['backend']!r}")
+    if small.dynamic:
+        parts.append("dynamic=True")
+    if small.facts.get("options"):
+        inner = ", ".join(f"{key!r}: {value}" for key, value in small.facts["options"].items())
+        parts.append(f"options={{{inner}}}")
+    return "".join(f", {part}" for part in parts)
+
+
+def _defined(small: SmallGraph) -> set[str]:
+    source = str(small.embedded.get("source", ""))
+    return set(re.findall(r"^(?:def |class )?(\w+)(?: =|\(|:)", source, re.MULTILINE))
+
+
+def _marks(signature: Signature) -> str:
+    """A test on the error's text: its type, and the words of its message that do not change from run to run."""
+    kind = "".join(signature.exceptions[-1:]).rpartition(".")[2]
+    words = [w.strip("'\"`,:;.()") for w in signature.message.split()]
+    plain = [w for w in words if len(w) > 3 and "#" not in w and not re.search(r"<\w+>", w)]
+    chosen = [kind, *sorted(dict.fromkeys(plain), key=len, reverse=True)[:2]]
+    return " and ".join(f"{word!r} in text" for word in chosen if word)
+
+
+def _expected(signature: Signature) -> str:
+    doc = {"kind": signature.kind, "phase": signature.phase}
+    more = {
+        "exceptions": list(signature.exceptions[-1:]),
+        "message": signature.message,
+        "frames": list(signature.frames[:1]),
+        "signal": signature.signal,
+    }
+    return repr({**doc, **{key: value for key, value in more.items() if value}})
+
+
+def _one_line(text: str) -> str:
+    return " ".join(str(text).split()).replace("\\", "/").replace('"""', "'''")
+
+
+@functools.cache
+def _template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # it writes Python, not HTML
+    )
+    return environment.get_template("small.py.jinja")

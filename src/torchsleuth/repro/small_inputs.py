@@ -1,0 +1,68 @@
+"""A tensor as the constructor call a person would write, when its values matter and when they do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchsleuth.graphs.constants import INLINE_ELEMENTS, tensor_expression
+from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
+
+
+class TooLarge(Exception):
+    """Values that matter and do not fit into the text of a script."""
+
+
+def input_expression(
+    spec: TensorSpec | ScalarSpec, value: torch.Tensor | None, values_count: bool
+) -> tuple[str, int]:
+    """The source of an input, and how many bytes of data stand in it; random numbers only where values count.
+
+    >>> input_expression(describe_tensor(torch.ones(2, 3)), None, False)
+    ('torch.ones(2, 3)', 0)
+    """
+    if isinstance(spec, ScalarSpec):
+        return repr(spec.value), 0
+    if value is None:
+        made = _made(spec, "randn" if values_count else "ones")
+        return made, 0
+    plain = value.detach()
+    for name, number in (("zeros", 0), ("ones", 1)):
+        if bool((plain == number).all()):
+            return _made(spec, name), 0
+    if bool((plain == plain.flatten()[0]).all()) and plain.is_floating_point():
+        return _made(spec, "full", repr(plain.flatten()[0].item())), plain.element_size()
+    if plain.numel() > INLINE_ELEMENTS:
+        raise TooLarge(f"an input of {plain.numel()} elements whose values matter")
+    text, kept = tensor_expression(plain, "x", shared=False)
+    if kept is not None:
+        raise TooLarge("an input whose values matter cannot be written as numbers")
+    if plain.dtype is torch.float32:
+        text = text.replace(", dtype=torch.float32", "")
+    return text + (".requires_grad_()" if spec.requires_grad else ""), plain.numel() * plain.element_size()
+
+
+def _made(spec: TensorSpec, how: str, *more: str) -> str:
+    dtype = getattr(torch, spec.dtype)
+    if how == "randn" and not (dtype.is_floating_point or dtype.is_complex):
+        how = "zeros"  # indices stay valid
+    if how == "ones" and not dtype.is_floating_point and dtype is not torch.bool:
+        how = "zeros"
+    sizes = ", ".join(map(str, spec.shape)) or "()"
+    options: dict[str, Any] = {}
+    if dtype is not torch.float32:
+        options["dtype"] = dtype
+    if spec.device != "cpu":
+        options["device"] = repr(spec.device)
+    dense = torch.empty(spec.shape, device="meta").stride()
+    if tuple(spec.stride) == dense or 0 in spec.shape:
+        if spec.requires_grad:
+            options["requires_grad"] = True
+        listed = [f"({sizes},)" if how == "full" else sizes, *more]
+        return f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"
+    span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride))
+    listed = [f"({span},)" if how == "full" else str(span), *more]
+    flat = f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"
+    grad = ".requires_grad_()" if spec.requires_grad else ""
+    return f"{flat}.as_strided({tuple(spec.shape)}, {tuple(spec.stride)}){grad}"

@@ -1,0 +1,146 @@
+"""The watch as objects a program uses: a backend, a guarded compiler, a repro of a graph at hand."""
+
+import subprocess
+import sys
+
+from watched import environment, sleuth, write_program
+
+
+def run(folder, source, fault=None):
+    write_program(folder, source)
+    return subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env=environment(folder, fault),
+        capture_output=True,
+        text=True,
+    )
+
+
+WATCHED = """
+    import torch, torchsleuth
+    net = torch.nn.Linear(4, 4)
+    step = torch.compile(lambda x: net(x).sinh(), backend=torchsleuth.watch("inductor", cases="cases"))
+    try:
+        step(torch.ones(2, 4)).sum().backward()
+        print("passed")
+    except Exception as error:
+        print("failed", type(error).__name__)
+"""
+
+
+def test_a_watched_backend_keeps_its_failures_as_cases_and_says_where(tmp_path):
+    healthy = run(tmp_path / "healthy", WATCHED)
+    assert healthy.stdout == "passed\n" and "torchsleuth" not in healthy.stderr
+    assert not list((tmp_path / "healthy" / "cases").glob("*/case.json"))
+    failing = run(tmp_path / "failing", WATCHED, "aten.sinh.default:raise")
+    assert failing.stdout == "failed InductorError\n", failing.stderr
+    case = sleuth("list", cwd=tmp_path / "failing").case
+    assert case["after"] == "aot" and f"torchsleuth: case {case['id']}" in failing.stderr
+
+
+def test_the_crash_of_a_watched_backend_becomes_a_case_when_someone_looks(tmp_path):
+    died = run(tmp_path, WATCHED, "aten.sinh.default:segv")
+    assert died.returncode == -11
+    listed = sleuth("list", cwd=tmp_path)
+    assert (listed.case["kind"], listed.case["signature"]["signal"]) == ("crash", "SIGSEGV")
+    assert listed.case["id"] in listed.stdout
+    assert not list((tmp_path / "cases" / ".spool").glob("*"))
+
+
+def test_a_guarded_compiler_passes_everything_through_and_defers_the_real_inputs(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import torch, torchsleuth
+        from functorch.compile import make_boxed_func
+        from torch._dynamo.backends.common import aot_autograd
+
+        class Refused(Exception):
+            pass
+
+        seen = []
+
+        def compiler(gm, example_inputs, *, speed="slow"):
+            seen.append((type(example_inputs[0]).__name__, speed))
+            for node in list(gm.graph.nodes):
+                if "sinh" in str(node.target):
+                    raise Refused("no sinh")
+                if "cosh" in str(node.target):
+                    node.target = torch.ops.aten.exp.default  # the compiler changes its graph
+            gm.recompile()
+            def run(*args):
+                if len(args) and args[0].numel() == 3:
+                    raise Refused("no threes")
+                return gm(*args)
+            return make_boxed_func(run)
+
+        guarded = torchsleuth.wrap_compiler_debug(compiler, "mine", cases="cases")
+        backend = aot_autograd(fw_compiler=lambda gm, inputs: guarded(gm, inputs, speed="fast"))
+
+        def attempt(fn, x):
+            try:
+                print(torch.compile(fn, backend=backend, dynamic=False)(x).shape)
+            except Exception as error:
+                print(type(getattr(error, "inner_exception", error)).__name__)
+
+        attempt(lambda x: x.cosh() + 1, torch.ones(2))
+        attempt(lambda x: x.sinh() + 1, torch.ones(2))
+        attempt(lambda x: x.cosh() + 2, torch.ones(3))
+        print(seen[0])
+        """,
+    )
+    assert done.stdout.splitlines() == [
+        "torch.Size([2])",
+        "Refused",
+        "Refused",
+        "('FakeTensor', 'fast')",
+    ], done.stderr
+    listed = sleuth("list", cwd=tmp_path)
+    kinds = {case["kind"]: case for case in listed.cases}
+    assert kinds.keys() == {"compile_error", "runtime_error"}
+    script = (tmp_path / "cases" / kinds["runtime_error"]["id"] / "original.py").read_text()
+    assert (
+        "aten.cosh" in script and "aten.exp" not in script
+    )  # the graph as it was before the compiler changed it
+    for case in listed.cases:
+        verified = sleuth("verify", case["id"], "--times", "1", cwd=tmp_path)
+        assert verified.status == 0, verified.stderr
+
+
+def test_a_graph_at_hand_is_written_as_a_script_that_runs_with_and_without_its_values(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import io, shutil, torch, torchsleuth
+        from torch.fx.experimental.proxy_tensor import make_fx
+        x = torch.randn(3, 4).t()
+        gm = make_fx(lambda x: (x.sinh() + x.sum(),))(x)
+        with open("repro.py", "w") as file:
+            torchsleuth.save_graph_repro(file, gm, [x], "inductor", save_dir="inputs")
+        texts = []
+        for _ in range(2):
+            out = io.StringIO()
+            torchsleuth.save_graph_repro(out, gm, [x], stable_output=True)
+            texts.append(out.getvalue())
+        print(texts[0] == texts[1], torch.__version__ in texts[0])
+        """,
+    )
+    assert done.stdout == "True False\n", done.stderr
+    args = subprocess.run(
+        [sys.executable, "repro.py", "get_args"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert "torch.float32 [4, 3] stride [1, 4] on cpu" in args.stdout, args.stderr
+    for fault, answer in (("aten.sinh.default:raise", (1, "REPRODUCED")), (None, (0, "NOT REPRODUCED"))):
+        ran = subprocess.run(
+            [sys.executable, "repro.py"],
+            cwd=tmp_path,
+            env=environment(tmp_path, fault),
+            capture_output=True,
+            text=True,
+        )
+        assert (ran.returncode, ran.stdout.splitlines()[-1].split(":")[0]) == answer, ran.stderr

@@ -1,0 +1,289 @@
+"""Each reducer by itself, with a fake oracle, to its exact minimum."""
+
+import operator
+
+import pytest
+import torch
+from made import Oracle, aten, holds, node, shapes, traced
+
+from torchsleuth.graphs.cut import calls_of
+from torchsleuth.minify.engine import Engine, settle
+from torchsleuth.minify.nodes import reduce_nodes
+from torchsleuth.minify.reduce_arguments import plainer_arguments
+from torchsleuth.minify.reduce_bypass import bypass
+from torchsleuth.minify.reduce_forms import contiguous, plain_dtypes, static_sizes, without_gradients
+from torchsleuth.minify.reduce_inputs import merge_inputs
+from torchsleuth.minify.reduce_nested import inline_nested
+from torchsleuth.minify.reduce_outputs import drop_outputs
+from torchsleuth.minify.reduce_settings import default_settings, for_inference
+from torchsleuth.minify.reduce_shapes import fewer_dimensions, smaller_sizes
+from torchsleuth.minify.reduce_values import plainer_values
+from torchsleuth.minify.states import fake_values, fits, real_inputs, state_of
+from torchsleuth.tensors.specs import ScalarSpec
+from torchsleuth.torch_internals.tensor_symbolic import symbolic_inputs
+
+
+def settled(reducer, state, fails):
+    oracle = Oracle(fails)
+    found = settle(Engine(oracle, state), "test", reducer, state)
+    assert fails(found)
+    assert fits(found)
+    return found
+
+
+def test_nodes_keep_the_culprit_and_of_a_tuple_the_part_that_matters():
+    state = traced(
+        lambda x: aten.relu.default(aten.var_mean.correction(x.sin(), [0])[1]).cos() + 1, torch.ones(3, 4)
+    )
+    oracle = Oracle(lambda s: holds(s, aten.var_mean.correction))
+    found = reduce_nodes(Engine(oracle, state), state)
+    assert [n.target for n in found.graph.graph.nodes if n.op == "call_function"] == [
+        aten.var_mean.correction,
+        operator.getitem,
+    ]
+    assert found.inputs[0].name == "sin"
+
+
+def test_nodes_that_only_fail_together_stay_connected():
+    state = traced(lambda x: (((x.sin() + 1).cos() * 2).exp() - 3).relu(), torch.ones(3))
+
+    def fails(s):
+        if not holds(s, "cos", "exp"):
+            return False
+        source = node(s, "exp").args[0]
+        return (
+            source.target is operator.mul
+            and source.args[0].target == "cos"
+            and source.args[0].op == "call_method"
+        )
+
+    found = reduce_nodes(Engine(Oracle(fails), state), state)
+    assert [n.name for n in found.graph.graph.nodes if n.op.startswith("call")] == ["cos", "mul", "exp"]
+
+
+def test_outputs_that_do_not_matter_are_not_returned():
+    def program(x):
+        a = x.sin()
+        b = a.cos()
+        return a, b, a + b
+
+    found = settled(drop_outputs, traced(program, torch.ones(2)), lambda s: holds(s, "cos"))
+    assert len(found.graph.graph.output_node().args[0]) == 1
+
+
+def test_inputs_of_one_form_become_one():
+    state = traced(lambda x, y, z: aten.cat.default([x, y, z]), torch.ones(2), torch.zeros(2), torch.ones(3))
+    found = settled(merge_inputs, state, lambda s: holds(s, aten.cat.default))
+    assert shapes(found) == [(2,), (3,)]
+
+
+def test_arguments_go_to_their_defaults_and_literals_to_plain_ones():
+    state = traced(
+        lambda x: aten.max_pool2d_with_indices.default(x, [2, 2], [2, 2], [1, 1], [1, 1], True)[0],
+        torch.ones(1, 1, 8, 8),
+    )
+    found = settled(plainer_arguments, state, lambda s: holds(s, aten.max_pool2d_with_indices.default))
+    assert list(node(found, aten.max_pool2d_with_indices.default).args[1:]) == [[1, 1]]
+
+
+def test_a_keyword_that_matters_stays():
+    state = traced(lambda x: aten.var.correction(x, [0], correction=2, keepdim=True), torch.ones(3, 4))
+
+    def fails(s):
+        return node(s, aten.var.correction).kwargs.get("correction") == 2
+
+    assert dict(node(settled(plainer_arguments, state, fails), aten.var.correction).kwargs) == {
+        "correction": 2
+    }
+
+
+def test_views_clones_and_steps_in_between_are_bypassed():
+    state = traced(lambda x: x.sin().clone().view(2, 2).t().contiguous().cos(), torch.ones(4))
+    found = settled(bypass, state, lambda s: holds(s, "sin", "cos"))
+    assert [n.target for n in found.graph.graph.nodes if n.op == "call_method"] == ["sin", "cos"]
+
+
+def test_a_branch_takes_the_place_of_its_cond():
+    class Branch(torch.nn.Module):
+        def forward(self, a):
+            return (a.sin() * 2,)
+
+    class Other(torch.nn.Module):
+        def forward(self, a):
+            return (a.cos(),)
+
+    root = torch.nn.Module()
+    root.yes, root.no = torch.fx.symbolic_trace(Branch()), torch.fx.symbolic_trace(Other())
+    graph = torch.fx.Graph()
+    flag, x = graph.placeholder("flag"), graph.placeholder("x")
+    yes, no = graph.get_attr("yes"), graph.get_attr("no")
+    call = graph.call_function(torch.ops.higher_order.cond, (flag, yes, no, (x,)))
+    graph.output((graph.call_function(operator.getitem, (call, 0)),))
+    state = state_of(torch.fx.GraphModule(root, graph), [torch.tensor(False), torch.ones(2)])
+    assert calls_of(state.graph) == 5
+    found = settled(inline_nested, state, lambda s: holds(s, "sin"))
+    assert [n.target for n in found.graph.graph.nodes if n.op.startswith("call")] == ["sin", operator.mul]
+    assert [i.name for i in found.inputs] == ["x"]
+    engine = Engine(Oracle(lambda s: holds(s, "sin")), found)
+    assert calls_of(reduce_nodes(engine, found).graph) == 1
+
+
+@pytest.mark.parametrize("least", [1, 2, 7, 65, 100])
+def test_sizes_shrink_alike_to_the_least_that_fails(least):
+    state = traced(
+        lambda x, y: aten.cat.default([x, y], 1), torch.ones(1, 192, 4, 4), torch.ones(1, 192, 4, 4)
+    )
+    oracle = Oracle(lambda s: shapes(s)[0][1] >= least)
+    found = settle(Engine(oracle, state), "shapes", smaller_sizes, state)
+    assert shapes(found) == [(1, least, 1, 1), (1, 1, 1, 1) if False else (1, least, 1, 1)] or shapes(
+        found
+    ) == [
+        (1, least, 1, 1),
+        (1, 1, 1, 1),
+    ]
+    assert len(oracle.asked) <= 60
+
+
+def test_literals_follow_the_size_they_repeat():
+    state = traced(lambda x: aten.view.default(x, [5, 3]), torch.ones(3, 5))
+    found = settled(smaller_sizes, state, lambda s: holds(s, aten.view.default))
+    assert shapes(found) == [(1, 1)]
+    assert list(node(found, aten.view.default).args[1]) == [1, 1]
+
+
+def test_dimensions_of_one_element_go():
+    state = traced(lambda x: x.relu(), torch.ones(1, 3, 1))
+    found = settled(fewer_dimensions, state, lambda s: holds(s, "relu"))
+    assert shapes(found) == [(3,)]
+
+
+def test_a_crop_keeps_the_largest_element():
+    value = torch.zeros(40, 30)
+    value[17, 23] = 99.0
+    state = traced(lambda x: x.relu(), value)
+    found = settled(smaller_sizes, state, lambda s: float(real_inputs(s)[0].max()) > 50)
+    assert shapes(found) == [(1, 1)]
+    assert real_inputs(found)[0].tolist() == [[99.0]]
+
+
+def test_strides_become_dense_where_they_do_not_matter():
+    state = traced(lambda x: x.relu(), torch.ones(4, 3).t())
+    assert settled(contiguous, state, lambda s: True).inputs[0].spec.stride == (4, 1)
+    kept = settled(contiguous, state, lambda s: s.inputs[0].spec.stride == (1, 3))
+    assert kept.inputs[0].spec.stride == (1, 3)
+
+
+def test_dtypes_become_the_usual_ones_in_inputs_and_literals():
+    state = traced(lambda x: x.relu().to(torch.float16), torch.ones(3, dtype=torch.float16))
+    found = settled(plain_dtypes, state, lambda s: holds(s, "relu"))
+    assert found.inputs[0].spec.dtype == "float32"
+    assert node(found, "to").args[1] is torch.float32
+
+
+def test_gradients_go_where_they_do_not_matter():
+    state = traced(lambda x, y: x * y, torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True))
+    found = settled(without_gradients, state, lambda s: s.inputs[0].spec.requires_grad)
+    assert [i.spec.requires_grad for i in found.inputs] == [True, False]
+
+
+def test_values_become_any_or_the_plainest_that_fail():
+    state = traced(lambda x, y: x * y, torch.tensor([0.3, -7.25]), torch.tensor([2.5, 1.5]))
+    found = settled(
+        plainer_values, state, lambda s: s.inputs[1].value is not None and bool((s.inputs[1].value > 0).all())
+    )
+    assert found.inputs[0].value is None
+    assert found.inputs[1].value.tolist() == [1.0, 1.0]
+
+
+def test_settings_go_back_to_their_defaults_one_by_one():
+    world = {
+        "grad": True,
+        "inference_mode": False,
+        "deterministic": True,
+        "autocast": {},
+        "matmul_precision": "high",
+    }
+    state = traced(
+        lambda x: x.relu(),
+        torch.ones(2),
+        config={"torch._inductor.config": {"a": "1", "b": "2"}},
+        options={"c": "3"},
+        state=world,
+    )
+    found = settled(
+        default_settings,
+        state,
+        lambda s: (
+            s.settings["config"]["torch._inductor.config"].get("b") == "2" if s.settings["config"] else False
+        ),
+    )
+    assert found.settings["config"] == {"torch._inductor.config": {"b": "2"}}
+    assert found.settings["options"] == {}
+    assert not found.settings["state"]["grad"]
+    assert not found.settings["state"]["deterministic"]
+
+
+def test_training_becomes_inference_where_it_does_not_matter():
+    state = traced(
+        lambda x: x.relu(), torch.ones(2), compile_kwargs={"is_backward": True, "cudagraphs": False}
+    )
+    assert settled(for_inference, state, lambda s: True).settings["compile_kwargs"] == {"is_inference": True}
+    stays = settled(for_inference, state, lambda s: s.settings["compile_kwargs"].get("is_backward"))
+    assert stays.settings["compile_kwargs"]["is_backward"]
+
+
+def dynamic_state():
+    """x of [s, 3] goes through a view that needs s; the size is an input, as it is after Dynamo."""
+    graph = torch.fx.Graph()
+    size, x = graph.placeholder("size"), graph.placeholder("x")
+    total = graph.call_function(operator.mul, (size, 3))
+    flat = graph.call_function(aten.view.default, (x, [total]))
+    sine = graph.call_function(aten.sin.default, (flat,))
+    graph.output((graph.call_function(aten.cos.default, (sine,)),))
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    description = {
+        "inputs": [
+            {"kind": "symint", "value": 5, "expr": "s0"},
+            {
+                **dict(
+                    kind="tensor",
+                    dtype="float32",
+                    shape=[5, 3],
+                    stride=[3, 1],
+                    storage_offset=0,
+                    device="cpu",
+                ),
+                **dict(
+                    requires_grad=False, is_parameter=False, shape_expr=["s0", "3"], stride_expr=["3", "1"]
+                ),
+                **dict(offset_expr=None),
+            },
+        ],
+        "symbols": {"s0": {"hint": 5, "lower": 2, "upper": None}},
+    }
+    fakes, _ = symbolic_inputs(description, [5, torch.ones(5, 3)])
+    return state_of(gm, [5, torch.ones(5, 3)], fakes=fakes)
+
+
+def test_a_cut_of_a_dynamic_graph_stays_dynamic_and_binds_its_symbols():
+    state = dynamic_state()
+
+    def fails(s):
+        results, error = fake_values(s)
+        return (
+            error is None
+            and holds(s, aten.sin.default)
+            and isinstance(results[node(s, aten.sin.default).name].shape[0], torch.SymInt)
+        )
+
+    found = reduce_nodes(Engine(Oracle(fails), state), state)
+    assert calls_of(found.graph) == 1
+    assert len(found.symbols) == 1
+    assert isinstance(found.inputs[0].spec, ScalarSpec)
+    assert found.inputs[1].spec.shape_expr[0].startswith("3*")
+
+
+def test_symbolic_sizes_become_fixed_where_they_do_not_matter():
+    found = settled(static_sizes, dynamic_state(), lambda s: holds(s, aten.sin.default))
+    assert found.symbols == {}
+    assert [i.name for i in found.inputs] == ["x"]

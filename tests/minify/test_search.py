@@ -1,0 +1,150 @@
+"""The whole search on random graphs with random culprits, and its promises about time and interruption."""
+
+import random
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import Oracle, aten, holds, traced
+
+from torchsleuth.minify.contract import Silence
+from torchsleuth.minify.search import minify, search
+
+OPS = [aten.sin.default, aten.cos.default, aten.relu.default, aten.exp.default]
+
+
+@st.composite
+def programs(draw):
+    """A graph of unary and binary operators, and culprits: calls marked by a constant nobody else has."""
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder("x"), graph.placeholder("y")]
+    for _ in range(draw(st.integers(3, 40))):
+        recent = nodes[-6:]
+        if draw(st.booleans()):
+            nodes.append(graph.call_function(draw(st.sampled_from(OPS)), (draw(st.sampled_from(recent)),)))
+        else:
+            pair = (draw(st.sampled_from(recent)), draw(st.sampled_from(recent)))
+            nodes.append(graph.call_function(aten.add.Tensor, pair))
+    graph.output((nodes[-1],))
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    calls = [n.name for n in nodes[2:]]
+    chosen = draw(st.lists(st.sampled_from(calls), min_size=1, max_size=4, unique=True))
+    return gm, set(chosen)
+
+
+def names(state):
+    return {n.name for n in state.graph.graph.nodes if n.op.startswith("call")}
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs())
+def test_the_whole_search_ends_with_exactly_the_culprits(program):
+    gm, wanted = program
+    oracle = Oracle(lambda s: wanted <= names(s))
+    found = search(traced_state(gm), oracle)
+    assert names(found.state) == wanted
+    assert found.complete
+
+
+@settings(max_examples=30, deadline=None)
+@given(programs(), st.integers())
+def test_a_failure_that_some_larger_graphs_hide_is_never_lost(program, seed):
+    gm, wanted = program
+
+    def fails(state):
+        if not wanted <= names(state):
+            return False
+        hidden = random.Random(hash((frozenset(names(state)), seed))).random() < 0.2
+        return len(names(state)) == len(wanted) or not hidden
+
+    found = search(traced_state(gm), Oracle(fails))
+    assert wanted <= names(found.state)
+    assert len(names(found.state)) <= len(wanted) + 2
+
+
+def traced_state(gm):
+    from torchsleuth.minify.states import state_of
+
+    return state_of(gm, [torch.ones(4, 4), torch.ones(4, 4)])
+
+
+def test_two_searches_take_the_same_way():
+    def program(x, y):
+        return ((x.sin() + y.cos()).relu() * 2).exp().sum(0)
+
+    ways = []
+    for _ in range(2):
+        oracle = Oracle(lambda s: holds(s, "relu"))
+        search(traced(program, torch.ones(4, 4), torch.ones(4, 4)), oracle)
+        ways.append([str(s.graph.graph) for s in oracle.asked])
+    assert ways[0] == ways[1]
+
+
+def test_minify_reduces_a_graph_by_a_function_of_graph_and_inputs():
+    gm = torch.fx.symbolic_trace(lambda x, y: ((x.sin() + y).relu() @ y).exp())
+
+    def fails(graph, inputs):
+        return any(n.target == "relu" for n in graph.graph.nodes) and graph(*inputs) is not None
+
+    found = minify(gm, [torch.randn(8, 8), torch.randn(8, 8)], fails)
+    assert found.calls == 1
+    assert [i.spec.shape for i in found.state.inputs] == [()]
+    assert sum(s.queries for s in found.statistics) == found.queries
+
+
+def test_a_graph_that_does_not_fail_is_said_to_be_one():
+    with pytest.raises(ValueError, match="does not fail"):
+        minify(torch.fx.symbolic_trace(lambda x: x.sin()), [torch.ones(2)], lambda graph, inputs: False)
+
+
+def test_the_end_of_the_budget_leaves_the_best_so_far():
+    gm = torch.fx.symbolic_trace(lambda x: x.sin().cos().exp().relu().sin().cos().exp())
+
+    def slow(states):
+        time.sleep(0.05)
+        return [holds(s, "relu") for s in states]
+
+    whole = traced_state_of(gm)
+    found = search(whole, slow, budget_seconds=0.12)
+    assert not found.complete
+    assert holds(found.state, "relu")
+    assert search(whole, slow, most_queries=0).state is whole
+
+
+def traced_state_of(gm):
+    from torchsleuth.minify.states import state_of
+
+    return state_of(gm, [torch.ones(4)])
+
+
+def test_the_listener_hears_of_every_smaller_state_at_once():
+    class Watching(Silence):
+        def __init__(self):
+            self.sizes = []
+
+        def smaller(self, reducer, state):
+            self.sizes.append(len(names(state)))
+
+    watching = Watching()
+    state = traced(lambda x: x.sin().cos().exp().relu().sin().cos().exp(), torch.ones(4))
+    search(state, Oracle(lambda s: holds(s, "relu")), listener=watching)
+    assert watching.sizes == sorted(watching.sizes, reverse=True)
+    assert watching.sizes[-1] == 1
+
+
+def test_interrupting_keeps_what_was_found():
+    state = traced(lambda x: x.sin().cos().exp().relu().sin(), torch.ones(4))
+    count = 0
+
+    def oracle(states):
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise KeyboardInterrupt
+        return [holds(s, "relu") for s in states]
+
+    found = search(state, oracle)
+    assert not found.complete
+    assert holds(found.state, "relu")

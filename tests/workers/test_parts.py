@@ -1,0 +1,109 @@
+"""The small parts: messages in pieces, output of any length, libraries cut off."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchsleuth.cases.signature import Signature
+from torchsleuth.workers.environment import needs_kernels, trial_environment, uses_accelerator
+from torchsleuth.workers.kept import KeptOutput
+from torchsleuth.workers.kernels import drop_torn
+from torchsleuth.workers.trial import Outcome, Trial
+from torchsleuth.workers.wire import (
+    BrokenFrame,
+    Frames,
+    frame,
+    outcome_from_json,
+    outcome_to_json,
+    trial_from_json,
+    trial_to_json,
+)
+
+LOWERING = Signature("compile_error", "compile", ("torch._inductor.exc.LoweringException", "KeyError"))
+
+
+@given(messages=st.lists(st.dictionaries(st.text(max_size=5), st.integers())), size=st.integers(1, 20))
+def test_messages_arrive_whole_however_they_are_cut(messages, size):
+    stream = b"".join(frame(message) for message in messages)
+    frames = Frames()
+    arrived = [m for at in range(0, len(stream), size) for m in frames.feed(stream[at : at + size])]
+    assert arrived == messages
+
+
+@given(st.binary(min_size=4, max_size=64))
+def test_nonsense_is_a_broken_frame_or_no_frame(data):
+    try:
+        Frames().feed(data)
+    except BrokenFrame:
+        pass
+
+
+def test_trial_and_outcome_come_back_equal():
+    trial = Trial("graph", {"level": "aot"}, LOWERING, "source", ("import os",), "store", False)
+    assert trial_from_json(trial_to_json(trial)) == trial
+    outcome = Outcome(LOWERING, 0.5, None, "text", more={"peak_memory": 3})
+    assert outcome_from_json(outcome_to_json(outcome)) == outcome
+
+
+@given(pieces=st.lists(st.binary(max_size=50), max_size=30), limit=st.integers(2, 40).map(lambda n: 2 * n))
+def test_both_ends_of_the_output_are_kept_and_the_middle_is_counted(pieces, limit):
+    kept = KeptOutput(limit)
+    for piece in pieces:
+        kept.feed(piece)
+    whole = b"".join(pieces)
+    text = kept.text()
+    if len(whole) <= limit:
+        assert text == whole.decode("utf-8", errors="replace")
+    else:
+        assert f"{len(whole) - limit} bytes left out" in text
+        assert text.startswith(whole[: limit // 2].decode("utf-8", errors="replace"))
+        assert text.endswith(whole[-(limit // 2) :].decode("utf-8", errors="replace"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ELF")
+@pytest.mark.parametrize("damage", ["empty", "no header", "cut off"])
+def test_a_library_the_linker_did_not_finish_is_removed_and_whole_ones_stay(tmp_path, damage):
+    whole = tmp_path / "aa" / "whole.so"
+    torn = tmp_path / "bb" / "torn.so"
+    for path in (whole, torn):
+        path.parent.mkdir()
+        shutil.copyfile(Path(sys.executable).resolve(), path)
+    data = torn.read_bytes()
+    torn.write_bytes({"empty": b"", "no header": bytes(64) + data[64:], "cut off": data[:-100]}[damage])
+    assert drop_torn(tmp_path, time.time() + 100) == []
+    assert drop_torn(tmp_path, time.time() - 100) == [torn]
+    assert whole.exists() and not torn.exists()
+
+
+def test_the_users_caches_are_never_used():
+    made = trial_environment({"TORCHINDUCTOR_CACHE_DIR": "users", "TRITON_CACHE_DIR": "users"}, Path("mine"))
+    assert made["TORCHINDUCTOR_CACHE_DIR"].startswith("mine") and made["TRITON_CACHE_DIR"].startswith("mine")
+
+
+def test_a_trial_that_is_decided_by_lowering_does_not_wait_for_the_compiler():
+    assert not needs_kernels(Trial("", {}, LOWERING))
+    assert needs_kernels(Trial("", {}, LOWERING, stop_early=False))
+    assert needs_kernels(Trial("", {}, Signature("crash", "compile", signal="SIGSEGV")))
+
+
+@pytest.mark.parametrize(
+    ("trial", "answer"),
+    [
+        (
+            Trial("torch.ops.aten.zeros.default([2], device=torch.device('cuda', index=0))", {}, LOWERING),
+            True,
+        ),
+        (Trial("", {"inputs": {"inputs": [{"device": "cuda:0"}]}}, LOWERING), True),
+        (Trial("", {"inputs": {"inputs": [{"device": "cpu"}]}}, LOWERING), False),
+        (Trial("cudagraph_like = a", {}, LOWERING), False),
+    ],
+)
+def test_only_a_trial_that_names_an_accelerator_needs_one(trial, answer):
+    assert uses_accelerator(trial) is answer
