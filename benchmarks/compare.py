@@ -33,8 +33,8 @@ from torchsleuth.compare.same import same
 from torchsleuth.torch_internals.compare_probes import forget_compiled, torch_own_same
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-SEEDS = range(1000, 1065)
-"""Reported seeds. Limits were chosen on seeds 0-59."""
+SEEDS = range(5000, 5065)
+"""Reported seeds. Limits were chosen on seeds 0-199, and seeds 1000-1064 showed the need for `decisions`."""
 
 Results = tuple[torch.Tensor, ...]
 

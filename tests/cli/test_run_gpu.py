@@ -30,7 +30,8 @@ TWO_GRAPHS = """
 
 
 @pytest.mark.parametrize(
-    ("bug", "kind", "phase"), [("compile_error", "compile_error", "compile"), ("runtime_error", "runtime_error", "run")]
+    ("bug", "kind", "phase"),
+    [("compile_error", "compile_error", "compile"), ("runtime_error", "runtime_error", "run")],
 )
 def test_a_triton_failure_becomes_a_case_of_the_guilty_graph_with_a_repro(tmp_path, bug, kind, phase):
     source = TWO_GRAPHS.format(settings=f"config.triton.inject_relu_bug_TESTING_ONLY = {bug!r}")

@@ -133,6 +133,22 @@ def test_a_decision_within_the_noise_may_fall_either_way():
     assert verdict.kind != DIVERGED
 
 
+def test_a_whole_row_that_hangs_on_one_doubtful_decision_may_fall_either_way():
+    torch.manual_seed(0)
+    x = torch.rand(32, 64).bfloat16() + 1
+    x[7, 3] = 1e-3
+
+    def program(v):
+        chosen = torch.where((v + 100) - 100 > 0.001, v, -8 * v)
+        return chosen / chosen.sum(-1, keepdim=True)
+
+    def fused(v):
+        return program(v.float()).bfloat16()
+
+    assert verdict_on(program, [x], fused).kind != DIVERGED
+    assert verdict_on(program, [x], lambda v: program(v.float()).bfloat16() * 1.1).diverged
+
+
 @pytest.mark.parametrize("pick", [torch.argmax, torch.argmin])
 def test_ties_of_argmax_are_recognised_and_other_indices_are_not(pick):
     x = torch.rand(16, 8)
@@ -257,6 +273,13 @@ def test_random_numbers_are_made_equal_and_other_draws_are_not_blamed():
     assert verdict.kind == INCONCLUSIVE and verdict.worst.rule == "random"
     assert [leaf.kind for leaf in verdict.leaves] == [INCONCLUSIVE, WITHIN_NOISE]
     assert verdict_on(program, [x], own, rng_matched=True).diverged
+
+
+def test_dropout_as_a_module_keeps_its_mask_in_the_reference():
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Dropout(0.5))
+    graph = fx.symbolic_trace(model)
+    verdict = judge(graph, [torch.randn(32, 16)], model, rng_matched=True, calibration=UNCALIBRATED)
+    assert verdict.kind == WITHIN_NOISE
 
 
 def test_nondeterminism_is_reported_and_not_blamed_on_accuracy():

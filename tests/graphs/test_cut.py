@@ -83,7 +83,7 @@ def test_any_subset_of_real_graphs_computes_the_recorded_values(data):
 def dags(draw):
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"x{i}") for i in range(draw(st.integers(1, 3)))]
-    for number in range(draw(st.integers(1, 12))):
+    for _ in range(draw(st.integers(1, 12))):
         kind = draw(st.sampled_from(["add", "mul_", "split", "sin", "view", "cat", "size"]))
         pick = lambda: draw(st.sampled_from(nodes))  # noqa: E731
         if kind == "add":

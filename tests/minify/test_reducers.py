@@ -186,12 +186,12 @@ def test_gradients_go_where_they_do_not_matter():
     assert [i.spec.requires_grad for i in found.inputs] == [True, False]
 
 
-def test_values_become_any_or_the_plainest_that_fail():
+def test_values_become_the_plainest_that_fail():
     state = traced(lambda x, y: x * y, torch.tensor([0.3, -7.25]), torch.tensor([2.5, 1.5]))
     found = settled(
         plainer_values, state, lambda s: s.inputs[1].value is not None and bool((s.inputs[1].value > 0).all())
     )
-    assert found.inputs[0].value is None
+    assert found.inputs[0].value.tolist() == [1.0, 1.0]
     assert found.inputs[1].value.tolist() == [1.0, 1.0]
 
 
@@ -245,18 +245,17 @@ def dynamic_state():
         "inputs": [
             {"kind": "symint", "value": 5, "expr": "s0"},
             {
-                **dict(
-                    kind="tensor",
-                    dtype="float32",
-                    shape=[5, 3],
-                    stride=[3, 1],
-                    storage_offset=0,
-                    device="cpu",
-                ),
-                **dict(
-                    requires_grad=False, is_parameter=False, shape_expr=["s0", "3"], stride_expr=["3", "1"]
-                ),
-                **dict(offset_expr=None),
+                "kind": "tensor",
+                "dtype": "float32",
+                "shape": [5, 3],
+                "stride": [3, 1],
+                "storage_offset": 0,
+                "device": "cpu",
+                "requires_grad": False,
+                "is_parameter": False,
+                "shape_expr": ["s0", "3"],
+                "stride_expr": ["3", "1"],
+                "offset_expr": None,
             },
         ],
         "symbols": {"s0": {"hint": 5, "lower": 2, "upper": None}},

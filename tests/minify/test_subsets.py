@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.minify.subsets import Elements, ball, counted, halved, one_less, smallest_failing
+from torchsleuth.minify.subsets import (
+    Elements,
+    NothingFails,
+    ball,
+    counted,
+    halved,
+    one_less,
+    smallest_failing,
+)
 
 
 def dag(size, seed):
@@ -42,8 +50,8 @@ def culprits(kind, before, neighbours, chance):
 class FakeOracle:
     """Fails where all culprits are in; the hiding one lets a share of the larger sets pass, always the same."""
 
-    def __init__(self, wanted, hiding=0.0):
-        self.wanted, self.hiding, self.known = frozenset(wanted), hiding, {}
+    def __init__(self, wanted, hiding=0.0, whole=0):
+        self.wanted, self.hiding, self.whole, self.known = frozenset(wanted), hiding, whole, {}
 
     @property
     def queries(self):
@@ -57,7 +65,7 @@ class FakeOracle:
     def _fails(self, subset):
         if not self.wanted <= set(subset):
             return False
-        if len(subset) == len(self.wanted) or self.hiding == 0:
+        if len(subset) in (len(self.wanted), self.whole) or self.hiding == 0:
             return True
         return random.Random(hash(subset)).random() >= self.hiding
 
@@ -82,7 +90,7 @@ def test_a_monotone_search_finds_exactly_the_culprits(kind, size, seed):
 def test_a_search_with_hidden_failures_ends_with_a_set_none_of_whose_elements_can_go(kind, size, seed):
     before, neighbours = dag(size, seed)
     wanted = culprits(kind, before, neighbours, random.Random(seed))
-    oracle = FakeOracle(wanted, hiding=0.2)
+    oracle = FakeOracle(wanted, hiding=0.2, whole=size)
     found = smallest_failing(Elements(size, neighbours), oracle.ask)
     assert wanted <= set(found)
     for element in found:
@@ -144,3 +152,10 @@ def test_nothing_is_asked_about_the_empty_set():
     assert counted((4, 5), ask) == (4, 5)
     assert one_less((4, 5), ask) == (4, 5)
     assert () not in asked
+
+
+def test_where_nothing_fails_it_says_so_after_few_questions():
+    oracle = FakeOracle({-1})
+    with pytest.raises(NothingFails):
+        smallest_failing(Elements(1000, [[] for _ in range(1000)], singles=(1, 2, 3)), oracle.ask, oracle.ask)
+    assert oracle.queries <= 3

@@ -173,3 +173,8 @@ def do_babble(trial, announce):
 def do_close_everything(trial, announce):
     os.closerange(0, 256)
     return Outcome(FAILS, 0.0)
+
+
+def do_read_store(trial, announce):
+    path = Path(trial.store, "storages", "abc.safetensors")
+    return Outcome(None, 0.0, text=f"{path}|{path.read_text()}")

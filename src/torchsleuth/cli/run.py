@@ -193,14 +193,16 @@ def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseF
         folder = make_case(cases_dir, process, failure, os.environ)
         found[folder.path] = (folder, process)
     graphs = sum(process.captured_graphs() for process in processes)
-    for process in processes:
-        if "internal error" in process.log():
-            _say(
-                f"something failed inside torchsleuth while it watched; the program was not affected:\n{process.log()}"
-            )
+    troubled = [process for process in processes if "internal error" in process.log()]
+    for process in troubled:
+        _say(
+            f"something failed inside torchsleuth while it watched; the program was not affected:\n{process.log()}"
+        )
     if found:
         for folder, _ in found.values():
             _say_case(folder)
+    elif troubled:
+        _say("no case was recorded, and what failed inside torchsleuth may be why; please report it")
     elif graphs:
         _say(f"watched {graphs} captured graphs being compiled and run, nothing failed")
     else:

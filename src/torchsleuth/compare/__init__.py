@@ -12,6 +12,7 @@ from torchsleuth.compare.calibration import (
 )
 from torchsleuth.compare.cloning import clone_inputs, restore, snapshot
 from torchsleuth.compare.float64 import cast_to_fp64
+from torchsleuth.compare.gradients import judge_gradients
 from torchsleuth.compare.judge import judge, judge_results
 from torchsleuth.compare.models import reduce_to_scalar_loss, run_fwd_maybe_bwd, same_two_models
 from torchsleuth.compare.rng import restore_rng, rng_kept, save_rng
@@ -40,6 +41,7 @@ __all__ = [
     "clone_inputs",
     "differences",
     "judge",
+    "judge_gradients",
     "judge_results",
     "load_calibration",
     "reduce_to_scalar_loss",

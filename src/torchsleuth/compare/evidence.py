@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from torchsleuth.compare import opkinds
 from torchsleuth.compare.cloning import clone_inputs, map_tensors, restore, same_bits, snapshot, tensors_in
+from torchsleuth.compare.decisions import COMPARE
 from torchsleuth.compare.float64 import (
     MEMORY_ERRORS,
     Findings,
@@ -48,7 +49,7 @@ WIDE_SCALE = 8.0
 class Leaf:
     """One value of the result: its path, eager's value, the truth, and what the noisy runs gave.
 
-    For float tensors `noisy` and `wild` hold differences from the truth, for everything else values.
+    For float tensors `noisy`, `wild` and `flipped` hold differences from the truth, for everything else values.
     """
 
     path: str
@@ -56,6 +57,7 @@ class Leaf:
     truth: Any
     noisy: tuple[Any, ...]
     wild: tuple[Any, ...]
+    flipped: tuple[Any, ...] = ()
     random: bool = False
     fallbacks: tuple[str, ...] = ()
 
@@ -202,7 +204,10 @@ def _gather_wide(
     usual = perturbed(1.0, runs)
     jumps = any(opkinds.plain_name(n) in opkinds.DISCRETE for n in graph.graph.nodes)
     wild = perturbed(WIDE_SCALE, max(2, runs // 2)) if jumps else []
-    return _assemble(graph, eager, truth, usual, wild, findings, mutated)
+    source.flipping = True
+    decides = any(opkinds.plain_name(n) in COMPARE for n in graph.graph.nodes)
+    flipped = perturbed(1.0, 1) if decides else []
+    return _assemble(graph, eager, truth, usual, wild, flipped, findings, mutated)
 
 
 def _assemble(
@@ -211,6 +216,7 @@ def _assemble(
     truth: Result,
     usual: list[Result],
     wild: list[Result],
+    flipped: list[Result],
     findings: Findings,
     mutated: tuple[int, ...],
 ) -> Evidence:
@@ -229,11 +235,12 @@ def _assemble(
                 truth.values.get(path),
                 tuple(_difference(r.values.get(path), base) for r in usual),
                 tuple(_difference(r.values.get(path), base) for r in wild),
+                tuple(_difference(r.values.get(path), base) for r in flipped),
                 bool(behind & drawn),
                 tuple(sorted(behind & set(findings.fallbacks))),
             )
         )
-    runs = 1 + len(usual) + len(wild)
+    runs = 1 + len(usual) + len(wild) + len(flipped)
     return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), mutated)
 
 

@@ -91,8 +91,8 @@ def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
     row = square.mean(-1, keepdim=True) if square.dim() else square
     noise = torch.maximum(square, row * ROW_SHARE**2).sqrt_()
     noise = torch.maximum(noise, ulp(truth, leaf.eager.dtype).mul_(0.5))
-    if leaf.wild:
-        noise = _widen_at_jumps(noise, leaf)
+    noise = _widen_at_jumps(noise, leaf.wild, JUMP * WIDE_SCALE)
+    noise = _widen_at_jumps(noise, leaf.flipped, JUMP)
     off, eager_off = result - truth, eager - truth
     usable = torch.isfinite(off)
     eager_noise = eager_off.abs().div_(EAGER_SHARE)
@@ -108,11 +108,12 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(value, info.eps), exponent)
 
 
-def _widen_at_jumps(noise: torch.Tensor, leaf: Leaf) -> torch.Tensor:
-    reach = torch.zeros_like(noise)
-    for run in leaf.wild:
-        reach = torch.maximum(reach, _real(run).abs().nan_to_num(0.0, 0.0, 0.0))
-    return torch.where(reach > JUMP * WIDE_SCALE * noise, torch.maximum(noise, reach), noise)
+def _widen_at_jumps(noise: torch.Tensor, runs: tuple[torch.Tensor, ...], times: float) -> torch.Tensor:
+    """The noise, but where a run went `times` further than it: there a decision was crossed."""
+    for run in runs:
+        reach = _real(run).abs().nan_to_num(0.0, 0.0, 0.0)
+        noise = torch.where(reach > times * noise, reach, noise)
+    return noise
 
 
 def _not_finite(leaf: Leaf, compiled: torch.Tensor, draft: LeafVerdict) -> LeafVerdict | None:

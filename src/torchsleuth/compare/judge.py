@@ -204,12 +204,16 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
         return LeafVerdict(leaf.path, kind, text, "quantised")
     if not (compiled.is_floating_point() or compiled.is_complex()):
         return judge_discrete(leaf, compiled)
-    noisy = tuple(n for n in leaf.noisy if isinstance(n, torch.Tensor) and n.shape == compiled.shape)
-    wild = tuple(n for n in leaf.wild if isinstance(n, torch.Tensor) and n.shape == compiled.shape)
+    noisy, wild, flipped = (
+        tuple(run for run in runs if isinstance(run, torch.Tensor) and run.shape == compiled.shape)
+        for runs in (leaf.noisy, leaf.wild, leaf.flipped)
+    )
     dtype = leaf.eager.dtype
     healthy = calibration.healthy_z(compiled.device.type, dtype) if calibration is not None else None
     return judge_floats(
-        replace(leaf, noisy=noisy, wild=wild), compiled, limits_for(dtype, compiled.numel(), healthy)
+        replace(leaf, noisy=noisy, wild=wild, flipped=flipped),
+        compiled,
+        limits_for(dtype, compiled.numel(), healthy),
     )
 
 
@@ -224,10 +228,12 @@ def _judge_plain(leaf: Leaf, compiled: Any) -> LeafVerdict:
         ]
         eager, truth, result = tensors[2]
         # A Python float came from a tensor of some dtype; float32 is the shortest that gives it room.
-        wrapped = replace(leaf, eager=eager.float(), truth=truth, noisy=tensors[0], wild=tensors[1])
+        wrapped = replace(
+            leaf, eager=eager.float(), truth=truth, noisy=tensors[0], wild=tensors[1], flipped=()
+        )
         return replace(judge_floats(wrapped, result.float(), limits_for(torch.float32, 1)), shape=None)
     text = f"{leaf.eager!r} became {compiled!r}"
-    flips = any(run != leaf.truth for run in (*leaf.noisy, *leaf.wild))
+    flips = any(run != leaf.truth for run in (*leaf.noisy, *leaf.wild, *leaf.flipped))
     return LeafVerdict(leaf.path, INCONCLUSIVE if flips else DIVERGED, text, "exact")
 
 

@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from torchsleuth.compare import opkinds
 from torchsleuth.compare.cloning import map_tensors
+from torchsleuth.compare.decisions import COMPARE, Decision, comparison
 from torchsleuth.compare.float64 import Dtypes, Findings, fetch, narrow, widen
 
 SHIFTS = 1 << 16
@@ -78,6 +79,7 @@ class NoiseSource:
     device: torch.device
     seed: int = 0
     scale: float = 1.0
+    flipping: bool = False
     pool: torch.Tensor = field(init=False)
     random: random.Random = field(init=False)
 
@@ -255,6 +257,9 @@ def noisy_graph(
         if node.name in substitutes:
             node.op, node.target = "call_function", _named(substitutes[node.name], f"draw_{node.name}")
             continue
+        if opkinds.plain_name(node) in COMPARE and len(node.args) == 2 and node.op != "call_module":
+            node.op, node.target = "call_function", _decider(source, node.target, node.name)
+            continue
         plan = perturbation(by_name[node.name], dtypes, findings.terms.get(node.name, 1))
         if node.name in findings.fallbacks:
             _run_as_it_was(twin, node, by_name[node.name], dtypes, attributes, original)
@@ -284,6 +289,16 @@ def _perturber(source: NoiseSource, plan: Perturbation, in_place: bool) -> Calla
         return map_tensors(value, lambda t: source.perturb(t, plan, in_place))
 
     return perturb
+
+
+def _decider(source: NoiseSource, target: Any, name: str) -> Callable[..., Any]:
+    decision = Decision(comparison(target))
+
+    def decide(left: Any, right: Any, **kwargs: Any) -> Any:
+        ordinary = source.scale == 1.0 and not source.flipping
+        return decision(left, right, watching=ordinary, flipping=source.flipping)
+
+    return _named(decide, f"decide_{name}")
 
 
 def _spreader(source: NoiseSource, unit: float) -> Callable[[Any], Any]:

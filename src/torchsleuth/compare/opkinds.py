@@ -30,7 +30,7 @@ EXACT = _names(
     max_pool3d max_pool2d_with_indices constant_pad_nd fmax fmin vstack msort kthvalue median nan_to_num
     heaviside cummax cummin arange linspace iota squeeze_copy argmax argmin eq ne lt le gt ge
     logical_and logical_or logical_not isnan isinf isfinite bitwise_and bitwise_or bitwise_not
-    dropout_eval getattr sym_size shape item unsafe_view _unsafe_view _unsafe_index _reshape_alias lift"""
+    getattr sym_size shape item unsafe_view _unsafe_view _unsafe_index _reshape_alias lift"""
 )
 """Steps that move, select or negate values and never round them."""
 
@@ -40,12 +40,12 @@ CONVERT = _names("""to _to_copy convert_element_type type type_as half float dou
 PRODUCT = _names(
     """mm bmm matmul addmm baddbmm addbmm addmv addr mv dot vdot einsum linear bilinear conv1d conv2d conv3d
     convolution conv_transpose1d conv_transpose2d conv_transpose3d convolution_backward tensordot inner
-    outer_product chain_matmul scaled_dot_product_attention _scaled_dot_product_flash_attention
+    chain_matmul scaled_dot_product_attention _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention
     _scaled_dot_product_cudnn_attention flex_attention
     _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_efficient_attention_backward _scaled_mm multi_head_attention_forward imatmul
-    mkldnn_rnn_layer lstm gru cdist baddbmm_ _linear"""
+    mkldnn_rnn_layer lstm gru cdist _linear"""
 )
 """Sums of products; on accelerators these may also use shorter formats for their inputs."""
 
@@ -116,7 +116,7 @@ RANDOM = DROPOUT | _names(
     """rand randn rand_like randn_like randint randint_like randperm bernoulli multinomial normal poisson
     uniform exponential geometric cauchy log_normal random alpha_dropout feature_alpha_dropout rrelu
     rrelu_with_noise gumbel_softmax philox_rand inductor_random inductor_randint run_and_save_rng_state
-    binomial run_with_rng_state standard_gamma rand_for_cpu native_dropout"""
+    binomial run_with_rng_state standard_gamma native_dropout"""
 )
 """Steps that draw random numbers."""
 
@@ -162,6 +162,8 @@ def writes(node: Node) -> bool:
 
 def draws(node: Node) -> bool:
     """Whether a node draws random numbers."""
+    if node.op == "call_module":
+        return any(_active_dropout(m) for m in _module(node).modules())
     if node.op not in ("call_function", "call_method"):
         return False
     tags = getattr(node.target, "tags", ())
@@ -172,10 +174,22 @@ def draws(node: Node) -> bool:
 
 def dropout_rate(node: Node) -> float | None:
     """The probability of a dropout-like node, `None` when it is not one or drops nothing."""
+    if node.op == "call_module":
+        module = _module(node)
+        return float(module.p) if _active_dropout(module) else None
     if plain_name(node) not in DROPOUT or _never_drops(node):
         return None
     rate = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
     return float(rate) if isinstance(rate, (int, float)) else None
+
+
+def _module(node: Node) -> torch.nn.Module:
+    owner = node.graph.owning_module
+    return owner.get_submodule(str(node.target)) if owner is not None else torch.nn.Module()
+
+
+def _active_dropout(module: torch.nn.Module) -> bool:
+    return module.training and getattr(module, "p", 0.0) > 0.0 and "Dropout" in type(module).__name__
 
 
 def _never_drops(node: Node) -> bool:

@@ -20,8 +20,10 @@ from torchsleuth.torch_internals.minify_ops import nesting
 __all__ = ["Cut", "calls_of", "cut", "units"]
 
 _CALLS = ("call_function", "call_method", "call_module")
-_PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.Size)
-_PLAIN += (torch.memory_format, type(Ellipsis), slice)
+_PLAIN = (
+    *(int, float, bool, complex, str, type(None), type(Ellipsis), slice),
+    *(torch.dtype, torch.device, torch.layout, torch.Size, torch.memory_format),
+)
 
 
 @dataclass(frozen=True)

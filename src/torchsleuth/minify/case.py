@@ -19,12 +19,15 @@ from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
 from torchsleuth.minify.contract import Listener, Reduction, Silence, State
+from torchsleuth.minify.explain import Explanation, explain
 from torchsleuth.minify.opened import CannotMinify, OpenedCase, open_for_search
 from torchsleuth.minify.search import search
 from torchsleuth.minify.subsets import NothingFails
+from torchsleuth.minify.tolerances import tolerances_of
 from torchsleuth.minify.trials import TrialOracle, facts_of
 from torchsleuth.repro.script import script_text
 from torchsleuth.repro.small import SmallGraph, SmallInput, SmallScript, small_scripts
+from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
 from torchsleuth.workers.limits import Limits
 from torchsleuth.workers.pool import Workers
@@ -41,6 +44,7 @@ class MinifyResult:
     reduction: Reduction
     form: str
     runs: tuple[ScriptRun, ...]
+    explanation: Explanation
     also: tuple[str, ...] = ()
     seconds: float = 0.0
     trial_seconds: float = 0.0
@@ -85,21 +89,59 @@ def minify_case(
             raise _why_not(oracle, folder)
         keeper.smaller("nothing", reduction.state)
     seconds = round(time.monotonic() - started, 2)
+    explanation = (
+        explain(reduction.state, oracle) if time.monotonic() - started < budget_seconds else Explanation(())
+    )
     form, script, runs = _written(folder, opened, reduction.state, workers.count)
     minified = _minified(reduction, folder, script, seconds)
     reproduced = sum(run.reproduced for run in runs)
     verified = Verified(len(runs), reproduced, reproduced == len(runs))
-    folder = update_case(folder, minified=minified, verified=verified)
+    folder = update_case(
+        folder,
+        _beside(explanation, oracle),
+        minified=minified,
+        verified=verified,
+        extra=_more(explanation, oracle),
+    )
     also = tuple(sorted(signature.summary for signature, _ in oracle.also.values()))
     return MinifyResult(
         folder,
         reduction,
         form,
         tuple(runs),
+        explanation,
         also,
         round(time.monotonic() - started, 2),
         round(oracle.trial_seconds, 2),
     )
+
+
+def _more(explanation: Explanation, oracle: TrialOracle) -> dict[str, Any]:
+    """What case.json says beyond the contract's sections."""
+    also = sorted(signature.summary for signature, _ in oracle.also.values())
+    return {
+        "explanation": {"may_vary": list(explanation.sentences), "passes_with": explanation.difference},
+        "also": also,
+    }
+
+
+def _beside(explanation: Explanation, oracle: TrialOracle) -> dict[str, str]:
+    """Files for reading: the nearest graph that passes, and those that failed differently."""
+    files = {}
+    if explanation.neighbour is not None:
+        files["neighbour.py"] = _readable(explanation.neighbour, f"passes with {explanation.difference}")
+    for mark, (signature, state) in oracle.also.items():
+        files[f"also/{mark}.py"] = _readable(state, f"fails differently: {signature.summary}")
+    return files
+
+
+def _readable(state: State, about: str) -> str:
+    inputs = "".join(
+        f"# {i.name}: {i.spec.dtype} {list(i.spec.shape)}\n"
+        for i in state.inputs
+        if isinstance(i.spec, TensorSpec)
+    )
+    return f"# {' '.join(about.split())}\n{inputs}{print_graph(state.graph).text}"
 
 
 def _limits(folder: CaseFolder, limits: Limits) -> Limits:
@@ -153,7 +195,7 @@ class _Keeper:
 def exact_script(folder: CaseFolder, opened: OpenedCase, state: State) -> str:
     """The script that does exactly what the trial did, with everything it needs pasted in."""
     printed = print_graph(state.graph)
-    facts = facts_of(state, printed.constants, folder.file("inputs"))
+    facts = facts_of(state, printed.constants, folder.file("inputs"), opened.expected.kind)
     record: dict[str, Any] = {
         **opened.record,
         **facts,
@@ -166,6 +208,7 @@ def exact_script(folder: CaseFolder, opened: OpenedCase, state: State) -> str:
         printed.source,
         opened.expected.to_json(),
         inputs=facts["inputs"],
+        tolerances=facts["tolerances"],
         case=folder.case.id,
         name=REPRO,
     )
@@ -202,6 +245,9 @@ def _small(folder: CaseFolder, opened: OpenedCase, state: State) -> SmallGraph:
         signature=opened.expected,
         embedded=state.settings.get("embedded") or {},
         dynamic=bool(state.symbols),
+        tolerance=max(tolerances_of(state).values(), default=None)
+        if opened.expected.kind == "accuracy"
+        else None,
         case=folder.case.id,
     )
 

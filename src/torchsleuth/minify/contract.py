@@ -57,20 +57,30 @@ class State:
 
 @dataclass(frozen=True)
 class Edit:
-    """One step towards a smaller state: `apply` gives the edited state, or None where the edit does not fit."""
+    """One step towards a smaller state, as data: what it does, and the function and arguments that do it."""
 
     what: str
-    apply: Callable[[State], State | None]
+    function: Callable[..., State | None]
+    arguments: tuple[Any, ...] = ()
+
+    def apply(self, state: State) -> State | None:
+        """The edited state, or None where the edit does not fit."""
+        return self.function(state, *self.arguments)
 
 
 @dataclass(frozen=True)
 class Dial:
-    """A number that may be turned down, from `high` where it stands to `low`; `apply(state, number)` turns it."""
+    """A number that may be turned down, from `high` where it stands to `low`."""
 
     what: str
     low: int
     high: int
-    turn: Callable[[State, int], State | None]
+    function: Callable[..., State | None]
+    arguments: tuple[Any, ...] = ()
+
+    def turn(self, state: State, number: int) -> State | None:
+        """The state with the number set, or None where that does not fit."""
+        return self.function(state, number, *self.arguments)
 
     def apply(self, state: State) -> State | None:
         """The dial at its lowest."""

@@ -125,8 +125,7 @@ def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
         edits = list(reducer(state))
         if len(edits) > 1:
             together = combined(edits, state)
-            fitting = together is not None and _smaller(together, state)
-            if together is not None and fitting and engine.fails(name, "all together", together):
+            if together is not None and engine.fails(name, "all together", together):
                 state = engine.accept(name, together)
                 continue
         before = size_of(state)
@@ -141,11 +140,11 @@ def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
 
 
 def combined(edits: Iterable[Edit | Dial], state: State) -> State | None:
-    """All edits on top of each other, those that do not fit left out; None where none fits."""
+    """All edits on top of each other, those left out that do not fit or do not help; None where none does."""
     changed = None
     for edit in edits:
         nearer = edit.apply(changed or state)
-        if nearer is not None:
+        if nearer is not None and _smaller(nearer, changed or state):
             changed = nearer
     return changed
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torchsleuth.graphs.cut import cut, units
 from torchsleuth.graphs.cut_record import Recording, record_values
 from torchsleuth.minify.contract import State
 from torchsleuth.minify.engine import Engine
-from torchsleuth.minify.states import fake_values, real_inputs, state_of_cut
+from torchsleuth.minify.states import ANY_VALUES, fake_values, real_inputs, state_of_cut
 from torchsleuth.minify.subsets import Elements, Subset, one_less, smallest_failing
 
 NAME = "nodes"
@@ -44,9 +45,7 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
                 if asked.get((subset, apart)):
                     return place
             open_ones = [s for s in subsets if (s, apart) not in asked]
-            found = engine.first(
-                NAME, [(f"{len(s)} of {len(parts)}", lambda s=s: build(s)) for s in open_ones]
-            )
+            found = engine.first(NAME, [(f"{len(s)} of {len(parts)}", partial(build, s)) for s in open_ones])
             for subset in open_ones[: None if found is None else found[0]]:
                 asked[subset, apart] = False
             if found is None:
@@ -58,8 +57,14 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
 
         return ask
 
-    elements = elements_of(recording, groups, seeds)
-    best = smallest_failing(elements, asker(False, groups), asker(True, groups))
+    elements = elements_of(recording, groups, seeds, alike=bool(state.settings.get(ANY_VALUES)))
+    owner = {name: number for number, group in enumerate(groups) for name in group}
+
+    def suspects() -> list[int]:
+        pointed_at = getattr(engine.oracle, "suspects", ())
+        return list(dict.fromkeys(owner[name] for name in pointed_at if name in owner))
+
+    best = smallest_failing(elements, asker(False, groups), asker(True, groups), suspects)
     kept = [name for element in best for name in groups[element]]
     # Now apart: of a tuple's parts only those that matter stay.
     asked.clear()
@@ -76,8 +81,13 @@ def recording_of(state: State) -> Recording:
         return record_values(state.graph, real_inputs(state), symbolic=kept)
 
 
-def elements_of(recording: Recording, groups: Sequence[tuple[str, ...]], seeds: Sequence[str]) -> Elements:
-    """The units as numbers, with who touches whom, who is blamed and one of each kind."""
+def elements_of(
+    recording: Recording, groups: Sequence[tuple[str, ...]], seeds: Sequence[str], *, alike: bool = True
+) -> Elements:
+    """The units as numbers, with who touches whom, who is blamed and one of each kind.
+
+    Of blamed units of one kind only the first is tried where they are `alike`, that is, where values do not matter.
+    """
     owner = {name: number for number, group in enumerate(groups) for name in group}
     before: list[list[int]] = []
     for number, group in enumerate(groups):
@@ -94,7 +104,7 @@ def elements_of(recording: Recording, groups: Sequence[tuple[str, ...]], seeds: 
     return Elements(
         len(groups),
         neighbours,
-        [seed for seed in blamed if distinct[named[seed]] == seed],
+        [seed for seed in blamed if not alike or distinct[named[seed]] == seed],
         [_cover(named, before, reach) for reach in REACH],
         _firsts(named),
     )

@@ -38,7 +38,7 @@ def size_of(state: State) -> tuple[Any, ...]:
         sum(not _is_contiguous(t) for t in tensors),
         sum(t.requires_grad or t.is_parameter for t in tensors),
         sum(_rank(t.dtype) for t in tensors),
-        sum(_value_rank(i) for i in state.inputs),
+        sum(_value_rank(i, bool(state.settings.get("any_values"))) for i in state.inputs),
         sum(_weight((n.args, n.kwargs)) for n in graph.nodes if n.op != "output"),
         # The positions of inputs used twice count too: f(x, x) is simpler than f(x, y).
         sum(len(str(n.args)) + len(str(n.kwargs)) for n in graph.nodes),
@@ -68,19 +68,20 @@ def _is_contiguous(spec: TensorSpec) -> bool:
     return spec.storage_offset == 0 and spec.alias_of is None
 
 
-def _value_rank(given: Input) -> int:
-    """None: any value; else zeros, ones, small whole numbers, anything."""
-    if given.value is None or not given.is_tensor:
+def _value_rank(given: Input, play_no_part: bool) -> int:
+    """Ones and zeros before any value from a seed, then small whole numbers, whole numbers, anything."""
+    if not given.is_tensor:
         return 0
+    if given.value is None:
+        return 0 if play_no_part else 3
     value = given.value.detach()
-    if value.numel() == 0:
+    if bool((value == 1).all()):
         return 1
     if bool((value == 0).all()):
         return 2
-    if bool((value == 1).all()):
-        return 3
-    whole = not value.is_complex() and bool((value == value.float().round()).all())
-    return 4 if whole and bool((value.float().abs() <= 8).all()) else 5
+    if value.is_complex() or not bool((value == value.double().round()).all()):
+        return 6
+    return 4 if bool((value.double().abs() <= 8).all()) else 5
 
 
 def _weight(value: Any) -> int:

@@ -19,17 +19,16 @@ def plainer_arguments(state: State) -> Iterator[Edit]:
         schema = schema_arguments(node.target)
         for key in node.kwargs:
             if schema is None or any(a.name == key and a.has_default for a in schema):
-                yield Edit(
-                    f"{node.name} without {key}", lambda s, n=node.name, k=key: _without_keyword(s, n, k)
-                )
+                yield Edit(f"{node.name} without {key}", _without_keyword, (node.name, key))
         last = len(node.args) - 1
         if schema is not None and 0 <= last < len(schema) and schema[last].has_default:
-            yield Edit(f"{node.name} without its last argument", lambda s, n=node.name: _without_last(s, n))
+            yield Edit(f"{node.name} without its last argument", _without_last, (node.name,))
         for place, value in enumerate(node.args):
             for plain in _plainer(value):
                 yield Edit(
                     f"argument {place} of {node.name} to {plain!r}",
-                    lambda s, n=node.name, p=place, v=plain: _with(s, n, p, v),
+                    _with,
+                    (node.name, place, plain),
                 )
 
 
@@ -76,7 +75,7 @@ def _with(state: State, name: str, place: int, value: Any) -> State | None:
         return None
     if isinstance(value, list) and any(isinstance(v, torch.fx.Node) for v in value):
         names = [getattr(v, "name", v) for v in value]
-        value = [v for v in node.args[place] if getattr(v, "name", v) in names]  # type: ignore[union-attr]
+        value = [v for v in node.args[place] if getattr(v, "name", v) in names]
     return _changed(state, name, (*node.args[:place], value, *node.args[place + 1 :]), dict(node.kwargs))
 
 

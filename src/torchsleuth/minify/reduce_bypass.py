@@ -19,7 +19,8 @@ def bypass(state: State) -> Iterator[Edit]:
                 if source.op != "get_attr":
                     yield Edit(
                         f"{source.name} in place of {node.name}",
-                        lambda s, n=node.name, o=source.name: _bypassed(s, n, o),
+                        _bypassed,
+                        (node.name, source.name),
                     )
 
 

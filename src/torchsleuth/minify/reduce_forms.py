@@ -20,7 +20,7 @@ def contiguous(state: State) -> Iterator[Edit]:
     for given in state.inputs:
         spec = given.spec
         if isinstance(spec, TensorSpec) and (spec.stride != _dense(spec.shape) or spec.storage_offset):
-            yield Edit(f"{given.name} contiguous", lambda s, n=given.name: _laid_out(s, n))
+            yield Edit(f"{given.name} contiguous", _laid_out, (given.name,))
 
 
 def plain_dtypes(state: State) -> Iterator[Edit]:
@@ -34,22 +34,22 @@ def plain_dtypes(state: State) -> Iterator[Edit]:
         ("uint8", "int64"),
     ):
         if old in seen:
-            yield Edit(f"{old} to {new}", lambda s, a=old, b=new: with_dtype(s, a, b))
+            yield Edit(f"{old} to {new}", with_dtype, (old, new))
 
 
 def without_gradients(state: State) -> Iterator[Edit]:
     """One edit per input that asks for a gradient."""
     for given in state.inputs:
         if isinstance(given.spec, TensorSpec) and (given.spec.requires_grad or given.spec.is_parameter):
-            yield Edit(f"{given.name} without gradient", lambda s, n=given.name: with_input(s, n, _detached))
+            yield Edit(f"{given.name} without gradient", with_input, (given.name, _detached))
 
 
 def static_sizes(state: State) -> Iterator[Edit]:
     """Edits that fix symbolic sizes: all of them, then each."""
     if state.symbols:
-        yield Edit("static sizes", lambda s: _static(s, set(s.symbols)))
+        yield Edit("static sizes", _static, (tuple(state.symbols),))
     for name in state.symbols if len(state.symbols) > 1 else ():
-        yield Edit(f"static {name}", lambda s, n=name: _static(s, {n}))
+        yield Edit(f"static {name}", _static, ((name,),))
 
 
 def on_the_cpu(state: State) -> Iterator[Edit]:
@@ -116,7 +116,7 @@ def _detached(given: Input) -> Input:
     return replace(given, spec=replace(spec, requires_grad=False, is_parameter=False), value=value)
 
 
-def _static(state: State, names: set[str]) -> State | None:
+def _static(state: State, names: tuple[str, ...]) -> State | None:
     def mentions(texts: Any) -> bool:
         return any(name in re.findall(r"\w+", str(text)) for text in texts or () for name in names)
 

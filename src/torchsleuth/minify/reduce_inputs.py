@@ -17,14 +17,18 @@ def merge_inputs(state: State) -> Iterator[Edit]:
     """Edits that read an earlier input of the same form instead of a later one, or drop what nothing reads."""
     used = {n.name for n in state.graph.graph.nodes if n.op == "placeholder" and n.users}
     if len(used) < len(state.inputs):
-        yield Edit("drop unused inputs", lambda s: tidied(s, copy.deepcopy(s.graph)))
+        yield Edit("drop unused inputs", _used)
     forms: dict[object, str] = {}
     for given in state.inputs:
         if isinstance(given.spec, TensorSpec) and given.name in used:
             form = replace(given.spec, storage=None, storage_nbytes=0, same_as=None, alias_of=None)
             first = forms.setdefault(form, given.name)
             if first != given.name:
-                yield Edit(f"{given.name} is {first}", lambda s, a=first, b=given.name: _merged(s, a, b))
+                yield Edit(f"{given.name} is {first}", _merged, (first, given.name))
+
+
+def _used(state: State) -> State:
+    return tidied(state, copy.deepcopy(state.graph))
 
 
 def _merged(state: State, first: str, second: str) -> State | None:

@@ -20,7 +20,8 @@ def inline_nested(state: State) -> Iterator[Edit]:
             if _nested(state, source) is not None:
                 yield Edit(
                     f"{source.target} in place of {node.name}",
-                    lambda s, n=node.name, a=source.name: _inlined(s, n, a),
+                    _inlined,
+                    (node.name, source.name),
                 )
 
 
@@ -47,7 +48,7 @@ def _inlined(state: State, name: str, attribute: str) -> State | None:
         assert call is not None
         inside = dict(zip(body.graph.find_nodes(op="placeholder"), (node_of(graph, n) for n in names)))
         with graph.inserting_before(call):
-            results = graph.graph_copy(body.graph, inside)  # type: ignore[arg-type]
+            results = graph.graph_copy(body.graph, inside)
         _replace(graph, call, results)
 
     return checked(edited(state, change))

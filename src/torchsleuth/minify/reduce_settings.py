@@ -20,15 +20,13 @@ def default_settings(state: State) -> Iterator[Edit]:
     """One edit per setting that differs from torch's default."""
     for module, values in (state.settings.get("config") or {}).items():
         for key in values:
-            yield Edit(f"{module}.{key} to its default", lambda s, m=module, k=key: _without_config(s, m, k))
+            yield Edit(f"{module}.{key} to its default", _without_config, (module, key))
     for key in state.settings.get("options") or {}:
-        yield Edit(f"option {key} to its default", lambda s, k=key: _without_option(s, k))
+        yield Edit(f"option {key} to its default", _without_option, (key,))
     for key, plain in _WORLD.items():
         world = state.settings.get("state") or {}
         if key in world and world[key] != plain:
-            yield Edit(
-                f"{key} to {plain}", lambda s, k=key, p=plain: s.setting(state={**s.settings["state"], k: p})
-            )
+            yield Edit(f"{key} to {plain}", _with_world, (key, plain))
 
 
 def for_inference(state: State) -> Iterator[Edit]:
@@ -37,9 +35,15 @@ def for_inference(state: State) -> Iterator[Edit]:
     if kwargs is not None and (
         not kwargs.get("is_inference") or any(v for k, v in kwargs.items() if k != "is_inference")
     ):
-        yield Edit(
-            "as inference", lambda s: s.setting(compile_kwargs={"is_inference": True}, static_names=[])
-        )
+        yield Edit("as inference", _as_inference)
+
+
+def _with_world(state: State, key: str, plain: object) -> State:
+    return state.setting(state={**state.settings["state"], key: plain})
+
+
+def _as_inference(state: State) -> State:
+    return state.setting(compile_kwargs={"is_inference": True}, static_names=[])
 
 
 def _without_config(state: State, module: str, key: str) -> State | None:

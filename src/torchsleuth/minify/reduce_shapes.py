@@ -41,22 +41,20 @@ def fewer_dimensions(state: State) -> Iterator[Edit]:
     """Edits that take a dimension of one element away, first from all inputs, then from each."""
     ranks = [len(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)]
     for dim in range(max(ranks, default=0)):
-        yield Edit(f"no dim {dim}", lambda s, d=dim: _squeezed(s, d, None))
+        yield Edit(f"no dim {dim}", _squeezed, (dim, None))
     for given in state.inputs:
         if isinstance(given.spec, TensorSpec) and 1 in given.spec.shape:
             for dim, size in enumerate(given.spec.shape):
                 if size == 1:
-                    yield Edit(
-                        f"no dim {dim} of {given.name}", lambda s, d=dim, n=given.name: _squeezed(s, d, n)
-                    )
+                    yield Edit(f"no dim {dim} of {given.name}", _squeezed, (dim, given.name))
 
 
 def _dial(what: str, group: tuple[tuple[str, int], ...], size: int, literals: bool) -> Dial:
-    return Dial(what, LEAST, size, lambda s, n: _resized(s, group, size, n, literals))
+    return Dial(what, LEAST, size, _resized, (group, size, literals))
 
 
 def _resized(
-    state: State, group: tuple[tuple[str, int], ...], old: int, new: int, literals: bool
+    state: State, new: int, group: tuple[tuple[str, int], ...], old: int, literals: bool
 ) -> State | None:
     shapes = {i.name: list(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)}
     for name, dim in group:
@@ -126,6 +124,10 @@ def _cropped(value: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...
     return made.copy_(plain).requires_grad_(value.requires_grad)
 
 
+def _less(items: tuple[Any, ...], place: int) -> tuple[Any, ...]:
+    return items[:place] + items[place + 1 :]
+
+
 def _squeezed(state: State, dim: int, name: str | None) -> State | None:
     changed = False
     inputs = []
@@ -134,13 +136,12 @@ def _squeezed(state: State, dim: int, name: str | None) -> State | None:
         mine = isinstance(spec, TensorSpec) and (name is None or name == given.name)
         if mine and isinstance(spec, TensorSpec) and dim < len(spec.shape) and spec.shape[dim] == 1:
             changed = True
-            drop = lambda items: None if items is None else items[:dim] + items[dim + 1 :]  # noqa: E731
             spec = replace(
                 spec,
-                shape=drop(spec.shape),
-                stride=drop(spec.stride),
-                shape_expr=drop(spec.shape_expr),
-                stride_expr=drop(spec.stride_expr),
+                shape=_less(spec.shape, dim),
+                stride=_less(spec.stride, dim),
+                shape_expr=_less(spec.shape_expr, dim) if spec.shape_expr else None,
+                stride_expr=_less(spec.stride_expr, dim) if spec.stride_expr else None,
                 alias_of=None,
                 same_as=None,
             )

@@ -9,22 +9,21 @@ import torch
 
 from torchsleuth.minify.contract import Edit, Input, State
 from torchsleuth.minify.edits import with_input
+from torchsleuth.minify.states import ANY_VALUES
+from torchsleuth.tensors.specs import TensorSpec
 
 
 def plainer_values(state: State) -> Iterator[Edit]:
     """Per input whose values are kept: none in particular, zeros, ones, small whole numbers."""
-    for given in state.inputs:
-        if given.value is None or not given.is_tensor:
-            continue
-        yield Edit(
-            f"{given.name} of any value",
-            lambda s, n=given.name: with_input(s, n, lambda i: replace(i, value=None)),
-        )
-    for given in state.inputs:
-        if given.value is None or not given.is_tensor:
-            continue
+    if state.settings.get(ANY_VALUES):
+        return
+    tensors = [given for given in state.inputs if given.is_tensor]
+    for given in tensors:
+        if given.value is not None:
+            yield Edit(f"{given.name} of any value", with_input, (given.name, _free))
+    for given in tensors:
         for word, fill in _FILLS.items():
-            yield Edit(f"{given.name} of {word}", lambda s, n=given.name, f=fill: _filled(s, n, f))
+            yield Edit(f"{given.name} of {word}", _filled, (given.name, fill))
 
 
 def _free(given: Input) -> Input:
@@ -45,12 +44,15 @@ _FILLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def _filled(state: State, name: str, fill: Callable[[torch.Tensor], torch.Tensor]) -> State | None:
     def change(given: Input) -> Input:
-        old = given.value
-        if old is None or 0 in old.stride():
+        spec = given.spec
+        if not isinstance(spec, TensorSpec) or 0 in spec.stride or spec.alias_of is not None:
             return given
         with torch.no_grad():
-            new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device)
-            new.copy_(fill(old.detach()))
-        return replace(given, value=new.requires_grad_(old.requires_grad))
+            new = torch.empty_strided(
+                spec.shape, spec.stride, dtype=getattr(torch, spec.dtype), device=spec.device
+            )
+            new.copy_(fill(torch.zeros_like(new) if given.value is None else given.value.detach()))
+        spec = replace(spec, storage_offset=0)
+        return replace(given, spec=spec, value=new.requires_grad_(spec.requires_grad))
 
     return with_input(state, name, change)

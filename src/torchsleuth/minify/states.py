@@ -65,7 +65,7 @@ def with_visible_outputs(settings: Mapping[str, Any], graph: torch.fx.GraphModul
     """The settings with every output of the graph marked as one that the user sees, where they mark any."""
     if not (settings.get("output_meta") or {}).get("user_visible_output_idxs"):
         return dict(settings)
-    count = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
+    count = len(graph.graph.output_node().args[0])
     return {**settings, "output_meta": {"user_visible_output_idxs": list(range(count))}}
 
 

@@ -44,11 +44,17 @@ class Elements:
     singles: Subset = field(default=())
 
 
-def smallest_failing(elements: Elements, ask: Ask, ask_apart: Ask | None = None) -> Subset:
+def smallest_failing(
+    elements: Elements,
+    ask: Ask,
+    ask_apart: Ask | None = None,
+    suspects: Callable[[], Sequence[int]] = tuple,
+) -> Subset:
     """A subset that fails and none of whose parts with one element less does.
 
-    `ask_apart` tries elements without their connections. The whole is only asked about where no small part fails,
-    because it is the dearest question; `NothingFails` is raised where it does not fail either.
+    `ask_apart` tries elements without their connections; `suspects` says whom the last failure points at. The whole
+    is only asked about where no small part fails, because it is the dearest question; `NothingFails` is raised
+    where it does not fail either.
 
     >>> smallest_failing(Elements(100), lambda subsets: next((i for i, s in enumerate(subsets) if 7 in s), None))
     (7,)
@@ -56,7 +62,7 @@ def smallest_failing(elements: Elements, ask: Ask, ask_apart: Ask | None = None)
     whole = tuple(range(elements.count))
     if elements.count <= 1:
         return whole
-    found = _blamed(elements, ask) or _ball(elements, ask) or _alone(elements, ask, ask_apart)
+    found = _blamed(elements, ask) or _ball(elements, ask) or _alone(elements, ask, ask_apart, suspects)
     if found is None:
         smaller = [kinds for kinds in elements.kinds if len(kinds) <= 0.6 * elements.count]
         place = first_of(smaller, ask, one_by_one=True)
@@ -83,11 +89,17 @@ def _blamed(elements: Elements, ask: Ask) -> Subset | None:
     return None if place is None else singles[place]
 
 
-def _alone(elements: Elements, ask: Ask, ask_apart: Ask | None) -> Subset | None:
+def _alone(
+    elements: Elements, ask: Ask, ask_apart: Ask | None, suspects: Callable[[], Sequence[int]]
+) -> Subset | None:
     """A single culprit, found by trying one element of each kind side by side."""
     candidates = tuple(e for e in elements.singles if (e,) not in [(s,) for s in elements.seeds[:MOST_SEEDS]])
     if ask_apart is None or not candidates or ask_apart([candidates]) is None:
         return None
+    pointed_at = [(element,) for element in suspects() if element in candidates][:MOST_SEEDS]
+    place = first_of(pointed_at, ask)
+    if place is not None:
+        return pointed_at[place]
     while len(candidates) > 1:
         middle = len(candidates) // 2
         halves = [candidates[:middle], candidates[middle:]]

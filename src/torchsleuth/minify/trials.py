@@ -6,6 +6,7 @@ is not the one looked for: it is kept, to be told at the end.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torchsleuth.cases.signature import Signature, fingerprint
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.contract import State
+from torchsleuth.minify.tolerances import tolerances_of
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.workers.limits import Limits
@@ -42,6 +44,8 @@ class TrialOracle:
     also: dict[str, tuple[Signature, State]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     passed: list[tuple[int, float]] = field(default_factory=list)
+    # The nodes whose results were wrong in the last state that failed.
+    suspects: tuple[str, ...] = ()
 
     def __call__(self, states: Sequence[State]) -> list[bool | None]:
         tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
@@ -76,12 +80,21 @@ class TrialOracle:
         if outcome.error is not None:
             self.errors.append(outcome.error)
         if outcome.fails_like(self.expected):
+            self.suspects = _wrong_nodes(outcome.signature, state)
             return True
         if outcome.signature is None and outcome.error is None:
             self.passed.append((calls_of(state.graph), outcome.seconds))
         if outcome.signature is not None:
             self.also.setdefault(fingerprint(outcome.signature), (outcome.signature, state))
         return False
+
+
+def _wrong_nodes(signature: Signature | None, state: State) -> tuple[str, ...]:
+    """The nodes that yield the outputs which a wrong result names."""
+    outputs = state.graph.graph.output_node().args[0]
+    found = [re.fullmatch(r"outputs\[(\d+)\]", path) for path in (signature.outputs if signature else ())]
+    places = [int(match[1]) for match in found if match]
+    return tuple(outputs[place].name for place in places if place < len(outputs))
 
 
 def trial_of(state: State, expected: Signature, store: Path) -> Trial:
@@ -93,7 +106,7 @@ def trial_of(state: State, expected: Signature, store: Path) -> Trial:
     embedded = state.settings.get("embedded") or {}
     return Trial(
         graph=printed.source,
-        facts=facts_of(state, printed.constants, store),
+        facts=facts_of(state, printed.constants, store, expected.kind),
         expected=expected,
         embedded=str(embedded.get("source", "")),
         imports=tuple(dict.fromkeys([*printed.imports, *embedded.get("imports", ())])),
@@ -101,12 +114,12 @@ def trial_of(state: State, expected: Signature, store: Path) -> Trial:
     )
 
 
-def facts_of(state: State, constants: Mapping[str, Any], store: Path) -> dict[str, Any]:
-    """The facts of a written script for a state."""
+def facts_of(state: State, constants: Mapping[str, Any], store: Path, kind: str) -> dict[str, Any]:
+    """The facts of a written script for a state that fails in this kind of way."""
     facts = {key: value for key, value in state.settings.items() if key not in _OURS}
     facts["placeholders"] = [i.name for i in state.inputs]
     facts["inputs"] = kept_description(state, store).to_json()
-    facts["tolerances"] = {}
+    facts["tolerances"] = tolerances_of(state) if kind == "accuracy" else {}
     facts["constants"] = _constants(constants, store)
     static = state.settings.get("static_names")
     if static is not None:

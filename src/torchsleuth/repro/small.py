@@ -42,6 +42,8 @@ class SmallGraph:
     signature: Signature
     embedded: Mapping[str, Any]
     dynamic: bool = False
+    # Of a wrong result: how far rounding alone may move it.
+    tolerance: float | None = None
     case: str | None = None
 
 
@@ -87,7 +89,7 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
     accuracy = small.signature.kind == "accuracy"
     calls, wrong = _calls(small, form, list(names.values()), accuracy)
     marks = "" if small.signature.kind in ("crash", "hang", "accuracy") else _marks(small.signature)
-    imports = [*(["import traceback"] if marks else []), "", "import torch"]
+    imports = [*(["import traceback"] if marks else []), "import torch"]
     imports += _form_imports(small, form) + [i for i in printed.imports if i in body.imports]
     imports += list(small.embedded.get("imports", ()))
     text = _template().render(
@@ -188,11 +190,11 @@ def _calls(small: SmallGraph, form: str, names: Sequence[str], accuracy: bool) -
     if accuracy:
         lines += [f"wanted, got = f({given}), {call}"]
         single = single and form != "graph"
-        pair = "[wanted], [got]" if single else "wanted, got"
-        test = "not all(torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True) for a, b in zip({}))"
-        return lines, test.format(pair) if not single else (
-            "not torch.allclose(wanted, got, 1e-3, 1e-3, equal_nan=True)"
-        )
+        near = "1e-3, 1e-3" if small.tolerance is None else f"rtol=0, atol={small.tolerance:.1g}"
+        close = f"torch.allclose({{}}, {{}}, {near}, equal_nan=True)"
+        if single:
+            return lines, f"not {close.format('wanted', 'got')}"
+        return lines, f"not all({close.format('a', 'b')} for a, b in zip(wanted, got))"
     if small.signature.phase == "run" and any(getattr(i.spec, "requires_grad", False) for i in small.inputs):
         lines.append(f"{call}{'' if single else '[0]'}.sum().backward()")
     else:

@@ -31,7 +31,7 @@ def input_expression(
     for name, number in (("zeros", 0), ("ones", 1)):
         if bool((plain == number).all()):
             return _made(spec, name), 0
-    if bool((plain == plain.flatten()[0]).all()) and plain.is_floating_point():
+    if plain.dim() and plain.is_floating_point() and bool((plain == plain.flatten()[0]).all()):
         return _made(spec, "full", repr(plain.flatten()[0].item())), plain.element_size()
     if plain.numel() > INLINE_ELEMENTS:
         raise TooLarge(f"an input of {plain.numel()} elements whose values matter")
@@ -59,7 +59,7 @@ def _made(spec: TensorSpec, how: str, *more: str) -> str:
     if tuple(spec.stride) == dense or 0 in spec.shape:
         if spec.requires_grad:
             options["requires_grad"] = True
-        listed = [f"({sizes},)" if how == "full" else sizes, *more]
+        listed = [repr(tuple(spec.shape)) if how == "full" else sizes, *more]
         return f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"
     span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride))
     listed = [f"({span},)" if how == "full" else str(span), *more]

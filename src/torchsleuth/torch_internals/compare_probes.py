@@ -1,16 +1,15 @@
 """What `compare` needs to know of a tensor or an operator that public torch does not tell.
 
-One function per question. All of them exist unchanged in torch 2.11 to 2.15.
+One function per question. All of them exist unchanged in torch 2.11 to 2.15. Dynamo and Inductor are
+imported only when asked about: importing them takes a second.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch._dynamo.utils import same as _torch_same
 from torch._subclasses.fake_tensor import FakeTensor
 
 
@@ -39,11 +38,6 @@ def written_arguments(target: object) -> tuple[int, ...]:
     )
 
 
-def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, never traced by Dynamo even when called under `torch.compile`."""
-    return torch._dynamo.disable(function)
-
-
 @contextlib.contextmanager
 def inductor_draws_like_eager() -> Iterator[None]:
     """While active, graphs compiled by Inductor call eager's random ops in eager's order.
@@ -56,18 +50,15 @@ def inductor_draws_like_eager() -> Iterator[None]:
         yield
 
 
-def inductor_draws_like_eager_now() -> bool:
-    """Whether Inductor is configured to draw eager's random numbers."""
-    import torch._inductor.config as inductor_config
-
-    return bool(inductor_config.fallback_random)
-
-
 def torch_own_same(ref: Any, res: Any, fp64_ref: Any = None, **options: Any) -> bool:
     """PyTorch's own comparison, the baseline of `benchmarks/compare.py`."""
-    return bool(_torch_same(ref, res, fp64_ref, log_error=lambda *_: None, **options))
+    from torch._dynamo.utils import same
+
+    return bool(same(ref, res, fp64_ref, log_error=lambda *_: None, **options))
 
 
 def forget_compiled() -> None:
     """Drop every compiled graph of this process, so that the next one starts fresh."""
+    import torch._dynamo
+
     torch._dynamo.reset()

@@ -36,7 +36,9 @@ def _changed(module_name: str) -> dict[str, Any]:
     skipped = _OURS_OR_HARMLESS[module_name]
     found = {}
     for key, entry in module._config.items():
-        if key in skipped or key.startswith(_HARMLESS_PREFIXES) or entry.alias or entry.deprecated:
+        # 2.13 marks deprecated settings; 2.11 has no such mark.
+        stands_for_another = entry.alias or getattr(entry, "deprecated", False)
+        if key in skipped or key.startswith(_HARMLESS_PREFIXES) or stands_for_another:
             continue
         if module._is_default(key):
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchsleuth.workers.pool import Workers
+from torchsleuth.workers.desk import Desk
 from torchsleuth.workers.trial import Outcome, Trial
 
 # The chance at which a pass that is none may be believed.
@@ -63,7 +63,7 @@ def repeats_for(rate: float, risk: float = RISK) -> int:
     return math.floor(math.log(risk) / math.log1p(-rate)) + 1
 
 
-def failure_rate(workers: Workers, trial: Trial, k: int = 3, more: int = 7) -> FailureRate:
+def failure_rate(workers: Desk, trial: Trial, k: int = 3, more: int = 7) -> FailureRate:
     """Runs the trial `k` times, and `more` times again where it neither always nor never failed.
 
     >>> failure_rate(workers, original).flaky
@@ -83,6 +83,6 @@ def failure_rate(workers: Workers, trial: Trial, k: int = 3, more: int = 7) -> F
     )
 
 
-def _several(workers: Workers, trial: Trial, times: int) -> list[Outcome]:
+def _several(workers: Desk, trial: Trial, times: int) -> list[Outcome]:
     tickets = [workers.submit(trial, fresh=True) for _ in range(times)]
     return [ticket.result() for ticket in tickets]

@@ -111,14 +111,18 @@ def surroundings(environment: Mapping[str, str]) -> str:
     >>> surroundings({}) == surroundings({"HOME": "elsewhere"})
     True
     """
-    settings = sorted(
-        (name, value)
-        for name, value in environment.items()
-        if name.startswith(_SETTINGS) and not name.endswith(_PLACES) and not name.startswith("TORCHSLEUTH_")
-    )
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch = "?"
-    parts = [torch, platform.python_version(), platform.machine(), settings]
+    parts = [torch, platform.python_version(), platform.machine(), settings_in(environment)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def settings_in(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The variables that set up torch and its compilers, sorted: `settings_in({"HOME": "x"}) == []`."""
+    return sorted(
+        (name, value)
+        for name, value in environment.items()
+        if name.startswith(_SETTINGS) and not name.endswith(_PLACES) and not name.startswith("TORCHSLEUTH_")
+    )

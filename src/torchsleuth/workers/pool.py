@@ -1,12 +1,11 @@
-"""Runs trials in isolation, several at a time: `with Workers(2) as workers: workers.run(trial)`.
+"""Runs trials in isolation on this machine: `with Workers(2) as workers: workers.run(trial)`.
 
-This side keeps the queue, the log of answers and the promise that every trial gets an Outcome; the fork server does
-the rest. A server that dies is replaced and its trials are tried once more: what kills two of them is told as such.
+A fork server does the work; this side keeps it alive. A server that dies is replaced and its trials are tried once
+more, so that every trial gets an Outcome whatever happens to the processes below.
 """
 
 from __future__ import annotations
 
-import collections
 import os
 import shutil
 import socket
@@ -16,14 +15,12 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from torchsleuth.workers.desk import Desk, Ticket
 from torchsleuth.workers.environment import needs_kernels, python_command, trial_environment, uses_accelerator
 from torchsleuth.workers.limits import Limits, fair_memory
-from torchsleuth.workers.log import TrialLog
 from torchsleuth.workers.probes import hand_probes_to
 from torchsleuth.workers.processes import kill_group, kill_marked, marked
 from torchsleuth.workers.trial import Outcome, Trial
@@ -39,43 +36,7 @@ LEAVE_SECONDS = 5.0
 STARTS = 3
 
 
-class Ticket(Future[Outcome]):
-    """The promise of an Outcome. `cancel` works at any time and ends the process where it runs.
-
-    `concurrent.futures.wait` and `as_completed` take tickets as they take any future.
-    """
-
-    def __init__(self, pool: Workers, number: int, trial: Trial, limits: Limits, repeats: int) -> None:
-        super().__init__()
-        self.number = number
-        self.trial = trial
-        self.limits = limits
-        self.repeats = repeats
-        self.passes = 0
-        self.servers_lost = 0
-        self.phase = "queued"
-        self.pid: int | None = None
-        self._pool = pool
-
-    def cancel(self) -> bool:
-        """Gives the trial up; False where its outcome is already there."""
-        if self.cancelled():
-            return True
-        if not super().cancel():
-            return False
-        self.set_running_or_notify_cancel()
-        self._pool._forget(self)
-        return True
-
-    def _settle(self, outcome: Outcome) -> None:
-        if not self.cancelled():
-            try:
-                self.set_result(outcome)
-            except Exception:  # cancelled in this very moment
-                pass
-
-
-class Workers:
+class Workers(Desk):
     """Up to `count` trials at a time in processes of their own, on this machine.
 
     `folder` keeps kernels and the log of answers (`trials.jsonl`) for a later run; without one they live as long as
@@ -95,50 +56,20 @@ class Workers:
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
     ) -> None:
-        self.count = max(1, count)
-        self.limits = limits or Limits(memory=fair_memory(self.count))
-        self.repeats = repeats
+        limits = limits or Limits(memory=fair_memory(max(1, count)))
+        super().__init__(count, limits, repeats, folder / "trials.jsonl" if folder is not None else None)
         # What the server said of itself when it was ready: start-up seconds, threads, torch version.
         self.hello: dict[str, Any] = {}
-        self.ran = 0
         self._names = (call, warm_up, still_good)
         self._python = python
         self._scratch = None if folder is not None else tempfile.mkdtemp(prefix="torchsleuth-")
         self._folder = Path(folder or self._scratch or "").absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._environment = dict(os.environ if environment is None else environment)
-        self.log = TrialLog(self._folder / "trials.jsonl" if folder is not None else None)
-        self._lock = threading.RLock()
-        self._queue: collections.deque[Ticket] = collections.deque()
-        self._running: dict[int, Ticket] = {}
-        self._numbers = 0
-        self._closed = False
-        self._ready = threading.Event()
         self._failed_starts = 0
         self._start()
         self._reader = threading.Thread(target=self._read, name="torchsleuth-workers", daemon=True)
         self._reader.start()
-
-    # -- what a search uses
-
-    def submit(self, trial: Trial, *, limits: Limits | None = None, fresh: bool = False) -> Ticket:
-        """Queues a trial; its ticket has the Outcome later. `fresh` asks anew, whatever the log knows."""
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("these workers are closed; make new ones with Workers(n)")
-            self._numbers += 1
-            ticket = Ticket(self, self._numbers, trial, limits or self.limits, 1 if fresh else self.repeats)
-            known = None if fresh else self.log.answer(trial.key, self.repeats)
-            if known is not None:
-                ticket._settle(known)
-            else:
-                self._queue.append(ticket)
-                self._dispatch()
-        return ticket
-
-    def run(self, trial: Trial, *, limits: Limits | None = None, fresh: bool = False) -> Outcome:
-        """One trial, waited for: `workers.run(trial).fails_like(trial.expected)`."""
-        return self.submit(trial, limits=limits, fresh=fresh).result()
 
     def wait_ready(self, seconds: float | None = None) -> dict[str, Any]:
         """Waits until the server is warm; what it said of itself."""
@@ -147,21 +78,11 @@ class Workers:
 
     def close(self) -> None:
         """Ends everything that was started. Tickets without an outcome are cancelled."""
-        with self._lock:
-            self._closed = True
-            waiting = [*self._queue, *self._running.values()]
-        for ticket in waiting:
-            ticket.cancel()
+        super().close()
         self._end_server()
         self._reader.join(LEAVE_SECONDS)
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.close()
 
     # -- the server
 
@@ -239,40 +160,25 @@ class Workers:
                     self._conclude(ticket, outcome_from_json(message["outcome"]))
             self._dispatch()
 
-    def _conclude(self, ticket: Ticket, outcome: Outcome) -> None:
-        self.ran += 1
-        ticket.passes += 1
-        if outcome.error is None and outcome.signature is None and ticket.passes < ticket.repeats:
-            self._queue.appendleft(ticket)
-            return
-        self.log.remember(ticket.trial.key, outcome, ticket.trial.expected, ticket.passes)
-        ticket._settle(outcome)
-
-    def _dispatch(self) -> None:
-        while self._ready.is_set() and self._queue and len(self._running) < self.count:
-            ticket = self._queue.popleft()
-            if ticket.cancelled():
-                continue
-            self._running[ticket.number] = ticket
-            message = {
+    def _begin(self, ticket: Ticket) -> None:
+        self._send(
+            {
                 "number": ticket.number,
                 "trial": trial_to_json(ticket.trial),
                 "limits": ticket.limits.to_json(),
                 "warm": uses_accelerator(ticket.trial),
                 "kernels": needs_kernels(ticket.trial),
             }
-            self._send(message)
+        )
+
+    def _drop(self, ticket: Ticket) -> None:
+        self._send({"cancel": ticket.number})
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
             self._control.sendall(frame(message))
         except OSError:  # the reader will notice, and try again with another server
             pass
-
-    def _forget(self, ticket: Ticket) -> None:
-        with self._lock:
-            if ticket.number in self._running:
-                self._send({"cancel": ticket.number})
 
     def _replace_server(self) -> None:
         """The server is gone: ends what it left, starts another, and gives its trials one more chance."""
@@ -288,14 +194,7 @@ class Workers:
         if self._failed_starts >= STARTS:
             self._give_up(lost)
             return
-        for ticket in reversed(lost):
-            ticket.servers_lost += 1
-            if ticket.servers_lost < 2:
-                self._queue.appendleft(ticket)
-            else:
-                ticket._settle(
-                    Outcome(None, 0.0, error="the trial's supervisor was killed twice while it ran")
-                )
+        self._try_again(lost, "the trial's supervisor was killed twice while it ran")
         self._start()
 
     def _give_up(self, lost: list[Ticket]) -> None:

@@ -1,0 +1,62 @@
+"""Comparisons inside a graph that rounding may decide either way, and what follows when it does.
+
+The idea: noisy runs show how far each compared difference moves; where it could reach zero, one more run takes
+every such decision the other way. Whatever changes then in the outputs, a healthy compiler may change too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+COMPARE = frozenset(["gt", "lt", "ge", "le", "eq", "ne"])
+
+AT_RISK = 5.0
+"""Standard deviations of its noise within which a difference may change its sign: 1 in a million goes further."""
+
+
+class Decision:
+    """One comparison: watches its operands in ordinary runs, and can decide doubtful elements the other way."""
+
+    def __init__(self, compare: Callable[..., Any]) -> None:
+        self.compare = compare
+        self.seen = 0
+        self.first = self.total = self.square = torch.zeros(())
+
+    def __call__(self, left: Any, right: Any, watching: bool, flipping: bool) -> Any:
+        result = self.compare(left, right)
+        operands = [v for v in (left, right) if isinstance(v, torch.Tensor)]
+        if not isinstance(result, torch.Tensor) or not any(v.is_floating_point() for v in operands):
+            return result
+        if watching:
+            self._watch(torch.as_tensor(left - right))
+        return result ^ self._doubtful() if flipping and self.seen > 1 else result
+
+    def _watch(self, gap: torch.Tensor) -> None:
+        if self.seen == 0:
+            self.first, self.total, self.square = gap, torch.zeros_like(gap), torch.zeros_like(gap)
+        # Relative to the first run: the spread may be a billion times smaller than the difference itself.
+        moved = gap - self.first
+        self.total = self.total + moved
+        self.square = self.square + moved * moved
+        self.seen += 1
+
+    def _doubtful(self) -> torch.Tensor:
+        mean = self.total / self.seen
+        spread = (self.square / self.seen - mean * mean).clamp_min(0.0)
+        if spread.dim():
+            spread = torch.maximum(spread, spread.mean(-1, keepdim=True) / 4)
+        return (self.first + mean).abs() < AT_RISK * spread.sqrt()
+
+
+def comparison(target: Any) -> Callable[..., Any]:
+    """A comparison as a function of two operands, whether the graph calls a function or a method."""
+    if callable(target):
+        return target
+
+    def by_method(left: Any, right: Any) -> Any:
+        return getattr(left, target)(right)
+
+    return by_method

@@ -1,0 +1,250 @@
+"""The same trials on a Ray cluster: `--workers ray` joins the one that is there, `ray://host` one elsewhere.
+
+On each node one actor hosts the same isolated processes as on this machine, so a segfault never takes a Ray worker
+down. Kept values travel with the first trial that needs them and stay with the node: no shared folder is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torchsleuth
+from torchsleuth.cases.errors import SleuthError
+from torchsleuth.workers.desk import Desk, Ticket
+from torchsleuth.workers.limits import Limits, limits_from_json
+from torchsleuth.workers.log import settings_in
+from torchsleuth.workers.pool import Workers
+from torchsleuth.workers.trial import Trial
+from torchsleuth.workers.wire import outcome_from_json, outcome_to_json, trial_from_json, trial_to_json
+
+# For a node to unpack torchsleuth and to load torch from a cold disk.
+READY_SECONDS = 300.0
+
+
+class ClusterUnfit(SleuthError):
+    """The cluster cannot run these trials; the sentence says why and what to do."""
+
+
+class Host:
+    """What lives on a node: isolated workers, and the values that were sent there."""
+
+    def __init__(self, count: int, settings: Mapping[str, str], options: Mapping[str, Any]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="torchsleuth-node-"))
+        (self.folder / "storages").mkdir()
+        self.workers = Workers(count, environment={**os.environ, **settings}, **options)
+        self.tickets: dict[int, Ticket] = {}
+
+    def hello(self) -> dict[str, Any]:
+        return self.workers.wait_ready(READY_SECONDS)
+
+    def run(self, number: int, trial: dict[str, Any], limits: dict[str, Any], values: dict[str, Any]) -> Any:
+        """The outcome of one trial as a message; None where it was cancelled."""
+        import ray
+
+        for digest, reference in values.items():
+            path = self.folder / "storages" / f"{digest}.safetensors"
+            if not path.exists():
+                part = path.with_suffix(f".{number}")
+                part.write_bytes(ray.get(reference))
+                part.replace(path)
+        here = dataclasses.replace(trial_from_json(trial), store=str(self.folder) if values else None)
+        ticket = self.workers.submit(here, limits=limits_from_json(limits), fresh=True)
+        self.tickets[number] = ticket
+        try:
+            return outcome_to_json(ticket.result())
+        except BaseException:
+            if ticket.cancelled():
+                return None
+            raise
+        finally:
+            del self.tickets[number]
+
+    def cancel(self, number: int) -> None:
+        if number in self.tickets:
+            self.tickets[number].cancel()
+
+    def close(self) -> None:
+        self.workers.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class RayWorkers(Desk):
+    """Workers on every node of a Ray cluster; used as `Workers` is. `address` as in `ray.init`.
+
+    >>> with RayWorkers("ray://head:10001") as workers: workers.run(trial)
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        folder: Path | None = None,
+        limits: Limits | None = None,
+        repeats: int = 1,
+        per_node: int | None = None,
+        **options: Any,
+    ) -> None:
+        self._ray = _ray()
+        self._joined = not self._ray.is_initialized()
+        if self._joined:
+            _join(self._ray, address)
+        self._hosts = self._settle_in(per_node, options)
+        log = folder / "trials.jsonl" if folder is not None else None
+        super().__init__(sum(self._hosts.values()), limits or Limits(), repeats, log)
+        self._at: dict[int, Any] = {}
+        self._values: dict[str, Any] = {}
+        self._ready.set()
+
+    @property
+    def nodes(self) -> int:
+        """On how many nodes trials run."""
+        return len(self._hosts)
+
+    def _settle_in(self, per_node: int | None, options: Mapping[str, Any]) -> dict[Any, int]:
+        """One host per node, each with as many workers as the node has processors: {host: workers}."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        hosts: dict[Any, int] = {}
+        settings = dict(settings_in(os.environ))
+        for node in self._ray.nodes():
+            count = per_node or int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
+            if count:
+                host = self._ray.remote(Host).options(
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+                    num_cpus=min(count, int(node["Resources"].get("CPU", 0))),
+                    max_concurrency=2 * count + 2,
+                )
+                hosts[host.remote(count, settings, dict(options))] = count
+        if not hosts:
+            raise ClusterUnfit(
+                "The Ray cluster has no node with a processor to spare; use --workers N instead."
+            )
+        try:
+            self._check(self._ray.get([host.hello.remote() for host in hosts], timeout=READY_SECONDS))
+        except self._ray.exceptions.RayError as error:
+            why = str(error).strip().splitlines()[-1]
+            raise ClusterUnfit(
+                f"The Ray cluster could not start workers ({why}); use --workers N."
+            ) from error
+        return hosts
+
+    def _check(self, hellos: list[dict[str, Any]]) -> None:
+        """Answers of another torch are answers to another question."""
+        here = importlib.metadata.version("torch")
+        others = {hello.get("torch", here) for hello in hellos} - {here}
+        if others:
+            raise ClusterUnfit(
+                f"The Ray cluster has torch {', '.join(sorted(others))} and this machine {here}: what fails here may "
+                "pass there. Install the same torch on all nodes, or use --workers N."
+            )
+
+    def _begin(self, ticket: Ticket) -> None:
+        host = min(self._hosts, key=lambda h: sum(at is h for at in self._at.values()) / self._hosts[h])
+        self._at[ticket.number] = host
+        values = {}
+        for digest in storages_of(ticket.trial):
+            if digest not in self._values:
+                path = Path(ticket.trial.store or "", "storages", f"{digest}.safetensors")
+                self._values[digest] = self._ray.put(path.read_bytes())
+            values[digest] = self._values[digest]
+        answer = host.run.remote(ticket.number, trial_to_json(ticket.trial), ticket.limits.to_json(), values)
+        answer.future().add_done_callback(lambda future: self._hear(ticket, future))
+
+    def _hear(self, ticket: Ticket, future: Any) -> None:
+        with self._lock:
+            self._running.pop(ticket.number, None)
+            host = self._at.pop(ticket.number, None)
+            error = future.exception()
+            if ticket.cancelled() or self._closed:
+                pass
+            elif error is not None:
+                if isinstance(error, self._ray.exceptions.RayActorError) and len(self._hosts) > 1:
+                    self._hosts.pop(host, None)  # its node is gone; the others go on
+                self._try_again([ticket], f"the trial could not be run on the Ray cluster ({error})")
+            else:
+                self._conclude(ticket, outcome_from_json(future.result()))
+            self._dispatch()
+
+    def _drop(self, ticket: Ticket) -> None:
+        host = self._at.get(ticket.number)
+        if host is not None:
+            host.cancel.remote(ticket.number)
+
+    def close(self) -> None:
+        """Ends what runs on the nodes, and leaves the cluster where this object joined it."""
+        super().close()
+        try:
+            self._ray.get([host.close.remote() for host in self._hosts], timeout=30)
+        except self._ray.exceptions.RayError:  # a node that is gone has taken its processes along
+            pass
+        for host in self._hosts:
+            self._ray.kill(host)
+        if self._joined:
+            self._ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ClusterUnfit(
+            "`--workers ray` needs Ray, which is not installed here: pip install 'torchsleuth[ray]', "
+            "or use --workers N."
+        ) from error
+    return ray
+
+
+def _join(ray: Any, address: str | None) -> None:
+    """Joins a cluster and takes the text of torchsleuth along, so that its nodes need torch only."""
+    package = str(Path(torchsleuth.__file__).resolve().parent)
+    options = {"runtime_env": {"py_modules": [package]}, "log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address is not None:
+            ray.init(address=address, **options)
+            return
+        try:
+            ray.init(address="auto", **options)
+        except ConnectionError:
+            ray.init(**options)  # none is running: one on this machine
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        why = (str(error).strip().splitlines() or ["no answer"])[0]
+        raise ClusterUnfit(f"No Ray cluster answers at {address or 'this machine'} ({why}).") from error
+
+
+def storages_of(trial: Trial) -> Iterator[str]:
+    """The names of the kept values that a trial needs: `list(storages_of(trial))`."""
+    if trial.store is None:
+        return
+    constants = trial.facts.get("constants") or {}
+    seen = set()
+    for description in (trial.facts.get("inputs") or {}, constants.get("description") or {}):
+        for spec in description.get("inputs", ()):
+            digest = spec.get("storage")
+            if digest and digest not in seen:
+                seen.add(digest)
+                yield digest
+
+
+def open_workers(wanted: str | int = 1, **options: Any) -> Desk:
+    """The workers that `--workers` names: a number of them here, `ray`, or `ray://host:port`.
+
+    >>> with open_workers("2") as workers: workers.count
+    2
+    """
+    text = str(wanted)
+    if text == "ray":
+        return RayWorkers(None, **options)
+    if text.startswith("ray://"):
+        return RayWorkers(text, **options)
+    if not text.isdecimal() or int(text) < 1:
+        raise ClusterUnfit(
+            f"--workers is {text!r}; it must be a number from 1 on, `ray`, or `ray://host:port`."
+        )
+    return Workers(int(text), **options)

@@ -1,0 +1,178 @@
+"""The small script: what a person would have written, that answers as the contract says."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchsleuth.cases.signature import Signature
+from torchsleuth.repro.small import SmallGraph, SmallInput, small_scripts
+from torchsleuth.repro.small_inputs import TooLarge, input_expression
+from torchsleuth.tensors.specs import describe_inputs, describe_tensor
+
+aten = torch.ops.aten
+ERROR = Signature("compile_error", "compile", ("faults.Fault",), "no lowering for # things", ("a.py:die",))
+WRONG = Signature("accuracy", "run", outputs=("outputs[0]",))
+CRASH = Signature("crash", "run", signal="SIGSEGV")
+
+
+def small(function, *values, signature=ERROR, level="dynamo", backend="inductor", keep=False, **more):
+    graph = torch.fx.symbolic_trace(function)
+    names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    specs = describe_inputs(list(values)).inputs
+    inputs = tuple(SmallInput(n, s, v if keep else None) for n, s, v in zip(names, specs, values))
+    facts = {"level": level, "backend": backend, "config": {}, "options": {}, "state": {}}
+    embedded = more.pop("embedded", {})
+    return SmallGraph(graph, inputs, {**facts, **more}, signature, embedded, case="0123abcd")
+
+
+def first(graph):
+    return next(small_scripts(graph)).text
+
+
+def function_of(text):
+    """The function `f` of a script, ready to be called."""
+    tree = ast.parse(text)
+    body = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom | ast.FunctionDef)]
+    scope = {}
+    exec(compile(ast.Module(body, []), "small", "exec"), scope)
+    return scope["f"]
+
+
+def test_one_call_becomes_a_function_of_one_line_in_public_names():
+    text = first(small(lambda arg0_1: (aten.relu.default(arg0_1),), torch.ones(2, 3)))
+    assert "def f(x):\n    return torch.relu(x)\n" in text
+    assert "x = torch.ones(2, 3)\n" in text
+    assert "torch.compile(f)(x)" in text
+    assert len(text.splitlines()) <= 25
+    assert "import torchsleuth" not in text
+
+
+def test_a_script_says_what_it_expects_in_a_literal():
+    tree = ast.parse(first(small(lambda x: (aten.relu.default(x),), torch.ones(2))))
+    found = next(n for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "EXPECTED")
+    assert ast.literal_eval(found.value)["message"] == "no lowering for # things"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_function_computes_what_the_graph_computes(data):
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder("a"), graph.placeholder("b")]
+    for _ in range(data.draw(st.integers(1, 6))):
+        one, two = data.draw(st.sampled_from(nodes)), data.draw(st.sampled_from(nodes))
+        call, args, kwargs = data.draw(
+            st.sampled_from(
+                [
+                    (aten.add.Tensor, (one, two), {}),
+                    (aten.sub.Tensor, (one, two), {"alpha": 2}),
+                    (aten.mul.Tensor, (one, 0.5), {}),
+                    (aten.sin.default, (one,), {}),
+                    (aten.view.default, (one, [3, 3]), {}),
+                    (aten.permute.default, (one, [1, 0]), {}),
+                    (aten._softmax.default, (one, 1, False), {}),
+                    (aten.cumsum.default, (one, 0), {}),
+                    (aten.clone.default, (one,), {"memory_format": torch.contiguous_format}),
+                    (aten.where.self, (aten_gt(graph, one), one, two), {}),
+                    (aten.addmm.default, (one, two, one), {}),
+                ]
+            )
+        )
+        nodes.append(graph.call_function(call, args, kwargs))
+    graph.output(tuple(nodes[-data.draw(st.integers(1, 2)) :]))
+    graph.eliminate_dead_code()
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    values = [torch.arange(9.0).view(3, 3) / 7, torch.ones(3, 3)]
+    inputs = tuple(SmallInput(n, describe_tensor(v)) for n, v in zip("ab", values))
+    facts = {"level": "dynamo", "backend": "inductor"}
+    for script in small_scripts(SmallGraph(gm, inputs, facts, ERROR, {})):
+        got = function_of(script.text)(*values)
+        for ours, theirs in zip(got if isinstance(got, tuple) else (got,), gm(*values)):
+            torch.testing.assert_close(ours, theirs)
+
+
+def aten_gt(graph, node):
+    return graph.call_function(aten.gt.Scalar, (node, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("value", "keep", "text"),
+    [
+        (torch.ones(2, 3), False, "torch.randn(2, 3)"),
+        (torch.zeros(2), True, "torch.zeros(2)"),
+        (torch.full((2,), 7.5), True, "torch.full((2,), 7.5)"),
+        (torch.tensor(357.5), True, "torch.tensor(357.5)"),
+        (torch.ones(4, dtype=torch.int64), False, "torch.zeros(4, dtype=torch.int64)"),
+        (torch.tensor([1, 2]), True, "torch.tensor([1, 2])"),
+        (torch.ones(2, 3).t(), False, "torch.randn(6).as_strided((3, 2), (1, 3))"),
+        (torch.ones((), dtype=torch.bfloat16), False, "torch.randn((), dtype=torch.bfloat16)"),
+        (torch.ones(2, requires_grad=True), False, "torch.randn(2, requires_grad=True)"),
+    ],
+)
+def test_inputs_are_written_as_a_person_would(value, keep, text):
+    written, _ = input_expression(describe_tensor(value), value if keep else None, True)
+    assert written == text
+    made = eval(written)
+    assert (made.shape, made.stride(), made.dtype) == (value.shape, value.stride(), value.dtype)
+
+
+def test_values_that_matter_and_are_many_are_refused():
+    with pytest.raises(TooLarge):
+        input_expression(describe_tensor(torch.randn(100)), torch.randn(100), True)
+    assert list(small_scripts(small(lambda x: (aten.relu.default(x),), torch.randn(100), keep=True))) == []
+
+
+def test_a_graph_for_the_inner_compiler_is_handed_to_it():
+    (script,) = small_scripts(small(lambda x: (aten.relu.default(x),), torch.ones(2), level="aot"))
+    assert script.form == "graph"
+    assert "compile_fx_inner(graph, [x])" in script.text
+    assert "return (relu_default,)" in script.text
+
+
+def run(text, folder):
+    path = folder / "repro.py"
+    path.write_text(text)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout.strip().splitlines()[-1] if done.stdout else "", done.stderr
+
+
+BACKEND = """
+def backend(graph, inputs):
+    if any(node.target is torch.relu for node in graph.graph.nodes):
+        raise ValueError("no relu here")
+    return graph.forward
+"""
+
+
+def test_a_script_with_the_users_backend_reproduces_and_tells_other_failures(tmp_path):
+    wanted = Signature("compile_error", "compile", ("ValueError",), "no relu here", ("x.py:backend",))
+    graph = small(
+        lambda x: (torch.relu(x),),
+        torch.ones(2),
+        signature=wanted,
+        backend="backend",
+        embedded={"source": BACKEND, "imports": []},
+    )
+    code, last, errors = run(first(graph), tmp_path)
+    assert (code, last) == (1, "REPRODUCED: ValueError: no relu here")
+    assert "torchsleuth: compiling" in errors
+    other = first(graph).replace("no relu here", "not today", 1)
+    other = re.sub(r"'here' in text", "'tomorrow' in text", other)
+    if other != first(graph).replace("no relu here", "not today", 1):
+        code, last, _ = run(other, tmp_path)
+        assert code == 2
+        assert last.startswith("DIFFERENT FAILURE: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signature", [ERROR, WRONG, CRASH])
+def test_a_healthy_compiler_does_not_reproduce(signature, tmp_path):
+    graph = small(lambda x: (aten.relu.default(x),), torch.ones(2), signature=signature)
+    code, last, errors = run(first(graph), tmp_path)
+    assert (code, last) == (0, "NOT REPRODUCED")
+    assert ("torchsleuth: running" in errors) == (signature is CRASH)

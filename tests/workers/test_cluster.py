@@ -1,0 +1,111 @@
+"""The same trials on a Ray cluster of two nodes on this machine."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import pytest
+from faulty import FAILS, trial
+
+from torchsleuth.cases.signature import Signature
+from torchsleuth.workers.cluster import ClusterUnfit, RayWorkers, open_workers, storages_of
+from torchsleuth.workers.limits import Limits
+
+
+def test_without_ray_the_sentence_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without_ray(name, *rest, **more):
+        if name == "ray":
+            raise ImportError("No module named 'ray'")
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_ray)
+    with pytest.raises(ClusterUnfit, match="pip install"):
+        open_workers("ray")
+
+
+@pytest.mark.parametrize("wanted", ["0", "-1", "many", "ray:/x", ""])
+def test_a_number_of_workers_that_is_none_is_refused(wanted):
+    with pytest.raises(ClusterUnfit, match="ray://host"):
+        open_workers(wanted)
+
+
+def test_the_values_a_trial_needs_are_those_its_inputs_and_constants_name():
+    facts = {
+        "inputs": {"inputs": [{"storage": "a"}, {"storage": None}, {"storage": "a"}, {"kind": "int"}]},
+        "constants": {"description": {"inputs": [{"storage": "b"}]}},
+    }
+    kept = dataclasses.replace(trial("pass", **facts), store="somewhere")
+    assert list(storages_of(kept)) == ["a", "b"]
+    assert list(storages_of(trial("pass", **facts))) == []
+
+
+@pytest.fixture(scope="module")
+def cluster_of_two():
+    ray = pytest.importorskip("ray")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def workers(cluster_of_two, tmp_path):
+    options = {"call": "faulty:run", "warm_up": None, "still_good": "faulty:good"}
+    with RayWorkers(folder=tmp_path, limits=Limits(setup=60, compile=30, run=30), **options) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_trials_run_on_both_nodes_and_no_crash_takes_a_ray_worker_down(workers):
+    assert workers.nodes == 2 and workers.count == 2
+    names = ["segv", "abort", "exit 7", "fail", "pass"] * 3
+    outcomes = [ticket.result() for ticket in [workers.submit(trial(n), fresh=True) for n in names]]
+    signals = [o.signature and (o.signature.signal or o.signature.kind) for o in outcomes]
+    assert signals == ["SIGSEGV", "SIGABRT", "exit 7", "runtime_error", None] * 3
+    assert workers.nodes == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hang_on_a_node_is_ended_there_and_a_cancelled_trial_frees_its_place(workers):
+    hung = workers.run(trial("native_hang"), limits=Limits(run=0.5))
+    assert hung.signature == Signature("hang", "run")
+    tickets = [workers.submit(trial(f"sleep {n}")) for n in (301, 302)]
+    time.sleep(1)
+    for ticket in tickets:
+        assert ticket.cancel()
+    assert workers.submit(trial("fail")).result(timeout=60).fails_like(FAILS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kept_values_reach_a_node_without_a_shared_folder(workers, tmp_path):
+    (tmp_path / "store" / "storages").mkdir(parents=True)
+    (tmp_path / "store" / "storages" / "abc.safetensors").write_bytes(b"values")
+    facts = {"inputs": {"inputs": [{"storage": "abc"}]}}
+    asked = dataclasses.replace(trial("read_store", **facts), store=str(tmp_path / "store"))
+    outcome = workers.run(asked)
+    assert outcome.error is None
+    place, text = outcome.text.split("|")
+    assert text == "values" and not place.startswith(str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_answers_from_the_cluster_are_remembered_here(workers):
+    assert not workers.run(trial("fail")).cached
+    assert workers.run(trial("fail")).cached
