@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from watched import environment, run_bare, run_watched, sleuth
 
 THREE_LAYERS = """
@@ -149,11 +150,11 @@ def test_a_hang_becomes_a_case_with_stacks_and_the_program_is_ended(tmp_path, ac
 
 def test_a_hang_at_run_time_is_reproduced_under_the_clock_of_verify(tmp_path):
     ran = run_watched(
-        tmp_path, THREE_LAYERS, "--timeout", "4", "--record-only", fault="aten.sin.default:run_hang"
+        tmp_path, THREE_LAYERS, "--timeout", "20", "--record-only", fault="aten.sin.default:run_hang"
     )
     assert (ran.case["kind"], ran.case["phase"]) == ("hang", "run")
     again = sleuth(
-        "verify", ran.case["id"], "--times", "1", "--timeout", "4", "--json",
+        "verify", ran.case["id"], "--times", "1", "--timeout", "20", "--json",
         cwd=tmp_path, env=environment(tmp_path, "aten.sin.default:run_hang"),
     )  # fmt: skip
     assert again.status == 0 and '"answer": "reproduced"' in again.stdout

@@ -174,18 +174,16 @@ def test_the_program_s_own_bug_is_told_apart(tmp_path):
     def wrong_shapes():
         torch.compile(lambda a, b: torch.mm(a.sin(), b))(torch.randn(3, 4), torch.randn(5, 6))
 
-    attempt("out_of_range", out_of_range)
     attempt("wrong_shapes", wrong_shapes)
+    attempt("out_of_range", out_of_range)
     """
-    )
     ran = run_watched(tmp_path, source)
-    by_kind = {case["kind"]: case for case in ran.cases}
-    assert by_kind.keys() == {"runtime_error", "capture_error"}, ran.stderr
-    for kind, line in (("runtime_error", "program.py:18"), ("capture_error", "program.py:21")):
-        triage = by_kind[kind]["triage"]
-        assert (triage["component"], triage["user_line"]) == ("program", line), by_kind[kind]
-    assert by_kind["capture_error"]["triage"]["ops"] == ["torch.mm"]
-    assert by_kind["capture_error"]["no_repro"]
+    captured = [case for case in ran.cases if case["kind"] == "capture_error"]
+    ran_wild = [case for case in ran.cases if case["phase"] == "run"]  # a crash in 2.11, an error in 2.13
+    assert (len(captured), len(ran_wild)) == (1, 1), ran.stderr
+    for case, line in ((ran_wild[0], "program.py:18"), (captured[0], "program.py:21")):
+        assert (case["triage"]["component"], case["triage"]["user_line"]) == ("program", line), case
+    assert captured[0]["triage"]["ops"] == ["torch.mm"] and captured[0]["no_repro"]
 
 
 def test_the_same_failure_is_counted_and_other_graphs_give_other_cases(tmp_path):

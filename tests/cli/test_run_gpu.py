@@ -1,6 +1,7 @@
 """Failures on a GPU: in Triton's compiler, at run time, and asynchronous ones caught in the graph that caused them."""
 
 import pytest
+
 from watched import run_watched
 
 pytestmark = pytest.mark.gpu
@@ -88,6 +89,7 @@ def test_cuda_graphs_and_random_numbers_pass_the_accuracy_check(tmp_path):
         step = torch.compile(lambda x: net(x).square().mean(), mode="reduce-overhead")
         for _ in range(4):
             step(torch.randn(32, 64, device="cuda")).backward()
+            net.zero_grad(set_to_none=True)
         print("done")
     """
     ran = run_watched(tmp_path, source, "--check-accuracy")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torchsleuth.cases.folder import CaseFolder, now, write_case
 from torchsleuth.cases.model import Case, GraphFacts, case_id
 from torchsleuth.cases.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.graphs.identity import structural_hash
-from torchsleuth.graphs.printer import Unprintable, print_graph
+from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.opened import CannotMinify
 from torchsleuth.repro.script import script_text
 from torchsleuth.tensors.specs import Unsupported, describe_inputs
@@ -55,21 +56,20 @@ def _adopt_foreign(script: Path, cases_dir: Path, workers: Workers) -> CaseFolde
         foreign = read_foreign(script)
         graph = torch.fx.symbolic_trace(foreign.module)
         printed = print_graph(graph)
-    except (Unprintable, Exception) as error:
+    except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise CannotMinify(f"{script} cannot be read as a script of PyTorch's minifier ({why})") from error
-    store = Path(cases_dir) / f".adopting-{script.stem}"
-    try:
-        description = describe_inputs(foreign.inputs, None, ContentStoreWriter(store))
-    except Unsupported as reason:
-        raise CannotMinify(f"{script} has inputs that cannot be kept: {reason}") from reason
     record = _record(foreign, graph, printed)
-    expected = _observed(record, printed.source, description.to_json(), store, workers, foreign.accuracy)
-    if expected is None:
-        raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
-    return _write(
-        cases_dir, record, printed.source, description.to_json(), expected, store, structural_hash(graph)
-    )
+    with tempfile.TemporaryDirectory(prefix="torchsleuth-") as scratch:
+        store = Path(scratch)
+        try:
+            inputs = describe_inputs(foreign.inputs, None, ContentStoreWriter(store)).to_json()
+        except Unsupported as reason:
+            raise CannotMinify(f"{script} has inputs that cannot be kept: {reason}") from reason
+        expected = _observed(record, printed.source, inputs, store, workers, foreign.accuracy)
+        if expected is None:
+            raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
+        return _write(cases_dir, record, printed.source, inputs, expected, store, structural_hash(graph))
 
 
 def _record(foreign: ForeignScript, graph: torch.fx.GraphModule, printed: Any) -> dict[str, Any]:

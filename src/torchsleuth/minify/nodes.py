@@ -18,7 +18,7 @@ from torchsleuth.graphs.cut_record import Recording, record_values
 from torchsleuth.minify.contract import State
 from torchsleuth.minify.engine import Engine
 from torchsleuth.minify.states import ANY_VALUES, fake_values, real_inputs, state_of_cut
-from torchsleuth.minify.subsets import Elements, Subset, one_less, smallest_failing
+from torchsleuth.minify.subsets import Ask, Elements, Subset, one_less, smallest_failing
 
 NAME = "nodes"
 # How far around one of each kind its cover reaches: alone with what it reads, and a little more.
@@ -64,12 +64,37 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
         pointed_at = getattr(engine.oracle, "suspects", ())
         return list(dict.fromkeys(owner[name] for name in pointed_at if name in owner))
 
-    best = smallest_failing(elements, asker(False, groups), asker(True, groups), suspects)
+    best = smallest_failing(
+        elements,
+        asker(False, groups),
+        asker(True, groups),
+        suspects,
+        _racer(engine, state, recording, groups),
+    )
     kept = [name for element in best for name in groups[element]]
     # Now apart: of a tuple's parts only those that matter stay.
     asked.clear()
     one_less(tuple(range(len(kept))), asker(False, [(name,) for name in kept]))
     return engine.best
+
+
+def _racer(
+    engine: Engine, state: State, recording: Recording, groups: Sequence[tuple[str, ...]]
+) -> Ask | None:
+    """Which of disconnected subsets passes first, where the oracle can tell and several can be tried at once."""
+    first_passing = getattr(engine.oracle, "first_passing", None)
+    if first_passing is None or engine.width < 2 or not getattr(engine.oracle, "failing_is_slow", False):
+        return None
+
+    def race(subsets: Sequence[Subset]) -> int | None:
+        names = [{name for element in subset for name in groups[element]} for subset in subsets]
+        states = [
+            state_of_cut(state, cut(recording, each, severed=True), recording.symbolic) for each in names
+        ]
+        engine.queries += len(states)
+        return first_passing(states)
+
+    return race
 
 
 def recording_of(state: State) -> Recording:

@@ -115,7 +115,8 @@ def _leap(engine: Engine) -> None:
     """Every detail at its plainest in one step."""
     state = engine.best
     for reducer in DETAILS.values():
-        state = combined(reducer(state), state) or state
+        while (plainer := combined(reducer(state), state)) is not None:
+            state = plainer
     if size_of(state) < size_of(engine.best) and engine.fails("leap", "everything at once", state):
         engine.accept("leap", state)
 

@@ -49,10 +49,12 @@ def smallest_failing(
     ask: Ask,
     ask_apart: Ask | None = None,
     suspects: Callable[[], Sequence[int]] = tuple,
+    ask_passing: Ask | None = None,
 ) -> Subset:
     """A subset that fails and none of whose parts with one element less does.
 
-    `ask_apart` tries elements without their connections; `suspects` says whom the last failure points at. The whole
+    `ask_apart` tries elements without their connections; `suspects` says whom the last failure points at;
+    `ask_passing`, where given, answers with the first of disconnected subsets that passes. The whole
     is only asked about where no small part fails, because it is the dearest question; `NothingFails` is raised
     where it does not fail either.
 
@@ -62,7 +64,11 @@ def smallest_failing(
     whole = tuple(range(elements.count))
     if elements.count <= 1:
         return whole
-    found = _blamed(elements, ask) or _ball(elements, ask) or _alone(elements, ask, ask_apart, suspects)
+    found = (
+        _blamed(elements, ask)
+        or _ball(elements, ask)
+        or _alone(elements, ask, ask_apart, suspects, ask_passing)
+    )
     if found is None:
         smaller = [kinds for kinds in elements.kinds if len(kinds) <= 0.6 * elements.count]
         place = first_of(smaller, ask, one_by_one=True)
@@ -90,9 +96,16 @@ def _blamed(elements: Elements, ask: Ask) -> Subset | None:
 
 
 def _alone(
-    elements: Elements, ask: Ask, ask_apart: Ask | None, suspects: Callable[[], Sequence[int]]
+    elements: Elements,
+    ask: Ask,
+    ask_apart: Ask | None,
+    suspects: Callable[[], Sequence[int]],
+    ask_passing: Ask | None,
 ) -> Subset | None:
-    """A single culprit, found by trying one element of each kind side by side."""
+    """A single culprit, found by trying one element of each kind side by side.
+
+    Where failing takes long, as a hang does, both halves are tried at once and `ask_passing` says which one passes.
+    """
     candidates = tuple(e for e in elements.singles if (e,) not in [(s,) for s in elements.seeds[:MOST_SEEDS]])
     if ask_apart is None or not candidates or ask_apart([candidates]) is None:
         return None
@@ -104,7 +117,10 @@ def _alone(
         middle = len(candidates) // 2
         halves = [candidates[:middle], candidates[middle:]]
         # One of two halves must fail where a single one is at fault, so the second need not be asked.
-        candidates = halves[0] if ask_apart([halves[0]]) is not None else halves[1]
+        if ask_passing is not None:
+            candidates = halves[1 if ask_passing(halves) == 0 else 0]
+        else:
+            candidates = halves[0] if ask_apart([halves[0]]) is not None else halves[1]
     return candidates if ask([candidates]) is not None else None
 
 

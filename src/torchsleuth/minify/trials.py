@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,23 @@ class TrialOracle:
                 continue
             answers.append(self._judge(ticket.result(), state))
         return answers
+
+    @property
+    def failing_is_slow(self) -> bool:
+        """Whether it takes longer to see a failure than to see none."""
+        return self.expected.kind == "hang"
+
+    def first_passing(self, states: Sequence[State]) -> int | None:
+        """The first state, in time, that passes; the others are given up. None where all fail."""
+        tickets = {
+            self.workers.submit(self.trial(s), limits=self._limits(s)): n for n, s in enumerate(states)
+        }
+        for ticket in as_completed(tickets):
+            if not self._judge(ticket.result(), states[tickets[ticket]]):
+                for other in tickets:
+                    other.cancel()
+                return tickets[ticket]
+        return None
 
     def trial(self, state: State) -> Trial:
         """The question that a state stands for."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import os
+import queue
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,9 @@ class RayWorkers(Desk):
         super().__init__(sum(self._hosts.values()), limits or Limits(), repeats, log)
         self._at: dict[int, Any] = {}
         self._values: dict[str, Any] = {}
+        self._heard: queue.SimpleQueue[tuple[Ticket, Any] | None] = queue.SimpleQueue()
+        self._listener = threading.Thread(target=self._listen, name="torchsleuth-cluster", daemon=True)
+        self._listener.start()
         self._ready.set()
 
     @property
@@ -155,7 +160,12 @@ class RayWorkers(Desk):
                 self._values[digest] = self._ray.put(path.read_bytes())
             values[digest] = self._values[digest]
         answer = host.run.remote(ticket.number, trial_to_json(ticket.trial), ticket.limits.to_json(), values)
-        answer.future().add_done_callback(lambda future: self._hear(ticket, future))
+        # Ray calls back on the thread that carries its messages: whoever asks Ray for something there waits for ever.
+        answer.future().add_done_callback(lambda future: self._heard.put((ticket, future)))
+
+    def _listen(self) -> None:
+        while (heard := self._heard.get()) is not None:
+            self._hear(*heard)
 
     def _hear(self, ticket: Ticket, future: Any) -> None:
         with self._lock:
@@ -180,6 +190,7 @@ class RayWorkers(Desk):
     def close(self) -> None:
         """Ends what runs on the nodes, and leaves the cluster where this object joined it."""
         super().close()
+        self._heard.put(None)
         try:
             self._ray.get([host.close.remote() for host in self._hosts], timeout=30)
         except self._ray.exceptions.RayError:  # a node that is gone has taken its processes along
