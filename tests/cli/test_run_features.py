@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from watched import environment, run_watched, sleuth, write_program
 
 ATTEMPTS = """
@@ -177,6 +178,7 @@ def test_the_program_s_own_bug_is_told_apart(tmp_path):
     attempt("wrong_shapes", wrong_shapes)
     attempt("out_of_range", out_of_range)
     """
+    )
     ran = run_watched(tmp_path, source)
     captured = [case for case in ran.cases if case["kind"] == "capture_error"]
     ran_wild = [case for case in ran.cases if case["phase"] == "run"]  # a crash in 2.11, an error in 2.13

@@ -89,9 +89,8 @@ def minify_case(
             raise _why_not(oracle, folder)
         keeper.smaller("nothing", reduction.state)
     seconds = round(time.monotonic() - started, 2)
-    explanation = (
-        explain(reduction.state, oracle) if time.monotonic() - started < budget_seconds else Explanation(())
-    )
+    in_time = time.monotonic() - started < budget_seconds and not oracle.failing_is_slow
+    explanation = explain(reduction.state, oracle) if in_time else Explanation(())
     form, script, runs = _written(folder, opened, reduction.state, workers.count)
     minified = _minified(reduction, folder, script, seconds)
     reproduced = sum(run.reproduced for run in runs)

@@ -8,6 +8,7 @@ last each element by itself. Nothing here knows torch: elements are numbers in d
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ MOST_SEEDS = 8
 MOST_BALL_SEEDS = 2
 # Enough for any number of workers; more would only be built in vain.
 ASK_AT_ONCE = 8
+# Of so many elements each pair can still be tried.
+MOST_PAIRED = 12
 # CDD multiplies the probability that an element matters by this each round: 1 / (1 - 1/e).
 GROWTH = 1 / (1 - math.exp(-1))
 
@@ -64,6 +67,7 @@ def smallest_failing(
     whole = tuple(range(elements.count))
     if elements.count <= 1:
         return whole
+    ask, passed = _watched(ask)
     found = (
         _blamed(elements, ask)
         or _ball(elements, ask)
@@ -75,8 +79,22 @@ def smallest_failing(
         if place is None and ask([whole]) is None:
             raise NothingFails("the whole does not fail")
         found = whole if place is None else smaller[place]
-    found = halved(found, ask)
-    return one_less(counted(found, ask), ask)
+    found = one_less(counted(halved(found, ask), ask), ask)
+    if len(found) <= MOST_PAIRED and any(set(found) < set(subset) for subset in passed):
+        found = two_less(found, ask)
+    return found
+
+
+def _watched(ask: Ask) -> tuple[Ask, list[Subset]]:
+    """The same question, and the subsets that were seen to pass."""
+    passed: list[Subset] = []
+
+    def watching(subsets: Sequence[Subset]) -> int | None:
+        place = ask(subsets)
+        passed.extend(subsets[:place])
+        return place
+
+    return watching, passed
 
 
 def first_of(subsets: Sequence[Subset], ask: Ask, *, one_by_one: bool = False) -> int | None:
@@ -217,6 +235,23 @@ def one_less(subset: Subset, ask: Ask) -> Subset:
         if smaller == subset:
             return subset
         subset = smaller
+    return subset
+
+
+def two_less(subset: Subset, ask: Ask) -> Subset:
+    """Takes two elements away at once, for failures that some larger sets hide: there one alone may not do.
+
+    >>> two_less((1, 2, 3), lambda subsets: next((i for i, s in enumerate(subsets) if s == (3,)), None))
+    (3,)
+    """
+    while len(subset) > 2:
+        pairs = list(itertools.combinations(reversed(subset), 2))
+        for pair in pairs:
+            if ask([_less(subset, pair)]) is not None:
+                subset = one_less(_less(subset, pair), ask)
+                break
+        else:
+            return subset
     return subset
 
 
