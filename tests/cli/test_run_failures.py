@@ -55,7 +55,7 @@ def test_a_compile_error_becomes_a_case_and_reaches_the_user_unchanged(tmp_path)
     assert ran.stdout == bare.stdout
     theirs = [line for line in ran.stderr.splitlines() if not line.startswith("torchsleuth:")]
     assert theirs == bare.stderr.splitlines()
-    assert f"torchsleuth show cases/{case['id']}" in ran.ours()[0]
+    assert f"torchsleuth show {case['id']}" in ran.ours()[0]
     assert not (tmp_path / "cases" / ".spool").exists()
 
 

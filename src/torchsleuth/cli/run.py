@@ -225,9 +225,11 @@ def _say_case(folder: CaseFolder) -> None:
 
 
 def _name(folder: CaseFolder) -> str:
+    """What to type for this case: its id where the next command will look, its path elsewhere."""
     from torchsleuth.cli.options import DEFAULT_CASES
 
-    return folder.case.id if folder.path.parent.name == DEFAULT_CASES else os.path.relpath(folder.path)
+    default = Path(os.environ.get("TORCHSLEUTH_CASES") or DEFAULT_CASES).absolute()
+    return folder.case.id if folder.path.parent.absolute() == default else os.path.relpath(folder.path)
 
 
 def _finish(

@@ -66,9 +66,9 @@ class TrialOracle:
 
     def first_passing(self, states: Sequence[State]) -> int | None:
         """The first state, in time, that passes; the others are given up. None where all fail."""
-        tickets = {
-            self.workers.submit(self.trial(s), limits=self._limits(s)): n for n, s in enumerate(states)
-        }
+        tickets: dict[Future[Outcome], int] = {}
+        for place, state in enumerate(states):
+            tickets[self.workers.submit(self.trial(state), limits=self._limits(state))] = place
         for ticket in as_completed(tickets):
             if not self._judge(ticket.result(), states[tickets[ticket]]):
                 for other in tickets:

@@ -16,7 +16,7 @@ from torchsleuth.cases.printable import printable
 
 def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
     """Prints one row per case, newest first."""
-    console = Console(highlight=False)
+    console = _console()
     if not cases:
         console.print(f"no cases in {cases_dir}; record one with: torchsleuth run SCRIPT", soft_wrap=True)
         return
@@ -44,7 +44,7 @@ def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
 
 def show_case(folder: CaseFolder) -> None:
     """Prints everything that is known about one case, and what to type next."""
-    console = Console(highlight=False)
+    console = _console()
     case = folder.case
     facts: list[tuple[str, str]] = [
         ("case", case.id + (f" (rank {case.rank})" if case.rank is not None else "")),
@@ -85,6 +85,12 @@ def show_case(folder: CaseFolder) -> None:
         console.print(
             f"\nnext: torchsleuth verify {case.id}, or: python {folder.path}/original.py", soft_wrap=True
         )
+
+
+def _console() -> Console:
+    """Where there is no terminal to fit into, lines are as long as a log can bear."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=140)
 
 
 def _repro(folder: CaseFolder) -> str:

@@ -176,7 +176,7 @@ class RayWorkers(Desk):
                 pass
             elif error is not None:
                 if isinstance(error, self._ray.exceptions.RayActorError) and len(self._hosts) > 1:
-                    self._hosts.pop(host, None)  # its node is gone; the others go on
+                    self.count -= self._hosts.pop(host, 0)  # its node is gone; the others go on
                 self._try_again([ticket], f"the trial could not be run on the Ray cluster ({error})")
             else:
                 self._conclude(ticket, outcome_from_json(future.result()))
@@ -225,7 +225,7 @@ def _join(ray: Any, address: str | None) -> None:
         except ConnectionError:
             ray.init(**options)  # none is running: one on this machine
     except (ConnectionError, RuntimeError, ValueError) as error:
-        why = (str(error).strip().splitlines() or ["no answer"])[0]
+        why = (str(error).strip().splitlines() or ["no answer"])[-1]
         raise ClusterUnfit(f"No Ray cluster answers at {address or 'this machine'} ({why}).") from error
 
 

@@ -1,0 +1,109 @@
+"""A case on disk becomes a small verified repro: real compiles, each in its own process."""
+
+import json
+import os
+
+import pytest
+from watched import environment, sleuth, write_program
+
+from torchsleuth.cases.folder import open_case
+from torchsleuth.cli.verify import expected_of_script
+from torchsleuth.minify.adopt import case_of_script
+from torchsleuth.minify.case import minify_case
+from torchsleuth.minify.opened import CannotMinify
+from torchsleuth.workers.pool import Workers
+
+PROGRAM = """
+    import torch
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Tanh()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 16), torch.nn.Softmax(-1)).eval()
+    with torch.no_grad():
+        torch.compile(model)(torch.randn(8, 16))
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path, monkeypatch):
+    """Records a program under a fault, and leaves this process's children under the same fault."""
+
+    def record(fault, *options, program=PROGRAM):
+        env = environment(tmp_path, fault)
+        script = write_program(tmp_path, program)
+        sleuth("run", "--record-only", *options, script, cwd=tmp_path, env=env)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        return open_case(tmp_path / "cases", "last")
+
+    return record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "options", "op"),
+    [
+        ("aten.tanh.default:raise", (), "aten.tanh.default"),
+        ("aten.tanh.default:segv", (), "aten.tanh.default"),
+        ("aten.erf.default:wrong", ("--check-accuracy",), "aten.erf.default"),
+        ("aten.tanh.default:run_raise", (), "aten.tanh.default"),
+        ("aten.tanh.default:run_abort", (), "aten.tanh.default"),
+    ],
+)
+def test_each_kind_of_failure_becomes_one_call_in_a_short_verified_script(faulty, fault, options, op):
+    folder = faulty(fault, *options)
+    with Workers(2) as workers:
+        result = minify_case(folder, budget_seconds=200, workers=workers)
+    case = json.loads(result.folder.file("case.json").read_text())
+    assert case["minified"]["calls"] == 1
+    assert case["minified"]["ops"] == [op]
+    assert case["minified"]["lines"] <= 32
+    assert case["minified"]["input_bytes"] <= 1024
+    assert case["verified"] == {"times": 3, "reproduced": 3, "same_signature": True, "error": None}
+    text = result.folder.file("repro.py").read_text()
+    assert "torchsleuth import" not in text
+    assert expected_of_script(result.folder.file("repro.py")).kind == folder.case.kind
+    assert result.folder.file("checkpoints/1.py").is_file()
+
+
+@pytest.mark.slow
+def test_a_case_that_does_not_fail_any_more_says_so_after_few_trials(faulty, monkeypatch):
+    folder = faulty("aten.tanh.default:raise")
+    monkeypatch.delenv("SLEUTH_TEST_FAULT")
+    with Workers(2) as workers:
+        with pytest.raises(CannotMinify, match="does not fail here any more"):
+            minify_case(folder, budget_seconds=100, workers=workers)
+        assert workers.ran <= 12
+
+
+@pytest.mark.slow
+def test_a_written_script_and_one_of_pytorchs_become_cases(faulty, tmp_path):
+    folder = faulty("aten.tanh.default:raise")
+    with Workers(2) as workers:
+        again = case_of_script(folder.file("original.py"), tmp_path / "again", workers)
+        assert again.case.signature == folder.case.signature
+        assert minify_case(again, budget_seconds=100, workers=workers).reduction.calls == 1
+        foreign = write_program(tmp_path, FOREIGN, "launcher.py")
+        case = case_of_script(foreign, tmp_path / "foreign", workers)
+        assert "planted in aten.tanh.default" in case.case.signature.message
+        with pytest.raises(CannotMinify, match="neither a repro"):
+            case_of_script(write_program(tmp_path, "x = 1", "x.py"), tmp_path, workers)
+    assert not [name for name in os.listdir(tmp_path / "foreign") if name.startswith(".")]
+
+
+FOREIGN = """
+    import torch
+    from torch import tensor, device
+    class Repro(torch.nn.Module):
+        def forward(self, arg0_1):
+            sin = torch.ops.aten.sin.default(arg0_1)
+            tanh = torch.ops.aten.tanh.default(sin)
+            return (tanh,)
+    def load_args(reader):
+        buf0 = reader.storage(None, 64)
+        reader.tensor(buf0, (4, 4), is_leaf=True)
+    load_args._version = 0
+    mod = Repro()
+    if __name__ == '__main__':
+        from torch._dynamo.repro.after_aot import run_repro
+        run_repro(mod, load_args, accuracy=False, command='minify', save_dir=None, tracing_mode='real', check_str=None)
+"""
