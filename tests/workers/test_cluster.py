@@ -14,6 +14,7 @@ from faulty import FAILS, trial
 from torchsleuth.cases.signature import Signature
 from torchsleuth.workers.cluster import ClusterUnfit, RayWorkers, open_workers, storages_of
 from torchsleuth.workers.limits import Limits
+from torchsleuth.workers.trial import Trial
 
 
 def test_without_ray_the_sentence_says_what_to_install(monkeypatch):
@@ -109,3 +110,37 @@ def test_kept_values_reach_a_node_without_a_shared_folder(workers, tmp_path):
 def test_answers_from_the_cluster_are_remembered_here(workers):
     assert not workers.run(trial("fail")).cached
     assert workers.run(trial("fail")).cached
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_compile_is_tried_on_the_cluster_and_its_values_are_the_right_ones(cluster_of_two, tmp_path):
+    import torch
+
+    from torchsleuth.tensors.specs import describe_inputs
+    from torchsleuth.tensors.store import ContentStoreWriter
+
+    values = torch.arange(8.0)
+    described = describe_inputs([values], store=ContentStoreWriter(str(tmp_path / "store"))).to_json()
+    state = {"default_dtype": "torch.float32", "matmul_precision": "highest", "deterministic": False}
+    facts = {
+        "level": "dynamo",
+        "backend": "backend",
+        "options": {},
+        "compile_kwargs": {},
+        "config": {},
+        "state": {**state, "inference_mode": False, "grad": False, "autocast": {}},
+        "output_meta": {},
+        "constants": None,
+        "placeholders": ["a"],
+        "inputs": described,
+        "tolerances": {},
+    }
+    graph = "class Repro(torch.nn.Module):\n    def forward(self, a):\n        b = torch.relu(a)\n        return (b,)\n"
+    backend = "def backend(gm, inputs):\n    raise ValueError(f'the values are {inputs[0].tolist()}')\n"
+    expected = Signature("compile_error", "compile", ("ValueError",), "the values are [#]")
+    asked = Trial(graph, facts, expected, backend, store=str(tmp_path / "store"))
+    with RayWorkers() as workers:
+        outcome = workers.run(asked)
+    assert outcome.fails_like(expected)
+    assert str(values.tolist()) in outcome.text

@@ -15,8 +15,8 @@ from torchsleuth.capture import failures
 from torchsleuth.capture.settings import Settings
 from torchsleuth.cases.signature import Signature
 from torchsleuth.compare.cloning import clone_inputs, same_bits
+from torchsleuth.compare.gradients import judge_gradients
 from torchsleuth.compare.judge import judge_results
-from torchsleuth.compare.models import same_two_models
 from torchsleuth.compare.rng import RngState, restore_rng, rng_kept, save_rng
 from torchsleuth.compare.trees import leaves
 from torchsleuth.compare.verdict import DIVERGED
@@ -138,24 +138,23 @@ def _check_gradients(
     Graphs compiled in here are watched like any other: the backward that torch compiles lazily is the one the
     program will use.
     """
-    if graph.record.number in graph.watch.gradients_checked:
+    if graph.eager is None or graph.record.number in graph.watch.gradients_checked:
         return
     # A CUDA graph's outputs live in memory that its next run overwrites: it must not be run on the side.
     if graph.record.facts["options"].get("triton.cudagraphs") == "True":
         return
     graph.watch.gradients_checked.add(graph.record.number)
-    seen = graph.flight.failures
-    same = True
+    seen, verdict = graph.flight.failures, None
     with rng_kept(), torch.enable_grad():
         restore_rng(state)
         try:
-            same = same_two_models(graph.eager, lambda *args: compiled(*args), before)
+            verdict = judge_gradients(graph.eager, before, lambda *args: compiled(*args), rng_matched=True)
         except Exception as error:
-            graph.flight.log(
-                f"graph {graph.record.number}: gradients not compared: {failures.describe(error)}"
-            )
-    if not same and graph.flight.failures == seen:
-        signature = Signature("accuracy", "run", outputs=("gradients",))
-        detail = {"sentence": "gradients of the compiled graph differ from eager's", "tolerances": {}}
-        with graph.watch.our_own_work():
-            failures.report_wrong_result(graph.watch, graph.flight, graph.record, signature, detail, before)
+            graph.flight.log(f"graph {graph.record.number}: gradients not compared: {failures.describe(error)}")
+    if verdict is None or not verdict.diverged or graph.flight.failures != seen:
+        return
+    wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)
+    detail = {"sentence": str(verdict), "verdict": verdict.to_json(), "tolerances": {}}
+    with graph.watch.our_own_work():
+        signature = Signature("accuracy", "run", outputs=wrong)
+        failures.report_wrong_result(graph.watch, graph.flight, graph.record, signature, detail, before)

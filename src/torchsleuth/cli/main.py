@@ -21,6 +21,10 @@ VERBS = {
     "list": ("torchsleuth.cli.look", "The cases here, newest first."),
     "show": ("torchsleuth.cli.look", "One case: what failed, where, and what is known about it."),
     "verify": ("torchsleuth.cli.verify", "Run a repro in fresh processes and compare how it fails."),
+    "calibrate": (
+        "torchsleuth.cli.calibrate",
+        "Measure the rounding noise of healthy graphs on this machine, for later verdicts.",
+    ),
     "doctor": ("torchsleuth.cli.doctor", "What of this machine torchsleuth can use, and what is missing."),
 }
 

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchsleuth.compare.calibration import Calibration
 from torchsleuth.compare.cloning import clone_inputs
+from torchsleuth.compare.inlining import inlined
 from torchsleuth.compare.judge import judge_results
 from torchsleuth.compare.rng import restore_rng, rng_kept, save_rng
 from torchsleuth.compare.trees import leaves
@@ -35,6 +36,8 @@ def judge_gradients(
     Example: `judge_gradients(graph, [x.requires_grad_()], torch.compile(graph)).kind`.
     """
     start = save_rng()
+    # A checkpointed body, run as captured, would draw new random numbers when it is recomputed.
+    graph = inlined(graph)
     parameters = {name: p for name, p in graph.named_parameters() if p.requires_grad}
     with rng_kept():
         given = clone_inputs(list(inputs))
