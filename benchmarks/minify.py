@@ -122,11 +122,13 @@ def ours(
 def run_one(options: argparse.Namespace) -> None:
     from torchsleuth.cases.folder import open_case
     from torchsleuth.minify.case import minify_case
+    from torchsleuth.minify.states import warm_up
     from torchsleuth.workers.pool import Workers
 
     started = time.monotonic()
     folder = open_case(options.folder.parent, str(options.folder))
     with Workers(options.workers) as workers:
+        warm_up()
         workers.wait_ready()
         ready = time.monotonic() - started
         result = minify_case(folder, workers=workers)

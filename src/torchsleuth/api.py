@@ -24,6 +24,7 @@ from torchsleuth.cases.spool import read_process
 from torchsleuth.repro.assemble import make_case
 from torchsleuth.repro.script import script_text
 from torchsleuth.torch_internals import seams
+from torchsleuth.torch_internals.settings import global_state
 
 log = logging.getLogger("torchsleuth")
 
@@ -115,7 +116,7 @@ def save_graph_repro(
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        origin = GraphOrigin(level=level, backend=compiler_name, direction="forward")
+        origin = GraphOrigin(level, compiler_name, "forward", global_state())
         record = record_graph(folder, 0, gm, args, origin)
         if record.facts["no_repro"] is not None or record.inputs is None:
             raise ValueError(f"no repro can be written for this graph: {record.facts['no_repro']}")

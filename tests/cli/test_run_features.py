@@ -288,3 +288,35 @@ def test_verify_runs_in_fresh_processes_and_says_when_it_no_longer_fails(tmp_pat
         text=True,
     )
     assert fixed.returncode == 1 and "in 0 of 3 fresh processes" in fixed.stdout
+
+
+def test_a_backward_that_fails_before_the_inner_compile_is_cut_after_dynamo_and_differentiated_again(tmp_path):
+    source = """
+        import torch
+
+        class Odd(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad
+
+        def refuse_backward(gm, example_inputs):
+            from torch._dynamo.backends.common import aot_autograd
+
+            def no(graph, inputs):
+                raise ArithmeticError("this backend has no backward")
+            return aot_autograd(fw_compiler=lambda g, i: g.forward, bw_compiler=no)(gm, example_inputs)
+
+        net = torch.nn.Linear(3, 3)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = torch.compile(lambda x: net(x).float().sum(), backend=refuse_backward)(torch.ones(2, 3))
+        loss.backward()
+    """
+    ran = run_watched(tmp_path, source)
+    case = ran.case
+    assert (case["after"], case["kind"]) == ("dynamo", "compile_error"), ran.stderr
+    assert case["verified"]["reproduced"] == 1, ran.stderr
+    assert "'autocast': {'cpu': 'torch.bfloat16'}" in ran.file("original.py")

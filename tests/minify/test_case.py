@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-from watched import environment, sleuth, write_program
 
 from torchsleuth.cases.folder import open_case
 from torchsleuth.cli.verify import expected_of_script
@@ -12,6 +11,7 @@ from torchsleuth.minify.adopt import case_of_script
 from torchsleuth.minify.case import minify_case
 from torchsleuth.minify.opened import CannotMinify
 from torchsleuth.workers.pool import Workers
+from watched import environment, sleuth, write_program
 
 PROGRAM = """
     import torch

@@ -11,8 +11,15 @@ from torchsleuth.minify.engine import Engine, settle
 from torchsleuth.minify.nodes import reduce_nodes
 from torchsleuth.minify.reduce_arguments import plainer_arguments
 from torchsleuth.minify.reduce_bypass import bypass
-from torchsleuth.minify.reduce_forms import contiguous, plain_dtypes, static_sizes, without_gradients
+from torchsleuth.minify.reduce_forms import (
+    contiguous,
+    on_the_cpu,
+    plain_dtypes,
+    static_sizes,
+    without_gradients,
+)
 from torchsleuth.minify.reduce_inputs import merge_inputs
+from torchsleuth.minify.reduce_level import lift
 from torchsleuth.minify.reduce_nested import inline_nested
 from torchsleuth.minify.reduce_outputs import drop_outputs
 from torchsleuth.minify.reduce_settings import default_settings, for_inference
@@ -286,3 +293,33 @@ def test_symbolic_sizes_become_fixed_where_they_do_not_matter():
     found = settled(static_sizes, dynamic_state(), lambda s: holds(s, aten.sin.default))
     assert found.symbols == {}
     assert [i.name for i in found.inputs] == ["x"]
+
+
+def test_everything_moves_to_the_cpu_where_the_device_does_not_matter():
+    program = lambda x: x + aten.full.default([2], 1.0, device=torch.device("meta"))  # noqa: E731
+    state = traced(program, torch.ones(2, device="meta"), any_values=True)
+    found = settled(on_the_cpu, state, lambda s: True)
+    assert found.inputs[0].spec.device == "cpu"
+    assert node(found, aten.full.default).kwargs["device"] == torch.device("cpu")
+
+
+def test_a_graph_is_lifted_to_the_whole_compiler_where_it_fails_there_too():
+    state = traced(
+        lambda x: (aten.relu.default(x),),
+        torch.ones(2),
+        level="aot",
+        compile_kwargs={"is_backward": True},
+        static_names=["x"],
+    )
+    found = settled(lift, state, lambda s: True)
+    assert found.settings["level"] == "dynamo"
+    assert found.settings["compile_kwargs"] == {}
+    assert "static_names" not in found.settings
+    assert settled(lift, state, lambda s: s.settings["level"] == "aot").settings["level"] == "aot"
+
+
+def test_values_are_recorded_under_the_autocast_the_graph_ran_under():
+    world = {"autocast": {"cpu": "torch.bfloat16"}, "grad": False}
+    state = traced(lambda x: (x @ x).relu(), torch.ones(2, 2), level="dynamo", state=world)
+    found = reduce_nodes(Engine(Oracle(lambda s: holds(s, "relu")), state), state)
+    assert found.inputs[0].spec.dtype == "bfloat16"

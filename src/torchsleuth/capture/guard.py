@@ -90,6 +90,7 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
         flight.counters[slot] += 1
         try:
             if (attend or calls == 1) and not graph.watch.suspended:
+                graph.watch.latest = graph
                 return _attended(graph, compiled, args, calls, boxed=False)
             return compiled(*args)
         except Exception as error:

@@ -34,7 +34,8 @@ def watch_this_process(settings: Settings | None = None) -> None:
         def put_in(_module: ModuleType) -> None:
             from torchsleuth.torch_internals import seams
 
-            getattr(seams, seam)(lambda call: getattr(_watch(settings), handler)(call))
+            seams.require_supported_torch()
+            getattr(seams, seam)(lambda call: _hand_on(settings, handler, call))
 
         after_import(name, put_in)
 
@@ -43,11 +44,20 @@ def watch_this_process(settings: Settings | None = None) -> None:
     hook("torch._inductor.compile_fx", "hook_inner_compiles", "on_inner")
 
 
+def _hand_on(settings: Settings, handler: str, call: Any) -> Any:
+    watch = _watch(settings)
+    return call.as_without_us() if watch is None else getattr(watch, handler)(call)
+
+
 @functools.cache
 def _watch(settings: Settings) -> Any:
-    from torchsleuth.capture.watch import Watch
+    try:
+        from torchsleuth.capture.watch import Watch
 
-    return Watch(settings)
+        return Watch(settings)
+    except Exception as error:  # the user's program comes first
+        sys.stderr.write(f"torchsleuth: not watching: {type(error).__name__}: {error}\n")
+        return None
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:

@@ -28,7 +28,7 @@ from torchsleuth.tensors.specs import (
     describe_inputs,
 )
 from torchsleuth.tensors.store import ContentStoreWriter
-from torchsleuth.torch_internals.settings import changed_settings, global_state, versions
+from torchsleuth.torch_internals.settings import changed_settings, versions
 
 # A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
 CONSTANT_BYTES = 4 << 20
@@ -56,6 +56,7 @@ class GraphOrigin:
     level: str  # "dynamo" or "aot"
     backend: str
     direction: str
+    state: Mapping[str, Any]
     compile_id: str | None = None
     function: str | None = None
     outer: int | None = None
@@ -79,7 +80,7 @@ def record_graph(
         "outer": origin.outer,
         "options": _as_source(origin.options)[0],
         "compile_kwargs": dict(origin.compile_kwargs),
-        "state": global_state(),
+        "state": dict(origin.state),
         "versions": versions(),
         "hash": structural_hash(graph),
         "source_lines": list(user_lines(graph)),

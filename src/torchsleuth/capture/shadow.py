@@ -150,7 +150,9 @@ def _check_gradients(
         try:
             verdict = judge_gradients(graph.eager, before, lambda *args: compiled(*args), rng_matched=True)
         except Exception as error:
-            graph.flight.log(f"graph {graph.record.number}: gradients not compared: {failures.describe(error)}")
+            graph.flight.log(
+                f"graph {graph.record.number}: gradients not compared: {failures.describe(error)}"
+            )
     if verdict is None or not verdict.diverged or graph.flight.failures != seen:
         return
     wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +22,9 @@ from torchsleuth.capture.guard import GuardedGraph, guard_boxed, guard_unboxed
 from torchsleuth.capture.record import GraphOrigin, GraphRecord, record_graph
 from torchsleuth.capture.settings import Settings
 from torchsleuth.torch_internals import seams
+from torchsleuth.torch_internals.compile_again import lazy_backward
 from torchsleuth.torch_internals.modes import outside_all_modes
+from torchsleuth.torch_internals.settings import global_state
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are
 # callbacks and counters of the process that compiles.
@@ -53,9 +54,12 @@ class Watch:
         self._function: str | None = None
         self._function_of: dict[str, str] = {}
         self._outer_of: dict[str, int] = {}
+        self._captured: dict[str, GraphRecord] = {}
+        self.latest: GuardedGraph | None = None
         self.gradients_checked: set[int] = set()
         os.register_at_fork(after_in_child=self._after_fork)
         failures.keep_our_frames_out_of_printed_tracebacks()
+        seams.hook_backward_runs(self.on_backward)
         seams.disable_autograd_cache()
         if settings.checks_accuracy:
             seams.use_eager_random_numbers()
@@ -122,63 +126,103 @@ class Watch:
 
     def on_backend(self, call: seams.BackendCall) -> Callable[..., Any]:
         """After Dynamo: one captured graph goes to its backend."""
+        origin = self._quietly(self._origin_of_backend_call, call)
+        if origin is None:
+            return call.as_without_us()
+        return self._attend(call, origin, guard_unboxed)
+
+    def _origin_of_backend_call(self, call: seams.BackendCall) -> GraphOrigin | None:
         compile_id = seams.current_compile_id()
         if compile_id is not None and self._function is not None:
             self._function_of[compile_id] = self._function
         if self.suspended or not self._wanted(compile_id):
-            return call.compile(call.graph, call.inputs)
-        origin = GraphOrigin(
+            return None
+        return GraphOrigin(
             level="dynamo",
             backend=call.name,
             direction=_direction(),
+            state=global_state(),
             compile_id=compile_id,
             function=self._function,
             options=call.options,
             custom_backend=None if seams.ships_with_torch(call.backend) else call.backend,
         )
-        return self._attend(call.graph, call.inputs, call.compile, origin, guard_unboxed)
 
     def on_inner(self, call: seams.InnerCompile) -> Any:
         """After AOTAutograd: one aten graph goes to Inductor, forward, backward or inference."""
+        origin = self._quietly(self._origin_of_inner_compile, call)
+        if origin is None:
+            return call.as_without_us()
+        return self._attend(call, origin, _guard_inner)
+
+    def _origin_of_inner_compile(self, call: seams.InnerCompile) -> GraphOrigin | None:
         compile_id = seams.current_compile_id()
         foreign = not self.everything and compile_id not in self._outer_of
         if self.suspended or foreign or self.settings.after == "dynamo" or not self._wanted(compile_id):
-            return call.compile(call.graph, call.inputs)
+            return None
         kwargs = {k: call.kwargs[k] for k in RESULT_KWARGS if call.kwargs.get(k)}
         kwargs["static_input_idxs"] = list(kwargs.get("static_input_idxs", ()))
         kwargs["cudagraphs"] = bool(getattr(call.kwargs.get("cudagraphs"), "value", False))
-        origin = GraphOrigin(
+        return GraphOrigin(
             level="aot",
             backend="inductor",
             direction="backward" if kwargs.get("is_backward") else _direction(),
+            state=global_state(),
             compile_id=compile_id,
             function=self._function or self._function_of.get(compile_id or ""),
             outer=self._outer_of.get(compile_id or ""),
             compile_kwargs=kwargs,
         )
-        return self._attend(call.graph, call.inputs, call.compile, origin, _guard_inner)
+
+    def on_backward(self, run: Callable[[], Any]) -> Any:
+        """The autograd engine runs: what fails in there and was seen at no other seam is a backend's own backward."""
+        try:
+            return run()
+        except Exception as error:
+            if self.latest is not None and not self.suspended and not failures.already_reported(error):
+                with self.our_own_work():
+                    self._report_backward(self.latest, error)
+            raise
+
+    def _report_backward(self, latest: GuardedGraph, error: Exception) -> None:
+        found = lazy_backward(error)
+        if found is None:
+            return
+        compiling, compile_id = found
+        record = self._captured.get(compile_id or "", latest.record)
+        kind, phase = ("compile_error", "compile") if compiling else ("runtime_error", "run")
+        record.update(direction="backward")
+        failures.report_failure(self, latest.flight, record, error, kind, phase, ())
 
     def on_compiler(self, call: seams.BackendCall, kwargs: dict[str, Any]) -> Any:
         """After AOTAutograd: one aten graph goes to a compiler that someone else wrote."""
         if self.suspended:
-            return call.compile(call.graph, call.inputs)
+            return call.as_without_us()
         origin = GraphOrigin(
             level="aot",
             backend=call.name,
             direction=_direction(),
+            state=global_state(),
             compile_id=seams.current_compile_id(),
             compile_kwargs={k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float, str))},
             custom_backend=None if seams.is_inner_compile(call.backend) else call.backend,
         )
-        return self._attend(call.graph, call.inputs, call.compile, origin, _guard_by_flag)
+        return self._attend(call, origin, _guard_by_flag)
+
+    def _quietly(self, look: Callable[[Any], GraphOrigin | None], call: Any) -> GraphOrigin | None:
+        """What `look` says about a call, in the caller's own modes; None, and a line in the log, where it fails."""
+        try:
+            return look(call)
+        except Exception as error:
+            if self.flight is not None:
+                self.flight.log(f"internal error: {failures.describe(error)}")
+            return None
 
     # ---- what they have in common
 
     def _attend(
         self,
-        graph: torch.fx.GraphModule,
-        inputs: Sequence[Any],
-        compile_graph: Callable[..., Any],
+        call: seams.BackendCall | seams.InnerCompile,
         origin: GraphOrigin,
         guard: Callable[[Any, GuardedGraph], Any],
     ) -> Any:
@@ -188,36 +232,34 @@ class Watch:
         if flight is not None:
             with self.our_own_work():
                 number, folder = flight.new_graph()
-                record = record_graph(folder, number, graph, inputs, origin)
+                record = record_graph(folder, number, call.graph, call.inputs, origin)
                 if self.settings.checks_accuracy or self.settings.keep_going:
-                    eager = copy.deepcopy(graph)  # the compiler takes the graph over and changes it
+                    eager = copy.deepcopy(call.graph)  # the compiler takes the graph over and changes it
         if flight is None or record is None:
-            return compile_graph(graph, inputs)
+            return call.as_without_us()
         if origin.level == "dynamo" and origin.compile_id is not None:
             self._outer_of[origin.compile_id] = record.number
-        compiled = self._compile(
-            flight, record, functools.partial(compile_graph, graph, inputs), inputs, eager
-        )
+            self._captured[origin.compile_id] = record
+        compiled = self._compile(flight, record, call, eager)
         return guard(compiled, GuardedGraph(self, flight, record, eager))
 
     def _compile(
         self,
         flight: Flight,
         record: GraphRecord,
-        compile_it: Callable[[], Any],
-        inputs: Sequence[Any],
+        call: seams.BackendCall | seams.InnerCompile,
         eager: torch.fx.GraphModule | None,
     ) -> Any:
         slot = flight.compile_slot(record.number)
         flight.counters[slot] += 1
         try:
-            return compile_it()
+            return call.as_without_us()
         except Exception as error:
             if seams.is_control_flow(error):
                 raise
             if not failures.already_reported(error):
                 with self.our_own_work():
-                    failures.report_failure(self, flight, record, error, "compile_error", "compile", inputs)
+                    failures.report_failure(self, flight, record, error, "compile_error", "compile", ())
             if self.settings.keep_going and eager is not None:
                 return eager
             raise

@@ -22,6 +22,7 @@ from torchsleuth.minify.contract import Listener, Reduction, Silence, State
 from torchsleuth.minify.explain import Explanation, explain
 from torchsleuth.minify.opened import CannotMinify, OpenedCase, open_for_search
 from torchsleuth.minify.search import search
+from torchsleuth.minify.states import warm_up
 from torchsleuth.minify.subsets import NothingFails
 from torchsleuth.minify.tolerances import tolerances_of
 from torchsleuth.minify.trials import TrialOracle, facts_of
@@ -67,6 +68,7 @@ def minify_case(
     1
     """
     started = time.monotonic()
+    warm_up()
     opened = open_for_search(folder)
     keeper = _Keeper(folder, opened, listener or Silence())
     oracle = TrialOracle(workers, opened.expected, folder.file("inputs"), _limits(folder, workers.limits))
@@ -90,8 +92,12 @@ def minify_case(
         keeper.smaller("nothing", reduction.state)
     seconds = round(time.monotonic() - started, 2)
     in_time = time.monotonic() - started < budget_seconds and not oracle.failing_is_slow
-    explanation = explain(reduction.state, oracle) if in_time else Explanation(())
-    form, script, runs = _written(folder, opened, reduction.state, workers.count)
+    with ThreadPoolExecutor(
+        1
+    ) as beside:  # fresh processes take seconds to start: meanwhile the rest is asked
+        writing = beside.submit(_written, folder, opened, reduction.state, workers.count)
+        explanation = explain(reduction.state, oracle) if in_time else Explanation(())
+        form, script, runs = writing.result()
     minified = _minified(reduction, folder, script, seconds)
     reproduced = sum(run.reproduced for run in runs)
     verified = Verified(len(runs), reproduced, reproduced == len(runs))
@@ -228,7 +234,7 @@ def _written(
         path = folder.file(f"checkpoints/{script.form}.py")
         path.write_text(script.text, encoding="utf-8")
         runs = _verify(folder, path, width)
-        if runs[0].reproduced and all(run.reproduced for run in runs):
+        if all(run.reproduced for run in runs):
             update_case(folder, {REPRO: script.text})
             return script.form, script, runs
     text = exact_script(folder, opened, state)
@@ -252,7 +258,7 @@ def _small(folder: CaseFolder, opened: OpenedCase, state: State) -> SmallGraph:
 
 
 def _verify(folder: CaseFolder, script: Path, width: int) -> list[ScriptRun]:
-    """Three runs in fresh processes with fresh caches; the rest is not run where the first one does not reproduce."""
+    """Three runs in fresh processes with fresh caches, at once where there is more than one worker."""
     case = folder.case
     clock = (
         max(20.0, float(case.extra.get("timeout") or 30.0) * 1.5) if case.kind == "hang" else PHASE_SECONDS
@@ -261,11 +267,8 @@ def _verify(folder: CaseFolder, script: Path, width: int) -> list[ScriptRun]:
     def once(_: int) -> ScriptRun:
         return run_script(script, case.signature, phase_seconds=clock)
 
-    first = once(0)
-    if not first.reproduced:
-        return [first]
-    with ThreadPoolExecutor(max(1, width)) as pool:
-        return [first, *pool.map(once, range(VERIFY_TIMES - 1))]
+    with ThreadPoolExecutor(VERIFY_TIMES if width > 1 else 1) as pool:
+        return list(pool.map(once, range(VERIFY_TIMES)))
 
 
 def _minified(

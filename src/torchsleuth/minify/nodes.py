@@ -17,7 +17,7 @@ from torchsleuth.graphs.cut import cut, units
 from torchsleuth.graphs.cut_record import Recording, record_values
 from torchsleuth.minify.contract import State
 from torchsleuth.minify.engine import Engine
-from torchsleuth.minify.states import ANY_VALUES, fake_values, real_inputs, state_of_cut
+from torchsleuth.minify.states import ANY_VALUES, ambient, fake_values, real_inputs, state_of_cut
 from torchsleuth.minify.subsets import Ask, Elements, Subset, one_less, smallest_failing
 
 NAME = "nodes"
@@ -102,7 +102,7 @@ def recording_of(state: State) -> Recording:
     symbolic = fake_values(state)[0] if state.symbols else {}
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
     kept = {name: v for name, v in symbolic.items() if isinstance(v, (torch.Tensor, *symbols))}
-    with torch.set_grad_enabled(any(getattr(i.spec, "requires_grad", False) for i in state.inputs)):
+    with ambient(state):
         return record_values(state.graph, real_inputs(state), symbolic=kept)
 
 

@@ -6,9 +6,10 @@ do. Inputs are parted from each other's memory unless the graph writes into one 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +92,23 @@ def real_inputs(state: State) -> list[Any]:
     return copy.deepcopy(values)
 
 
+@contextlib.contextmanager
+def ambient(state: State) -> Iterator[None]:
+    """Grad mode and autocast under which a graph of Dynamo's ran; after AOTAutograd both are written out in it.
+
+    >>> with ambient(state):
+    ...     state.graph(*real_inputs(state))
+    """
+    world = state.settings.get("state") or {}
+    captured = state.settings.get("level") != "aot"
+    needed = any(isinstance(i.spec, TensorSpec) and i.spec.requires_grad for i in state.inputs)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(captured and needed and bool(world.get("grad", True))))
+        for kind, dtype in (world.get("autocast") or {}).items() if captured else ():
+            stack.enter_context(torch.autocast(kind, dtype=getattr(torch, dtype.removeprefix("torch."))))
+        yield
+
+
 def fake_values(state: State) -> tuple[dict[str, Any], Exception | None]:
     """The fake result of each node by name, and what stopped the run, if anything did."""
     numbers = [i.spec.value if isinstance(i.spec, ScalarSpec) else None for i in state.inputs]
@@ -100,6 +118,13 @@ def fake_values(state: State) -> tuple[dict[str, Any], Exception | None]:
 def fits(state: State) -> bool:
     """Whether the shapes and dtypes of a state's graph go together; what cannot be worked out counts as no."""
     return fake_values(state)[1] is None
+
+
+def warm_up() -> None:
+    """Has torch load what the first check of a state needs, a second or two, while something else is waited for."""
+    graph = torch.fx.Graph()
+    graph.output((graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),)),))
+    fits(state_of(torch.fx.GraphModule(torch.nn.Module(), graph), [torch.ones(2)]))
 
 
 def checked(state: State) -> State | None:

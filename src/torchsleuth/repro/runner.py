@@ -31,6 +31,7 @@ from torchsleuth.torch_internals.compile_again import (
     aten_compiler,
     captured_compiler,
     draw_eager_random_numbers,
+    lazy_backward,
 )
 from torchsleuth.torch_internals.tensor_symbolic import symbolic_inputs
 
@@ -219,6 +220,9 @@ class ReproTrial:
             if torch.cuda.is_available() and torch.cuda.is_initialized():
                 torch.cuda.synchronize()
         except Exception as error:
+            lazy = lazy_backward(error)
+            if lazy is not None and lazy[0]:
+                phase, kind = "compile", "compile_error"
             return signature_of_exception(error, kind, phase), traceback.format_exc()
         return self._compare(out, after) if self.check else None
 

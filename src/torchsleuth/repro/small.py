@@ -97,7 +97,7 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
         about=_about(small),
         imports=list(dict.fromkeys([*imports, *body.imports])),
         expected=_expected(small.signature),
-        embedded=str(small.embedded.get("source", "")).strip(),
+        embedded=re.sub(r"(?m)^import (torch|sys)\n", "", str(small.embedded.get("source", ""))).strip(),
         parameters=", ".join(names.values()),
         body=body.lines,
         setup=setup,
@@ -226,6 +226,8 @@ def _marks(signature: Signature) -> str:
     kind = "".join(signature.exceptions[-1:]).rpartition(".")[2]
     words = [w.strip("'\"`,:;.()") for w in signature.message.split()]
     plain = [w for w in words if len(w) > 3 and "#" not in w and not re.search(r"<\w+>", w)]
+    if not plain:  # an error without words is told by where it came from
+        plain = [frame.rpartition(":")[2] for frame in signature.frames[:1]]
     chosen = [kind, *sorted(dict.fromkeys(plain), key=len, reverse=True)[:2]]
     return " and ".join(f"{word!r} in text" for word in chosen if word)
 

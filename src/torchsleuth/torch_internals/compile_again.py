@@ -80,6 +80,23 @@ def _with_shapes(graph, fakes, fake_mode):
     return graph
 
 
+def lazy_backward(error):
+    """Of a failed backward: None where AOTAutograd had no part in it, else (whether it was compiling, compile id).
+
+    AOTAutograd compiles a backward when it is first run; the frame that does so holds the context of the compile.
+    """
+    ours = False
+    tb = error.__traceback__
+    while tb is not None:
+        if "_functorch/_aot_autograd" in tb.tb_frame.f_code.co_filename.replace("\\", "/"):
+            ours = True
+            context = tb.tb_frame.f_locals.get("saved_compile_context")
+            if context is not None:
+                return True, str(getattr(context, "compile_id", None))
+        tb = tb.tb_next
+    return (False, None) if ours else None
+
+
 def captured_compiler(graph, examples, backend, options):
     """A function that hands a Dynamo-level graph to its backend: a registered name, or a callable.
 

@@ -16,9 +16,20 @@ from typing import Any
 
 import torch
 
+OLDEST = (2, 11)
+
 
 class UnsupportedTorch(RuntimeError):
     """This torch lacks something torchsleuth hooks into."""
+
+
+def require_supported_torch() -> None:
+    """Raises where this torch is older than what torchsleuth was written for."""
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
+    if release < OLDEST:
+        raise UnsupportedTorch(
+            f"torch {torch.__version__} is older than 2.11, which torchsleuth needs; the program runs unwatched"
+        )
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,9 @@ class BackendCall:
     inputs: Sequence[Any]
     compile: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
+    def as_without_us(self) -> Callable[..., Any]:
+        return self.compile(self.graph, self.inputs)
+
 
 @dataclass(frozen=True)
 class InnerCompile:
@@ -42,6 +56,9 @@ class InnerCompile:
     kwargs: dict[str, Any]
     compile: Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 
+    def as_without_us(self) -> Any:
+        return self.compile(self.graph, self.inputs)
+
 
 @dataclass(frozen=True)
 class FrameCapture:
@@ -51,6 +68,9 @@ class FrameCapture:
     file: str
     line: int
     capture: Callable[[], Any] = field(repr=False)
+
+    def as_without_us(self) -> Any:
+        return self.capture()
 
 
 def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> Callable[[], None]:
@@ -130,6 +150,25 @@ def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], 
 
     wrapper.__call__ = call
     return lambda: setattr(wrapper, "__call__", original)
+
+
+def hook_backward_runs(handler: Callable[[Callable[[], Any]], Any]) -> Callable[[], None]:
+    """Routes every run of the autograd engine through `handler`; returns the undo function.
+
+    AOTAutograd compiles and runs the backward of any backend in there, outside of every other seam.
+    """
+    import torch.autograd as autograd
+
+    original = getattr(autograd, "_engine_run_backward", None)
+    if original is None:
+        raise UnsupportedTorch(f"torch {torch.__version__} has no backward engine to hook into")
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return handler(lambda: original(*args, **kwargs))
+
+    autograd._engine_run_backward = call
+    return lambda: setattr(autograd, "_engine_run_backward", original)
 
 
 def replace_callable(compiled: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
