@@ -296,11 +296,14 @@ def test_symbolic_sizes_become_fixed_where_they_do_not_matter():
 
 
 def test_everything_moves_to_the_cpu_where_the_device_does_not_matter():
-    program = lambda x: x + aten.full.default([2], 1.0, device=torch.device("meta"))  # noqa: E731
-    state = traced(program, torch.ones(2, device="meta"), any_values=True)
+    state = traced(
+        lambda x: aten._to_copy.default(x, device=torch.device("meta")) + x,
+        torch.ones(2, device="meta"),
+        any_values=True,
+    )
     found = settled(on_the_cpu, state, lambda s: True)
     assert found.inputs[0].spec.device == "cpu"
-    assert node(found, aten.full.default).kwargs["device"] == torch.device("cpu")
+    assert node(found, aten._to_copy.default).kwargs["device"] == torch.device("cpu")
 
 
 def test_a_graph_is_lifted_to_the_whole_compiler_where_it_fails_there_too():

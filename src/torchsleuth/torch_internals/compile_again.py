@@ -90,9 +90,9 @@ def lazy_backward(error):
     while tb is not None:
         if "_functorch/_aot_autograd" in tb.tb_frame.f_code.co_filename.replace("\\", "/"):
             ours = True
-            context = tb.tb_frame.f_locals.get("saved_compile_context")
-            if context is not None:
-                return True, str(getattr(context, "compile_id", None))
+            local = tb.tb_frame.f_locals
+            if "saved_compile_context" in local:  # None where Dynamo was not there, as in a script
+                return True, str(getattr(local["saved_compile_context"], "compile_id", None))
         tb = tb.tb_next
     return (False, None) if ours else None
 

@@ -156,8 +156,13 @@ class Server:
             return
 
     def keep_one_ready(self) -> None:
-        if not any(seat.ready and seat.once for seat in self.seats.values()):
+        """One process more than works, so that no trial waits for a fork, or for a device to be set up again."""
+        seats = self.seats.values()
+        if not any(seat.ready and seat.once for seat in seats):
             self.fork(self.one_trial)
+        on_device = [seat for seat in seats if not seat.once]
+        if on_device and not any(seat.ready for seat in on_device):
+            self.spawn()
 
     def fork(self, work: Work) -> Seat:
         held = [descriptor for seat in self.seats.values() for descriptor in seat.descriptors]
@@ -312,8 +317,8 @@ def main(arguments: list[str]) -> None:
     started = time.monotonic()
     control = socket.socket(fileno=options.control)
     environment = dict(os.environ)
-    for name in ACCELERATORS:
-        os.environ[name] = ""
+    # Devices are hidden, and asking whether there are any must not wake the driver.
+    os.environ.update({**dict.fromkeys(ACCELERATORS, ""), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     facts: dict[str, Any] = {}

@@ -20,6 +20,7 @@ def main(arguments: list[str]) -> None:
     server, commands, results = (int(number) for number in arguments[:3])
     call, still_good = arguments[3:]
     die_with(server)
+    named_function(still_good)()  # loads what trials need, while none waits
     for trial in trials_from(commands):
         run_and_tell(call, trial, results)
         good = not trial.embedded and bool(named_function(still_good)())
