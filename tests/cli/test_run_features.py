@@ -290,7 +290,9 @@ def test_verify_runs_in_fresh_processes_and_says_when_it_no_longer_fails(tmp_pat
     assert fixed.returncode == 1 and "in 0 of 3 fresh processes" in fixed.stdout
 
 
-def test_a_backward_that_fails_before_the_inner_compile_is_cut_after_dynamo_and_differentiated_again(tmp_path):
+def test_a_backward_that_fails_before_the_inner_compile_is_cut_after_dynamo_and_differentiated_again(
+    tmp_path,
+):
     source = """
         import torch
 

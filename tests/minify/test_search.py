@@ -1,5 +1,6 @@
 """The whole search on random graphs with random culprits, and its promises about time and interruption."""
 
+import math
 import random
 import time
 
@@ -149,3 +150,35 @@ def test_interrupting_keeps_what_was_found():
     found = search(state, oracle)
     assert not found.complete
     assert holds(found.state, "relu")
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 8])
+@pytest.mark.parametrize("least", [1, 2, 3, 65, 191, 192])
+def test_a_dial_is_turned_as_low_as_it_goes_with_any_number_of_workers(width, least):
+    from torchsleuth.minify.engine import Engine, settle
+    from torchsleuth.minify.reduce_shapes import smaller_sizes
+
+    state = traced(lambda x: x.relu(), torch.ones(192))
+    oracle = Oracle(lambda s: s.inputs[0].spec.shape[0] >= least)
+    found = settle(Engine(oracle, state, width=width), "shapes", smaller_sizes, state)
+    assert found.inputs[0].spec.shape == (least,)
+
+
+def test_more_workers_ask_in_fewer_rounds_and_find_the_same():
+    def rounds(width):
+        count = 0
+
+        def oracle(states):
+            nonlocal count
+            count += 1
+            return [holds(s, "relu") and math.prod(s.inputs[0].spec.shape) >= 33 for s in states]
+
+        state = traced(
+            lambda x, y: (x.sin().relu() + y.cos()).exp().tanh(), torch.ones(64, 3), torch.ones(64, 3)
+        )
+        return search(state, oracle, width=width), count
+
+    (one, slow), (four, fast) = rounds(1), rounds(4)
+    assert str(one.state.graph.graph) == str(four.state.graph.graph)
+    assert one.state.description == four.state.description
+    assert fast < slow

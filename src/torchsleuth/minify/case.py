@@ -15,6 +15,7 @@ from typing import Any
 
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Minified, Verified
+from torchsleuth.cases.signature import Signature
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
@@ -247,7 +248,7 @@ def _small(folder: CaseFolder, opened: OpenedCase, state: State) -> SmallGraph:
         graph=state.graph,
         inputs=tuple(SmallInput(i.name, i.spec, i.value) for i in state.inputs),
         facts=state.settings,
-        signature=opened.expected,
+        signature=_own_signature(opened.expected, state),
         embedded=state.settings.get("embedded") or {},
         dynamic=bool(state.symbols),
         tolerance=max(tolerances_of(state).values(), default=None)
@@ -255,6 +256,14 @@ def _small(folder: CaseFolder, opened: OpenedCase, state: State) -> SmallGraph:
         else None,
         case=folder.case.id,
     )
+
+
+def _own_signature(signature: Signature, state: State) -> Signature:
+    """The outputs that a wrong result names are those of the small graph, not of the one it was cut from."""
+    if signature.kind != "accuracy":
+        return signature
+    count = len(state.graph.graph.output_node().all_input_nodes)
+    return replace(signature, outputs=tuple(f"outputs[{place}]" for place in range(count)))
 
 
 def _verify(folder: CaseFolder, script: Path, width: int) -> list[ScriptRun]:

@@ -8,9 +8,11 @@ the rest of the way is bisected.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,14 +131,31 @@ def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
                 state = engine.accept(name, together)
                 continue
         before = size_of(state)
-        for edit in edits:
-            state = (
-                _turned(engine, name, edit, state)
-                if isinstance(edit, Dial)
-                else _tried(engine, name, edit, state)
-            )
+        state = _one_by_one(engine, name, edits, state)
         if size_of(state) == before:
             return state
+
+
+def _one_by_one(engine: Engine, name: str, edits: Sequence[Edit | Dial], state: State) -> State:
+    """Each edit on top of those that held; several are asked at once where there are workers for it."""
+    place = 0
+    while place < len(edits):
+        edit = edits[place]
+        if isinstance(edit, Dial):
+            state = _turned(engine, name, edit, state)
+            place += 1
+            continue
+        batch = list(itertools.takewhile(lambda e: isinstance(e, Edit), edits[place : place + engine.width]))
+        found = engine.first(name, [(e.what, partial(_edited, e, state)) for e in batch])
+        if found is not None:
+            state = engine.accept(name, found[1])
+        place += len(batch) if found is None else found[0] + 1
+    return state
+
+
+def _edited(edit: Edit | Dial, state: State) -> State | None:
+    candidate = edit.apply(state)
+    return candidate if candidate is not None and _smaller(candidate, state) else None
 
 
 def combined(edits: Iterable[Edit | Dial], state: State) -> State | None:
@@ -149,39 +168,42 @@ def combined(edits: Iterable[Edit | Dial], state: State) -> State | None:
     return changed
 
 
-def _tried(engine: Engine, name: str, edit: Edit, state: State) -> State:
-    candidate = edit.apply(state)
-    if candidate is None or not _smaller(candidate, state) or not engine.fails(name, edit.what, candidate):
-        return state
-    return engine.accept(name, candidate)
-
-
 def _turned(engine: Engine, name: str, dial: Dial, state: State) -> State:
-    """Turns a dial as low as it goes: the lowest first, then doubling up from there, then bisecting."""
+    """Turns a dial as low as it goes: the lowest first, then doubling up from there, then closing in between."""
 
     def at(number: int) -> State | None:
         candidate = dial.turn(state, number)
-        if candidate is None or not _smaller(candidate, state):
-            return None
-        return candidate if engine.fails(name, f"{dial.what} to {number}", candidate) else None
+        return candidate if candidate is not None and _smaller(candidate, state) else None
 
-    lower, number = dial.low - 1, dial.low
-    while number < dial.high:
-        held = at(number)
-        if held is not None:
-            break
-        lower, number = number, max(number * 2, number + 1)
-    else:
-        held, number = None, dial.high
-    upper = number
+    def lowest(numbers: Sequence[int]) -> tuple[int, State] | None:
+        return engine.first(name, [(f"{dial.what} to {number}", partial(at, number)) for number in numbers])
+
+    steps = [dial.low]
+    while max(steps[-1] * 2, steps[-1] + 1) < dial.high:
+        steps.append(max(steps[-1] * 2, steps[-1] + 1))
+    found = lowest(steps) if dial.low < dial.high else None
+    held = None if found is None else found[1]
+    upper = dial.high if found is None else steps[found[0]]
+    lower = max((step for step in steps if step < upper), default=dial.low - 1)
     while upper - lower > 1:
-        middle = (lower + upper) // 2
-        candidate = at(middle)
-        if candidate is None:
-            lower = middle
+        between = _spaced(lower, upper, engine.width)
+        found = lowest(between)
+        if found is None:
+            lower = between[-1]
         else:
-            held, upper = candidate, middle
+            lower = between[found[0] - 1] if found[0] else lower
+            upper, held = between[found[0]], found[1]
     return state if held is None else engine.accept(name, held)
+
+
+def _spaced(lower: int, upper: int, count: int) -> list[int]:
+    """Up to `count` numbers that part the open interval evenly.
+
+    >>> _spaced(0, 4, 1)
+    [2]
+    """
+    numbers = [lower + (upper - lower) * part // (count + 1) for part in range(1, count + 1)]
+    return sorted({number for number in numbers if lower < number < upper}) or [lower + 1]
 
 
 def _smaller(candidate: State, state: State) -> bool:
