@@ -78,8 +78,10 @@ def run_watched(
     arguments: tuple[str, ...] = (),
     **env: str,
 ) -> Ran:
-    """Writes `source` as a program and runs it under watch."""
+    """Writes `source` as a program and runs it under watch; makes cases smaller only where `--minify` asks for it."""
     program = write_program(folder, source)
+    wants = "--minify" in options
+    options = tuple(o for o in options if o != "--minify") if wants else ("--no-minify", *options)
     return sleuth(
         "run", *options, program.name, *arguments, cwd=folder, env=environment(folder, fault, **env)
     )

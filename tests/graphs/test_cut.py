@@ -141,6 +141,12 @@ def test_a_severed_cut_connects_nothing_but_tuples_with_their_parts():
     piece = cut(recording, {n for u in units(recording) for n in u}, severed=True)
     assert piece.names == ("x", "sin", "getitem", "add")
     assert len(piece.graph.graph.output_node().args[0]) == 4
+    assert [n.name for n in piece.graph.graph.output_node().all_input_nodes] == [
+        "sin",
+        "getitem",
+        "add",
+        "relu",
+    ]
 
 
 def test_a_getitem_goes_without_its_producer_and_a_producer_brings_one():

@@ -11,7 +11,9 @@ from torchsleuth.cli.options import json_option, print_json
 
 @click.command("calibrate")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
-@click.option("--graphs", type=click.IntRange(1), default=20, show_default=True, help="Healthy graphs per dtype.")
+@click.option(
+    "--graphs", type=click.IntRange(1), default=20, show_default=True, help="Healthy graphs per dtype."
+)
 @click.option("--dry-run", is_flag=True, help="Measure and show, but keep nothing.")
 @json_option
 def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> int:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
-from torchsleuth.cases.model import Triage, Verified
+from torchsleuth.cases.model import Minified, Triage, Verified
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.repro.assemble import script_after_dynamo, user_line_of_node
 from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
@@ -80,6 +81,32 @@ def run_case_script(
         phase_seconds=phase_seconds,
         deadline=deadline,
     )
+
+
+def shrink_case(folder: CaseFolder, deadline: float, workers: str, say: Callable[[str], None]) -> CaseFolder:
+    """Makes the case small where its failure was seen again and is the compiler's; what stops it is in the case."""
+    case = folder.case
+    program = case.triage is not None and case.triage.component == "program"
+    left = deadline - time.monotonic()
+    if program or case.verified is None or not case.verified.reproduced or left < 5:
+        return folder
+    from torchsleuth.cli.minify import WORK, minify
+    from torchsleuth.workers.cluster import open_workers
+
+    try:
+        with open_workers(workers, folder=folder.path / WORK) as desk:
+            result = minify(folder, desk, left)
+    except Exception as error:
+        why = str(error) if isinstance(error, SleuthError) else f"{type(error).__name__}: {error}"
+        say(f"case {case.id} was not made smaller: {why}")
+        return update_case(folder, minified=Minified(error=why))
+    small = result.folder.case.minified
+    if small is not None:
+        say(
+            f"case {case.id}: {small.calls} calls left of {case.graph.calls if case.graph else '?'}, "
+            f"{small.queries} trials, {result.seconds:.0f} s; python {result.folder.file('repro.py')}"
+        )
+    return result.folder
 
 
 def _tell_program_apart(

@@ -20,6 +20,7 @@ VERBS = {
     "run": ("torchsleuth.cli.run", "Run a program under watch; every failure becomes a case."),
     "list": ("torchsleuth.cli.look", "The cases here, newest first."),
     "show": ("torchsleuth.cli.look", "One case: what failed, where, and what is known about it."),
+    "minify": ("torchsleuth.cli.minify", "The smallest graph, inputs and settings that fail the same way."),
     "verify": ("torchsleuth.cli.verify", "Run a repro in fresh processes and compare how it fails."),
     "calibrate": (
         "torchsleuth.cli.calibrate",

@@ -62,7 +62,7 @@ class _RunCommand(click.Command):
     default=2,
     show_default=True,
     envvar=["TORCHSLEUTH_LEVEL", "TORCHDYNAMO_REPRO_LEVEL"],
-    help="1 record; 2 also verify; 3 also keep the record of every graph; 4 also compare results with eager.",
+    help="1 record; 2 also shrink and verify; 3 also keep every graph; 4 also compare results with eager.",
 )
 @click.option(
     "--check-accuracy",
@@ -96,6 +96,17 @@ class _RunCommand(click.Command):
     envvar="TORCHSLEUTH_BUDGET",
     help="Seconds for everything after the program has ended.",
 )
+@click.option(
+    "--workers",
+    default="2",
+    show_default=True,
+    envvar="TORCHSLEUTH_WORKERS",
+    metavar="N|ray|ray://…",
+    help="Trials at a time while a case is made smaller.",
+)
+@click.option(
+    "--no-minify", is_flag=True, envvar="TORCHSLEUTH_NO_MINIFY", help="Stop once original.py was tried."
+)
 @click.option("--only", metavar="NAME", envvar="TORCHSLEUTH_ONLY", help="Watch only functions of that name.")
 @click.option(
     "--keep-going",
@@ -115,6 +126,8 @@ def run_verb(
     record_only: bool,
     timeout: float | None,
     budget: float,
+    workers: str,
+    no_minify: bool,
     only: str | None,
     keep_going: bool,
     cases_dir: Path,
@@ -151,7 +164,7 @@ def run_verb(
     try:
         cases = _cases(cases_dir, spool, result)
         if not record_only and settings.level >= 2:
-            cases = _finish(cases, time.monotonic() + budget)
+            cases = _finish(cases, time.monotonic() + budget, None if no_minify else workers)
     finally:
         _clear(spool, keep=settings.level == 3)
     status = result.status or (EXIT_CASE if cases else 0)
@@ -233,17 +246,19 @@ def _name(folder: CaseFolder) -> str:
 
 
 def _finish(
-    cases: list[tuple[CaseFolder, WatchedProcess]], deadline: float
+    cases: list[tuple[CaseFolder, WatchedProcess]], deadline: float, workers: str | None
 ) -> list[tuple[CaseFolder, WatchedProcess]]:
-    """Tries each case's script; an interrupt leaves what was done so far."""
-    from torchsleuth.cli.finish import finish_case
+    """Tries each case's script and makes it small; an interrupt leaves what was done so far."""
+    from torchsleuth.cli.finish import finish_case, shrink_case
 
     done = list(cases)
     for position, (folder, process) in enumerate(cases):
         try:
             done[position] = (finish_case(folder, process, deadline, _say), process)
+            if workers is not None:
+                done[position] = (shrink_case(done[position][0], deadline, workers, _say), process)
         except KeyboardInterrupt:
-            _say(f"stopped; the case is kept, go on with: torchsleuth verify {_name(folder)}")
+            _say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")
             break
     return done
 

@@ -93,9 +93,11 @@ def cut(recording: Recording, keep: Iterable[str], *, severed: bool = False) -> 
     inside = _inside(recording, kept, severed)
     edges = _edges(recording, kept, inside)
     graph = torch.fx.Graph()
-    made: dict[str, torch.fx.Node] = {
-        name: graph.create_node("placeholder", name, name=name) for name in edges
-    }
+    made: dict[str, torch.fx.Node] = {}
+    for name in edges:
+        # In a severed cut a node may be inside and yet be read as an input: the name is the node's.
+        label = f"{name}_given" if name in kept else name
+        made[name] = graph.create_node("placeholder", label, name=label)
     nodes: dict[str, torch.fx.Node] = {}
     for node in recording.ordered(kept):
         step = recording.steps[node.name]

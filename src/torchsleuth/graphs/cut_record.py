@@ -45,6 +45,11 @@ class Recording:
         return {node.name: node for node in self.graph.graph.nodes}
 
     @functools.cached_property
+    def calls(self) -> tuple[str, ...]:
+        """The names of the calls of the graph, in order."""
+        return tuple(name for name, node in self.nodes.items() if node.op.startswith("call_"))
+
+    @functools.cached_property
     def returned(self) -> frozenset[str]:
         """The names of the nodes that the graph returns."""
         return frozenset(n.name for n in next(iter(reversed(self.graph.graph.nodes))).all_input_nodes)

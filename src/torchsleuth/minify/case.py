@@ -6,6 +6,7 @@ where it was stopped. A case that does not fail here, or fails differently, ends
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,17 +73,46 @@ def minify_case(
     warm_up()
     opened = open_for_search(folder)
     keeper = _Keeper(folder, opened, listener or Silence())
-    oracle = TrialOracle(workers, opened.expected, folder.file("inputs"), _limits(folder, workers.limits))
-    blamed = seeds(
-        opened.state.graph, opened.traceback, opened.expected.message, opened.record.get("nodes") or {}
+    # Beside the case's own values, so that workers which see the case see these as well; gone when the search is over.
+    store = folder.path / ".trials"
+    oracle = TrialOracle(workers, opened.expected, store, _limits(folder, workers.limits))
+    try:
+        reduction = _searched(folder, opened, oracle, keeper, budget_seconds)
+        seconds = round(time.monotonic() - started, 2)
+        in_time = seconds < budget_seconds and not oracle.failing_is_slow
+        with ThreadPoolExecutor(1) as beside:  # fresh processes start slowly: meanwhile the rest is asked
+            writing = beside.submit(_written, folder, opened, reduction.state, workers.count)
+            explanation = explain(reduction.state, oracle) if in_time else Explanation(())
+            form, script, runs = writing.result()
+    finally:
+        shutil.rmtree(store, ignore_errors=True)
+    reproduced = sum(run.reproduced for run in runs)
+    folder = update_case(
+        folder,
+        _beside(explanation, oracle),
+        minified=_minified(reduction, folder, script, seconds),
+        verified=Verified(len(runs), reproduced, reproduced == len(runs)),
+        extra=_more(explanation, oracle),
     )
+    also = tuple(_more(explanation, oracle)["also"])
+    whole = round(time.monotonic() - started, 2)
+    return MinifyResult(
+        folder, reduction, form, tuple(runs), explanation, also, whole, round(oracle.trial_seconds, 2)
+    )
+
+
+def _searched(
+    folder: CaseFolder, opened: OpenedCase, oracle: TrialOracle, keeper: _Keeper, budget_seconds: float
+) -> Reduction:
+    """The search itself; raises `CannotMinify` where nothing of the case fails as it failed."""
+    lines = opened.record.get("nodes") or {}
     try:
         reduction = search(
             opened.state,
             oracle,
-            seeds=blamed,
-            width=workers.count,
-            budget_seconds=max(1.0, budget_seconds - (time.monotonic() - started)),
+            seeds=seeds(opened.state.graph, opened.traceback, opened.expected.message, lines),
+            width=oracle.workers.count,
+            budget_seconds=max(1.0, budget_seconds),
             listener=keeper,
         )
     except NothingFails as nothing:
@@ -91,35 +121,7 @@ def minify_case(
         if reduction.complete and not oracle([opened.state])[0]:
             raise _why_not(oracle, folder)
         keeper.smaller("nothing", reduction.state)
-    seconds = round(time.monotonic() - started, 2)
-    in_time = time.monotonic() - started < budget_seconds and not oracle.failing_is_slow
-    with ThreadPoolExecutor(
-        1
-    ) as beside:  # fresh processes take seconds to start: meanwhile the rest is asked
-        writing = beside.submit(_written, folder, opened, reduction.state, workers.count)
-        explanation = explain(reduction.state, oracle) if in_time else Explanation(())
-        form, script, runs = writing.result()
-    minified = _minified(reduction, folder, script, seconds)
-    reproduced = sum(run.reproduced for run in runs)
-    verified = Verified(len(runs), reproduced, reproduced == len(runs))
-    folder = update_case(
-        folder,
-        _beside(explanation, oracle),
-        minified=minified,
-        verified=verified,
-        extra=_more(explanation, oracle),
-    )
-    also = tuple(sorted(signature.summary for signature, _ in oracle.also.values()))
-    return MinifyResult(
-        folder,
-        reduction,
-        form,
-        tuple(runs),
-        explanation,
-        also,
-        round(time.monotonic() - started, 2),
-        round(oracle.trial_seconds, 2),
-    )
+    return reduction
 
 
 def _more(explanation: Explanation, oracle: TrialOracle) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,32 +32,6 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
     groups = units(recording)
     if len(groups) == 0:
         return state
-    asked: dict[tuple[Subset, bool], bool] = {}
-
-    def asker(apart: bool, parts: Sequence[tuple[str, ...]]) -> Any:
-        def build(subset: Subset) -> State:
-            if len(subset) == len(parts) == len(groups) and not apart:
-                return state
-            names = {name for element in subset for name in parts[element]}
-            return state_of_cut(state, cut(recording, names, severed=apart), recording.symbolic)
-
-        def ask(subsets: Sequence[Subset]) -> int | None:
-            for place, subset in enumerate(subsets):
-                if asked.get((subset, apart)):
-                    return place
-            open_ones = [s for s in subsets if (s, apart) not in asked]
-            found = engine.first(NAME, [(f"{len(s)} of {len(parts)}", partial(build, s)) for s in open_ones])
-            for subset in open_ones[: None if found is None else found[0]]:
-                asked[subset, apart] = False
-            if found is None:
-                return None
-            asked[open_ones[found[0]], apart] = True
-            if not apart or len(open_ones[found[0]]) == 1:
-                engine.accept(NAME, found[1])
-            return subsets.index(open_ones[found[0]])
-
-        return ask
-
     elements = elements_of(recording, groups, seeds, alike=bool(state.settings.get(ANY_VALUES)))
     owner = {name: number for number, group in enumerate(groups) for name in group}
 
@@ -64,18 +39,52 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
         pointed_at = getattr(engine.oracle, "suspects", ())
         return list(dict.fromkeys(owner[name] for name in pointed_at if name in owner))
 
-    best = smallest_failing(
-        elements,
-        asker(False, groups),
-        asker(True, groups),
-        suspects,
-        _racer(engine, state, recording, groups),
+    together, apart = (
+        _Asker(engine, state, recording, groups),
+        _Asker(engine, state, recording, groups, apart=True),
     )
-    kept = [name for element in best for name in groups[element]]
-    # Now apart: of a tuple's parts only those that matter stay.
-    asked.clear()
-    one_less(tuple(range(len(kept))), asker(False, [(name,) for name in kept]))
+    race = _racer(engine, state, recording, groups)
+    best = smallest_failing(elements, together, apart, suspects, race)
+    # Now name by name: of a tuple's parts only those that matter stay.
+    kept = [(name,) for element in best for name in groups[element]]
+    one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))
     return engine.best
+
+
+@dataclass
+class _Asker:
+    """Asks whether sets of parts fail, connected or `apart`, and remembers what was answered."""
+
+    engine: Engine
+    state: State
+    recording: Recording
+    parts: Sequence[tuple[str, ...]]
+    apart: bool = False
+    known: dict[Subset, bool] = field(default_factory=dict)
+
+    def __call__(self, subsets: Sequence[Subset]) -> int | None:
+        for place, subset in enumerate(subsets):
+            if self.known.get(subset):
+                return place
+        unknown = [s for s in subsets if s not in self.known]
+        label = f"of {len(self.parts)}"
+        found = self.engine.first(NAME, [(f"{len(s)} {label}", partial(self._cut_out, s)) for s in unknown])
+        for subset in unknown[: None if found is None else found[0]]:
+            self.known[subset] = False
+        if found is None:
+            return None
+        failing = unknown[found[0]]
+        self.known[failing] = True
+        if not self.apart or len(failing) == 1:
+            self.engine.accept(NAME, found[1])
+        return subsets.index(failing)
+
+    def _cut_out(self, subset: Subset) -> State:
+        names = {name for element in subset for name in self.parts[element]}
+        if len(names) == len(self.recording.calls) and not self.apart:
+            return self.state
+        piece = cut(self.recording, names, severed=self.apart)
+        return state_of_cut(self.state, piece, self.recording.symbolic)
 
 
 def _racer(

@@ -64,6 +64,8 @@ def show_case(folder: CaseFolder) -> None:
             case.triage.component, case.triage.component
         )
         facts.append(("at fault", f"{what}{where} {' '.join(case.triage.ops)}".rstrip()))
+    if case.minified is not None and case.minified.calls is not None:
+        facts.append(("minified", f"{case.minified.calls} calls: {', '.join(case.minified.ops)}"))
     facts.append(("repro", _repro(folder)))
     if case.seen > 1:
         facts.append(("seen", f"{case.seen} times, last {case.last_seen}"))
@@ -82,9 +84,12 @@ def show_case(folder: CaseFolder) -> None:
         table.add_row(name, Text(printable(value)))
     console.print(table)
     if case.no_repro is None:
-        console.print(
-            f"\nnext: torchsleuth verify {case.id}, or: python {folder.path}/original.py", soft_wrap=True
-        )
+        script = folder.path / _script(folder)
+        console.print(f"\nnext: torchsleuth verify {case.id}, or: python {script}", soft_wrap=True)
+
+
+def _script(folder: CaseFolder) -> str:
+    return "repro.py" if folder.file("repro.py").is_file() else "original.py"
 
 
 def _console() -> Console:
@@ -97,11 +102,12 @@ def _repro(folder: CaseFolder) -> str:
     case = folder.case
     if case.no_repro is not None:
         return f"none: {case.no_repro}"
+    script = _script(folder)
     if case.verified is None:
-        return "original.py, not tried yet"
+        return f"{script}, not tried yet"
     if case.verified.error:
-        return f"original.py could not be tried: {case.verified.error}"
-    return f"original.py, failed the same way in {case.verified.reproduced} of {case.verified.times} fresh processes"
+        return f"{script} could not be tried: {case.verified.error}"
+    return f"{script}, failed the same way in {case.verified.reproduced} of {case.verified.times} fresh processes"
 
 
 def _doing(phase: str) -> str:

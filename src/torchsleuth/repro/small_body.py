@@ -36,7 +36,7 @@ def body_lines(
     ['return torch.relu(x)']
     """
     words = Vocabulary(set(names.values()) | {"f", "backend"})
-    printed = _statements(graph)
+    _require_names(graph)
     variables: dict[torch.fx.Node, str] = {}
     taken = set(names.values()) | RESERVED | {"f"}
     lines: list[str] = []
@@ -53,16 +53,15 @@ def body_lines(
             variables[node] = unused_name(node.name, taken)
             taken.add(variables[node])
             if text is None:
-                text = _exact(node, variables, words, printed)
+                text = _exact(node, variables, words)
             lines.append(f"{variables[node]} = {text}")
     return Body(_folded(lines), list(words.imports))
 
 
-def _statements(graph: torch.fx.GraphModule) -> Any:
+def _require_names(graph: torch.fx.GraphModule) -> None:
     """Reading the printed graph back proves that every name in it is found again."""
     printed = print_graph(graph)
     read_graph(printed.source, namespace=printed.references)
-    return printed
 
 
 def _returned(value: Any, variables: Mapping[torch.fx.Node, str], words: Vocabulary, boxed: bool) -> str:
@@ -99,7 +98,7 @@ def _public_call(
     return None
 
 
-def _exact(node: torch.fx.Node, variables: dict[torch.fx.Node, str], words: Vocabulary, printed: Any) -> str:
+def _exact(node: torch.fx.Node, variables: dict[torch.fx.Node, str], words: Vocabulary) -> str:
     """The call as the printer writes it, with this script's variables."""
     alone = torch.fx.Graph()
     made: dict[torch.fx.Node, torch.fx.Node] = {}

@@ -61,6 +61,7 @@ class Server:
         self.parent = os.getppid()
         self.frames = Frames()
         self.seats: dict[int, Seat] = {}
+        self.sent = False
         self.learner: Seat | None = None
         # Trials that get as far as the C++ compiler, until the learner has told what it can do.
         self.waiting: list[dict[str, Any]] = []
@@ -123,7 +124,7 @@ class Server:
         for message in messages:
             if "cancel" in message:
                 self.cancel(message["cancel"])
-            elif message["kernels"] and self.learner is not None:
+            elif message["kernels"] and self.learning():
                 self.waiting.append(message)
             else:
                 self.start(message)
@@ -177,16 +178,22 @@ class Server:
         self.seats[seat.pid] = seat
         return seat
 
-    def learn(self) -> None:
-        """Finds out in a process of its own what the kernels of all trials need to know."""
-        learn, self.recall = map(named_function, self.options.learn.split(","))
-        self.learner = self.fork(lambda _, results: write_all(results, frame({"learned": learn()})))
-        self.learner.take(Job(LEARNER, Limits()))
+    def learning(self) -> bool:
+        """Whether a process of its own is finding out what the kernels of all trials need to know.
+
+        It is sent with the first trial that has kernels: a search that ends in lowering never needs it.
+        """
+        if self.options.learn and not self.sent:
+            self.sent = True
+            learn = named_function(self.options.learn.split(",")[0])
+            self.learner = self.fork(lambda _, results: write_all(results, frame({"learned": learn()})))
+            self.learner.take(Job(LEARNER, Limits()))
+        return self.learner is not None
 
     def learned(self, what: Any) -> None:
         self.learner = None
         if what is not None:
-            self.recall(what)
+            named_function(self.options.learn.split(",")[1])(what)
             for seat in self.seats.values():
                 if seat.ready and seat.once:  # made before we knew
                     seat.ready = False
@@ -331,8 +338,6 @@ def main(arguments: list[str]) -> None:
     server = Server(control, options, environment)
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     server.tell({"hello": {"seconds": time.monotonic() - started, "threads": threads, **facts}})
-    if options.learn:
-        server.learn()
     server.loop()
 
 

@@ -1,0 +1,164 @@
+"""`minify`: the smallest graph, inputs and settings that fail the same way, as a script a person can read."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchsleuth.cases.folder import CaseFolder, open_case
+from torchsleuth.cases.printable import printable
+from torchsleuth.cli.options import cases_option, json_option, print_json
+
+if TYPE_CHECKING:
+    from torchsleuth.minify.case import MinifyResult
+    from torchsleuth.minify.contract import State
+
+WORK = "minify"
+
+
+@click.command("minify")
+@click.argument("case_or_script", default="last")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=1),
+    default=600,
+    show_default=True,
+    metavar="S",
+    help="Seconds to spend.",
+)
+@click.option(
+    "--workers",
+    default="2",
+    show_default=True,
+    envvar="TORCHSLEUTH_WORKERS",
+    metavar="N|ray|ray://…",
+    help="Trials at a time: local processes, or a Ray cluster.",
+)
+@cases_option
+@json_option
+def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Path, as_json: bool) -> int:
+    """Shrink a case to the smallest script that still fails the same way, and verify it three times.
+
+    Every smaller script found is kept at once: Ctrl-C leaves the best one as repro.py, and the same command goes on
+    from there. Also takes a written script, or one that PyTorch's own minifier wrote.
+
+    \b
+    torchsleuth minify last
+    torchsleuth minify 3f9a --budget 60
+    torchsleuth minify minifier_launcher.py
+    """
+    started = time.monotonic()
+    from torchsleuth.workers.cluster import open_workers
+
+    folder = None if _is_script(case_or_script) else open_case(cases_dir, case_or_script)
+    place = {} if folder is None else {"folder": folder.path / WORK}
+    with open_workers(workers, **place) as desk:
+        if folder is None:
+            from torchsleuth.minify.adopt import case_of_script
+
+            folder = case_of_script(Path(case_or_script), cases_dir, desk)  # type: ignore[arg-type]
+        result = minify(folder, desk, budget - (time.monotonic() - started))
+    if as_json:
+        print_json({**result.folder.case.to_json(), "path": str(result.folder.path), "form": result.form})
+    else:
+        show_result(result)
+    return 0 if result.verified else 1
+
+
+def minify(folder: CaseFolder, workers: Any, budget: float) -> MinifyResult:
+    """Minifies one case, with a status line on stderr."""
+    from torchsleuth.minify.case import minify_case
+
+    line = StatusLine()
+    try:
+        return minify_case(folder, budget_seconds=max(1.0, budget), workers=workers, listener=line)
+    except KeyboardInterrupt:
+        line.end()
+        click.echo(
+            "torchsleuth: stopped; the best script so far is repro.py in the case, and the same command goes on"
+        )
+        raise
+    finally:
+        line.end()
+
+
+class StatusLine:
+    """One line that answers: is it moving, how small is it, how many trials, how fast, may I stop now."""
+
+    def __init__(self) -> None:
+        self.started_at = self.last = time.monotonic()
+        self.first = self.calls = self.trials = 0
+        self.live = sys.stderr.isatty()
+        self.shown = False
+
+    def started(self, state: State) -> None:
+        self.first = self.calls = _calls(state)
+        self._show("")
+
+    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
+        self.trials += len(failed)
+        self._show(reducer)
+
+    def smaller(self, reducer: str, state: State) -> None:
+        self.last, self.calls = time.monotonic(), _calls(state)
+        self._show(reducer, always=True)
+
+    def said(self, text: str) -> None:
+        self.end()
+        click.echo(f"torchsleuth: {printable(text)}", err=True)
+
+    def end(self) -> None:
+        if self.shown and self.live:
+            click.echo("", err=True)
+        self.shown = False
+
+    def _show(self, reducer: str, always: bool = False) -> None:
+        now = time.monotonic()
+        took = max(0.1, now - self.started_at)
+        text = (
+            f"torchsleuth: {self.first} → {self.calls} calls, {self.trials} trials in {took:.0f} s, "
+            f"smaller {now - self.last:.0f} s ago, now {reducer or 'starting'}; Ctrl-C keeps the best so far"
+        )
+        if self.live:
+            click.echo(f"\r\x1b[2K{text}", err=True, nl=False)
+            self.shown = True
+        elif always:
+            click.echo(text, err=True)
+
+
+def _calls(state: State) -> int:
+    from torchsleuth.graphs.cut import calls_of
+
+    return calls_of(state.graph)
+
+
+def _is_script(wanted: str) -> bool:
+    path = Path(wanted)
+    return path.suffix == ".py" and path.is_file()
+
+
+def show_result(result: MinifyResult) -> None:
+    """The result for a person: how small, what may vary, what each reducer did, and where the script is."""
+    minified, verified = result.folder.case.minified, result.folder.case.verified
+    assert minified is not None and verified is not None
+    click.echo(
+        f"{minified.calls} calls and {minified.inputs} inputs are left, {minified.queries} trials, "
+        f"{result.seconds:.1f} s; failed the same way in {verified.reproduced} of {verified.times} fresh processes"
+    )
+    for sentence in result.explanation.sentences:
+        click.echo(f"  {printable(sentence)}")
+    for other in result.also:
+        click.echo(f"  another failure was met on the way and kept under also/: {printable(other)}")
+    click.echo("\nreducer                 trials  kept  calls gone  seconds")
+    for row in result.reduction.statistics:
+        if row.queries:
+            click.echo(
+                f"{row.reducer:<22}  {row.queries:>6}  {row.successes:>4}  {row.calls_removed:>10}  {row.seconds:>7.1f}"
+            )
+    script = result.folder.file("repro.py")
+    click.echo(f"\n{script.read_text(encoding='utf-8').rstrip()}\n\nrun it: python {script}")
