@@ -116,7 +116,7 @@ def test_a_gigabyte_of_stderr_fills_neither_memory_nor_disk(workers, tmp_path):
     outcome = workers.run(trial("flood"), limits=Limits(run=120))
     assert outcome.signature is None and outcome.error is None
     assert resident_bytes(workers._server.pid) < 200 << 20
-    written = sum(file.stat().st_size for file in workers._folder.rglob("*") if file.is_file())
+    written = sum(file.stat().st_size for file in workers.folder.rglob("*") if file.is_file())
     assert written < 1 << 20
 
 
@@ -188,7 +188,7 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path):
         "workers = faulty_workers(2)\n"
         "tickets = [workers.submit(trial('grandchild wait')) for _ in range(2)]\n"
         "while any(t.pid is None for t in tickets): time.sleep(0.01)\n"
-        "time.sleep(0.5); print(workers._token, workers._folder, flush=True); time.sleep(1000)\n"
+        "time.sleep(0.5); print(workers._token, workers.folder, flush=True); time.sleep(1000)\n"
     )
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -10,8 +10,6 @@ import dataclasses
 import importlib.metadata
 import os
 import queue
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,9 +36,10 @@ class Host:
     """What lives on a node: isolated workers, and the values that were sent there."""
 
     def __init__(self, count: int, settings: Mapping[str, str], options: Mapping[str, Any]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="torchsleuth-node-"))
-        (self.folder / "storages").mkdir()
         self.workers = Workers(count, environment={**os.environ, **settings}, **options)
+        # Within the workers' own folder, which goes when they do, whatever ends this actor.
+        self.folder = self.workers.folder / "values"
+        (self.folder / "storages").mkdir(parents=True)
         self.tickets: dict[int, Ticket] = {}
 
     def hello(self) -> dict[str, Any]:
@@ -74,7 +73,6 @@ class Host:
 
     def close(self) -> None:
         self.workers.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class RayWorkers(Desk):

@@ -63,8 +63,8 @@ class Workers(Desk):
         self._names = (call, warm_up, still_good)
         self._python = python
         self._scratch = None if folder is not None else tempfile.mkdtemp(prefix="torchsleuth-")
-        self._folder = Path(folder or self._scratch or "").absolute()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(folder or self._scratch or "").absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._environment = dict(os.environ if environment is None else environment)
         self._failed_starts = 0
         self._start()
@@ -102,14 +102,14 @@ class Workers(Desk):
             command += [f"--warm-up={warm_up}", *([f"--learn={LEARN}"] if warm_up == WARM_UP else [])]
         if self._scratch is not None:
             command.append(f"--scratch={self._scratch}")
-        hand_probes_to(self._folder / "kernels")
-        with open(self._folder / "server.log", "wb") as said:
+        hand_probes_to(self.folder / "kernels")
+        with open(self.folder / "server.log", "wb") as said:
             self._server = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                env=marked(trial_environment(self._environment, self._folder), self._token),
+                env=marked(trial_environment(self._environment, self.folder), self._token),
                 start_new_session=True,
                 pass_fds=(theirs.fileno(),),
             )
@@ -199,7 +199,7 @@ class Workers(Desk):
 
     def _give_up(self, lost: list[Ticket]) -> None:
         self._closed = True
-        said = (self._folder / "server.log").read_text(encoding="utf-8", errors="replace").strip()
+        said = (self.folder / "server.log").read_text(encoding="utf-8", errors="replace").strip()
         why = f"no process to run trials in could be started: {said[-500:] or 'it ended without a word'}"
         for ticket in [*lost, *self._queue]:
             ticket._settle(Outcome(None, 0.0, error=why))
