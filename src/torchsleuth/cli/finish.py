@@ -103,7 +103,8 @@ def shrink_case(folder: CaseFolder, deadline: float, workers: str, say: Callable
     small = result.folder.case.minified
     if small is not None:
         say(
-            f"case {case.id}: {small.calls} calls left of {case.graph.calls if case.graph else '?'}, "
+            f"case {case.id}: {small.calls} {'call' if small.calls == 1 else 'calls'} left of "
+            f"{case.graph.calls if case.graph else '?'}, "
             f"{small.queries} trials, {result.seconds:.0f} s; python {result.folder.file('repro.py')}"
         )
     return result.folder

@@ -12,7 +12,7 @@ import click
 
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import cases_option, json_option, print_json
+from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
 
 if TYPE_CHECKING:
     from torchsleuth.minify.case import MinifyResult
@@ -31,14 +31,7 @@ WORK = "minify"
     metavar="S",
     help="Seconds to spend.",
 )
-@click.option(
-    "--workers",
-    default="2",
-    show_default=True,
-    envvar="TORCHSLEUTH_WORKERS",
-    metavar="N|ray|ray://…",
-    help="Trials at a time: local processes, or a Ray cluster.",
-)
+@workers_option
 @cases_option
 @json_option
 def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Path, as_json: bool) -> int:
@@ -147,7 +140,7 @@ def show_result(result: MinifyResult) -> None:
     minified, verified = result.folder.case.minified, result.folder.case.verified
     assert minified is not None and verified is not None
     click.echo(
-        f"{minified.calls} calls and {minified.inputs} inputs are left, {minified.queries} trials, "
+        f"calls left: {minified.calls}, inputs: {minified.inputs}, {minified.queries} trials, "
         f"{result.seconds:.1f} s; failed the same way in {verified.reproduced} of {verified.times} fresh processes"
     )
     for sentence in result.explanation.sentences:

@@ -35,5 +35,17 @@ def json_option(function: Function) -> Function:
     )
 
 
+def workers_option(function: Function) -> Function:
+    """`--workers N`, `ray` or `ray://host`: how many trials run at a time, and where."""
+    return click.option(
+        "--workers",
+        default="2",
+        show_default=True,
+        envvar="TORCHSLEUTH_WORKERS",
+        metavar="N|ray|ray://…",
+        help="Trials at a time while a case is made smaller: local processes, or a Ray cluster.",
+    )(function)
+
+
 def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=1))

@@ -15,7 +15,7 @@ from torchsleuth.capture.settings import Settings
 from torchsleuth.cases.errors import SleuthError, error_of_oserror
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
-from torchsleuth.cli.options import cases_option, json_option, print_json
+from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
 from torchsleuth.cli.supervise import Supervised, resolve_command, supervise
 
 SPOOL = ".spool"
@@ -96,14 +96,7 @@ class _RunCommand(click.Command):
     envvar="TORCHSLEUTH_BUDGET",
     help="Seconds for everything after the program has ended.",
 )
-@click.option(
-    "--workers",
-    default="2",
-    show_default=True,
-    envvar="TORCHSLEUTH_WORKERS",
-    metavar="N|ray|ray://…",
-    help="Trials at a time while a case is made smaller.",
-)
+@workers_option
 @click.option(
     "--no-minify", is_flag=True, envvar="TORCHSLEUTH_NO_MINIFY", help="Stop once original.py was tried."
 )

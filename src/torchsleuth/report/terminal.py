@@ -65,7 +65,8 @@ def show_case(folder: CaseFolder) -> None:
         )
         facts.append(("at fault", f"{what}{where} {' '.join(case.triage.ops)}".rstrip()))
     if case.minified is not None and case.minified.calls is not None:
-        facts.append(("minified", f"{case.minified.calls} calls: {', '.join(case.minified.ops)}"))
+        calls = "1 call" if case.minified.calls == 1 else f"{case.minified.calls} calls"
+        facts.append(("minified", f"{calls}: {', '.join(case.minified.ops)}"))
     facts.append(("repro", _repro(folder)))
     if case.seen > 1:
         facts.append(("seen", f"{case.seen} times, last {case.last_seen}"))
