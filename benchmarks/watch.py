@@ -74,7 +74,10 @@ except Exception:
 WAYS = {
     "bare": ([], {}),
     "torchsleuth run": (["-m", "torchsleuth", "run"], {}),
-    "torchsleuth run --check-accuracy": (["-m", "torchsleuth", "run", "--check-accuracy", "--record-only"], {}),
+    "torchsleuth run --check-accuracy": (
+        ["-m", "torchsleuth", "run", "--check-accuracy", "--record-only"],
+        {},
+    ),
     "REPRO_AFTER=aot level 2": ([], {"TORCHDYNAMO_REPRO_AFTER": "aot", "TORCHDYNAMO_REPRO_LEVEL": "2"}),
     "REPRO_AFTER=aot level 3": ([], {"TORCHDYNAMO_REPRO_AFTER": "aot", "TORCHDYNAMO_REPRO_LEVEL": "3"}),
     "REPRO_AFTER=aot level 4": ([], {"TORCHDYNAMO_REPRO_AFTER": "aot", "TORCHDYNAMO_REPRO_LEVEL": "4"}),
@@ -104,7 +107,9 @@ def run(way: str, source: str, *arguments: str, timeout: float = 900) -> tuple[f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--calls", type=int, default=300)
     options = parser.parse_args()
@@ -130,7 +135,9 @@ def main() -> None:
     alone = min(run("bare", LARGE)[0] for _ in range(options.repeats))
     WAYS["record"] = (["-m", "torchsleuth", "run", "--record-only"], {})
     watched = min(run("record", LARGE)[0] for _ in range(options.repeats))
-    print(f"\nA case of a graph of 3,000 calls: {watched - alone:.2f} s beyond the program's own {alone:.1f} s.")
+    print(
+        f"\nA case of a graph of 3,000 calls: {watched - alone:.2f} s beyond the program's own {alone:.1f} s."
+    )
 
 
 if __name__ == "__main__":

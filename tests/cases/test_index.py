@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -133,11 +132,6 @@ def test_no_folder_means_no_cases_and_none_is_created(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_listing_starts_without_torch_and_quickly(cases: Path) -> None:
+def test_listing_does_not_import_torch(cases: Path) -> None:
     code = "import sys; from torchsleuth.cases.folder import list_cases; list_cases(sys.argv[1]); assert 'torch' not in sys.modules"
-    best = 10.0
-    for _ in range(5):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code, str(cases)], check=True)
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.3
+    subprocess.run([sys.executable, "-c", code, str(cases)], check=True)

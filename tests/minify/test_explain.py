@@ -1,7 +1,7 @@
 """What may vary is found by trying, and said in sentences."""
 
 import torch
-from made import Oracle, aten, shapes, traced
+from made_graphs import Oracle, aten, shapes, traced
 
 from torchsleuth.minify.explain import explain
 

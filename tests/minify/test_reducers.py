@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from made import Oracle, aten, holds, node, shapes, traced
+from made_graphs import Oracle, aten, holds, node, shapes, traced
 
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.minify.engine import Engine, settle

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import Oracle, aten, holds, traced
+from made_graphs import Oracle, aten, holds, traced
 
 from torchsleuth.minify.contract import Silence
 from torchsleuth.minify.search import minify, search

@@ -1,7 +1,7 @@
 """Rounding is measured for each candidate, so that it is never taken for the bug."""
 
 import torch
-from made import aten, traced
+from made_graphs import aten, traced
 
 from torchsleuth.minify.tolerances import tolerances_of
 

@@ -109,7 +109,8 @@ def _literal(value: Any) -> str:
 
 def _one_line(text: str) -> str:
     """Text from a failure inside a docstring: no line ends, nothing that could close the docstring."""
-    return " ".join(str(text).split()).replace("\\", "/").replace('"""', "'''")
+    seen = "".join(char if char.isprintable() else " " for char in str(text))
+    return " ".join(seen.split()).replace("\\", "/").replace('"""', "'''")
 
 
 @functools.cache
