@@ -32,6 +32,8 @@ from torchsleuth.torch_internals.settings import changed_settings, versions
 
 # A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
 CONSTANT_BYTES = 4 << 20
+# Operators that need the process groups of the program, which a script of one process does not have.
+COLLECTIVES = {"_c10d_functional", "c10d_functional", "c10d", "_c10d_functional_autograd", "symm_mem"}
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,11 @@ def _print(graph: torch.fx.GraphModule, folder: Path, facts: dict[str, Any]) -> 
     facts["imports"] = list(printed.imports)
     facts["nodes"] = {name: asdict(line) for name, line in printed.nodes.items()}
     facts["constants"] = _keep_constants(printed.constants, folder)
+    between = next((op for op in printed.ops if op.partition(".")[0] in COLLECTIVES), None)
+    if between is not None:
+        facts["no_repro"] = (
+            f"the graph communicates between processes ({between}), and a script is one process"
+        )
     return printed
 
 
