@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import platform
-import shutil
 import signal
 import sys
 import threading
@@ -104,9 +103,6 @@ class Flight:
         log = self.folder / "log.txt"
         with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-
-    def forget_graph(self, number: int) -> None:
-        shutil.rmtree(self.folder / f"g{number}", ignore_errors=True)
 
     def _close(self) -> None:
         if os.getpid() == self.pid:  # a forked child inherits this handler, but not the flight
