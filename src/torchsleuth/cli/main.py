@@ -20,8 +20,18 @@ VERBS = {
     "run": ("torchsleuth.cli.run", "Run a program under watch; every failure becomes a case."),
     "list": ("torchsleuth.cli.look", "The cases here, newest first."),
     "show": ("torchsleuth.cli.look", "One case: what failed, where, and what is known about it."),
+    "triage": (
+        "torchsleuth.cli.triage",
+        "Which part of the compiler, which operator and which line of the program.",
+    ),
+    "workaround": (
+        "torchsleuth.cli.workaround",
+        "What makes the program pass: tried, verified, cheapest first.",
+    ),
     "minify": ("torchsleuth.cli.minify", "The smallest graph, inputs and settings that fail the same way."),
     "verify": ("torchsleuth.cli.verify", "Run a repro in fresh processes and compare how it fails."),
+    "bisect": ("torchsleuth.cli.bisect", "The torch release that brought or fixed the failure."),
+    "backends": ("torchsleuth.cli.backends", "The debugging backends."),
     "calibrate": (
         "torchsleuth.cli.calibrate",
         "Measure the rounding noise of healthy graphs on this machine, for later verdicts.",

@@ -63,8 +63,11 @@ def minify_case(
     budget_seconds: float = 600.0,
     workers: Workers,
     listener: Listener | None = None,
+    early: Prestarted | None = None,
 ) -> MinifyResult:
     """Makes the smallest repro of a case that still fails the same way, and verifies it three times.
+
+    `early` is an interpreter for the verification that was started before; it is closed at the end.
 
     >>> minify_case(open_case("torchsleuth-cases", "last"), budget_seconds=60, workers=Workers(2)).reduction.calls
     1

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torchsleuth.cases.crash import signature_of_crash
 from torchsleuth.cases.signature import Signature, fails_the_same_way
 from torchsleuth.workers.probes import hand_probes_to, keep_probes_of
+from torchsleuth.workers.processes import kill_group
 
 # Importing torch on a loaded machine with a cold disk, and building the inputs.
 SETUP_SECONDS = 180.0
 PHASE_SECONDS = 600.0
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
 
 _ANSWERS = {1: "reproduced", 0: "not_reproduced", 2: "different", 3: "cannot_tell"}
 _LAST_LINE = re.compile(
@@ -45,6 +46,23 @@ class ScriptRun:
         return self.answer == "reproduced"
 
 
+class Running(Protocol):
+    """A script under way: `poll` is its exit status once it has ended; `end` kills it with all it started."""
+
+    def poll(self) -> int | None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where one run of a script writes to: two files, and a folder for its kernels that is empty before it."""
+
+    stdout: Path
+    stderr: Path
+    cache: Path
+
+
 def run_script(
     script: Path,
     expected: Signature,
@@ -54,30 +72,58 @@ def run_script(
     phase_seconds: float = PHASE_SECONDS,
     deadline: float | None = None,
 ) -> ScriptRun:
-    """Runs `script` once and compares what happened with `expected`.
+    """Runs `script` once, by `python script`, and compares what happened with `expected`.
 
     `phase_seconds` is what compiling or running may take; `deadline` (of time.monotonic) bounds the whole.
     """
+
+    def begin(places: Places) -> Running:
+        return _Interpreter([python, str(script), *arguments], places)
+
+    return watched_run(begin, expected, phase_seconds=phase_seconds, deadline=deadline)
+
+
+def watched_run(
+    begin: Callable[[Places], Running], expected: Signature, *, phase_seconds: float, deadline: float | None
+) -> ScriptRun:
+    """Begins a run in new places, follows its phases, and says what came of it."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torchsleuth-") as scratch:
-        out, err, cache = Path(scratch, "stdout"), Path(scratch, "stderr"), Path(scratch, "cache")
-        hand_probes_to(cache)
-        with open(out, "wb") as stdout, open(err, "wb") as stderr:
-            child = subprocess.Popen(
-                [python, str(script), *arguments],
+        places = Places(Path(scratch, "stdout"), Path(scratch, "stderr"), Path(scratch, "cache"))
+        places.stdout.touch()
+        places.stderr.touch()
+        hand_probes_to(places.cache)
+        child = begin(places)
+        try:
+            ended, phase = _await(child, places.stderr, phase_seconds, deadline)
+        finally:
+            child.end()
+        keep_probes_of(places.cache)
+        seconds = time.monotonic() - started
+        code = child.poll() if ended else None
+        return _answer(code, phase, places.stdout, places.stderr, expected, seconds)
+
+
+class _Interpreter:
+    """`python script` in a session of its own."""
+
+    def __init__(self, command: Sequence[str], places: Places) -> None:
+        with open(places.stdout, "wb") as stdout, open(places.stderr, "wb") as stderr:
+            self._child = subprocess.Popen(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env=fresh_environment(os.environ, cache),
+                env=fresh_environment(os.environ, places.cache),
                 start_new_session=True,
             )
-            try:
-                ended, phase = _await(child, err, phase_seconds, deadline)
-            finally:
-                _kill_group(child)
-        keep_probes_of(cache)
-        seconds = time.monotonic() - started
-        return _answer(child.returncode if ended else None, phase, out, err, expected, seconds)
+
+    def poll(self) -> int | None:
+        return self._child.poll()
+
+    def end(self) -> None:
+        kill_group(self._child.pid)  # a session of its own cannot be anyone else's
+        self._child.wait()
 
 
 def fresh_environment(environment: Mapping[str, str], cache: Path) -> dict[str, str]:
@@ -94,7 +140,7 @@ _INJECT = os.path.join("torchsleuth", "capture", "inject")
 
 
 def _await(
-    child: subprocess.Popen[bytes], err: Path, phase_seconds: float, deadline: float | None
+    child: Running, err: Path, phase_seconds: float, deadline: float | None
 ) -> tuple[bool, str | None]:
     """Waits for the child; (whether it ended by itself, the last phase it announced)."""
     phase: str | None = None
@@ -122,15 +168,6 @@ def _phases(err: Path, seen: int) -> tuple[int, str | None]:
     complete = text.rfind(b"\n") + 1
     names = {b"compiling": "compile", b"running": "run"}
     return seen + complete, names[found[-1]] if found else None
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Ends everything the script started; a child of its own session cannot be anyone else's."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except OSError:
-        pass
-    child.wait()
 
 
 def _answer(

@@ -1,0 +1,64 @@
+"""Backends on TorchScript: Dynamo's graph as it is, or AOTAutograd's graphs made ready for it.
+
+TorchScript picks an operator's overload by itself and knows no device objects, so both are respelled first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchsleuth.backends.errors import ScriptFails
+from torchsleuth.backends.options import options_of
+from torchsleuth.torch_internals.backend_aot import AotPlan, Boxed, boxed, through_aot
+from torchsleuth.torch_internals.backend_trace import no_script_autocast
+
+
+def sleuth_ts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
+    """Dynamo's graph under `torch.jit.script`."""
+    options_of("sleuth_ts", given)
+    return _scripted(gm)
+
+
+def sleuth_aot_ts(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
+) -> Callable[..., Any]:
+    """AOTAutograd's forward and backward, each under `torch.jit.script`."""
+    options_of("sleuth_aot_ts", given)
+    plan = AotPlan(_script_aten_graph, partition="default", keep_input_mutations=False)
+    return through_aot(gm, example_inputs, plan)
+
+
+def _script_aten_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            node.target = getattr(node.target, "overloadpacket", node.target)
+            node.kwargs = {name: _plain(value) for name, value in node.kwargs.items()}
+    graph.recompile()
+    with no_script_autocast():
+        scripted = _scripted(graph)
+
+    def run(args: list[Any]) -> Any:
+        operands = tuple(args)
+        args.clear()
+        with no_script_autocast():
+            return scripted(*operands)
+
+    return boxed(run)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, torch.device) else value
+
+
+def _scripted(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    try:
+        with warnings.catch_warnings():
+            # Whoever asks for TorchScript by name knows that it is old.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.jit.script(gm)
+    except Exception as error:
+        raise ScriptFails(error) from error

@@ -1,0 +1,248 @@
+"""`bisect`: the torch release that brought or fixed the failure, found by running the repro in each that matters."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.cases.printable import printable
+from torchsleuth.cases.signature import Signature
+from torchsleuth.cli.options import cases_option, json_option, print_json
+
+if TYPE_CHECKING:
+    from torchsleuth.triage.package_index import PackageIndex
+    from torchsleuth.triage.release_provider import Plan
+    from torchsleuth.triage.releases import Bisection, ScriptRunner, Search, Tried
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+class NotAgreed(SleuthError):
+    """Nobody said that so much may be downloaded."""
+
+
+@click.command("bisect")
+@click.argument("case_or_repro", default="last")
+@click.option(
+    "--torch", "torch_range", metavar="A..B", help="Both ends included: 2.11..2.15, 2.13.0..nightly."
+)
+@click.option("--releases", metavar="LIST", help="These releases instead: 2.11.0,2.12.1.")
+@click.option("--index-url", metavar="URL", help="Package index to take torch from.")
+@click.option("--yes", is_flag=True, help="Download without asking.")
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Releases tried at a time."
+)
+@click.option(
+    "--times",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Runs that must all pass, for a failure that comes and goes.",
+)
+@click.option("--budget", type=click.FloatRange(min=1), default=7200, show_default=True, metavar="S")
+@cases_option
+@json_option
+def bisect_verb(
+    case_or_repro: str,
+    torch_range: str | None,
+    releases: str | None,
+    index_url: str | None,
+    yes: bool,
+    workers: int,
+    times: int,
+    budget: float,
+    cases_dir: Path,
+    as_json: bool,
+) -> int:
+    """Find the torch release that brought or fixed a failure.
+
+    Runs the repro in one environment per release, kept for next time. Says how much that may download, and asks.
+    Dates mean nightlies. Status 0 with an answer, 1 where it never fails or no answer was found. Ctrl-C keeps
+    what was tried, and the same command goes on.
+
+    \b
+    torchsleuth bisect last --torch 2.11..2.15
+    torchsleuth bisect 3f9a --torch 2.11..2.15 --index-url https://download.pytorch.org/whl/cpu --yes
+    torchsleuth bisect repro.py --torch 2026-10-01..2026-11-01
+    """
+    from torchsleuth.triage.release_provider import plan_of
+    from torchsleuth.triage.releases import Search, bisection_of, tried_before
+
+    deadline = time.monotonic() + budget
+    folder, script, expected = _what(case_or_repro, cases_dir)
+    provider = _provider(folder, index_url)
+    versions = _versions(provider, torch_range, releases)
+    _say(f"{len(versions)} {_releases(len(versions))}: {', '.join(versions)}")
+    search = Search(versions, provider, _runner(folder, script, expected, times), deadline, workers)
+    key = _key(script, index_url, times)
+    if folder is not None and folder.case.extra.get("bisect_of") == key:
+        search.tried = tried_before(bisection_of(folder.case), versions)
+    left = [version for version in versions if version not in search.tried]
+    _agree(plan_of(left, provider, workers), yes, cheaper=_cheaper(folder, index_url))
+    result = _searched(search, folder, key)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show_bisection(result)
+    return 0 if result.answer in ("broken since", "fixed in", "always") else 1
+
+
+def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
+    """The search, with progress on stderr and every outcome put into the case at once."""
+    from torchsleuth.triage.releases import bisect_releases, so_far
+
+    started = time.monotonic()
+    search.say = _say
+
+    def keep(result: Bisection) -> None:
+        if folder is not None:
+            extra = {**folder.case.extra, "bisect": result.to_json(), "bisect_of": key}
+            update_case(folder, extra=extra)
+
+    def heard(tried: Tried) -> None:
+        _say(
+            f"torch {tried.version} {tried.outcome}: {tried.why} ({tried.seconds:.0f} s); "
+            f"{len(search.tried)} of {len(search.versions)} known after {time.monotonic() - started:.0f} s"
+        )
+        keep(so_far(search, "stopped before the answer was found"))
+
+    search.on_tried = heard
+    try:
+        result = bisect_releases(search)
+    except KeyboardInterrupt:
+        _say("stopped; environments and outcomes so far are kept, and the same command goes on")
+        raise
+    keep(result)
+    return result
+
+
+def _what(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Signature]:
+    """The script to run, the failure it shows, and its case where it has one."""
+    from torchsleuth.cli.verify import NoRepro, expected_of_script
+
+    path = Path(wanted)
+    if path.suffix == ".py" and path.is_file():
+        if not (path.parent / "case.json").is_file():
+            return None, path.resolve(), expected_of_script(path)
+        folder = open_case(cases_dir, str(path.parent))
+        return folder, path.resolve(), folder.case.signature
+    folder = open_case(cases_dir, wanted)
+    for name in ("repro.py", "original.py"):
+        if folder.file(name).is_file():
+            return folder, folder.file(name).resolve(), folder.case.signature
+    raise NoRepro(
+        f"case {folder.case.id} has no repro to run: {folder.case.no_repro or 'its script is missing'}"
+    )
+
+
+def _provider(folder: CaseFolder | None, index_url: str | None) -> PackageIndex:
+    from torchsleuth.triage.package_index import PackageIndex, nightly_index
+
+    cuda = None
+    if folder is not None and folder.case.device.startswith("cuda"):
+        import torch
+
+        cuda = torch.version.cuda
+    return PackageIndex(index_url, nightlies=nightly_index(cuda), say=_say)
+
+
+def _versions(provider: PackageIndex, torch_range: str | None, releases: str | None) -> list[str]:
+    from torchsleuth.triage.release_names import BadRange, names_listed, range_of
+
+    if (torch_range is None) == (releases is None):
+        raise BadRange("Say which releases to try: either --torch 2.11..2.15 or --releases 2.11.0,2.12.1.")
+    return names_listed(releases) if releases is not None else provider.versions(range_of(torch_range or ""))
+
+
+def _runner(folder: CaseFolder | None, script: Path, expected: Signature, times: int) -> ScriptRunner:
+    from torchsleuth.cli.finish import run_case_script
+    from torchsleuth.triage.releases import ScriptRunner
+    from torchsleuth.workers.fresh import ScriptRun, run_script
+
+    def once(python: str, deadline: float) -> ScriptRun:
+        if folder is None:
+            return run_script(script, expected, python=python, deadline=deadline)
+        return run_case_script(folder, script, python=python, deadline=deadline)
+
+    return ScriptRunner(script, once, times)
+
+
+def _key(script: Path, index_url: str | None, times: int) -> str:
+    """What outcomes kept in the case must agree on to count again."""
+    about = (script.read_bytes(), (index_url or "").encode(), sys.version.encode(), str(times).encode())
+    return hashlib.sha256(b"\0".join(about)).hexdigest()[:16]
+
+
+def _cheaper(folder: CaseFolder | None, index_url: str | None) -> str:
+    on_cpu = folder is not None and folder.case.device == "cpu"
+    if index_url or not on_cpu or not sys.platform.startswith("linux"):
+        return ""
+    return f" This failure is seen on the CPU: --index-url {CPU_INDEX} takes 0.2 GB per release."
+
+
+def _agree(plan: Plan, yes: bool, cheaper: str) -> None:
+    """Says what may be downloaded, and goes on only where that is wanted."""
+    if not plan.count:
+        return
+    about = "" if plan.exact else ", by estimate"
+    _say(
+        f"this downloads up to {plan.most} {_releases(plan.most)} of torch, {plan.bytes / 1e9:.1f} GB{about} "
+        f"(all {plan.count}, {plan.all_bytes / 1e9:.1f} GB, where many cannot be tested).{cheaper}"
+    )
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise NotAgreed("Nothing was downloaded, as nobody can be asked here; say --yes to go on.")
+    if not click.confirm("torchsleuth: go on?", err=True):
+        raise NotAgreed("Nothing was downloaded.")
+
+
+def show_bisection(result: Bisection) -> None:
+    """The result for a person: the table, then the answer in a sentence."""
+    click.echo(f"{'torch':<22}  {'outcome':<12}  {'seconds':>7}  why")
+    for tried in result.tried:
+        click.echo(
+            f"{printable(tried.version):<22}  {printable(tried.outcome):<12}  {tried.seconds:>7.1f}  {printable(tried.why)}"
+        )
+    click.echo(f"\n{sentence_of(result)}")
+    for note in (*result.notes, *([result.error] if result.error else [])):
+        click.echo(f"  {printable(note)}")
+
+
+def sentence_of(result: Bisection) -> str:
+    """The answer as one sentence: `broken since 2.13.0 (2.12.1 passes)`."""
+    tested = [t.version for t in result.tried if t.outcome in ("fails", "passes")]
+    where = f"the {len(tested)} {_releases(len(tested))} tested" + (
+        f" ({', '.join(tested)})" if tested else ""
+    )
+    if result.answer == "always":
+        return f"always: it fails in {where}"
+    if result.answer == "never":
+        return f"never: it fails in none of {where}; it may need the machine or the build it was seen on"
+    if result.answer == "unclear":
+        return "unclear: no answer was found"
+    words = [
+        f"{c.what} {c.version} ({c.before} {'passes' if c.what == 'broken since' else 'fails'})"
+        for c in reversed(result.changes)
+    ]
+    return "; earlier: ".join([words[0], ", ".join(words[1:])] if words[1:] else words)
+
+
+def _releases(count: int) -> str:
+    return "release" if count == 1 else "releases"
+
+
+_SAYING = threading.Lock()
+
+
+def _say(text: str) -> None:
+    with _SAYING:  # several releases report at a time
+        click.echo(f"torchsleuth: {printable(text)}", err=True)

@@ -1,0 +1,99 @@
+"""AOTAutograd as a building block: the compiler, the partitioner and the decompositions are the caller's choice.
+
+AOTAutograd hands its compilers an aten graph and calls what they return with one list ("boxed"), which the callee
+empties so that inputs can be freed early.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+Boxed = Callable[[list[Any]], Any]
+GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]
+
+
+@dataclass(frozen=True)
+class AotPlan:
+    """What AOTAutograd shall do: who compiles forward and backward, how they are cut apart, what is decomposed.
+
+    `partition`: "default" saves what the backward needs, "min_cut" recomputes what is cheap, "inductor" is min_cut
+    as Inductor asks for it.
+    """
+
+    forward: GraphCompiler
+    backward: GraphCompiler | None = None
+    partition: Literal["default", "min_cut", "inductor"] = "min_cut"
+    inductor_decompositions: bool = False
+    keep_input_mutations: bool = True
+
+
+def through_aot(gm: torch.fx.GraphModule, inputs: Sequence[Any], plan: AotPlan) -> Callable[..., Any]:
+    """The graph compiled by AOTAutograd as `plan` says; call the result with the graph's inputs.
+
+    >>> through_aot(gm, inputs, AotPlan(run_boxed))(*inputs)
+
+    2.11..2.15: `aot_autograd` takes these names alike.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    arguments: dict[str, Any] = {
+        "fw_compiler": plan.forward,
+        "bw_compiler": plan.backward or plan.forward,
+        "inference_compiler": plan.forward,
+        "partition_fn": _partitioner(plan.partition),
+        "keep_inference_input_mutations": plan.keep_input_mutations,
+    }
+    if plan.inductor_decompositions:
+        decompositions = importlib.import_module("torch._inductor.decomposition")
+        arguments["decompositions"] = decompositions.select_decomp_table()
+    with _settings_for_debugging(plan):
+        return aot_autograd(**arguments)(gm, inputs)
+
+
+def run_boxed(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
+    """A compiler that compiles nothing: the aten graph itself, called with a list that it empties.
+
+    >>> run_boxed(graph, inputs)([x, y])
+    """
+    from torch.fx.graph import _BoxedCodeGen
+
+    graph.graph.set_codegen(_BoxedCodeGen())
+    graph.recompile()
+    return boxed(graph.forward)
+
+
+def boxed(function: Boxed) -> Boxed:
+    """Tells AOTAutograd that `function` takes one list: `boxed(lambda args: graph(*args))`."""
+
+    # A bound method takes no attribute, and one function may serve several graphs.
+    def run(args: list[Any]) -> Any:
+        return function(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _partitioner(name: str) -> Callable[..., Any]:
+    partitioners = importlib.import_module("functorch.compile")
+    if name == "default":
+        return partitioners.default_partition
+    if name == "inductor":
+        return functools.partial(partitioners.min_cut_rematerialization_partition, compiler="inductor")
+    return partitioners.min_cut_rematerialization_partition
+
+
+def _settings_for_debugging(plan: AotPlan) -> AbstractContextManager[Any]:
+    """Off: the cache, whose entries our compilers cannot be written to, and donated buffers, which forbid
+    `backward(retain_graph=True)` for the sake of memory reuse that only Inductor does."""
+    config: Any = importlib.import_module("torch._functorch.config")
+    wanted = {"force_autograd_cache": False, "donated_buffer": False}
+    if plan.inductor_decompositions:
+        wanted["unlift_effect_tokens"] = True  # as Inductor has it: its graphs create effect tokens inside
+    return config.patch({name: value for name, value in wanted.items() if hasattr(config, name)})

@@ -1,0 +1,70 @@
+"""Sees every operator call below autograd, higher-order ones and what runs inside them included.
+
+A dispatch mode is switched off while it handles a call, so the nested graphs of a higher-order operator are wrapped
+to switch it on again; the two operators that carry another operator as an argument run their dense kernel under it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+# op, args, kwargs, and the real call to make (once) somewhere in between
+Watcher = Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
+
+_CARRIERS = ("auto_functionalized", "auto_functionalized_v2", "with_effects")
+
+
+def watching_ops(watcher: Watcher) -> AbstractContextManager[Any]:
+    """A context in which `watcher(op, args, kwargs, call)` stands for every operator call; it returns `call()`.
+
+    >>> with watching_ops(lambda op, args, kwargs, call: call()):
+    ...     torch.ones(2).sin()
+
+    2.11..2.15: modes take part in higher-order operators where `supports_higher_order_operators` is set.
+    """
+    dispatch = importlib.import_module("torch.utils._python_dispatch")
+
+    class Watching(dispatch.TorchDispatchMode):  # type: ignore[name-defined]
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if isinstance(op, torch._ops.OpOverload):
+                return watcher(op, args, kwargs, lambda: op(*args, **kwargs))
+            return _higher_order(op, args, kwargs, self)
+
+    return Watching()
+
+
+def _higher_order(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
+    dense = op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if op.name() in _CARRIERS and dense is not None:
+        with mode:
+            return dense(*args, **kwargs)
+    args, kwargs = _wrap_graphs((args, kwargs), mode)
+    return op(*args, **kwargs)
+
+
+def _wrap_graphs(value: Any, mode: Any) -> Any:
+    if isinstance(value, torch.fx.GraphModule):
+        return _under(mode, value)
+    if type(value) in (list, tuple):
+        return type(value)(_wrap_graphs(each, mode) for each in value)
+    if type(value) is dict:
+        return {key: _wrap_graphs(each, mode) for key, each in value.items()}
+    return value
+
+
+def _under(mode: Any, graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return graph(*args, **kwargs)
+
+    return run

@@ -1,0 +1,143 @@
+"""The inside of an interpreter that is started before its script is known, so that loading torch is not waited for.
+
+It loads torch and its compiler and compiles nothing. Then it splits once: one half forks a process for each order that
+comes over a socket, before anything has run in it; the other half, the process that was started, waits for a script
+on its standard input and runs that itself. Either way a script starts with a loaded torch, an empty kernel
+cache of its own and no compile behind it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torchsleuth.torch_internals.worker_imports import load_compiler
+from torchsleuth.workers.processes import kill_group
+from torchsleuth.workers.wire import BrokenFrame, Frames, frame
+
+
+def main(arguments: list[str]) -> None:
+    """Started by `workers.prestart` with the number of its socket."""
+    control = socket.socket(fileno=int(arguments[0]))
+    load_compiler()
+    gc.collect()
+    gc.freeze()
+    started = os.getpid()
+    if os.fork() == 0:
+        order = _serve(control, started)
+    else:
+        control.close()
+        line = sys.stdin.readline()
+        order = json.loads(line) if line.strip() else None
+    if order is not None:
+        _become(order)
+
+
+def _serve(control: socket.socket, started: int) -> dict[str, Any] | None:
+    """Forks a process for each order and tells how it ended; in such a process it returns the order.
+
+    When the other end of the socket is gone, so is everything that was started here.
+    """
+    os.setsid()
+    wake, wakes = os.pipe()
+    for descriptor in (wake, wakes):
+        os.set_blocking(descriptor, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    frames, running = Frames(), dict[int, int]()
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(wake, selectors.EVENT_READ)
+        control.sendall(frame({"ready": os.getpid()}))
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is control:
+                    for message in _heard(control, frames, started, running):
+                        pid = _obey(message, running)
+                        if pid == 0:
+                            signal.set_wakeup_fd(-1)
+                            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                            os.close(wake)
+                            os.close(wakes)
+                            control.close()
+                            return dict(message)
+                else:
+                    _drain(wake)
+            _reap(control, running)
+
+
+def _heard(control: socket.socket, frames: Frames, started: int, running: Iterable[int]) -> list[Any]:
+    try:
+        data = control.recv(1 << 18)
+        if data:
+            return frames.feed(data)
+    except (OSError, BrokenFrame):
+        pass
+    for pid in running:
+        kill_group(pid)
+    if os.getppid() == started:  # once it has ended, its number may be someone else's
+        kill_group(started)
+    os._exit(0)
+
+
+def _obey(message: dict[str, Any], running: dict[int, int]) -> int | None:
+    if "kill" in message:
+        for pid, number in running.items():
+            if number == message["kill"]:
+                kill_group(pid)
+        return None
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+    else:
+        running[pid] = message["number"]
+    return pid
+
+
+def _drain(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 512):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _reap(control: socket.socket, running: dict[int, int]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        kill_group(pid)  # what it started goes with it
+        if pid in running:
+            code = os.waitstatus_to_exitcode(status)
+            control.sendall(frame({"done": running.pop(pid), "code": code}))
+
+
+def _become(order: dict[str, Any]) -> None:
+    """Runs the script as `python script` would: its arguments, its folder first on the path, `__main__`."""
+    for descriptor, name in ((1, order["stdout"]), (2, order["stderr"])):
+        opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    silence = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(silence, 0)
+    os.close(silence)
+    for name, value in order["environment"].items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    sys.argv[:] = [order["script"]]
+    sys.path[0] = os.path.dirname(os.path.abspath(order["script"]))
+    runpy.run_path(order["script"], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
