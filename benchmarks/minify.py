@@ -1,20 +1,26 @@
 """How fast and how small: torchsleuth's minifier beside PyTorch's own, on programs with known culprits.
 
-    python benchmarks/minify.py corpus --corpus FOLDER [--cases 01,05] [--pytorch] [--workers 2] --out result.json
+    python benchmarks/minify.py corpus --corpus FOLDER [--cases 01,05,foobar] [--ways ours,isolated] --out rows.json
+    python benchmarks/minify.py table --out rows.json
     python benchmarks/minify.py overhead [--nodes 300,1000,3000,10000]
 
-`corpus` records each program under `torchsleuth run --record-only`, minifies the case, and with `--pytorch` lets
-PyTorch's minifier have the same program (isolated, as documented; `--no-isolate` beside it). `overhead` measures the
-search without any compiler: a fake oracle answers at once, so what is left is our own time.
+`corpus` records each program once per tool and then times the making-small alone, from process start to process end:
+`torchsleuth minify` (verified three times) with two workers (`ours`) and one (`one`), and PyTorch's launcher as its
+manual has it (`isolated`) and with `--no-isolate` (`together`). Rows are written as they come and kept: the same
+command goes on where it was stopped. `foobar` and `backend` are programs like those of PyTorch's manual.
+`overhead` measures the search without any compiler: a fake oracle answers at once, so what is left is our own time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +30,49 @@ from typing import Any
 
 # What one call costs to compile with cached kernels, measured (notes/minify-search.md): the yardstick.
 SECONDS_PER_CALL = 0.017
+WAYS = ("ours", "one", "isolated", "together")
+FOOBAR = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = torch.nn.Linear(10, 20)
+        self.fc2 = torch.nn.Linear(20, 30)
+
+    def forward(self, x):
+        x = torch.sigmoid(self.fc1(x))
+        x = torch.ops.aten._foobar(x)
+        return torch.relu(torch.cos(self.fc2(x)) + 1.0)
+
+torch.compile(Model())(torch.randn(4, 10))
+"""
+BACKEND = """
+import torch
+
+def toy_compiler(gm, inputs):
+    if any(node.target is torch.relu for node in gm.graph.nodes):
+        raise AssertionError("toy compiler knows no relu")
+    return gm.forward
+
+def f(x):
+    y = torch.sigmoid(torch.ones(200, 200) @ x)
+    for _ in range(4):
+        y = torch.cos(y) + x
+    return torch.relu(y).sum()
+
+torch.compile(f, backend=toy_compiler)(torch.randn(200, 200))
+"""
+EXAMPLES = {
+    "foobar": (
+        FOOBAR,
+        {"id": "foobar", "kind": "compile_error", "min_nodes": 1, "pytorch_modes": [["aot", 2]]},
+    ),
+    "backend": (
+        BACKEND,
+        {"id": "backend", "kind": "compile_error", "min_nodes": 1, "pytorch_modes": [["dynamo", 2]]},
+    ),
+}
 
 
 def main() -> None:
@@ -33,164 +82,202 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     corpus = verbs.add_parser("corpus")
     corpus.add_argument("--corpus", type=Path, required=True)
-    corpus.add_argument("--cases", default="")
-    corpus.add_argument("--pytorch", action="store_true")
-    corpus.add_argument("--no-isolate", action="store_true")
-    corpus.add_argument("--workers", type=int, default=2)
-    corpus.add_argument("--timeout", type=float, default=1800.0)
+    corpus.add_argument(
+        "--cases", default="", help="numbers of cases, foobar, backend; all where none is named"
+    )
+    corpus.add_argument("--ways", default="ours", help=f"of {', '.join(WAYS)}")
+    corpus.add_argument("--limit", type=float, default=900.0, help="seconds for one run of ours")
+    corpus.add_argument("--peer-limit", type=float, default=600.0, help="seconds for one run of PyTorch's")
     corpus.add_argument("--out", type=Path, default=Path("minify.json"))
+    table = verbs.add_parser("table")
+    table.add_argument("--out", type=Path, default=Path("minify.json"))
     overhead = verbs.add_parser("overhead")
     overhead.add_argument("--nodes", default="300,1000,3000,10000")
-    one = verbs.add_parser("one")  # a process of its own per case, with the case's fault in it
-    one.add_argument("folder", type=Path)
-    one.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    {"corpus": run_corpus, "overhead": run_overhead, "one": run_one}[options.verb](options)
+    {"corpus": run_corpus, "table": print_table, "overhead": run_overhead}[options.verb](options)
 
 
 def run_corpus(options: argparse.Namespace) -> None:
+    rows = json.loads(options.out.read_text()) if options.out.exists() else {}
     wanted = [w for w in options.cases.split(",") if w]
-    rows = []
+    programs: list[tuple[Any, dict[str, Any]]] = list(EXAMPLES.values())
     for facts in sorted((options.corpus / "cases").glob("case_*.json")):
-        if wanted and not any(f"case_{w}_" in facts.name for w in wanted):
+        programs.append((facts.with_suffix(".py"), json.loads(facts.read_text())))
+    for program, about in programs:
+        if wanted and not any(about["id"].startswith((f"case_{w}_", w)) for w in wanted):
             continue
-        row = measure(facts, options)
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        options.out.write_text(json.dumps(rows, indent=1))
+        row = rows.setdefault(about["id"], {"kind": about["kind"], "known_calls": about["min_nodes"]})
+        for way in options.ways.split(","):
+            if way not in row:
+                row[way] = measure(program, about, way, options)
+                options.out.write_text(json.dumps(rows, indent=1))
+                print(about["id"], way, json.dumps(row[way]), flush=True)
 
 
-def measure(facts: Path, options: argparse.Namespace) -> dict[str, Any]:
-    about = json.loads(facts.read_text())
-    row: dict[str, Any] = {"case": about["id"], "kind": about["kind"], "known_calls": about["min_nodes"]}
+def measure(program: Any, about: dict[str, Any], way: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="minify-bench-") as scratch:
         folder = Path(scratch)
-        env = {**os.environ, "PYTHONPATH": str(options.corpus / "hook"), "FAULT": about["fault"]}
-        env["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
-        row["torchsleuth"] = ours(facts.with_suffix(".py"), about, folder, env, options)
-        if options.pytorch:
-            row["pytorch"] = theirs(
-                facts.with_suffix(".py"), about, folder / "pt", env, options, isolate=True
-            )
-        if options.no_isolate:
-            row["pytorch_no_isolate"] = theirs(
-                facts.with_suffix(".py"), about, folder / "pn", env, options, isolate=False
-            )
-    return row
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+        if isinstance(program, str):
+            (folder / "program.py").write_text(program)
+            program = folder / "program.py"
+        else:
+            env |= {"PYTHONPATH": str(options.corpus / "hook"), "FAULT": about["fault"]}
+        if way in ("ours", "one"):
+            return ours(program, about, folder, env, options.limit, 2 if way == "ours" else 1)
+        return theirs(program, about, folder, env, options.peer_limit, isolate=way == "isolated")
+
+
+def timed(
+    command: list[Any], folder: Path, env: dict[str, str], limit: float
+) -> tuple[float, subprocess.CompletedProcess[str] | None]:
+    """Seconds and result of a command; None where it took longer than the limit, and all of it is ended."""
+    started = time.monotonic()
+    with open(folder / "stdout", "w") as out, open(folder / "stderr", "w") as err:
+        child = subprocess.Popen(
+            list(map(str, command)), cwd=folder, env=env, stdout=out, stderr=err, start_new_session=True
+        )
+        try:
+            child.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            return round(time.monotonic() - started, 2), None
+    texts = [(folder / name).read_text(errors="replace") for name in ("stdout", "stderr")]
+    seconds = round(time.monotonic() - started, 2)
+    return seconds, subprocess.CompletedProcess(command, child.returncode, *texts)
 
 
 def ours(
-    program: Path, about: dict[str, Any], folder: Path, env: dict[str, str], options: argparse.Namespace
+    program: Path, about: dict[str, Any], folder: Path, env: dict[str, str], limit: float, workers: int
 ) -> dict[str, Any]:
     more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", "20"]}.get(about["kind"], [])
-    cases = folder / "cases"
-    command = [
-        sys.executable,
-        "-m",
-        "torchsleuth",
-        "run",
-        "--record-only",
-        *more,
-        "--cases",
-        str(cases),
-        str(program),
-    ]
-    subprocess.run(command, env=env, cwd=folder, capture_output=True, timeout=options.timeout)
-    folders = [p.parent for p in cases.glob("*/case.json")]
-    fitting = [
-        p for p in folders if json.loads((p / "case.json").read_text())["direction"] == about["direction"]
-    ]
-    if not folders:
-        return {"error": "no case was recorded"}
-    target = (fitting or folders)[0]
-    started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, __file__, "one", str(target), "--workers", str(options.workers)],
-        env=env,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=options.timeout,
+    cases = ["--cases", folder / "cases"]
+    sleuth = [sys.executable, "-m", "torchsleuth"]
+    record, _ = timed([*sleuth, "run", "--record-only", *more, *cases, program], folder, env, limit)
+    found = [json.loads(p.read_text()) for p in (folder / "cases").glob("*/case.json")]
+    fitting = [case for case in found if case["direction"] == about.get("direction", case["direction"])]
+    if not found:
+        return {"error": "no case was recorded", "record_seconds": record}
+    case = (fitting or found)[0]["id"]
+    seconds, done = timed(
+        [*sleuth, "minify", case, "--json", "--workers", workers, *cases], folder, env, limit
     )
-    try:
-        result = json.loads(done.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        return {"error": done.stderr.strip()[-400:]}
-    return {**result, "wall_seconds": round(time.monotonic() - started, 2)}
-
-
-def run_one(options: argparse.Namespace) -> None:
-    from torchsleuth.cases.folder import open_case
-    from torchsleuth.minify.case import minify_case
-    from torchsleuth.minify.states import warm_up
-    from torchsleuth.workers.pool import Workers
-
-    started = time.monotonic()
-    folder = open_case(options.folder.parent, str(options.folder))
-    with Workers(options.workers) as workers:
-        warm_up()
-        workers.wait_ready()
-        ready = time.monotonic() - started
-        result = minify_case(folder, workers=workers)
-    minified = result.folder.case.minified
-    print(
-        json.dumps(
-            {
-                "calls": result.reduction.calls,
-                "queries": result.reduction.queries,
-                "verified": result.verified,
-                "form": result.form,
-                "lines": minified.lines,
-                "input_bytes": minified.input_bytes,
-                "start_up_seconds": round(ready, 2),
-                "search_seconds": result.reduction.seconds,
-                "trial_seconds": result.trial_seconds,
-                "minify_seconds": result.seconds,
-            }
-        )
-    )
+    row: dict[str, Any] = {"record_seconds": record, "minify_seconds": seconds}
+    if done is None or done.returncode not in (0, 1):
+        return {**row, "error": "time-out" if done is None else done.stderr.strip()[-300:]}
+    said = json.loads(done.stdout)
+    small, verified = said["minified"], said["verified"]
+    kept = {key: small[key] for key in ("calls", "queries", "lines", "input_bytes")}
+    return {
+        **row,
+        **kept,
+        "form": said["form"],
+        "verified": f"{verified['reproduced']} of {verified['times']}",
+        "start_up_seconds": said["seconds"]["start_up"],
+        "search_seconds": said["seconds"]["search"],
+        "trial_seconds": said["seconds"]["trials"],
+        "signature": said["signature"]["message"] or said["signature"]["signal"] or "",
+    }
 
 
 def theirs(
-    program: Path,
-    about: dict[str, Any],
-    folder: Path,
-    env: dict[str, str],
-    options: argparse.Namespace,
-    *,
-    isolate: bool,
+    program: Path, about: dict[str, Any], folder: Path, env: dict[str, str], limit: float, *, isolate: bool
 ) -> dict[str, Any]:
     """PyTorch's minifier as its manual describes it: run the program, then the launcher it leaves behind."""
     after, level = (about["pytorch_modes"] or [["aot", 2]])[0]
-    folder.mkdir()
     env = {**env, "TORCHDYNAMO_REPRO_AFTER": str(after), "TORCHDYNAMO_REPRO_LEVEL": str(level)}
-    env["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
     env["TORCH_COMPILE_DEBUG_DIR"] = str(folder)
-    started = time.monotonic()
-    try:
-        subprocess.run(
-            [sys.executable, str(program)], env=env, cwd=folder, capture_output=True, timeout=options.timeout
+    record, ran = timed([sys.executable, program], folder, env, limit)
+    row: dict[str, Any] = {"record_seconds": record}
+    launcher = next(folder.rglob("minifier_launcher.py"), None)
+    if launcher is None:
+        return {**row, "error": "time-out" if ran is None else "no launcher was written"}
+    plain = {k: v for k, v in env.items() if not k.startswith("TORCHDYNAMO_REPRO")}
+    arguments = [] if isolate else ["minify", "--no-isolate"]
+    row["minify_seconds"], done = timed([sys.executable, launcher, *arguments], folder, plain, limit)
+    if done is None:
+        return {**row, "error": "time-out"}
+    repro = folder / "repro.py"
+    if not repro.is_file():
+        return {**row, "error": "no repro was written"}
+    row["calls"] = len(re.findall(r"^        \w+ = .*\(", repro.read_text(), re.MULTILINE))
+    row["trials"] = len(list(folder.rglob("checkpoints/*.py")))
+    fresh = {**plain, "TORCHINDUCTOR_CACHE_DIR": str(folder / "again")}
+    _, again = timed([sys.executable, repro], folder, fresh, 120 if about["kind"] != "hang" else 40)
+    row["fails_again"] = fails_again(about, again)
+    return row if row["fails_again"] else {**row, "error": "its repro does not fail so"}
+
+
+def fails_again(about: dict[str, Any], done: subprocess.CompletedProcess[str] | None) -> bool:
+    """Whether a repro of PyTorch's fails in the way that the program did."""
+    if about["kind"] == "hang":
+        return done is None
+    if done is None:
+        return False
+    if about["kind"] == "crash":
+        return done.returncode < 0
+    text = done.stdout + done.stderr
+    if about["kind"] == "accuracy":
+        return "ccuracy" in text and done.returncode != 0
+    marks = {"foobar": "_foobar", "backend": "toy compiler knows no relu"}
+    return marks.get(about["id"], "FAULT-SIG") in text
+
+
+def print_table(options: argparse.Namespace) -> None:
+    rows = json.loads(options.out.read_text())
+    print(
+        "| case | kind | calls / known | trials | start-up s | search s | whole s | lines | bytes | isolated s | --no-isolate s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for name, row in rows.items():
+        our = row.get("ours", {})
+        peers = [peer_words(row.get(way)) for way in ("isolated", "together")]
+        if "calls" not in our:
+            print(
+                f"| {name} | {row['kind']} | {our.get('error', 'not measured')} | | | | | | | {' | '.join(peers)} |"
+            )
+            continue
+        print(
+            f"| {name} | {row['kind']} | {our['calls']} / {row['known_calls']} | {our['queries']} | "
+            f"{our['start_up_seconds']} | {our['search_seconds']:.1f} | {our['minify_seconds']:.1f} | {our['lines']} | "
+            f"{our['input_bytes']} | {' | '.join(peers)} |"
         )
-        launcher = next(folder.rglob("minifier_launcher.py"), None)
-        if launcher is None:
-            return {"error": "no launcher was written", "wall_seconds": round(time.monotonic() - started, 2)}
-        plain = {k: v for k, v in env.items() if not k.startswith("TORCHDYNAMO_REPRO")}
-        arguments = [] if isolate else ["minify", "--no-isolate"]
-        subprocess.run(
-            [sys.executable, str(launcher), *arguments],
-            env=plain,
-            cwd=folder,
-            capture_output=True,
-            timeout=options.timeout,
+    done = [row["ours"] for row in rows.values() if "calls" in row.get("ours", {})]
+    if done:
+        verified = sum(our["verified"] == "3 of 3" for our in done)
+        print(
+            f"\n{verified} of {len(rows)} verified 3 of 3; median {statistics.median(o['lines'] for o in done):.0f} lines, "
+            f"{statistics.median(o['input_bytes'] for o in done):.0f} bytes"
         )
-    except subprocess.TimeoutExpired:
-        return {"error": "time-out", "wall_seconds": round(time.monotonic() - started, 2)}
-    seconds = round(time.monotonic() - started, 2)
-    repro = max(folder.rglob("repro.py"), key=lambda p: p.stat().st_mtime, default=None)
-    if repro is None:
-        return {"error": "no repro was written", "wall_seconds": seconds}
-    calls = len(re.findall(r"^        \w+ = .*\(", repro.read_text(), re.MULTILINE))
-    return {"calls": calls, "wall_seconds": seconds, "queries": len(list(folder.rglob("checkpoints/*.py")))}
+    for way, words in (("isolated", "isolated"), ("together", "--no-isolate")):
+        print_ratio(rows, way, f"PyTorch {words}")
+    long = {name: row for name, row in rows.items() if row.get("ours", {}).get("queries", 0) > 20}
+    print_ratio(long, "one", "one worker (cases with more than 20 trials)")
+
+
+def peer_words(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    seconds = row.get("minify_seconds")
+    calls = f", {row['calls']} calls" if "calls" in row else ""
+    return (
+        f"{seconds:.0f}{calls}"
+        if "error" not in row
+        else f"{row['error']} ({seconds or row['record_seconds']:.0f}{calls})"
+    )
+
+
+def print_ratio(rows: dict[str, Any], way: str, words: str) -> None:
+    """The geometric mean over the cases that both made small."""
+    both = [
+        (row[way]["minify_seconds"], row["ours"]["minify_seconds"])
+        for row in rows.values()
+        if way in row and "error" not in row[way] and "calls" in row.get("ours", {})
+    ]
+    if both:
+        mean = math.exp(statistics.mean(math.log(theirs / ours) for theirs, ours in both))
+        print(f"geometric mean, {words} / torchsleuth: {mean:.1f} over {len(both)} cases")
 
 
 def run_overhead(options: argparse.Namespace) -> None:

@@ -22,14 +22,19 @@ _WHERE = {
     "ContentStoreWriter": "torchsleuth.tensors.store",
     "Signature": "torchsleuth.cases.signature",
     "fails_the_same_way": "torchsleuth.cases.signature",
+    "Reduction": "torchsleuth.minify.contract",
 }
+# A package of ours that is a function as well: `torchsleuth.minify(gm, inputs, fails)`.
+_CALLABLE = ("minify",)
 
-__all__ = ["__version__", *_WHERE]
+__all__ = ["__version__", *_WHERE, *_CALLABLE]
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
+    if name in _CALLABLE:
+        return importlib.import_module(f"torchsleuth.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'torchsleuth' has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

@@ -182,3 +182,22 @@ def test_more_workers_ask_in_fewer_rounds_and_find_the_same():
     assert str(one.state.graph.graph) == str(four.state.graph.graph)
     assert one.state.description == four.state.description
     assert fast < slow
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from torchsleuth import minify",
+        "import torchsleuth; minify = torchsleuth.minify",
+        "import torchsleuth.minify.search; from torchsleuth import minify",
+        "import torchsleuth.minify.search; import torchsleuth; minify = torchsleuth.minify",
+    ],
+)
+def test_minify_is_a_function_of_the_package_however_it_is_imported(program):
+    scope = {}
+    exec(program, scope)
+    gm = torch.fx.symbolic_trace(lambda x: torch.relu(torch.sin(x)).cos())
+    found = scope["minify"](gm, [torch.ones(2)], lambda gm, inputs: "relu" in gm.code and len(inputs) == 1)
+    assert found.calls == 1 and found.complete
+    with pytest.raises(ValueError, match="does not fail"):
+        scope["minify"](gm, [torch.ones(2)], lambda gm, inputs: False)

@@ -139,8 +139,9 @@ def _shared_with(
 
 def _can_be_faked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     values = [*args, *kwargs.values()]
+    plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors_in(values))
     # The fake of an object that lives in C++ is a matter between torch and its class.
-    return not any(isinstance(value, torch.ScriptObject) for value in values)
+    return plain and not any(isinstance(value, torch.ScriptObject) for value in values)
 
 
 def _one_line(error: BaseException) -> str:

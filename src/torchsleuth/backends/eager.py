@@ -28,13 +28,15 @@ def sleuth_eager_noexcept(
 ) -> Callable[..., Any]:
     """As `sleuth_eager`; an exception becomes `EagerFails`, which names the line of the generated code."""
     options_of("sleuth_eager_noexcept", given)
+    # Asked for now: until then the module has no code, and would be called in a way that hides the line.
+    code = gm.code
 
     def run(*args: Any) -> Any:
         try:
-            return gm(*args)
+            return gm.forward(*args)  # calling the module itself would lose the traceback
         except Exception as error:
             line = _failing_line(gm, error)
-            raise EagerFails(error, gm.code, line, place_of(_node_of(gm, line))) from error
+            raise EagerFails(error, code, line, place_of(_node_of(gm, line))) from error
 
     return run
 

@@ -11,7 +11,8 @@ from torchsleuth.cases.errors import SleuthError
 class Difference:
     """One way in which a real operator call did not do what was said of it.
 
-    `field` is shape, stride, dtype, device, layout, storage offset, conjugation, aliasing, mutation, outputs or exception.
+    `field` is shape, stride, dtype, device, layout, storage offset, conjugation, aliasing, mutation, outputs (their
+    number) or exception.
     """
 
     field: str
@@ -56,7 +57,7 @@ class EagerFails(SleuthError):
         of = f", which comes from {place}" if place else ""
         super().__init__(
             f"The graph that Dynamo generated fails when it is run eagerly too{at}{of}: {type(error).__name__}: "
-            f"{error}; no backend is at fault, so look at the program or the capture. Generated code:\n{code.strip()}"
+            f"{str(error).rstrip('.')}; no backend is at fault, so look at the program or the capture. Generated code:\n{code.strip()}"
         )
 
 
@@ -66,8 +67,8 @@ class ScriptFails(SleuthError):
     def __init__(self, error: BaseException) -> None:
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         super().__init__(
-            f"TorchScript cannot compile this graph ({first}), which says nothing about other backends; "
-            'try backend="sleuth_aot_eager", or dynamic=False where sizes are symbolic.'
+            f"TorchScript cannot compile this graph ({first}), which says nothing about other backends: it knows no "
+            'higher-order operators, autocast regions or symbolic sizes; try backend="sleuth_aot_eager".'
         )
 
 

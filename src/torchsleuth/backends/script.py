@@ -1,6 +1,7 @@
 """Backends on TorchScript: Dynamo's graph as it is, or AOTAutograd's graphs made ready for it.
 
-TorchScript picks an operator's overload by itself and knows no device objects, so both are respelled first.
+TorchScript picks an operator's overload by itself, knows no device objects and takes every input for a tensor unless
+told: so graphs are respelled first.
 """
 
 from __future__ import annotations
@@ -33,11 +34,6 @@ def sleuth_aot_ts(
 
 
 def _script_aten_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
-    for node in graph.graph.nodes:
-        if node.op == "call_function":
-            node.target = getattr(node.target, "overloadpacket", node.target)
-            node.kwargs = {name: _plain(value) for name, value in node.kwargs.items()}
-    graph.recompile()
     with no_script_autocast():
         scripted = _scripted(graph)
 
@@ -50,15 +46,28 @@ def _script_aten_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> B
     return boxed(run)
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, torch.device) else value
-
-
 def _scripted(gm: torch.fx.GraphModule) -> Callable[..., Any]:
     try:
         with warnings.catch_warnings():
-            # Whoever asks for TorchScript by name knows that it is old.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return torch.jit.script(gm)
+            # That TorchScript is old and what it thinks of fx's classes does not help whoever asks for it by name.
+            warnings.simplefilter("ignore")
+            return torch.jit.script(_respelled(gm))
     except Exception as error:
         raise ScriptFails(error) from error
+
+
+def _respelled(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy in TorchScript's words; a new module, as those of Dynamo hold lazy code that it would compile too."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    for node in graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt):
+            node.type = int
+        elif node.op == "call_function":
+            node.target = getattr(node.target, "overloadpacket", node.target)
+            node.kwargs = {name: _plain(value) for name, value in node.kwargs.items()}
+    return torch.fx.GraphModule(gm, graph)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, torch.device) else value

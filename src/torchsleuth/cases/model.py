@@ -5,6 +5,8 @@ failed carries `error`.  Reading checks every type, because a case may come from
 it does not know in `extra`, because a case may come from a later torchsleuth of the same schema.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import hashlib
@@ -41,7 +43,10 @@ class GraphFacts:
 
 @dataclass(frozen=True)
 class Triage:
-    """Who is at fault."""
+    """Who is at fault: the component, the part of it, the operators, and the user's line; each found by trying.
+
+    `pinned` is True where leaving out just that part made the failure vanish, or where it is where the compiler stopped.
+    """
 
     component: str | None = None
     part: str | None = None
@@ -49,6 +54,28 @@ class Triage:
     user_line: str | None = None
     seconds: float | None = None
     error: str | None = None
+    detail: str | None = None  # one sentence for a person
+    pinned: bool = False
+    subsystem: str | None = None  # where torch has a switch for it, e.g. "post_grad_passes"
+    application: int | None = None  # the n-th application of that subsystem, from 1
+    flags: tuple[str, ...] = ()  # settings without which it does not fail, or with which it passes
+    nodes: tuple[str, ...] = ()  # of the case's graph
+    code: str | None = None  # the source line itself
+    function: str | None = None
+    module: str | None = None  # e.g. "encoder.layers.3.mlp"
+    forward_op: str | None = None  # of a backward graph: the call it is the gradient of
+    labels: tuple[str, ...] = ()  # as PyTorch's own triage would put them
+    trials: int | None = None
+    rungs: tuple[Rung, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One experiment of a triage: what was changed, and what came of it."""
+
+    what: str
+    answer: str  # "fails", "passes", "fails differently" or "cannot tell"
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -77,12 +104,16 @@ class Verified:
 
 @dataclass(frozen=True)
 class Workaround:
-    """Something that was tried to make the user's graph pass."""
+    """Something that was tried to make the user's graph pass; `how` is the exact line to paste."""
 
     name: str
     how: str
     verified: bool
     error: str | None = None
+    disables: str | None = None  # what it switches off
+    cost: float | None = None  # time of a run against full compilation, where both can be timed
+    program: bool | None = None  # whether the user's whole program passed with it; None where it was not tried
+    seconds: float | None = None  # that trying it took
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import sys
 import threading
@@ -47,7 +48,14 @@ class NotAgreed(SleuthError):
     show_default=True,
     help="Runs that must all pass, for a failure that comes and goes.",
 )
-@click.option("--budget", type=click.FloatRange(min=1), default=7200, show_default=True, metavar="S")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=1),
+    default=7200,
+    show_default=True,
+    metavar="S",
+    help="Seconds to spend, downloads included.",
+)
 @cases_option
 @json_option
 def bisect_verb(
@@ -74,7 +82,7 @@ def bisect_verb(
     torchsleuth bisect repro.py --torch 2026-10-01..2026-11-01
     """
     from torchsleuth.triage.release_provider import plan_of
-    from torchsleuth.triage.releases import Search, bisection_of, tried_before
+    from torchsleuth.triage.releases import Search, bisection_of, may_be_tried, tried_before
 
     deadline = time.monotonic() + budget
     folder, script, expected = _what(case_or_repro, cases_dir)
@@ -83,10 +91,10 @@ def bisect_verb(
     _say(f"{len(versions)} {_releases(len(versions))}: {', '.join(versions)}")
     search = Search(versions, provider, _runner(folder, script, expected, times), deadline, workers)
     key = _key(script, index_url, times)
-    if folder is not None and folder.case.extra.get("bisect_of") == key:
-        search.tried = tried_before(bisection_of(folder.case), versions)
-    left = [version for version in versions if version not in search.tried]
-    _agree(plan_of(left, provider, workers), yes, cheaper=_cheaper(folder, index_url))
+    if folder is not None:
+        search.tried = tried_before(bisection_of(folder.case), key, versions)
+    plan = plan_of(may_be_tried(search), provider, workers)
+    _agree(plan, yes, cheaper=_cheaper(folder, index_url))
     result = _searched(search, folder, key)
     if as_json:
         print_json(result.to_json())
@@ -104,8 +112,8 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
 
     def keep(result: Bisection) -> None:
         if folder is not None:
-            extra = {**folder.case.extra, "bisect": result.to_json(), "bisect_of": key}
-            update_case(folder, extra=extra)
+            section = dataclasses.replace(result, of=key).to_json()
+            update_case(folder, extra={"bisect": section})
 
     def heard(tried: Tried) -> None:
         _say(
@@ -209,9 +217,7 @@ def show_bisection(result: Bisection) -> None:
     """The result for a person: the table, then the answer in a sentence."""
     click.echo(f"{'torch':<22}  {'outcome':<12}  {'seconds':>7}  why")
     for tried in result.tried:
-        click.echo(
-            f"{printable(tried.version):<22}  {printable(tried.outcome):<12}  {tried.seconds:>7.1f}  {printable(tried.why)}"
-        )
+        click.echo(f"{tried.version:<22}  {tried.outcome:<12}  {tried.seconds:>7.1f}  {printable(tried.why)}")
     click.echo(f"\n{sentence_of(result)}")
     for note in (*result.notes, *([result.error] if result.error else [])):
         click.echo(f"  {printable(note)}")

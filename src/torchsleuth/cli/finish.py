@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchsleuth.cases.errors import SleuthError
@@ -12,14 +14,47 @@ from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Minified, Triage, Verified
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.repro.assemble import script_after_dynamo, user_line_of_node
+from torchsleuth.workers.desk import Desk
 from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
+from torchsleuth.workers.prestart import Prestarted
 
 ORIGINAL = "original.py"
 OUTER = "original-after-dynamo.py"
 
 
+@dataclasses.dataclass(frozen=True)
+class Helpers:
+    """Processes that load torch while something else is waited for: workers for trials, an interpreter for scripts."""
+
+    desk: Desk | None = None
+    early: Prestarted | None = None
+
+
+@contextlib.contextmanager
+def helpers_for(folder: CaseFolder, workers: str | None) -> Iterator[Helpers]:
+    """The helpers for one case; no workers where it is not made smaller, nothing at all where it has no script.
+
+    >>> with helpers_for(folder, "2") as helpers: finish_case(folder, process, deadline, say, helpers)
+    """
+    with contextlib.ExitStack() as stack:
+        if folder.case.no_repro is not None:
+            yield Helpers()
+            return
+        desk = None
+        if workers is not None:
+            from torchsleuth.cli.minify import WORK
+            from torchsleuth.workers.cluster import open_workers
+
+            desk = stack.enter_context(open_workers(workers, folder=folder.path / WORK))
+        yield Helpers(desk, stack.enter_context(Prestarted()))
+
+
 def finish_case(
-    folder: CaseFolder, process: WatchedProcess, deadline: float, say: Callable[[str], None]
+    folder: CaseFolder,
+    process: WatchedProcess,
+    deadline: float,
+    say: Callable[[str], None],
+    helpers: Helpers = Helpers(),  # noqa: B008 - it is frozen
 ) -> CaseFolder:
     """Verifies the script of a fresh case, cutting it after Dynamo where the graph after AOTAutograd does not fail."""
     case = folder.case
@@ -27,13 +62,14 @@ def finish_case(
         say(f"case {case.id} has no repro: {case.no_repro}")
         return folder
     python = process.facts.get("executable")
-    run = _try(folder, ORIGINAL, deadline, say, python)
+    early = helpers.early if python in (None, sys.executable) else None
+    run = _try(folder, ORIGINAL, deadline, say, python, early)
     if not run.reproduced and case.after == "aot":
         outer = script_after_dynamo(folder, process)
         if outer is not None:
             say("the graph after AOTAutograd does not fail by itself; trying the one after Dynamo")
             folder = update_case(folder, {OUTER: outer.script})
-            outer_run = _try(folder, OUTER, deadline, say, python)
+            outer_run = _try(folder, OUTER, deadline, say, python, early)
             folder.file(OUTER).unlink()
             if outer_run.reproduced:
                 run, folder = outer_run, update_case(folder, outer.files, **outer.sections)
@@ -44,15 +80,20 @@ def finish_case(
     if not run.reproduced:
         say(f"case {case.id}: original.py answers: {run.answer.replace('_', ' ')} ({run.summary})")
     if case.phase == "run" and case.kind != "accuracy":
-        folder = _tell_program_apart(folder, deadline, say, python)
+        folder = _tell_program_apart(folder, deadline, say, python, early)
     return folder
 
 
 def _try(
-    folder: CaseFolder, name: str, deadline: float, say: Callable[[str], None], python: str | None
+    folder: CaseFolder,
+    name: str,
+    deadline: float,
+    say: Callable[[str], None],
+    python: str | None,
+    early: Prestarted | None,
 ) -> ScriptRun:
     say(f"case {folder.case.id}: running its repro in a fresh process")
-    run = run_case_script(folder, folder.file(name), deadline=deadline, python=python)
+    run = run_case_script(folder, folder.file(name), deadline=deadline, python=python, early=early)
     say(f"case {folder.case.id}: {run.answer.replace('_', ' ')} in {run.seconds:.1f} s")
     return run
 
@@ -65,14 +106,17 @@ def run_case_script(
     deadline: float | None = None,
     python: str | None = None,
     timeout: float | None = None,
+    early: Prestarted | None = None,
 ) -> ScriptRun:
     """One run of a script of the case; a hang gets the clock under which it was found."""
-    import sys
-
     case = folder.case
     # The clock of a hang is the one it was caught under, with room for a loaded machine.
     hang = max(20.0, float(case.extra.get("timeout") or 30.0) * 1.5)
     phase_seconds = timeout or (hang if case.kind == "hang" else PHASE_SECONDS)
+    if early is not None and case.device == "cpu":  # a device's driver does not survive a fork
+        return early.run(
+            script, case.signature, arguments=arguments, phase_seconds=phase_seconds, deadline=deadline
+        )
     return run_script(
         script,
         case.signature,
@@ -83,19 +127,27 @@ def run_case_script(
     )
 
 
-def shrink_case(folder: CaseFolder, deadline: float, workers: str, say: Callable[[str], None]) -> CaseFolder:
+def shrink_case(
+    folder: CaseFolder,
+    deadline: float,
+    workers: str,
+    say: Callable[[str], None],
+    helpers: Helpers = Helpers(),  # noqa: B008 - it is frozen
+) -> CaseFolder:
     """Makes the case small where its failure was seen again and is the compiler's; what stops it is in the case."""
     case = folder.case
     program = case.triage is not None and case.triage.component == "program"
     left = deadline - time.monotonic()
     if program or case.verified is None or not case.verified.reproduced or left < 5:
         return folder
-    from torchsleuth.cli.minify import WORK, minify
-    from torchsleuth.workers.cluster import open_workers
+    from torchsleuth.cli.minify import minify
 
     try:
-        with open_workers(workers, folder=folder.path / WORK) as desk:
-            result = minify(folder, desk, left)
+        if helpers.desk is not None:
+            result = minify(folder, helpers.desk, left, helpers.early)
+        else:
+            with helpers_for(folder, workers) as own:
+                result = minify(folder, own.desk, left, own.early)
     except Exception as error:
         why = str(error) if isinstance(error, SleuthError) else f"{type(error).__name__}: {error}"
         say(f"case {case.id} was not made smaller: {why}")
@@ -111,12 +163,18 @@ def shrink_case(folder: CaseFolder, deadline: float, workers: str, say: Callable
 
 
 def _tell_program_apart(
-    folder: CaseFolder, deadline: float, say: Callable[[str], None], python: str | None
+    folder: CaseFolder,
+    deadline: float,
+    say: Callable[[str], None],
+    python: str | None,
+    early: Prestarted | None,
 ) -> CaseFolder:
     """A graph that fails in eager as well is the program's own bug, not the compiler's."""
     started = time.monotonic()
     script = folder.file(ORIGINAL)
-    run = run_case_script(folder, script, arguments=("--eager",), deadline=deadline, python=python)
+    run = run_case_script(
+        folder, script, arguments=("--eager",), deadline=deadline, python=python, early=early
+    )
     if run.answer != "different":
         return folder
     node, _, summary = run.summary.partition(" | ")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -10,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
@@ -17,8 +22,15 @@ from torchsleuth.cli.options import cases_option, json_option, print_json, worke
 if TYPE_CHECKING:
     from torchsleuth.minify.case import MinifyResult
     from torchsleuth.minify.contract import State
+    from torchsleuth.workers.prestart import Prestarted
 
 WORK = "minify"
+# A short repro compiles in seconds; one that takes longer hangs, as it says it does.
+HANG_SECONDS = 30
+
+
+class NotACase(SleuthError):
+    """A script that does not fail here."""
 
 
 @click.command("minify")
@@ -47,29 +59,50 @@ def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Pat
     """
     started = time.monotonic()
     from torchsleuth.workers.cluster import open_workers
+    from torchsleuth.workers.prestart import Prestarted
 
-    folder = None if _is_script(case_or_script) else open_case(cases_dir, case_or_script)
+    folder = _known_case(case_or_script, cases_dir)
     place = {} if folder is None else {"folder": folder.path / WORK}
-    with open_workers(workers, **place) as desk:
+    # Both load torch in processes of their own while this one does.
+    with open_workers(workers, **place) as desk, Prestarted() as early:
         if folder is None:
             from torchsleuth.minify.adopt import case_of_script
 
             folder = case_of_script(Path(case_or_script), cases_dir, desk)  # type: ignore[arg-type]
-        result = minify(folder, desk, budget - (time.monotonic() - started))
+        result = minify(folder, desk, budget - (time.monotonic() - started), early)
     if as_json:
-        print_json({**result.folder.case.to_json(), "path": str(result.folder.path), "form": result.form})
+        print_json({**result.folder.case.to_json(), **_for_programs(result, desk.start_up)})
     else:
         show_result(result)
     return 0 if result.verified else 1
 
 
-def minify(folder: CaseFolder, workers: Any, budget: float) -> MinifyResult:
-    """Minifies one case, with a status line on stderr."""
-    from torchsleuth.minify.case import minify_case
+def _for_programs(result: MinifyResult, start_up: float) -> dict[str, Any]:
+    """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
+    return {
+        "path": str(result.folder.path),
+        "form": result.form,
+        "seconds": {
+            "start_up": round(start_up, 2),
+            "search": result.reduction.seconds,
+            "trials": result.trial_seconds,
+            "whole": result.seconds,
+        },
+        "reducers": [dataclasses.asdict(row) for row in result.reduction.statistics],
+    }
 
-    line = StatusLine()
+
+def minify(folder: CaseFolder, workers: Any, budget: float, early: Prestarted | None = None) -> MinifyResult:
+    """Minifies one case, with a status line on stderr."""
+    from torchsleuth.torch_internals.worker_imports import without_collecting
+
+    with without_collecting():
+        from torchsleuth.minify.case import minify_case
+    line = StatusLine(max(1.0, budget))
     try:
-        return minify_case(folder, budget_seconds=max(1.0, budget), workers=workers, listener=line)
+        return minify_case(
+            folder, budget_seconds=max(1.0, budget), workers=workers, listener=line, early=early
+        )
     except KeyboardInterrupt:
         line.end()
         click.echo(
@@ -81,10 +114,11 @@ def minify(folder: CaseFolder, workers: Any, budget: float) -> MinifyResult:
 
 
 class StatusLine:
-    """One line that answers: is it moving, how small is it, how many trials, how fast, may I stop now."""
+    """One line that answers: is it moving, how small, how many trials, how fast, how long still, may I stop now."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: float) -> None:
         self.started_at = self.last = time.monotonic()
+        self.budget = budget
         self.first = self.calls = self.trials = 0
         self.live = sys.stderr.isatty()
         self.shown = False
@@ -114,8 +148,9 @@ class StatusLine:
         now = time.monotonic()
         took = max(0.1, now - self.started_at)
         text = (
-            f"torchsleuth: {self.first} → {self.calls} calls, {self.trials} trials in {took:.0f} s, "
-            f"smaller {now - self.last:.0f} s ago, now {reducer or 'starting'}; Ctrl-C keeps the best so far"
+            f"torchsleuth: {self.first} → {self.calls} calls, {self.trials} trials in {took:.0f} s "
+            f"({self.trials / took:.1f}/s), smaller {now - self.last:.0f} s ago, now {reducer or 'starting'}, "
+            f"at most {max(0.0, self.budget - took):.0f} s more; Ctrl-C keeps the best so far"
         )
         if self.live:
             click.echo(f"\r\x1b[2K{text}", err=True, nl=False)
@@ -130,9 +165,36 @@ def _calls(state: State) -> int:
     return calls_of(state.graph)
 
 
-def _is_script(wanted: str) -> bool:
+def _known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
+    """The case that is meant; None for a script that has yet to become one."""
     path = Path(wanted)
-    return path.suffix == ".py" and path.is_file()
+    if path.suffix != ".py" or not path.is_file():
+        return open_case(cases_dir, wanted)
+    if (path.parent / "case.json").is_file():
+        return open_case(cases_dir, str(path.parent))
+    text = path.read_text(encoding="utf-8", errors="replace")
+    kind = re.search(r"(?m)^EXPECTED = \{'kind': '(\w+)'", text)
+    return None if kind is None or re.search(r"(?m)^FACTS = ", text) else _recorded(path, kind[1], cases_dir)
+
+
+def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
+    """A short repro is a program like any other: run under watch, it leaves its case."""
+    more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", str(HANG_SECONDS)]}.get(kind, [])
+    command = [sys.executable, "-m", "torchsleuth", "run", "--json", "--record-only", *more]
+    click.echo(f"torchsleuth: running {script.name} under watch, to have its graph", err=True)
+    done = subprocess.run(
+        [*command, "--cases", str(cases_dir), str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        cases = json.loads(done.stdout)["cases"]
+    except (ValueError, KeyError):
+        cases = []
+    if not cases:
+        raise NotACase(
+            f"{script} was run under watch and nothing failed here, so there is nothing to make smaller; "
+            f"try `torchsleuth verify {script}`"
+        )
+    return open_case(cases_dir, cases[-1]["path"])
 
 
 def show_result(result: MinifyResult) -> None:

@@ -23,13 +23,18 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 @dataclass(frozen=True)
 class SourceLine:
-    """One line of the user's program, and the dotted path of the module it ran in (`""` for a function)."""
+    """One line of the user's program, and the dotted path of the module it ran in (`""` for a function).
+
+    `call` is what the program called there (`conv2d`); of a backward node, `gradient`, the call it is the gradient of.
+    """
 
     file: str
     line: int
     function: str
     code: str
     module: str = ""
+    call: str = ""
+    gradient: bool = False
 
     @property
     def place(self) -> str:
@@ -51,7 +56,10 @@ def source_line(node: torch.fx.Node) -> SourceLine | None:
         return None
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     module = _module_path(str(next(reversed(stack.values()))[0])) if stack else ""
-    return SourceLine(*frame, module=module)
+    backward = node.meta.get("fwd_source_fn_stack")
+    called = node.meta.get("source_fn_stack") or backward
+    call = _call_name(called[-1][1]) if called else ""
+    return SourceLine(*frame, module=module, call=call, gradient=bool(backward))
 
 
 def user_lines(gm: torch.fx.GraphModule) -> tuple[str, ...]:
@@ -68,6 +76,12 @@ def user_lines(gm: torch.fx.GraphModule) -> tuple[str, ...]:
                 if line is not None:
                     found[line.place] = None
     return tuple(found)
+
+
+def _call_name(target: object) -> str:
+    """`nn.Conv2d`, `gelu`, `sigmoid`: a module by its class, anything else by its own name."""
+    name = getattr(target, "__name__", None) or str(target)
+    return f"nn.{name}" if isinstance(target, type) and target.__module__.startswith("torch.nn.") else name
 
 
 # Nodes of one source line share one trace, so a graph has far fewer traces than nodes.

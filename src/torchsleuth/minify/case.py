@@ -6,37 +6,43 @@ where it was stopped. A case that does not fail here, or fails differently, ends
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Minified, Verified
-from torchsleuth.cases.signature import Signature
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
 from torchsleuth.minify.contract import Listener, Reduction, Silence, State
 from torchsleuth.minify.explain import Explanation, explain
-from torchsleuth.minify.opened import CannotMinify, OpenedCase, open_for_search
+from torchsleuth.minify.opened import CannotMinify, OpenedCase, open_for_search, refuse_deadly_graph
 from torchsleuth.minify.search import search
+from torchsleuth.minify.sometimes import AGAIN, ComesSometimes
 from torchsleuth.minify.states import warm_up
 from torchsleuth.minify.subsets import NothingFails
-from torchsleuth.minify.tolerances import tolerances_of
-from torchsleuth.minify.trials import TrialOracle, facts_of
-from torchsleuth.repro.script import script_text
-from torchsleuth.repro.small import SmallGraph, SmallInput, SmallScript, small_scripts
+from torchsleuth.minify.trials import TrialOracle
+from torchsleuth.minify.written import (
+    REPRO,
+    VERIFY_TIMES,
+    Verification,
+    Written,
+    exact_script,
+    write_repro,
+)
 from torchsleuth.tensors.specs import TensorSpec
-from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
+from torchsleuth.workers.fresh import ScriptRun
 from torchsleuth.workers.limits import Limits
 from torchsleuth.workers.pool import Workers
+from torchsleuth.workers.prestart import Prestarted
 
-VERIFY_TIMES = 3
-REPRO = "repro.py"
+# Of the time for everything, what the search leaves for writing and verifying.
+LEFT_FOR_VERIFYING = 0.2
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,11 @@ class MinifyResult:
     reduction: Reduction
     form: str
     runs: tuple[ScriptRun, ...]
+    verified: bool
     explanation: Explanation
     also: tuple[str, ...] = ()
     seconds: float = 0.0
     trial_seconds: float = 0.0
-
-    @property
-    def verified(self) -> bool:
-        return bool(self.runs) and all(run.reproduced for run in self.runs)
 
 
 def minify_case(
@@ -67,40 +70,60 @@ def minify_case(
 ) -> MinifyResult:
     """Makes the smallest repro of a case that still fails the same way, and verifies it three times.
 
-    `early` is an interpreter for the verification that was started before; it is closed at the end.
+    `early` is an interpreter for the verification that was started before; else one is started here.
 
     >>> minify_case(open_case("torchsleuth-cases", "last"), budget_seconds=60, workers=Workers(2)).reduction.calls
     1
     """
+    with contextlib.ExitStack() as stack:
+        early = early or stack.enter_context(Prestarted())
+        return _minify(folder, budget_seconds, workers, listener or Silence(), early)
+
+
+def _minify(
+    folder: CaseFolder, budget_seconds: float, workers: Workers, listener: Listener, early: Prestarted
+) -> MinifyResult:
     started = time.monotonic()
     warm_up()
     opened = open_for_search(folder)
-    keeper = _Keeper(folder, opened, listener or Silence())
+    refuse_deadly_graph(folder, early)
+    keeper = _Keeper(folder, opened, listener)
     # Beside the case's own values, so that workers which see the case see these as well; gone when the search is over.
     store = folder.path / ".trials"
     oracle = TrialOracle(workers, opened.expected, store, _limits(folder, workers.limits))
     try:
-        reduction = _searched(folder, opened, oracle, keeper, budget_seconds)
+        reduction = _searched(folder, opened, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
         seconds = round(time.monotonic() - started, 2)
         in_time = seconds < budget_seconds and not oracle.failing_is_slow
-        with ThreadPoolExecutor(1) as beside:  # fresh processes start slowly: meanwhile the rest is asked
-            writing = beside.submit(_written, folder, opened, reduction.state, workers.count)
+        at_once = VERIFY_TIMES if workers.count > 1 else 1
+        how = Verification(early, started + budget_seconds, at_once, oracle.rate, oracle.text)
+        keeper.said(
+            f"{reduction.calls} calls; writing the script and running it {how.times} times in fresh processes"
+        )
+        with ThreadPoolExecutor(1) as beside:  # fresh processes are waited for: meanwhile the rest is asked
+            writing = beside.submit(write_repro, folder, opened, reduction.state, how)
             explanation = explain(reduction.state, oracle) if in_time else Explanation(())
-            form, script, runs = writing.result()
+            written = writing.result()
     finally:
         shutil.rmtree(store, ignore_errors=True)
-    reproduced = sum(run.reproduced for run in runs)
+    reproduced = sum(run.reproduced for run in written.runs)
     folder = update_case(
         folder,
         _beside(explanation, oracle),
-        minified=_minified(reduction, folder, script, seconds),
-        verified=Verified(len(runs), reproduced, reproduced == len(runs)),
+        minified=_minified(reduction, folder, written, seconds),
+        verified=Verified(len(written.runs), reproduced, written.holds),
         extra=_more(explanation, oracle),
     )
-    also = tuple(_more(explanation, oracle)["also"])
-    whole = round(time.monotonic() - started, 2)
     return MinifyResult(
-        folder, reduction, form, tuple(runs), explanation, also, whole, round(oracle.trial_seconds, 2)
+        folder,
+        reduction,
+        written.form,
+        written.runs,
+        written.holds,
+        explanation,
+        tuple(_more(explanation, oracle)["also"]),
+        round(time.monotonic() - started, 2),
+        round(oracle.trial_seconds, 2),
     )
 
 
@@ -109,20 +132,33 @@ def _searched(
 ) -> Reduction:
     """The search itself; raises `CannotMinify` where nothing of the case fails as it failed."""
     lines = opened.record.get("nodes") or {}
-    try:
-        reduction = search(
-            opened.state,
-            oracle,
-            seeds=seeds(opened.state.graph, opened.traceback, opened.expected.message, lines),
-            width=oracle.workers.count,
-            budget_seconds=max(1.0, budget_seconds),
-            listener=keeper,
-        )
-    except NothingFails as nothing:
+    blamed = seeds(opened.state.graph, opened.traceback, opened.expected.message, lines)
+    deadline = time.monotonic() + budget_seconds
+
+    def once() -> Reduction:
+        try:
+            found = search(
+                opened.state,
+                oracle,
+                seeds=blamed,
+                width=oracle.workers.count,
+                budget_seconds=max(1.0, deadline - time.monotonic()),
+                listener=keeper,
+            )
+            if found.state is not opened.state or not found.complete or oracle([opened.state])[0]:
+                return found
+            nothing = None
+        except NothingFails as error:
+            nothing = error
+        oracle.look_again(opened.state)  # raises `ComesSometimes` where it fails after all
         raise _why_not(oracle, folder) from nothing
+
+    try:
+        reduction = once()
+    except ComesSometimes as sometimes:
+        keeper.said(f"case {folder.case.id}: {sometimes}")
+        reduction = once()
     if reduction.state is opened.state:
-        if reduction.complete and not oracle([opened.state])[0]:
-            raise _why_not(oracle, folder)
         keeper.smaller("nothing", reduction.state)
     return reduction
 
@@ -130,9 +166,11 @@ def _searched(
 def _more(explanation: Explanation, oracle: TrialOracle) -> dict[str, Any]:
     """What case.json says beyond the contract's sections."""
     also = sorted(signature.summary for signature, _ in oracle.also.values())
+    rate = oracle.rate
     return {
         "explanation": {"may_vary": list(explanation.sentences), "passes_with": explanation.difference},
         "also": also,
+        "failure_rate": {"failures": rate.failures, "runs": rate.runs} if rate is not None else None,
     }
 
 
@@ -174,8 +212,8 @@ def _why_not(oracle: TrialOracle, folder: CaseFolder) -> CannotMinify:
             f"case {case.id} fails differently here ({other[0].summary}); run its original.py to compare"
         )
     return CannotMinify(
-        f"case {case.id} does not fail here any more; "
-        f"if it fails only sometimes, run `torchsleuth verify {case.id} --times 10`"
+        f"case {case.id} does not fail here any more (whole graph, {1 + AGAIN} runs); the machine, torch or the "
+        f"environment differs, or it fails rarely: torchsleuth verify {case.id} --times 20"
     )
 
 
@@ -203,91 +241,7 @@ class _Keeper:
         self.listener.smaller(reducer, state)
 
 
-def exact_script(folder: CaseFolder, opened: OpenedCase, state: State) -> str:
-    """The script that does exactly what the trial did, with everything it needs pasted in."""
-    printed = print_graph(state.graph)
-    facts = facts_of(state, printed.constants, folder.file("inputs"), opened.expected.kind)
-    record: dict[str, Any] = {
-        **opened.record,
-        **facts,
-        "calls": printed.calls,
-        "imports": list(printed.imports),
-    }
-    record["source_lines"] = _user_lines(opened.record, state)
-    return script_text(
-        record,
-        printed.source,
-        opened.expected.to_json(),
-        inputs=facts["inputs"],
-        tolerances=facts["tolerances"],
-        case=folder.case.id,
-        name=REPRO,
-    )
-
-
-def _user_lines(record: Mapping[str, Any], state: State) -> list[str]:
-    known = record.get("nodes") or {}
-    found = [known[n.name] for n in state.graph.graph.nodes if n.name in known]
-    return list(dict.fromkeys(f"{Path(line['file']).name}:{line['line']}" for line in found))
-
-
-def _written(
-    folder: CaseFolder, opened: OpenedCase, state: State, width: int
-) -> tuple[str, SmallScript | None, list[ScriptRun]]:
-    """Tries the readable forms in fresh processes; the first that fails the same way becomes repro.py."""
-    for script in small_scripts(_small(folder, opened, state)):
-        folder.file("checkpoints").mkdir(exist_ok=True)
-        path = folder.file(f"checkpoints/{script.form}.py")
-        path.write_text(script.text, encoding="utf-8")
-        runs = _verify(folder, path, width)
-        if all(run.reproduced for run in runs):
-            update_case(folder, {REPRO: script.text})
-            return script.form, script, runs
-    text = exact_script(folder, opened, state)
-    update_case(folder, {REPRO: text})
-    return "exact", None, _verify(folder, folder.file(REPRO), width)
-
-
-def _small(folder: CaseFolder, opened: OpenedCase, state: State) -> SmallGraph:
-    return SmallGraph(
-        graph=state.graph,
-        inputs=tuple(SmallInput(i.name, i.spec, i.value) for i in state.inputs),
-        facts=state.settings,
-        signature=_own_signature(opened.expected, state),
-        embedded=state.settings.get("embedded") or {},
-        dynamic=bool(state.symbols),
-        tolerance=max(tolerances_of(state).values(), default=None)
-        if opened.expected.kind == "accuracy"
-        else None,
-        case=folder.case.id,
-    )
-
-
-def _own_signature(signature: Signature, state: State) -> Signature:
-    """The outputs that a wrong result names are those of the small graph, not of the one it was cut from."""
-    if signature.kind != "accuracy":
-        return signature
-    count = len(state.graph.graph.output_node().all_input_nodes)
-    return replace(signature, outputs=tuple(f"outputs[{place}]" for place in range(count)))
-
-
-def _verify(folder: CaseFolder, script: Path, width: int) -> list[ScriptRun]:
-    """Three runs in fresh processes with fresh caches, at once where there is more than one worker."""
-    case = folder.case
-    clock = (
-        max(20.0, float(case.extra.get("timeout") or 30.0) * 1.5) if case.kind == "hang" else PHASE_SECONDS
-    )
-
-    def once(_: int) -> ScriptRun:
-        return run_script(script, case.signature, phase_seconds=clock)
-
-    with ThreadPoolExecutor(VERIFY_TIMES if width > 1 else 1) as pool:
-        return list(pool.map(once, range(VERIFY_TIMES)))
-
-
-def _minified(
-    reduction: Reduction, folder: CaseFolder, script: SmallScript | None, seconds: float
-) -> Minified:
+def _minified(reduction: Reduction, folder: CaseFolder, written: Written, seconds: float) -> Minified:
     state = reduction.state
     text = folder.file(REPRO).read_text(encoding="utf-8")
     kept = sum(i.value.untyped_storage().nbytes() for i in state.inputs if i.value is not None)
@@ -297,6 +251,6 @@ def _minified(
         ops=tuple(print_graph(state.graph).ops),
         queries=reduction.queries,
         seconds=seconds,
-        input_bytes=kept if script is None else script.input_bytes,
+        input_bytes=kept if written.input_bytes is None else written.input_bytes,
         lines=len(text.splitlines()),
     )

@@ -7,6 +7,7 @@ running its repro would.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ from torchsleuth.repro.script import FACT_KEYS
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec
 from torchsleuth.tensors.synthetic import InputsDamaged, load_inputs
 from torchsleuth.torch_internals.minify_ops import load_compiler_operators
+from torchsleuth.workers.prestart import Prestarted
+
+# A graph that takes longer in eager, for which no clock was given, is taken for hung.
+EAGER_SECONDS = 120.0
 
 
 class CannotMinify(SleuthError):
@@ -57,6 +62,28 @@ def open_for_search(folder: CaseFolder) -> OpenedCase:
     text = trace.read_text(encoding="utf-8", errors="replace") if trace.is_file() else ""
     state = state_of_record(record, source, inputs, folder.file("inputs"), case.signature)
     return OpenedCase(state, case.signature, record, text)
+
+
+def refuse_deadly_graph(folder: CaseFolder, early: Prestarted) -> None:
+    """Raises `CannotMinify` where a case that crashed or hung while running does so without the compiler, too.
+
+    A search runs the graph once in its own process to know its intermediate values: that must not be its end.
+    """
+    case, script = folder.case, folder.file("original.py")
+    if (
+        case.phase != "run"
+        or case.kind not in ("crash", "hang")
+        or case.device != "cpu"
+        or not script.is_file()
+    ):
+        return
+    deadline = time.monotonic() + float(case.extra.get("timeout") or EAGER_SECONDS)
+    run = early.run(script, case.signature, arguments=("--eager",), deadline=deadline)
+    if run.answer in ("cannot_tell", "reproduced"):
+        raise CannotMinify(
+            f"the graph of case {case.id} cannot be run without the compiler either ({run.summary}), so the bug "
+            f"is the program's or an operator's own; see `python {script} --eager`"
+        )
 
 
 def state_of_record(

@@ -64,8 +64,11 @@ def search(
     budget_seconds: float | None = None,
     most_queries: int | None = None,
     listener: Listener | None = None,
+    calls_only: bool = False,
 ) -> Reduction:
     """The smallest state that the oracle still calls failing, found from one that fails.
+
+    With `calls_only` the search ends when no call can be left out; shapes, values and settings stay as they are.
 
     >>> search(state, lambda states: ["relu" in s.graph.code for s in states]).calls
     1
@@ -78,7 +81,10 @@ def search(
     engine.listener.started(state)
     complete = True
     try:
-        _fixpoint(engine, seeds)
+        if calls_only:
+            _fewest_calls(engine, seeds)
+        else:
+            _fixpoint(engine, seeds)
     except (OutOfBudget, KeyboardInterrupt):
         complete = False
     return Reduction(
@@ -91,18 +97,23 @@ def search(
     )
 
 
+def _fewest_calls(engine: Engine, seeds: Sequence[str], again: bool = False) -> None:
+    calls = None
+    while calls != calls_of(engine.best.graph):
+        calls = calls_of(engine.best.graph)
+        if not again or calls > 1:
+            reduce_nodes(engine, engine.best, () if again else seeds)
+        again = True
+        for name, reducer in STRUCTURE.items():
+            settle(engine, name, reducer, engine.best)
+
+
 def _fixpoint(engine: Engine, seeds: Sequence[str]) -> None:
-    first = True
+    again = False
     while True:
         before = size_of(engine.best)
-        calls = None
-        while calls != calls_of(engine.best.graph):
-            calls = calls_of(engine.best.graph)
-            if first or calls > 1:
-                reduce_nodes(engine, engine.best, seeds if first else ())
-            first = False
-            for name, reducer in STRUCTURE.items():
-                settle(engine, name, reducer, engine.best)
+        _fewest_calls(engine, seeds, again)
+        again = True
         settle(engine, "level", lift, engine.best)
         _leap(engine)
         for name, reducer in DETAILS.items():

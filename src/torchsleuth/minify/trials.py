@@ -17,9 +17,11 @@ from torchsleuth.cases.signature import Signature, fingerprint
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.contract import State
+from torchsleuth.minify.sometimes import ComesSometimes, measured
 from torchsleuth.minify.tolerances import tolerances_of
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.workers.flaky import FailureRate
 from torchsleuth.workers.limits import Limits
 from torchsleuth.workers.pool import Workers
 from torchsleuth.workers.trial import Outcome, Trial
@@ -47,6 +49,12 @@ class TrialOracle:
     passed: list[tuple[int, float]] = field(default_factory=list)
     # The nodes whose results were wrong in the last state that failed.
     suspects: tuple[str, ...] = ()
+    # What the last state that failed printed.
+    text: str = ""
+    # How often the failure comes, where it comes only sometimes.
+    rate: FailureRate | None = None
+    # Whether that was looked at. A hang takes its whole clock each time, so it is taken at its word.
+    looked: bool = False
 
     def __call__(self, states: Sequence[State]) -> list[bool | None]:
         tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
@@ -57,7 +65,24 @@ class TrialOracle:
                 answers.append(None)
                 continue
             answers.append(self._judge(ticket.result(), state))
+            if answers[-1] and not self.looked:
+                self._look(state, FailureRate(1, 1))
         return answers
+
+    def look_again(self, state: State) -> None:
+        """Asks a few times more about a state that did not fail; raises `ComesSometimes` where it fails after all."""
+        if not self.also and not self.errors:
+            self._look(state, FailureRate(0, 1))
+
+    def _look(self, state: State, seen: FailureRate) -> None:
+        self.looked = True
+        if self.failing_is_slow or self.rate is not None:
+            return
+        found = measured(self.workers, self.trial(state), seen)
+        if found.flaky:
+            self.rate = found
+            self.workers.repeats = found.repeats
+            raise ComesSometimes(found)
 
     @property
     def failing_is_slow(self) -> bool:
@@ -99,6 +124,7 @@ class TrialOracle:
             self.errors.append(outcome.error)
         if outcome.fails_like(self.expected):
             self.suspects = _wrong_nodes(outcome.signature, state)
+            self.text = outcome.text
             return True
         if outcome.signature is None and outcome.error is None:
             self.passed.append((calls_of(state.graph), outcome.seconds))

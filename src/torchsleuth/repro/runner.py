@@ -7,6 +7,7 @@ CANNOT TELL 3; a crash ends the process as the bug does. What cannot be set up i
 
 import argparse
 import contextlib
+import copy
 import importlib.util
 import os
 import re
@@ -200,7 +201,8 @@ class ReproTrial:
         examples = symbolic_inputs(described, values)[0] if described.get("symbols") else values
         backend = self.options.backend or self.namespace.get("backend") or facts["backend"]
         options = {key: eval(text, dict(self.namespace)) for key, text in facts["options"].items()}
-        return captured_compiler(self.graph, examples, backend, options)
+        # A compiler may change the graph it is given, and this one is also what eager runs.
+        return captured_compiler(copy.deepcopy(self.graph), examples, backend, options)
 
     def observe(self):
         """Compiles and runs; (signature, text) of what failed, or None."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,12 @@ from torchsleuth._version import __version__
 from torchsleuth.cases.signature import Signature
 from torchsleuth.graphs.printer import Unprintable, print_graph
 from torchsleuth.repro.small_body import body_lines
-from torchsleuth.repro.small_inputs import TooLarge, input_expression
+from torchsleuth.repro.small_inputs import TooLarge, input_expression, packed_expression
+from torchsleuth.repro.small_marks import marks_of
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
+
+# Kinds of failure that no exception tells of.
+_WITHOUT_TEXT = ("crash", "hang", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,19 @@ class SmallGraph:
     dynamic: bool = False
     # Of a wrong result: how far rounding alone may move it.
     tolerance: float | None = None
+    # Of an error: the traceback of this very graph, which the script's test for it must fit.
+    text: str = ""
     case: str | None = None
 
 
 @dataclass(frozen=True)
 class SmallScript:
-    """A script and the form it has: `function`, `operators` or `graph`."""
+    """A script, the form it has (`function`, `operators` or `graph`), and the files it needs beside it."""
 
     form: str
     text: str
     input_bytes: int
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def small_scripts(small: SmallGraph) -> Iterator[SmallScript]:
@@ -82,14 +89,15 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
     if printed.constants:
         raise TooLarge("the graph holds constants that do not fit into its text")
     body = body_lines(small.graph, names, public=form == "function", boxed=form == "graph")
-    made = [input_expression(i.spec, i.value, small.signature.phase == "run") for i in small.inputs]
+    made, kept = _made_inputs(small, list(names.values()))
     setup = [*_settings(small.facts), *_needs(small)]
-    setup += ["torch.manual_seed(0)"] * any("randn" in text for text, _ in made)
-    setup += [f"{name} = {text}" for name, (text, _) in zip(names.values(), made)]
+    setup += ["torch.manual_seed(0)"] * any("randn" in text for text in made)
+    setup += [f"{name} = {text}" for name, text in zip(names.values(), made)]
     accuracy = small.signature.kind == "accuracy"
     calls, wrong = _calls(small, form, list(names.values()), accuracy)
-    marks = "" if small.signature.kind in ("crash", "hang", "accuracy") else _marks(small.signature)
-    imports = [*(["import traceback"] if marks else []), "import torch"]
+    marks = None if small.signature.kind in _WITHOUT_TEXT else marks_of(small.signature, small.text)
+    standard = sorted({"sys", *kept.modules, *([*marks.modules, "traceback"] if marks else [])})
+    imports = [f"import {', '.join(standard)}", "import torch"]
     imports += _form_imports(small, form) + [i for i in printed.imports if i in body.imports]
     imports += list(small.embedded.get("imports", ()))
     text = _template().render(
@@ -103,11 +111,36 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
         setup=setup,
         calls=calls,
         tell_running=_telling(small, form),
-        marks=marks,
+        marks=marks.expression if marks else "",
         wrong=wrong,
         reproduced=repr(f"REPRODUCED: {small.signature.summary}"),
     )
-    return SmallScript(form, text, sum(count for _, count in made))
+    return SmallScript(form, text, kept.size, kept.files)
+
+
+@dataclass
+class _Kept:
+    """What the inputs of one script keep of their values: bytes in all, files beside it, modules to read them with."""
+
+    size: int = 0
+    files: dict[str, bytes] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
+
+
+def _made_inputs(small: SmallGraph, names: Sequence[str]) -> tuple[list[str], _Kept]:
+    kept = _Kept()
+    made = []
+    for name, given in zip(names, small.inputs):
+        try:
+            text, count = input_expression(given.spec, given.value, small.signature.phase == "run")
+        except TooLarge:
+            if given.value is None:
+                raise
+            text, count = packed_expression(given.value, f"repro.{name}.bin", kept.files)
+            kept.modules |= {module for module in ("base64", "pathlib") if module in text}
+        kept.size += count
+        made.append(text)
+    return made, kept
 
 
 def _input_names(small: SmallGraph) -> dict[str, str]:
@@ -219,17 +252,6 @@ def _options(small: SmallGraph, form: str) -> str:
 def _defined(small: SmallGraph) -> set[str]:
     source = str(small.embedded.get("source", ""))
     return set(re.findall(r"^(?:def |class )?(\w+)(?: =|\(|:)", source, re.MULTILINE))
-
-
-def _marks(signature: Signature) -> str:
-    """A test on the error's text: its type, and the words of its message that do not change from run to run."""
-    kind = "".join(signature.exceptions[-1:]).rpartition(".")[2]
-    words = [w.strip("'\"`,:;.()") for w in signature.message.split()]
-    plain = [w for w in words if len(w) > 3 and "#" not in w and not re.search(r"<\w+>", w)]
-    if not plain:  # an error without words is told by where it came from
-        plain = [frame.rpartition(":")[2] for frame in signature.frames[:1]]
-    chosen = [kind, *sorted(dict.fromkeys(plain), key=len, reverse=True)[:2]]
-    return " and ".join(f"{word!r} in text" for word in chosen if word)
 
 
 def _expected(signature: Signature) -> str:

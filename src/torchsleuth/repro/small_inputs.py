@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import ctypes
 from typing import Any
 
 import torch
 
 from torchsleuth.graphs.constants import INLINE_ELEMENTS, tensor_expression
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
+
+# About what a screen holds as text; more goes into a file beside the script.
+PACKED_BYTES = 2048
 
 
 class TooLarge(Exception):
@@ -41,6 +46,36 @@ def input_expression(
     if plain.dtype is torch.float32:
         text = text.replace(", dtype=torch.float32", "")
     return text + (".requires_grad_()" if spec.requires_grad else ""), plain.numel() * plain.element_size()
+
+
+def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -> tuple[str, int]:
+    """The source of an input that is too long to write as numbers: in the text as base64, or in `files`, under `file`.
+
+    >>> packed_expression(torch.arange(2), "x.bin", {})
+    ("torch.frombuffer(bytearray(base64.b64decode('AAA...')), dtype=torch.int64)", 16)
+    """
+    plain = value.detach().cpu()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride()))
+    if plain.layout is not torch.strided or plain.is_quantized or plain.is_conj() or plain.is_neg():
+        raise TooLarge("an input whose values matter is not plain memory")
+    flat = plain.as_strided((span,), (1,)).contiguous()
+    data = ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
+    if len(data) <= PACKED_BYTES:
+        source = f"base64.b64decode({base64.b64encode(data).decode()!r})"
+    else:
+        files[file] = data
+        source = f"pathlib.Path(__file__).with_name({file!r}).read_bytes()"
+    text = f"torch.frombuffer(bytearray({source}), dtype={plain.dtype})"
+    if tuple(plain.shape) != (span,) or tuple(plain.stride()) != (1,):
+        dense = plain.is_contiguous()
+        text += (
+            f".view({tuple(plain.shape)})"
+            if dense
+            else f".as_strided({tuple(plain.shape)}, {plain.stride()})"
+        )
+    if value.device.type != "cpu":
+        text += f".to({str(value.device)!r})"
+    return text + (".requires_grad_()" if value.requires_grad else ""), len(data)
 
 
 def _made(spec: TensorSpec, how: str, *more: str) -> str:

@@ -7,19 +7,21 @@ Fork servers know it by name; `warm_up` is what they do once so that every trial
 from __future__ import annotations
 
 import argparse
+import contextlib
 import linecache
 import math
 import operator
 import os
 import sys
 import time
+import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from torchsleuth.cases.signature import Signature
+from torchsleuth.cases.signature import Signature, signature_of_exception
 from torchsleuth.repro import runner
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.worker_isa import (
@@ -41,6 +43,9 @@ from torchsleuth.workers.trial import Outcome, Trial
 _RULE = "# " + "-" * 64
 # Without a folder: in a signature it counts as the user's file, as it does in a script.
 _FILE = "trial.py"
+# A graph of thousands of nodes has as many lowerings; a search needs their number and the first of them.
+MOST_APPLIED = 20_000
+NOT_INTERPRETABLE = "NotInterpretable"
 _PHASES = {"compiling": "compile", "running": "run"}
 # Threads for kernels as torch chose them; the server itself runs with one, because OpenMP does not survive a fork.
 _threads: int | None = None
@@ -72,14 +77,74 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
     text = ""
     signature: Signature | None = None
     decided = False
+    more: dict[str, Any] = {}
     try:
-        with stopping_after(_last_stage(trial), Decided):
-            observed = ready.observe()
+        with _changed(trial, more), stopping_after(_last_stage(trial), Decided):
+            observed = _observed(ready, trial, more)
         if observed is not None:
             signature, text = observed
     except Decided:
         decided = True
-    return Outcome(signature, time.monotonic() - started, text=text, more={"stopped_early": decided})
+    more["stopped_early"] = decided
+    return Outcome(signature, time.monotonic() - started, text=text, more=more)
+
+
+@contextlib.contextmanager
+def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
+    """The compiler with what an experiment of triage changes in it; what it applied is noted in `more`."""
+    switches = trial.facts.get("switches")
+    if not switches:
+        yield
+        return
+    # Only experiments need these, and a server has to start fast.
+    from torchsleuth.torch_internals.triage_switches import switched
+    from torchsleuth.torch_internals.triage_trace import traced
+
+    with contextlib.ExitStack() as stack:
+        if switches.get("trace"):
+            stack.enter_context(traced(switches["trace"]))
+        if switches.get("interpret"):
+            from torchsleuth.torch_internals.triage_ir import interpreted_lowering
+
+            stack.enter_context(interpreted_lowering())
+        applied = stack.enter_context(switched(switches.get("off") or {}))
+        try:
+            yield
+        finally:
+            more["applied"] = {name: found[:MOST_APPLIED] for name, found in applied.names.items()}
+            more["missing"] = applied.missing
+
+
+def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature, str] | None:
+    """What the run shows; an experiment may leave the compiler out, or be one that cannot be made here."""
+    switches = trial.facts.get("switches") or {}
+    if switches.get("eager"):
+        return _in_eager(ready, more)
+    observed = ready.observe()
+    if (
+        observed is not None
+        and observed[0].exceptions[-1:]
+        and NOT_INTERPRETABLE in observed[0].exceptions[-1]
+    ):
+        more["not_interpretable"] = True
+    return observed
+
+
+def _in_eager(ready: Any, more: dict[str, Any]) -> tuple[Signature, str] | None:
+    """Runs the graph node by node without a compiler; `more` says at which node it failed."""
+
+    class Steps(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            more["node"] = node.name
+            return super().run_node(node)
+
+    runner._repro_phase("running")
+    try:
+        with ready.ambient():
+            ready.differentiate(Steps(ready.eager).run(*ready.inputs()))
+    except Exception as error:
+        return signature_of_exception(error, "runtime_error", "run"), traceback.format_exc()
+    return None
 
 
 def _facts(trial: Trial) -> dict[str, Any]:
@@ -108,8 +173,9 @@ def _namespace(trial: Trial) -> dict[str, Any]:
 
 
 def _options(trial: Trial) -> argparse.Namespace:
+    backend = (trial.facts.get("switches") or {}).get("backend")
     return argparse.Namespace(
-        backend=None, accuracy=None, tracing_mode=None, save_dir=trial.store or os.devnull
+        backend=backend, accuracy=None, tracing_mode=None, save_dir=trial.store or os.devnull
     )
 
 

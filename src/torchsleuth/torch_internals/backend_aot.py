@@ -53,7 +53,7 @@ def through_aot(gm: torch.fx.GraphModule, inputs: Sequence[Any], plan: AotPlan) 
     if plan.inductor_decompositions:
         decompositions = importlib.import_module("torch._inductor.decomposition")
         arguments["decompositions"] = decompositions.select_decomp_table()
-    with _settings_for_debugging(plan):
+    with _settings(plan):
         return aot_autograd(**arguments)(gm, inputs)
 
 
@@ -89,11 +89,9 @@ def _partitioner(name: str) -> Callable[..., Any]:
     return partitioners.min_cut_rematerialization_partition
 
 
-def _settings_for_debugging(plan: AotPlan) -> AbstractContextManager[Any]:
-    """Off: the cache, whose entries our compilers cannot be written to, and donated buffers, which forbid
-    `backward(retain_graph=True)` for the sake of memory reuse that only Inductor does."""
+def _settings(plan: AotPlan) -> AbstractContextManager[Any]:
     config: Any = importlib.import_module("torch._functorch.config")
-    wanted = {"force_autograd_cache": False, "donated_buffer": False}
+    wanted = {"force_autograd_cache": False}  # what our compilers return cannot be written to that cache
     if plan.inductor_decompositions:
         wanted["unlift_effect_tokens"] = True  # as Inductor has it: its graphs create effect tokens inside
     return config.patch({name: value for name, value in wanted.items() if hasattr(config, name)})

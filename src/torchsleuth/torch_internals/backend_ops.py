@@ -60,7 +60,7 @@ def declared(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Declared:
         else:
             bound[each.name] = each.default_value if each.has_default_value() else None
     info = torch._C._SchemaInfo(schema)
-    info.add_argument_values(bound)
+    info.add_argument_values({name: value for name, value in bound.items() if _tells(value)})
     shared = tuple(each.alias_info is not None for each in schema.returns)
     return Declared(str(schema), bound, len(schema.returns), shared, info)
 
@@ -102,6 +102,13 @@ def storage_of(tensor: torch.Tensor) -> int | None:
     if not torch._C._has_storage(tensor):
         return None
     return tensor.untyped_storage()._cdata
+
+
+def _tells(value: Any) -> bool:
+    """Whether a value can bear on what a schema means: tensors and switches can, devices and objects cannot."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(each, torch.Tensor) for each in value)
+    return isinstance(value, (torch.Tensor, bool, int, float))
 
 
 def _mapped(function: Any, tree: Any) -> Any:

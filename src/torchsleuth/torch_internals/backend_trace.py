@@ -21,19 +21,23 @@ def backend_named(name: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pre_dispatch_trace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """The graph as aten calls above autograd, traced on Dynamo's fake values: nothing of the user's is computed.
+    """The graph as aten calls above autograd, traced on Dynamo's fake values or on fakes of the inputs.
 
     Traced on the real inputs instead, a graph that changes an input would change it twice.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.traceback import preserve_node_meta
 
     placeholders = gm.graph.find_nodes(op="placeholder")
-    fakes = [node.meta.get("example_value", given) for node, given in zip(placeholders, inputs, strict=True)]
+    known = all("example_value" in node.meta for node in placeholders)
+    fakes = [node.meta["example_value"] for node in placeholders] if known else inputs
 
     def interpreted(*args: Any) -> Any:
         return torch.fx.Interpreter(gm).run(*args)
 
-    return make_fx(interpreted, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
+    tracing = "real" if known else "fake"
+    with preserve_node_meta():
+        return make_fx(interpreted, tracing_mode=tracing, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
 
 
 def crossref_setting() -> str | bool:

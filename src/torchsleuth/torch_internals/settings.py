@@ -75,3 +75,13 @@ def versions() -> dict[str, Any]:
     if torch.version.cuda and torch.cuda.is_initialized():
         found["devices"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return found
+
+
+def default_setting(module_name: str, key: str) -> tuple[Any] | None:
+    """The default of one setting in a tuple, or None where this torch has no such setting.
+
+    >>> default_setting("torch._inductor.config", "epilogue_fusion")
+    (True,)
+    """
+    entry = importlib.import_module(module_name)._config.get(key)
+    return None if entry is None else (entry.default,)

@@ -40,13 +40,14 @@ except (
 
 READY = "torchsleuth.json"
 POLL_SECONDS = 0.1
-# A wheel of 0.53 GB unpacks to 1.3 GB, and both are on the disk for a while (torch 2.13, Linux).
-ROOM_PER_BYTE = 3.5
+# The 0.19 GB wheel of torch 2.13.0 for the CPU unpacks to 0.70 GB, and both are on the disk for a while.
+ROOM_PER_BYTE = 4.7
 _NO_ROOM = re.compile(r"no space left on device|disk quota exceeded|not enough space", re.IGNORECASE)
+# "from versions: none" is all that pip says where it was told not to try again: then no other release is there either.
 _NO_NETWORK = re.compile(
     r"name resolution|name or service not known|failed to establish a new connection|network is unreachable"
     r"|dns error|connection refused|getaddrinfo failed|proxyerror|tls handshake|error sending request"
-    r"|connection broken|failed to fetch",
+    r"|connection broken|failed to fetch|from versions: none|not found in the package registry",
     re.IGNORECASE,
 )
 _NO_WHEEL = re.compile(
@@ -190,8 +191,8 @@ def _failure(text: str, recipe: Recipe) -> Exception:
         return NoRoom(_no_room_sentence(environments_folder()))
     if _NO_NETWORK.search(text):
         return NoNetwork(
-            f"torch {recipe.version} could not be downloaded, because the index does not answer; "
-            "see to the network or give --index-url, and the same command goes on."
+            f"torch {recipe.version} could not be downloaded, because the index does not answer or has no torch for "
+            f"{this_target()}; see to the network or give --index-url, and the same command goes on."
         )
     if _NO_WHEEL.search(text):
         return CannotBuild(f"the index has no wheel of it for {this_target()}")

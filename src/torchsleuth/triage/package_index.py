@@ -26,7 +26,8 @@ from torchsleuth.triage.release_index import (
 from torchsleuth.triage.release_names import Range, public, release_named
 from torchsleuth.triage.release_provider import CannotBuild, Offer
 
-# torch's own wheel and the CUDA packages it brings on Linux, by the sizes PyPI gave for 2.13.0 on x86_64.
+# torch's wheel on PyPI for Linux x86_64 (2.11 to 2.15: 0.53 to 0.54 GB), and the sum of the CUDA packages it brings (14
+# wheels asked for on 2026-11-15, of the versions 2.13 wants or near them); the CPU wheel of 2.13.0 has 0.19 GB.
 WHEEL_BYTES = 530_000_000
 CUDA_BYTES = 2_200_000_000
 CPU_WHEEL_BYTES = 200_000_000
@@ -97,7 +98,8 @@ class PackageIndex:
         size = size_of(fitting[0])
         if size is None:
             return Offer(at_hand=False, bytes=self._guess(fitting[0].name), exact=False)
-        return Offer(at_hand=False, bytes=size if fitting[0].for_cpu else size + CUDA_BYTES)
+        cuda = 0 if fitting[0].for_cpu else CUDA_BYTES
+        return Offer(at_hand=False, bytes=size + cuda, exact=not cuda)
 
     def python_for(self, version: str, deadline: float) -> str:
         """The Python that has this release."""
@@ -130,7 +132,10 @@ class PackageIndex:
 
     def _listed_releases(self) -> list[str]:
         wheels = self._of_index(self._releases or self._usual)
-        return [w.version for w in wheels] if wheels is not None else list(KNOWN)
+        if wheels is None:
+            self._say("the releases known when this torchsleuth was written are used, with estimated sizes")
+            return list(KNOWN)
+        return [w.version for w in wheels]
 
     def _listed_nightlies(self) -> list[str]:
         wheels = self._of_index(self._nightlies)
@@ -148,7 +153,7 @@ class PackageIndex:
                 try:
                     self._wheels[source] = wheels_of(source)
                 except IndexSilent as why:
-                    self._say(f"the index gave no list of torch ({why}); releases and sizes are from memory")
+                    self._say(f"the index gave no list of torch ({why})")
                     self._wheels[source] = []
             return self._wheels[source] or None
 

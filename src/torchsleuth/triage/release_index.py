@@ -83,6 +83,8 @@ class Target:
         return (stable and min(minors) <= int(self.python[3:])) or ("none" in abis and "py3" in pythons)
 
     def _place(self, place: str) -> bool:
+        if place == "any":
+            return True
         if self.system == "darwin":
             return place.startswith("macosx") and place.endswith((self.machine, "universal2"))
         if self.system == "win32":

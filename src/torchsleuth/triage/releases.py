@@ -7,6 +7,7 @@ runs under way.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from torchsleuth.triage.release_names import is_name, release_named
 from torchsleuth.triage.release_provider import CannotBuild, Provider
 from torchsleuth.triage.sections import FAILS, PASSES, Change, finding_of, next_to_try
 from torchsleuth.workers.fresh import ScriptRun
-from torchsleuth.workers.processes import children_of, kill_group
+from torchsleuth.workers.processes import descendants_of, kill_group
 
 CANNOT_TELL, NOT_BUILT = "cannot tell", "not built"
 _OUTCOMES = {"reproduced": FAILS, "not_reproduced": PASSES}
@@ -47,10 +48,11 @@ class Bisection:
     notes: tuple[str, ...] = ()
     tried: tuple[Tried, ...] = ()
     error: str | None = None
+    of: str | None = None  # names script, index and Python: outcomes count again only for the same
 
     def to_json(self) -> dict[str, Any]:
         """The section `bisect` of case.json."""
-        return asdict(self)
+        return json.loads(json.dumps(asdict(self)))
 
 
 class Runner(Protocol):
@@ -82,7 +84,7 @@ class ScriptRunner:
 
     def end(self) -> None:
         """Ends this process's own children that run the script, each with all it started."""
-        for pid in children_of(os.getpid()):
+        for pid in descendants_of(os.getpid()):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except OSError:  # it has ended, or there is no /proc and it ends by its own clock
@@ -103,6 +105,7 @@ class Search:
     on_tried: Callable[[Tried], None] = lambda _tried: None
     say: Callable[[str], None] = lambda _text: None
     tried: dict[str, Tried] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)  # known beforehand not to be there
 
     @property
     def seen(self) -> dict[str, str]:
@@ -128,6 +131,13 @@ def so_far(search: Search, error: str | None) -> Bisection:
     return Bisection(found.answer, found.version, found.changes, found.notes, tried, error)
 
 
+def may_be_tried(search: Search) -> list[str]:
+    """The releases that the search may still ask for, none where it knows the answer already."""
+    left = _next(search, len(search.versions))
+    ends_known = all(v in search.tried for v in (search.versions[0], search.versions[-1]))
+    return left if ends_known or not left else [v for v in search.versions if v not in search.tried]
+
+
 def newest_working(result: Bisection) -> str | None:
     """The newest release in which the script passed, None where there was none: `newest_working(result)`."""
     passed = [t.version for t in result.tried if t.outcome == PASSES and is_name(t.version)]
@@ -143,9 +153,9 @@ def bisection_of(case: Case) -> Bisection | None:
         return None
 
 
-def tried_before(result: Bisection | None, versions: Sequence[str]) -> dict[str, Tried]:
-    """What an earlier search learned about these releases; what could not be built is worth another look."""
-    known = () if result is None else result.tried
+def tried_before(result: Bisection | None, of: str, versions: Sequence[str]) -> dict[str, Tried]:
+    """What an earlier search of the same learned about these releases; what was not built is worth another look."""
+    known = () if result is None or result.of != of else result.tried
     return {
         t.version: t for t in known if t.version in versions and t.outcome in (FAILS, PASSES, CANNOT_TELL)
     }
@@ -155,6 +165,7 @@ def _refuse_beforehand(search: Search) -> None:
     """Notes the releases that cannot be had, before anything is downloaded, so that no run is spent on them."""
     for version in search.versions:
         if version not in search.tried and (why := search.provider.offer(version).refused) is not None:
+            search.refused.add(version)
             _note(search, Tried(version, NOT_BUILT, 0.0, why))
 
 
@@ -189,7 +200,7 @@ def _try(search: Search, version: str) -> Tried | None:
         search.say(f"torch {version}: running the script")
         run = search.runner.run(python, search.deadline)
     except CannotBuild as why:
-        return Tried(version, NOT_BUILT, time.monotonic() - started, str(why))
+        return Tried(version, NOT_BUILT, round(time.monotonic() - started, 2), str(why))
     except Stopped:
         return None
     # A run that the clock of the whole search ended looks like a hang, and is none.
@@ -207,6 +218,5 @@ def _note(search: Search, tried: Tried) -> None:
 
 def _next(search: Search, at_most: int) -> list[str]:
     """What to try next of the releases that can be had: those are what a range is made of."""
-    refused = {v for v, t in search.tried.items() if t.outcome == NOT_BUILT and not t.seconds}
-    usable = [v for v in search.versions if v not in refused]
+    usable = [v for v in search.versions if v not in search.refused]
     return next_to_try(usable, search.seen, at_most, search.provider.installed) if usable else []

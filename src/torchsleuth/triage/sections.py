@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FAILS, PASSES = "fails", "passes"
-# Beyond the outermost release that could be tested, this many refusals in a row are taken for the rest of that side:
-# they come from an interface or a Python that all older (or newer) releases lack, and each costs a download.
+# Beyond the outermost release that could be tested, this many refusals are taken for the rest of that side: they come
+# from an interface or a Python that all older (or newer) releases lack, and each costs a download.
 PATIENCE = 4
 
 
@@ -54,9 +54,8 @@ def next_to_try(
     if anchors:
         return list(dict.fromkeys(anchors))[:at_most]
     chosen: list[str] = []
-    for stretch in _stretches(versions, seen):
-        for run in _runs(stretch, versions):
-            chosen += _evenly(run, at_most - len(chosen))
+    for run in _runs_that_matter(versions, seen):
+        chosen += _evenly(run, at_most - len(chosen))
     return chosen
 
 
@@ -69,7 +68,7 @@ def finding_of(versions: Sequence[str], seen: Mapping[str, str], left: Sequence[
     tested = _tested(versions, seen)
     waiting = (f"not tried yet: {', '.join(left)}",) if left else ()
     if not tested:
-        return Finding("unclear", None, notes=("none of the releases could be tested",))
+        return Finding("unclear", None, notes=waiting or ("none of the releases could be tested",))
     turns = _turns(tested, seen)
     notes = _notes(versions, seen, turns) + (() if turns or left else _given_up(versions, seen, tested))
     changes = tuple(_change(versions, seen, a, b) for a, b in turns if not _unseen(versions, seen, a, b))
@@ -104,35 +103,41 @@ def _turns(tested: Sequence[str], seen: Mapping[str, str]) -> list[tuple[str, st
     return [(a, b) for a, b in itertools.pairwise(tested) if seen[a] != seen[b]]
 
 
-def _stretches(versions: Sequence[str], seen: Mapping[str, str]) -> list[list[str]]:
-    """The untried releases that matter: between two that differ, the newest first; else beyond the outermost tested."""
+def _runs_that_matter(versions: Sequence[str], seen: Mapping[str, str]) -> list[list[str]]:
+    """Untried releases in a row: between two that differ, the newest first; else beyond the outermost tested."""
     tested = _tested(versions, seen)
     if not tested:
-        return [[v for v in versions if v not in seen]]
+        return _runs(versions, seen)
     turns = _turns(tested, seen)
     if turns:
-        return [_unseen(versions, seen, a, b) for a, b in reversed(turns)]
+        return [run for a, b in reversed(turns) for run in _runs(_between(versions, a, b), seen)]
     low, high = versions.index(tested[0]), versions.index(tested[-1])
-    sides = (versions[high + 1 :], versions[:low])
-    return [[v for v in side if v not in seen] for side in sides if sum(v in seen for v in side) < PATIENCE]
+    return _beyond(versions[high + 1 :], seen) + _beyond(versions[:low][::-1], seen)
+
+
+def _beyond(side: Sequence[str], seen: Mapping[str, str]) -> list[list[str]]:
+    """What to try on one side of all that could be tested, given from there outwards.
+
+    Next to a release that could be tested others can be, so the limit is looked for there first.
+    """
+    near = list(itertools.takewhile(lambda version: version not in seen, side))
+    refusals = sum(version in seen for version in side)
+    far = _runs(side[len(near) :], seen) if refusals < PATIENCE else []
+    return ([near] if near else []) + far
+
+
+def _between(versions: Sequence[str], after: str, before: str) -> Sequence[str]:
+    return versions[versions.index(after) + 1 : versions.index(before)]
 
 
 def _unseen(versions: Sequence[str], seen: Mapping[str, str], after: str, before: str) -> list[str]:
-    between = versions[versions.index(after) + 1 : versions.index(before)]
-    return [v for v in between if v not in seen]
+    return [v for v in _between(versions, after, before) if v not in seen]
 
 
-def _runs(stretch: Sequence[str], versions: Sequence[str]) -> list[list[str]]:
-    """The stretch cut where releases are missing from it, the longest part first."""
-    runs: list[list[str]] = []
-    last = None
-    for version in stretch:
-        at = versions.index(version)
-        if last is None or at != last + 1:
-            runs.append([])
-        runs[-1].append(version)
-        last = at
-    return sorted(runs, key=len, reverse=True)
+def _runs(stretch: Sequence[str], seen: Mapping[str, str]) -> list[list[str]]:
+    """The untried releases of a stretch, cut where tried ones lie between them, the longest part first."""
+    groups = itertools.groupby(stretch, key=lambda version: version in seen)
+    return sorted((list(group) for tried, group in groups if not tried), key=len, reverse=True)
 
 
 def _evenly(run: Sequence[str], wanted: int) -> list[str]:
@@ -142,8 +147,8 @@ def _evenly(run: Sequence[str], wanted: int) -> list[str]:
 
 
 def _change(versions: Sequence[str], seen: Mapping[str, str], before: str, version: str) -> Change:
-    between = tuple(versions[versions.index(before) + 1 : versions.index(version)])
-    return Change("broken since" if seen[version] == FAILS else "fixed in", version, before, between)
+    what = "broken since" if seen[version] == FAILS else "fixed in"
+    return Change(what, version, before, tuple(_between(versions, before, version)))
 
 
 def _notes(
@@ -153,7 +158,7 @@ def _notes(
     if len(turns) > 1:
         notes.append(f"it changed {len(turns)} times in this range; the last change is told")
     for a, b in turns:
-        between = versions[versions.index(a) + 1 : versions.index(b)]
+        between = _between(versions, a, b)
         untried = _unseen(versions, seen, a, b)
         if untried:
             notes.append(f"it {seen[a]} in {a} and {seen[b]} in {b}; not tried between: {', '.join(untried)}")

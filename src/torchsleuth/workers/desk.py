@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import os
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -67,6 +68,9 @@ class Desk:
         self.repeats = repeats
         # How many trials were run to their end; answers from the log are not among them.
         self.ran = 0
+        # Seconds from the beginning until a first trial could run.
+        self.start_up = 0.0
+        self._begun = time.monotonic()
         self.log = TrialLog(log, surroundings(os.environ))
         self._lock = threading.RLock()
         self._queue: collections.deque[Ticket] = collections.deque()

@@ -134,7 +134,7 @@ def _become(order: dict[str, Any]) -> None:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    sys.argv[:] = [order["script"]]
+    sys.argv[:] = [order["script"], *order["arguments"]]
     sys.path[0] = os.path.dirname(os.path.abspath(order["script"]))
     runpy.run_path(order["script"], run_name="__main__")
 

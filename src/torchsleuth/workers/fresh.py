@@ -95,12 +95,16 @@ def watched_run(
         hand_probes_to(places.cache)
         child = begin(places)
         try:
-            ended, phase = _await(child, places.stderr, phase_seconds, deadline)
+            how, phase = _await(child, places.stderr, phase_seconds, deadline)
         finally:
             child.end()
         keep_probes_of(places.cache)
         seconds = time.monotonic() - started
-        code = child.poll() if ended else None
+        if how == "late":
+            return ScriptRun(
+                "cannot_tell", "the time for everything ran out before the script ended", seconds
+            )
+        code = child.poll() if how == "ended" else None
         return _answer(code, phase, places.stdout, places.stderr, expected, seconds)
 
 
@@ -139,10 +143,8 @@ def fresh_environment(environment: Mapping[str, str], cache: Path) -> dict[str, 
 _INJECT = os.path.join("torchsleuth", "capture", "inject")
 
 
-def _await(
-    child: Running, err: Path, phase_seconds: float, deadline: float | None
-) -> tuple[bool, str | None]:
-    """Waits for the child; (whether it ended by itself, the last phase it announced)."""
+def _await(child: Running, err: Path, phase_seconds: float, deadline: float | None) -> tuple[str, str | None]:
+    """Waits for the child; how that ended (ended, hung, late), and the last phase it announced."""
     phase: str | None = None
     since = time.monotonic()
     seen = 0
@@ -152,10 +154,11 @@ def _await(
         if latest is not None and latest != phase:
             phase, since = latest, time.monotonic()
         now = time.monotonic()
-        allowed = SETUP_SECONDS if phase is None else phase_seconds
-        if now - since > allowed or (deadline is not None and now > deadline):
-            return False, phase
-    return True, _phases(err, seen)[1] or phase
+        if now - since > (SETUP_SECONDS if phase is None else phase_seconds):
+            return "hung", phase
+        if deadline is not None and now > deadline:
+            return "late", phase
+    return "ended", _phases(err, seen)[1] or phase
 
 
 def _phases(err: Path, seen: int) -> tuple[int, str | None]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -149,6 +150,7 @@ class Workers(Desk):
         with self._lock:
             if "hello" in message:
                 self.hello = message["hello"]
+                self.start_up = self.start_up or time.monotonic() - self._begun
                 self._failed_starts = 0
                 self._ready.set()
             elif "started" in message and message["started"] in self._running:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +58,7 @@ class Prestarted:
         made = fresh_environment(self._environment, Path(self._scratch, "unused"))
         self._process = subprocess.Popen(
             python_command(sys.executable, "torchsleuth.workers.early", theirs.fileno()),
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -84,16 +85,38 @@ class Prestarted:
         """
 
         def once(place: int) -> ScriptRun:
-            def begin(places: Places) -> Running:
-                return self._itself(script, places) if place == 0 else self._forked(script, places)
-
-            try:
-                return watched_run(begin, expected, phase_seconds=phase_seconds, deadline=deadline)
-            except _NotThere:
-                return run_script(script, expected, phase_seconds=phase_seconds, deadline=deadline)
+            clocks = {"phase_seconds": phase_seconds, "deadline": deadline}
+            return self.run(script, expected, forked=place > 0, **clocks)  # type: ignore[arg-type]
 
         with ThreadPoolExecutor(max(1, min(times, at_once))) as pool:
             return list(pool.map(once, range(times)))
+
+    def run(
+        self,
+        script: Path,
+        expected: Signature,
+        *,
+        arguments: Sequence[str] = (),
+        forked: bool = True,
+        phase_seconds: float = PHASE_SECONDS,
+        deadline: float | None = None,
+    ) -> ScriptRun:
+        """Runs the script once: in a fork, or in the interpreter itself, or by a new one where that is gone.
+
+        >>> early.run(Path("original.py"), signature).reproduced
+        True
+        """
+
+        def begin(places: Places) -> Running:
+            order = self._order(script, arguments, places)
+            return self._forked(order) if forked else self._itself(order)
+
+        try:
+            return watched_run(begin, expected, phase_seconds=phase_seconds, deadline=deadline)
+        except _NotThere:
+            return run_script(
+                script, expected, arguments=arguments, phase_seconds=phase_seconds, deadline=deadline
+            )
 
     def close(self) -> None:
         """Ends the interpreter and everything that it started."""
@@ -111,33 +134,33 @@ class Prestarted:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
 
-    def _order(self, script: Path, places: Places) -> dict[str, Any]:
-        changed = {"TORCHINDUCTOR_CACHE_DIR": str(places.cache)}
-        changed |= {name: self._environment.get(name) for name in _ONE_THREAD}  # type: ignore[misc]
+    def _order(self, script: Path, arguments: Sequence[str], places: Places) -> dict[str, Any]:
+        changed = {name: self._environment.get(name) for name in _ONE_THREAD}
+        changed["TORCHINDUCTOR_CACHE_DIR"] = str(places.cache)
         return {
             "script": str(script.absolute()),
+            "arguments": list(arguments),
             "stdout": str(places.stdout),
             "stderr": str(places.stderr),
             "environment": changed,
         }
 
-    def _itself(self, script: Path, places: Places) -> Running:
+    def _itself(self, order: Mapping[str, Any]) -> Running:
         with self._lock:
             used, self._itself_used = self._itself_used, True
         if used or self._process.stdin is None:
             raise _NotThere
         try:
-            self._process.stdin.write(json.dumps(self._order(script, places)).encode() + b"\n")
-            self._process.stdin.flush()
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
         except OSError as error:
             raise _NotThere from error
         return _Itself(self._process)
 
-    def _forked(self, script: Path, places: Places) -> Running:
+    def _forked(self, order: Mapping[str, Any]) -> Running:
         with self._lock:
             self._numbers += 1
             number = self._numbers
-        self._say({**self._order(script, places), "number": number})
+        self._say({**order, "number": number})
         return _Forked(self, number)
 
     def _say(self, message: Mapping[str, Any]) -> None:

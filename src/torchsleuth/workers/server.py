@@ -329,10 +329,12 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     facts: dict[str, Any] = {}
+    gc.disable()  # loading makes a million objects, none of them garbage
     if options.warm_up:
         signal.alarm(WARM_UP_SECONDS)
         facts = named_function(options.warm_up)() or {}
         signal.alarm(0)
+    gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with us
     server = Server(control, options, environment)

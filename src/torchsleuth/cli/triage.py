@@ -1,0 +1,103 @@
+"""`triage`: which part of the compiler, which operator and which line of the program is at fault."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from torchsleuth.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.cases.model import Triage
+from torchsleuth.cases.printable import printable
+from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
+
+# Beside the minifier's, so that each finds the kernels and answers of the other.
+WORK = "minify"
+
+
+@click.command("triage", context_settings={"ignore_unknown_options": True})
+@click.argument("case_or_script", default="last")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=1),
+    default=120,
+    show_default=True,
+    metavar="S",
+    help="Seconds to spend.",
+)
+@workers_option
+@cases_option
+@json_option
+def triage_verb(
+    case_or_script: str,
+    arguments: tuple[str, ...],
+    budget: float,
+    workers: str,
+    cases_dir: Path,
+    as_json: bool,
+) -> int:
+    """Name the component, the part of it, the operator and the line of the program at fault.
+
+    Every answer is a run that differs in just that: with a pass left out, an operator kept as an eager kernel, another
+    setting. Of a script instead of a case, the whole program is run with more and more of the compiler.
+
+    \b
+    torchsleuth triage last
+    torchsleuth triage train.py --epochs 1
+    """
+    from torchsleuth.workers.cluster import open_workers
+
+    started = time.monotonic()
+    folder = open_case(cases_dir, case_or_script)
+    with open_workers(workers, folder=folder.path / WORK) as desk:
+        folder = triage(folder, desk, budget - (time.monotonic() - started))
+    if as_json:
+        print_json({**folder.case.to_json(), "path": str(folder.path)})
+    else:
+        show_triage(folder.case.triage or Triage())
+    found = folder.case.triage
+    return 0 if found is not None and found.pinned else 1
+
+
+def triage(folder: CaseFolder, desk: object, budget: float) -> CaseFolder:
+    """Triage of one case, with its steps on stderr; what stops it is in the case."""
+    from torchsleuth.triage.case import NotPinnedDown, triage_case
+
+    def say(text: str) -> None:
+        click.echo(f"torchsleuth: triage: {printable(text)}", err=True)
+
+    try:
+        return triage_case(folder, workers=desk, budget_seconds=max(1.0, budget), say=say)  # type: ignore[arg-type]
+    except NotPinnedDown as why:
+        say(str(why))
+        return update_case(folder, triage=Triage(error=str(why)))
+
+
+def show_triage(found: Triage) -> None:
+    """The finding for a person: their line first."""
+    if found.error is not None:
+        click.echo(printable(found.error))
+        return
+    if found.user_line:
+        where = f"  in {printable(found.function)}" if found.function else ""
+        module = f" of {printable(found.module)}" if found.module else ""
+        click.echo(f"your line   {printable(found.user_line)}{where}{module}")
+        if found.code:
+            click.echo(f"                {printable(found.code)}")
+    if found.forward_op:
+        click.echo(f"gradient of {printable(found.forward_op)}")
+    part = f", {printable(found.part)}" if found.part else ""
+    click.echo(f"at fault    {printable(found.component or 'not known')}{part}")
+    if found.ops:
+        click.echo(f"operators   {printable(', '.join(found.ops[:6]))}")
+    if found.detail:
+        click.echo(f"because     {printable(found.detail)}")
+    if found.subsystem and found.application:
+        click.echo(f"which       application {found.application} of {printable(found.subsystem)}")
+    if found.flags:
+        click.echo(f"settings    {printable(', '.join(found.flags))}")
+    if found.labels:
+        click.echo(f"labels      {', '.join(found.labels)}")
+    click.echo(f"            {found.trials} trials, {found.seconds:.1f} s")

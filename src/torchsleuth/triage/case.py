@@ -1,0 +1,296 @@
+"""Triage of a case: the component, the part of it, the operators and the user's line, each by runs that differ in it.
+
+First the failing run itself, traced, with the same graph in eager beside it. Then as few calls as still fail, because
+experiments on a small graph take seconds. What a person reads first, the line of their model, is looked up last: it is
+the line of the nodes that are left.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.folder import CaseFolder, update_case
+from torchsleuth.cases.model import Case, Rung, Triage
+from torchsleuth.graphs.printer import print_graph
+from torchsleuth.minify.blame import seeds
+from torchsleuth.minify.contract import State
+from torchsleuth.minify.engine import combined
+from torchsleuth.minify.opened import OpenedCase, open_for_search
+from torchsleuth.minify.reduce_forms import static_sizes
+from torchsleuth.minify.search import search
+from torchsleuth.minify.subsets import NothingFails
+from torchsleuth.minify.trials import TrialOracle
+from torchsleuth.torch_internals.triage_trace import Step
+from torchsleuth.triage.bench import Answer, Bench, Experiment, Result
+from torchsleuth.triage.flags import needed_settings, settings_of
+from torchsleuth.triage.inside import Part, narrowed, stopped_at
+from torchsleuth.triage.labels import labels_of
+from torchsleuth.triage.ladder import Climbed, climb, has_custom_operator, misbehaving_operator
+from torchsleuth.workers.desk import Desk
+from torchsleuth.workers.flaky import failure_rate
+from torchsleuth.workers.limits import Limits
+
+# Of the whole budget, the share for finding the few calls that fail; the experiments need the rest.
+SHARE_FOR_CALLS = 0.5
+# How often a failure that did not come is waited for.
+SECOND_LOOKS = 5
+
+
+class NotPinnedDown(SleuthError):
+    """Triage cannot say who is at fault; says why and what to do."""
+
+    exit_status = 1
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is known so far."""
+
+    component: str
+    part: str | None = None
+    detail: str | None = None
+    pinned: bool = False
+    ops: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    subsystem: str | None = None
+    application: int | None = None
+    flags: tuple[str, ...] = ()
+    only_dynamic: bool = False
+
+
+def triage_case(
+    folder: CaseFolder,
+    *,
+    workers: Desk,
+    budget_seconds: float = 120.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> CaseFolder:
+    """Finds out who is at fault and writes it into the case; raises `NotPinnedDown` where nothing can be said.
+
+    >>> triage_case(open_case("torchsleuth-cases", "last"), workers=Workers(2)).case.triage.component
+    'inductor'
+    """
+    started = time.monotonic()
+    case = folder.case
+    if case.triage is not None and case.triage.component is not None and case.graph is None:
+        return folder  # Dynamo never made a graph: what its error says is all there is
+    opened = open_for_search(folder)
+    store = folder.path / ".triage"
+    limits = clock_of(case, workers.limits)
+    bench = Bench(workers, opened.expected, store, limits, say, started + budget_seconds)
+    try:
+        found = _found(folder, opened, bench)
+    finally:
+        shutil.rmtree(store, ignore_errors=True)
+    triage = _written(case, opened, found, bench, time.monotonic() - started)
+    return update_case(folder, triage=triage)
+
+
+def clock_of(case: Case, limits: Limits) -> Limits:
+    """A hang is told by its clock: the one it was caught under, not the one for slow machines."""
+    if case.kind != "hang":
+        return limits
+    clock = float(case.extra.get("timeout") or 30.0)
+    return replace(limits, compile=clock, run=clock)
+
+
+def _found(folder: CaseFolder, opened: OpenedCase, bench: Bench) -> _Found:
+    first, eager = _first_look(folder.case, opened, bench)
+    if eager is not None and _fails_in_eager(folder.case, first, eager):
+        node = str(eager.outcome.more.get("node", ""))
+        summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
+        return _Found(
+            "program", "operator", f"it fails without the compiler, too: {summary}", True, nodes=(node,)
+        )
+    at = _place(first.steps)
+    if at is not None and at.kind == "lower":
+        found = _of_part(stopped_at(bench, opened.state, first.steps))
+        return _with_settings(bench, opened.state, found)
+    state, first = _fewer_calls(opened, bench, first)
+    return _with_settings(bench, state, _with_calls(state, _component(bench, state, first)))
+
+
+def _first_look(case: Case, opened: OpenedCase, bench: Bench) -> tuple[Result, Result | None]:
+    """The failing run, traced, and the same graph in eager where that can fail as well."""
+    experiments = [Experiment("as it was", trace=True)]
+    if case.kind != "accuracy":
+        experiments.append(Experiment("the same graph without a compiler", eager=True))
+    first, *rest = bench.ask(opened.state, experiments)
+    if first.answer is Answer.FAILS:
+        return first, (rest[0] if rest else None)
+    if first.answer is Answer.UNKNOWN:
+        raise NotPinnedDown(f"case {case.id} cannot be tried here: {first.outcome.error}")
+    if first.answer is Answer.OTHER and first.outcome.signature is not None:
+        raise NotPinnedDown(
+            f"case {case.id} fails differently here ({first.outcome.signature.summary}); "
+            "run its original.py to compare"
+        )
+    raise NotPinnedDown(_flaky(case, opened, bench))
+
+
+def _flaky(case: Case, opened: OpenedCase, bench: Bench) -> str:
+    """The sentence about a failure that did not come: it is gone, or it comes only sometimes, and how often."""
+    trial, _ = bench._trial(opened.state, Experiment("as it was"))
+    rate = failure_rate(bench.desk, trial, SECOND_LOOKS)
+    if not rate.failures:
+        return f"case {case.id} does not fail here any more (0 of {rate.runs + 1} runs); record it again"
+    return (
+        f"case {case.id} fails only sometimes: in {rate.failures} of {rate.runs} more runs; experiments cannot tell "
+        f"chance from cause, so look for what differs between runs: torchsleuth verify {case.id} --times 20"
+    )
+
+
+def _fails_in_eager(case: Case, first: Result, eager: Result) -> bool:
+    """Whether the program is at fault. Before a run, inputs are made up, and only the same error counts."""
+    if eager.outcome.signature is None:
+        return False
+    return eager.fails or case.phase == "run"
+
+
+def _place(steps: Sequence[Step]) -> Step | None:
+    return steps[-1] if steps else None
+
+
+def _fewer_calls(opened: OpenedCase, bench: Bench, first: Result) -> tuple[State, Result]:
+    """The state with as few calls as still fail, and its failing run, traced."""
+    oracle = TrialOracle(bench.desk, opened.expected, bench.store, bench.limits)  # type: ignore[arg-type]
+    left = (bench.deadline or time.monotonic() + 60) - time.monotonic()
+    suspects = seeds(
+        opened.state.graph, opened.traceback, opened.expected.message, opened.record.get("nodes") or {}
+    )
+    suspects = list(
+        dict.fromkeys([*(name for step in reversed(first.steps) for name in step.nodes), *suspects])
+    )
+    bench.say("looking for the calls that fail by themselves")
+    try:
+        reduction = search(
+            opened.state,
+            oracle,
+            seeds=suspects,
+            width=bench.desk.count,
+            budget_seconds=max(1.0, left * SHARE_FOR_CALLS),
+            calls_only=True,
+        )
+    except NothingFails:
+        return opened.state, first
+    bench.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
+    if reduction.state is opened.state:
+        return opened.state, first
+    again = bench.one(reduction.state, Experiment(f"the {reduction.calls} calls that are left", trace=True))
+    return (reduction.state, again) if again.fails else (opened.state, first)
+
+
+def _component(bench: Bench, state: State, first: Result) -> _Found:
+    """The component, and the part of Inductor where it is Inductor's."""
+    if state.settings.get("level") == "dynamo":
+        climbed = climb(bench, state)
+        if climbed.component != "inductor":
+            return _of_rung(climbed)
+    elif has_custom_operator(state):
+        climbed_inside = misbehaving_operator(bench, state)
+        if climbed_inside is not None:
+            return _of_rung(climbed_inside)
+    if (state.settings.get("embedded") or {}).get("backend"):
+        return _Found("backend", str(state.settings.get("backend")), pinned=True)
+    part = stopped_at(bench, state, first.steps) if bench.expected.phase == "compile" else None
+    part = part or narrowed(bench, state, first)
+    return _of_part(part)
+
+
+def _of_rung(rung: Climbed) -> _Found:
+    return _Found(
+        rung.component,
+        rung.part,
+        rung.detail,
+        rung.pinned,
+        rung.ops,
+        subsystem=rung.subsystem,
+        application=rung.application,
+    )
+
+
+def _of_part(part: Part | None) -> _Found:
+    if part is None:
+        return _Found("inductor", None, "no switch of torch makes a difference", False)
+    return _Found(
+        "inductor",
+        part.part,
+        part.detail,
+        part.pinned,
+        part.ops,
+        part.nodes,
+        part.subsystem,
+        part.application,
+        part.flags,
+    )
+
+
+def _with_calls(state: State, found: _Found) -> _Found:
+    """The operators and nodes that are left, where the part itself does not name any."""
+    calls = [n.name for n in state.graph.graph.nodes if n.op.startswith("call_")]
+    nodes = found.nodes or tuple(calls)
+    return replace(found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=nodes)
+
+
+def _with_settings(bench: Bench, state: State, found: _Found) -> _Found:
+    """The user's settings that the failure needs, and whether it needs symbolic sizes."""
+    if found.component == "program" or bench.out_of_time:
+        return found
+    if settings_of(state):
+        needed = needed_settings(bench, state)
+        named = tuple(f"{module}.{key}" for module, key in needed)
+        found = replace(found, flags=tuple(dict.fromkeys([*found.flags, *named])))
+    static = combined(static_sizes(state), state) if state.symbols else None
+    if static is not None:
+        found = replace(found, only_dynamic=bench.one(static, Experiment("with static sizes")).passes)
+    return found
+
+
+def _written(case: Case, opened: OpenedCase, found: _Found, bench: Bench, seconds: float) -> Triage:
+    line = _line_of(opened.record.get("nodes") or {}, found)
+    ops = found.ops or _ops_of(opened.state, found.nodes)
+    triage = Triage(
+        component=found.component,
+        part=found.part,
+        ops=ops,
+        user_line=f"{Path(line['file']).name}:{line['line']}" if line else None,
+        seconds=round(seconds, 2),
+        detail=found.detail,
+        pinned=found.pinned,
+        subsystem=found.subsystem,
+        application=found.application,
+        flags=found.flags,
+        nodes=found.nodes,
+        code=line.get("code") if line else None,
+        function=line.get("function") if line else None,
+        module=(line.get("module") or None) if line else None,
+        forward_op=(line.get("call") or None) if line and line.get("gradient") else None,
+        trials=len(bench.log),
+        rungs=tuple(Rung(r.experiment.what, r.answer.value, round(r.outcome.seconds, 2)) for r in bench.log),
+    )
+    return replace(triage, labels=labels_of(case, triage, only_dynamic=found.only_dynamic))
+
+
+def _line_of(known: Mapping[str, Any], found: _Found) -> Mapping[str, Any] | None:
+    """The line of the last node at fault: the one whose result is wrong, or that could not be compiled."""
+    for name in reversed(found.nodes):
+        line = known.get(name) or known.get(re.sub(r"_\d+$", "", name))
+        if line:
+            return line
+    return None
+
+
+def _ops_of(state: State, nodes: Sequence[str]) -> tuple[str, ...]:
+    names = set(nodes)
+    return tuple(
+        dict.fromkeys(
+            str(n.target) for n in state.graph.graph.nodes if n.name in names and n.op.startswith("call_")
+        )
+    )

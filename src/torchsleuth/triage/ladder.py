@@ -1,0 +1,139 @@
+"""The ladder: the captured graph run by more and more of the compiler; the first rung that fails names the component.
+
+A rung is one experiment. Only graphs cut after Dynamo climb it: one cut after AOTAutograd has left the lower rungs
+behind when it fails by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchsleuth.minify.contract import State
+from torchsleuth.triage.bench import Bench, Experiment, Result
+from torchsleuth.triage.flags import smallest
+
+EAGER = "sleuth_eager"
+AOT = "sleuth_aot_eager"
+DECOMPOSED = "sleuth_aot_eager_decomp_partition"
+CROSSREF = "sleuth_aot_eager_decomp_partition_crossref"
+SCHEMA = "sleuth_eager_debug"
+# A check found an operator that does not do what it says of itself.
+_MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): ([\w.:]+)(?: \([^)]*\))?: (.+)")
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """How far the graph came: the component of the rung that failed, and what more is known."""
+
+    component: str
+    part: str | None = None
+    ops: tuple[str, ...] = ()
+    detail: str | None = None
+    subsystem: str | None = None
+    application: int | None = None
+    pinned: bool = False
+
+
+def climb(bench: Bench, state: State) -> Climbed:
+    """The component at fault in a graph that Dynamo captured.
+
+    >>> climb(bench, state).component
+    'decompositions'
+    """
+    backend = str(state.settings.get("backend"))
+    inductor = backend == "inductor"
+    rungs = [Experiment("AOTAutograd with eager kernels", backend=AOT)]
+    if inductor:
+        rungs.append(
+            Experiment("AOTAutograd, decompositions and partitioner, with eager kernels", backend=DECOMPOSED)
+        )
+    below = bench.ask(state, rungs)
+    if below[0].fails:
+        return misbehaving_operator(bench, state) or Climbed("aot_autograd", "functionalization", pinned=True)
+    if inductor and below[1].fails:
+        return _decomposition(bench, state, below[1])
+    found = misbehaving_operator(bench, state) if has_custom_operator(state) else None
+    if found is not None:
+        return found
+    if inductor:
+        return Climbed("inductor")
+    return Climbed("backend", backend, pinned=True, detail=f"only the backend {backend} fails on this graph")
+
+
+def has_custom_operator(state: State) -> bool:
+    """Whether the graph calls an operator that is not torch's own."""
+    ours = (
+        "aten",
+        "prims",
+        "inductor",
+        "higher_order",
+        "rngprims",
+        "quantized",
+        "mkldnn",
+        "_c10d_functional",
+    )
+    names = {
+        str(node.target)
+        for part in state.graph.modules()
+        if hasattr(part, "graph")
+        for node in part.graph.nodes
+        if node.op == "call_function" and hasattr(node.target, "namespace")
+    }
+    return any(name.split(".")[0].split("::")[0] not in ours for name in names)
+
+
+def misbehaving_operator(bench: Bench, state: State) -> Climbed | None:
+    """An operator whose fake kernel or schema does not say what the real one does, where there is one."""
+    checks = [
+        Experiment("fake kernels checked against real ones", backend=CROSSREF),
+        Experiment("operators checked against their schemas", backend=SCHEMA),
+    ]
+    for result in bench.ask(state, checks):
+        match = _MISMATCH.search(result.outcome.text)
+        if match is not None:
+            part = "fake kernel" if "FakeMismatch" in match[0] else "operator schema"
+            return Climbed(
+                "aot_autograd", part, (_dotted(match[1]),), f"{match[1]}: {match[2]}"[:300], pinned=True
+            )
+    return None
+
+
+def _dotted(op: str) -> str:
+    return op.replace("::", ".")
+
+
+def _decomposition(bench: Bench, state: State, failed: Result) -> Climbed:
+    """Which decomposition it is, or the partitioner where none of them is."""
+    names = list(dict.fromkeys(failed.applied("decomposition")))
+
+    def enough(sets: Sequence[Sequence[str]]) -> list[bool]:
+        asked = [
+            Experiment(
+                f"without the decomposition of {_few(s)}",
+                off={"decomposition": {"names": list(s)}},
+                backend=DECOMPOSED,
+            )
+            for s in sets
+        ]
+        return [result.passes for result in bench.ask(state, asked)]
+
+    if not names or not enough([names])[0]:
+        return Climbed(
+            "aot_autograd", "partitioner", detail="it fails with any decomposition left out", pinned=False
+        )
+    guilty = smallest(names, enough)
+    return Climbed(
+        "decompositions",
+        "decomposition",
+        tuple(guilty),
+        f"it passes without the decomposition of {_few(guilty)}",
+        "decomposition",
+        failed.applied("decomposition").index(guilty[0]) + 1,
+        pinned=True,
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others"

@@ -1,0 +1,23 @@
+"""A trial that fails in a fixed rhythm, told by its graph and a file that counts its runs. Needs no torch."""
+
+import os
+
+from torchsleuth.cases.signature import Signature
+from torchsleuth.workers.trial import Outcome
+
+FAILS = Signature("runtime_error", "run", ("ValueError",), "now and then it fails")
+
+
+def good() -> bool:
+    return True
+
+
+def run(trial, announce):
+    announce("compile")
+    announce("run")
+    rhythm = trial.facts["options"]["rhythm"]
+    with open(trial.facts["options"]["file"], "ab", buffering=0) as file:
+        file.write(b"x")
+    number = os.path.getsize(trial.facts["options"]["file"]) - 1
+    fails = "relu" in trial.graph and rhythm[number % len(rhythm)] == "f"
+    return Outcome(FAILS if fails else None, 0.01, text="ValueError: now and then it fails")
