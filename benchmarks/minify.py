@@ -45,7 +45,8 @@ class Model(torch.nn.Module):
         x = torch.ops.aten._foobar(x)
         return torch.relu(torch.cos(self.fc2(x)) + 1.0)
 
-torch.compile(Model())(torch.randn(4, 10))
+with torch.no_grad():
+    torch.compile(Model())(torch.randn(4, 10))
 """
 BACKEND = """
 import torch
@@ -122,7 +123,8 @@ def measure(program: Any, about: dict[str, Any], way: str, options: argparse.Nam
             (folder / "program.py").write_text(program)
             program = folder / "program.py"
         else:
-            env |= {"PYTHONPATH": str(options.corpus / "hook"), "FAULT": about["fault"]}
+            paths = [str(options.corpus / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            env |= {"PYTHONPATH": os.pathsep.join(paths), "FAULT": about["fault"]}
         if way in ("ours", "one"):
             return ours(program, about, folder, env, options.limit, 2 if way == "ours" else 1)
         return theirs(program, about, folder, env, options.peer_limit, isolate=way == "isolated")
@@ -226,10 +228,19 @@ def fails_again(about: dict[str, Any], done: subprocess.CompletedProcess[str] | 
 
 def print_table(options: argparse.Namespace) -> None:
     rows = json.loads(options.out.read_text())
-    print(
-        "| case | kind | calls / known | trials | start-up s | search s | whole s | lines | bytes | isolated s | --no-isolate s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    ours_columns = [
+        "case",
+        "kind",
+        "calls / known",
+        "trials",
+        "start-up s",
+        "search s",
+        "whole s",
+        "lines",
+        "bytes",
+    ]
+    columns = [*ours_columns, "isolated s", "--no-isolate s"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name, row in rows.items():
         our = row.get("ours", {})
         peers = [peer_words(row.get(way)) for way in ("isolated", "together")]
@@ -246,10 +257,8 @@ def print_table(options: argparse.Namespace) -> None:
     done = [row["ours"] for row in rows.values() if "calls" in row.get("ours", {})]
     if done:
         verified = sum(our["verified"] == "3 of 3" for our in done)
-        print(
-            f"\n{verified} of {len(rows)} verified 3 of 3; median {statistics.median(o['lines'] for o in done):.0f} lines, "
-            f"{statistics.median(o['input_bytes'] for o in done):.0f} bytes"
-        )
+        lines, data = (statistics.median(our[key] for our in done) for key in ("lines", "input_bytes"))
+        print(f"\n{verified} of {len(rows)} verified 3 of 3; median {lines:.0f} lines, {data:.0f} bytes")
     for way, words in (("isolated", "isolated"), ("together", "--no-isolate")):
         print_ratio(rows, way, f"PyTorch {words}")
     long = {name: row for name, row in rows.items() if row.get("ours", {}).get("queries", 0) > 20}

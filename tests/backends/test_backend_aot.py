@@ -62,7 +62,7 @@ def branches(x):
 PROGRAMS = [custom, changes_its_input, aliases, autocast, branches]
 
 
-def results(function, x, grad, calls=1):
+def results(function, x, grad):
     """Everything a caller can see: outputs, the input afterwards, its gradient."""
     leaf = x.clone().requires_grad_(grad)
     given = leaf * 1
@@ -171,6 +171,17 @@ def test_the_rungs_differ_in_what_their_names_say():
     torch.testing.assert_close(decomposed(x), torch.nn.functional.silu(x))
     assert "aten.silu.default" not in Names.names
     assert "aten.exp.default" in Names.names or "aten.sigmoid.default" in Names.names
+
+
+@EVERY
+def test_a_graph_that_returns_a_tensor_is_taken_without_dynamo(backend):
+    from torchsleuth.backends import catalog
+
+    gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh()))
+    x = torch.randn(2, 4, requires_grad=True)
+    out = getattr(catalog, backend)(gm, [x])(x)
+    torch.testing.assert_close(out, gm(x))
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x), torch.autograd.grad(gm(x).sum(), x))
 
 
 class Counting(TorchDispatchMode):

@@ -52,6 +52,11 @@ def test_a_custom_operator_that_lies_is_named_with_what_fake_said_and_what_the_r
     assert f"fake said {said}, the real call gave {did}" in message
 
 
+def test_torchs_own_check_for_aliases_does_not_come_first():
+    with torch._functorch.config.patch(error_on_custom_op_aliasing=True), pytest.raises(FakeMismatch):
+        compiled(made_ops.hidden_view)(torch.ones(2, 3))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_operators_that_say_what_they_do_pass_with_the_values_of_eager(dynamic):
     def program(x):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 
@@ -107,3 +108,76 @@ FOREIGN = """
         from torch._dynamo.repro.after_aot import run_repro
         run_repro(mod, load_args, accuracy=False, command='minify', save_dir=None, tracing_mode='real', check_str=None)
 """
+
+
+DEADLY = """
+    import os
+    import torch
+
+    @torch.library.custom_op("deadly::op", mutates_args=())
+    def deadly(x: torch.Tensor) -> torch.Tensor:
+        os.abort()
+
+    @deadly.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    torch.compile(lambda x: torch.relu(deadly(torch.sin(x))))(torch.ones(4))
+"""
+
+
+@pytest.mark.slow
+def test_a_graph_that_dies_without_the_compiler_too_does_not_take_the_search_along(faulty):
+    folder = faulty("aten.tan.default:raise", program=DEADLY)
+    assert (folder.case.kind, folder.case.phase) == ("crash", "run")
+    with Workers(2) as workers, pytest.raises(CannotMinify, match="without the compiler either"):
+        minify_case(folder, budget_seconds=100, workers=workers)
+
+
+VALUES = """
+    import torch
+
+    def backend(graph, inputs):
+        def run(*args):
+            for value in args:
+                if isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) >= 100:
+                    if value.tolist() == sorted(set(value.tolist())):
+                        raise ValueError("this compiler cannot bear sorted numbers")
+            return graph.forward(*args)
+        return run
+
+    def f(x):
+        return torch.relu(torch.sin(x) + 1).cos()
+
+    torch.compile(f, backend=backend)(torch.arange(128.0).sqrt())
+"""
+
+
+@pytest.mark.slow
+def test_many_values_that_matter_still_give_a_short_script_and_the_script_becomes_a_case_again(
+    faulty, tmp_path
+):
+    folder = faulty("aten.tan.default:raise", program=VALUES)
+    with Workers(2) as workers:
+        result = minify_case(folder, budget_seconds=200, workers=workers)
+    assert result.verified and result.form == "function"
+    text = result.folder.file("repro.py").read_text()
+    assert "torch.frombuffer" in text and len(text.splitlines()) <= 45
+    lonely = write_program(tmp_path / "elsewhere", text, "repro.py")
+    again = sleuth("minify", lonely, "--json", cwd=tmp_path / "elsewhere", env=dict(os.environ))
+    assert again.status == 0, again.stderr
+    found = json.loads(again.stdout)
+    assert found["minified"]["calls"] <= 1 and found["verified"]["reproduced"] == 3
+    assert {"start_up", "search", "trials", "whole"} <= set(found["seconds"])
+
+
+@pytest.mark.slow
+def test_a_short_budget_bounds_the_verification_as_well(faulty):
+    folder = faulty("aten.tanh.default:hang", "--timeout", "15")
+    with Workers(2) as workers:
+        workers.wait_ready()
+        started = time.monotonic()
+        result = minify_case(folder, budget_seconds=20, workers=workers)
+    # One clock of a search under way, and what the verification gets in any case.
+    assert time.monotonic() - started < 100
+    assert result.folder.file("repro.py").is_file()

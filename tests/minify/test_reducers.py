@@ -326,3 +326,9 @@ def test_values_are_recorded_under_the_autocast_the_graph_ran_under():
     state = traced(lambda x: (x @ x).relu(), torch.ones(2, 2), level="dynamo", state=world)
     found = reduce_nodes(Engine(Oracle(lambda s: holds(s, "relu")), state), state)
     assert found.inputs[0].spec.dtype == "bfloat16"
+
+
+def test_a_state_that_does_not_fit_is_refused_without_a_word(capfd):
+    state = traced(lambda a, b: (aten.cat.default([a, b], 1),), torch.ones(2), torch.ones(2))
+    assert not fits(state)
+    assert capfd.readouterr() == ("", "")

@@ -126,6 +126,15 @@ def test_a_compiler_that_hangs_is_a_hang_while_compiling(workers):
     assert "broken_relu" in outcome.text
 
 
+def test_a_trial_killed_while_it_draws_a_progress_bar_does_not_hang_those_after_it(workers):
+    drawing = "import time, tqdm\ntqdm.tqdm.get_lock().acquire()\ntime.sleep(1000)\n"
+    hung = workers.run(aten_trial("neg.default(a)", embedded=drawing), limits=Limits(setup=1))
+    assert hung.error is not None
+    bar = "import tqdm\nlist(tqdm.tqdm(range(3)))\n"
+    after = workers.run(aten_trial("cos.default(a)", embedded=bar), limits=Limits(setup=5))
+    assert after.error is None
+
+
 def test_a_backend_of_the_program_is_tried_on_the_captured_graph(workers):
     expected = Signature("compile_error", "compile", ("KeyError",), "'b'", ("trial.py:backend",))
     facts = {"level": "dynamo", "backend": "backend"}

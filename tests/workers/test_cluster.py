@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from faulty import FAILS, trial
 
 from torchsleuth.cases.signature import Signature
-from torchsleuth.workers.cluster import ClusterUnfit, RayWorkers, open_workers, storages_of
+from torchsleuth.workers.cluster import ClusterUnfit, RayWorkers, _join, open_workers, storages_of
 from torchsleuth.workers.limits import Limits
 from torchsleuth.workers.trial import Trial
 
@@ -44,6 +45,40 @@ def test_the_values_a_trial_needs_are_those_its_inputs_and_constants_name():
     kept = dataclasses.replace(trial("pass", **facts), store="somewhere")
     assert list(storages_of(kept)) == ["a", "b"]
     assert list(storages_of(trial("pass", **facts))) == []
+
+
+def test_an_address_where_nobody_listens_is_said_at_once():
+    pytest.importorskip("ray")
+    started = time.monotonic()
+    with pytest.raises(ClusterUnfit, match="Nothing listens at ray"):
+        open_workers("ray://127.0.0.1:9")
+    assert time.monotonic() - started < 20
+
+
+class BusyRay:
+    """A Ray whose head answers only at the `at`-th time."""
+
+    def __init__(self, at):
+        self.at, self.tries, self.left = at, 0, 0
+
+    def init(self, **options):
+        self.tries += 1
+        if self.tries < self.at:
+            raise ConnectionError("ray client connection timeout")
+
+    def shutdown(self):
+        self.left += 1
+
+
+def test_a_busy_head_is_asked_again_and_one_that_never_answers_is_given_up():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        slow, deaf = BusyRay(at=2), BusyRay(at=99)
+        _join(slow, address)
+        assert (slow.tries, slow.left) == (2, 1)
+        with pytest.raises(ClusterUnfit, match="connection timeout"):
+            _join(deaf, address)
+        assert deaf.tries == 3
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from faulty import FAILS, trial
 
 from torchsleuth.cases.signature import Signature
+from torchsleuth.torch_internals.worker_isa import noted_answers
 from torchsleuth.workers.fresh import run_script
+from torchsleuth.workers.pool import Workers
 from torchsleuth.workers.prestart import Prestarted
-from torchsleuth.workers.processes import descendants_of
+from torchsleuth.workers.processes import descendants_of, kill_marked, marked_processes
 
 ERROR = Signature("compile_error", "compile", ("ValueError",), "it failed")
 BEGIN = "import os, sys, time\nprint('torchsleuth: compiling', file=sys.stderr, flush=True)\n"
@@ -125,3 +129,61 @@ def test_a_run_that_outlasts_the_time_for_everything_is_no_hang(tmp_path):
     path = script(tmp_path, "time.sleep(30)")
     run = run_script(path, Signature("hang", "compile"), deadline=time.monotonic() + 1.0)
     assert run.answer == "cannot_tell" and "time" in run.summary
+
+
+def test_runs_that_are_given_up_end_at_once_and_no_more_begin(tmp_path):
+    path = script(tmp_path, "time.sleep(60)")
+    with Prestarted() as early, ThreadPoolExecutor(1) as pool:
+        runs = pool.submit(early.verify, path, ERROR)
+        time.sleep(6)
+        started = time.monotonic()
+        early.give_up()
+        assert len(runs.result(timeout=10)) == 3
+        assert early.run(path, ERROR).answer == "cannot_tell"
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(("more", "known"), [("", True), ("# torch._inductor.config.cpp.cxx = ...", False)])
+def test_what_the_cpp_compiler_can_do_is_known_unless_the_script_names_another(early, tmp_path, more, known):
+    if not noted_answers():
+        pytest.skip("no trial with kernels ran on this machine yet")
+    text = (
+        "from torch._inductor.cpu_vec_isa import valid_vec_isa_list\n"
+        f"assert valid_vec_isa_list.cache_info().currsize == {int(known)}\n"
+        f"print('NOT REPRODUCED')\n{more}\n"
+    )
+    assert early.run(script(tmp_path, text), ERROR).answer == "not_reproduced"
+
+
+@pytest.fixture
+def home(monkeypatch):
+    """A loaded interpreter that finds the trials of this folder, as its children will."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with Prestarted() as made:
+        yield made
+
+
+def forked_workers(home, folder):
+    names = {"call": "faulty:run", "warm_up": None, "still_good": "faulty:good"}
+    return Workers(2, folder=folder, home=home, **names)
+
+
+def test_workers_forked_from_a_loaded_interpreter_survive_a_crash_and_leave_it_clean(home, tmp_path):
+    with forked_workers(home, tmp_path) as workers:
+        crash, failure = workers.run(trial("segv")), workers.run(trial("fail"))
+        token = workers._token
+        assert workers.start_up > 0 and marked_processes(token)
+        stray = workers.run(trial("grandchild"))
+    assert crash.signature is not None and crash.signature.kind == "crash"
+    assert failure.fails_like(FAILS) and stray.error is None
+    assert not marked_processes(token)
+    assert home.verify(script(tmp_path, "print('NOT REPRODUCED')"), ERROR)[0].answer == "not_reproduced"
+
+
+def test_a_forked_server_that_is_killed_is_replaced_and_leaves_nothing(home, tmp_path):
+    with forked_workers(home, tmp_path) as workers:
+        assert workers.run(trial("fail")).fails_like(FAILS)
+        token = workers._token
+        assert kill_marked(token) >= 1
+        assert workers.run(trial("fail"), fresh=True).fails_like(FAILS)
+        assert workers._token != token and not marked_processes(token)

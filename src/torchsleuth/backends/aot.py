@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ def sleuth_aot_eager_decomp_partition_crossref(
     ops = options_of(name, given, known=("ops",)).get("ops", default)
     if ops not in ("custom", "all"):
         raise BadChoice(name, "ops", ops, ("custom", "all"))
-    return through_aot(gm, example_inputs, _as_inductor(crossref_compiler(every_op=ops == "all")))
+    plan = replace(_as_inductor(crossref_compiler(every_op=ops == "all")), checks_ops=True)
+    return through_aot(gm, example_inputs, plan)
 
 
 def _as_inductor(compiler: GraphCompiler) -> AotPlan:

@@ -57,7 +57,8 @@ class EagerFails(SleuthError):
         of = f", which comes from {place}" if place else ""
         super().__init__(
             f"The graph that Dynamo generated fails when it is run eagerly too{at}{of}: {type(error).__name__}: "
-            f"{str(error).rstrip('.')}; no backend is at fault, so look at the program or the capture. Generated code:\n{code.strip()}"
+            f"{str(error).rstrip('.')}; no backend is at fault, so look at the program or the capture. "
+            f"Generated code:\n{code.strip()}"
         )
 
 

@@ -10,6 +10,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -18,11 +19,21 @@ from typing import Any
 from torchsleuth.capture.settings import Settings, settings_from_environment
 
 _watching = False
+# The folder the program was started in; None where that is gone. It may change to another later.
+try:
+    started_in: str | None = os.getcwd()
+except OSError:
+    started_in = None
 
 
 def watch_this_process(settings: Settings | None = None) -> None:
     """Watches every compile of this process from now on; does nothing where that is not asked for."""
     global _watching
+    if os.environ.get("TORCHSLEUTH_OVERRIDES"):
+        # Before the watch, which then sees what comes of it.
+        from torchsleuth.capture.overrides import override_this_process
+
+        override_this_process()
     settings = settings or settings_from_environment()
     if settings is None or _watching:
         return

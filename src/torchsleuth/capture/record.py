@@ -8,6 +8,7 @@ something has failed. Parameters are never copied while nothing fails.
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any
 import torch
 
 from torchsleuth.capture.flight import write_json
+from torchsleuth.capture.install import started_in
 from torchsleuth.graphs.identity import structural_hash
 from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
-from torchsleuth.graphs.provenance import user_lines
+from torchsleuth.graphs.provenance import calling_line, module_and_call, user_lines
 from torchsleuth.repro.embed import CannotEmbed, embed
 from torchsleuth.tensors.specs import (
     InputsDescription,
@@ -89,7 +91,18 @@ def record_graph(
         "output_meta": _output_meta(graph),
         "placeholders": [p.name for p in placeholders],
         "no_repro": None,
+        # How to start the program again, for a workaround that is tried on the whole of it.
+        "program": {"command": list(sys.orig_argv), "cwd": started_in},
     }
+    # What is left to say where no node has a line: a model made of a library's modules.
+    if not facts["source_lines"]:
+        line = calling_line()
+        facts["called_from"] = None if line is None else asdict(line)
+        facts["modules"] = {
+            n.name: dict(zip(("module", "call", "gradient"), module_and_call(n)))
+            for n in graph.graph.nodes
+            if n.op.startswith("call_")
+        }
     wanted: dict[str, Any] = {}
     if origin.custom_backend is not None:
         wanted["backend"] = origin.custom_backend

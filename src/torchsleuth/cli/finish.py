@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,13 +41,16 @@ def helpers_for(folder: CaseFolder, workers: str | None) -> Iterator[Helpers]:
         if folder.case.no_repro is not None:
             yield Helpers()
             return
-        desk = None
+        early, desk = stack.enter_context(Prestarted()), None
         if workers is not None:
-            from torchsleuth.cli.minify import WORK
+            from torchsleuth.cli.minify import WORK, home_for, load_search
             from torchsleuth.workers.cluster import open_workers
 
-            desk = stack.enter_context(open_workers(workers, folder=folder.path / WORK))
-        yield Helpers(desk, stack.enter_context(Prestarted()))
+            # The search's own modules take two seconds to load, while scripts are waited for anyway.
+            threading.Thread(target=load_search, daemon=True).start()
+            desk = open_workers(workers, home_for(folder, early), folder=folder.path / WORK)
+            stack.enter_context(desk)
+        yield Helpers(desk, early)
 
 
 def finish_case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 import subprocess
@@ -63,8 +64,8 @@ def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Pat
 
     folder = _known_case(case_or_script, cases_dir)
     place = {} if folder is None else {"folder": folder.path / WORK}
-    # Both load torch in processes of their own while this one does.
-    with open_workers(workers, **place) as desk, Prestarted() as early:
+    # It loads torch for the trials and for the verification, while this process does for the search.
+    with Prestarted() as early, open_workers(workers, home_for(folder, early), **place) as desk:
         if folder is None:
             from torchsleuth.minify.adopt import case_of_script
 
@@ -94,10 +95,9 @@ def _for_programs(result: MinifyResult, start_up: float) -> dict[str, Any]:
 
 def minify(folder: CaseFolder, workers: Any, budget: float, early: Prestarted | None = None) -> MinifyResult:
     """Minifies one case, with a status line on stderr."""
-    from torchsleuth.torch_internals.worker_imports import without_collecting
+    load_search()
+    from torchsleuth.minify.case import minify_case
 
-    with without_collecting():
-        from torchsleuth.minify.case import minify_case
     line = StatusLine(max(1.0, budget))
     try:
         return minify_case(
@@ -106,11 +106,23 @@ def minify(folder: CaseFolder, workers: Any, budget: float, early: Prestarted | 
     except KeyboardInterrupt:
         line.end()
         click.echo(
-            "torchsleuth: stopped; the best script so far is repro.py in the case, and the same command goes on"
+            "torchsleuth: stopped; the best script so far is repro.py in the case, and the same command goes on",
+            err=True,
         )
         raise
     finally:
         line.end()
+
+
+def load_search() -> None:
+    """Loads what a search needs, torch first of all."""
+    from torchsleuth.torch_internals.worker_imports import without_collecting
+
+    with without_collecting():
+        from torchsleuth.minify.states import warm_up
+
+        importlib.import_module("torchsleuth.minify.case")
+        warm_up()
 
 
 class StatusLine:
@@ -163,6 +175,11 @@ def _calls(state: State) -> int:
     from torchsleuth.graphs.cut import calls_of
 
     return calls_of(state.graph)
+
+
+def home_for(folder: CaseFolder | None, early: Prestarted) -> Prestarted | None:
+    """What the server of the trials is forked from; a device's driver, once looked at, does not survive that."""
+    return early if folder is not None and folder.case.device == "cpu" else None
 
 
 def _known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:

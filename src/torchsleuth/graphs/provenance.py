@@ -6,8 +6,10 @@ not an installed library's, unless the whole model is a library's.
 """
 
 import functools
+import linecache
 import os
 import re
+import sys
 import sysconfig
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ import torch
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$')
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB_FOLDERS = tuple(
     {os.path.abspath(sysconfig.get_paths()[key]) + os.sep for key in ("stdlib", "platstdlib")}
 )
@@ -48,18 +51,33 @@ def source_line(node: torch.fx.Node) -> SourceLine | None:
     >>> source_line(gm.graph.find_nodes(op="call_function", target=torch.relu)[0]).place
     'model.py:84'
     """
-    trace = node.stack_trace
-    if not trace:
-        return None
-    frame = _innermost_user_frame(trace)
-    if frame is None:
-        return None
+    frame = _innermost_user_frame(node.stack_trace) if node.stack_trace else None
+    return None if frame is None else SourceLine(*frame, *module_and_call(node))
+
+
+def module_and_call(node: torch.fx.Node) -> tuple[str, str, bool]:
+    """The module path a node ran in, what the program called there, and whether the node is of that call's gradient.
+
+    >>> module_and_call(node)
+    ('encoder.layers.3.mlp', 'nn.GELU', False)
+    """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     module = _module_path(str(next(reversed(stack.values()))[0])) if stack else ""
     backward = node.meta.get("fwd_source_fn_stack")
     called = node.meta.get("source_fn_stack") or backward
-    call = _call_name(called[-1][1]) if called else ""
-    return SourceLine(*frame, module=module, call=call, gradient=bool(backward))
+    return module, _call_name(called[-1][1]) if called else "", bool(backward)
+
+
+def calling_line() -> SourceLine | None:
+    """The line of the user's program that is being run: of a model made of library modules, the line that calls it."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_users(file) and not os.path.abspath(file).startswith(_OWN_FOLDER) and not file.startswith("<"):
+            code = linecache.getline(file, frame.f_lineno).strip()
+            return SourceLine(file, frame.f_lineno, frame.f_code.co_name, code)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def user_lines(gm: torch.fx.GraphModule) -> tuple[str, ...]:
@@ -103,8 +121,14 @@ def _frames(trace: str) -> list[tuple[str, int, str, str]]:
         if match:
             following = lines[number + 1].strip() if number + 1 < len(lines) else ""
             code = "" if _FRAME.match(following) else following
-            frames.append((match["file"], int(match["line"]), match["function"], code))
+            frames.append((match["file"], int(match["line"]), _as_written(match["function"]), code))
     return frames
+
+
+def _as_written(function: str) -> str:
+    """After a graph break Dynamo goes on in a function of its own making, named after the user's."""
+    resumed = re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_\d+", function)
+    return resumed[1] if resumed else function
 
 
 def _is_users(file: str) -> bool:

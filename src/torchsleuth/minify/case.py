@@ -94,16 +94,10 @@ def _minify(
     try:
         reduction = _searched(folder, opened, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
         seconds = round(time.monotonic() - started, 2)
-        in_time = seconds < budget_seconds and not oracle.failing_is_slow
         at_once = VERIFY_TIMES if workers.count > 1 else 1
         how = Verification(early, started + budget_seconds, at_once, oracle.rate, oracle.text)
-        keeper.said(
-            f"{reduction.calls} calls; writing the script and running it {how.times} times in fresh processes"
-        )
-        with ThreadPoolExecutor(1) as beside:  # fresh processes are waited for: meanwhile the rest is asked
-            writing = beside.submit(write_repro, folder, opened, reduction.state, how)
-            explanation = explain(reduction.state, oracle) if in_time else Explanation(())
-            written = writing.result()
+        keeper.said(_so_far(reduction, how))
+        written, explanation = _written_and_explained(folder, opened, reduction, oracle, how)
     finally:
         shutil.rmtree(store, ignore_errors=True)
     reproduced = sum(run.reproduced for run in written.runs)
@@ -125,6 +119,28 @@ def _minify(
         round(time.monotonic() - started, 2),
         round(oracle.trial_seconds, 2),
     )
+
+
+def _so_far(reduction: Reduction, how: Verification) -> str:
+    left = f"{reduction.calls} {'call' if reduction.calls == 1 else 'calls'} left"
+    ended = left if reduction.complete else f"stopped before the end with {left}"
+    return f"{ended}; writing the script and running it {how.times} times in fresh processes"
+
+
+def _written_and_explained(
+    folder: CaseFolder, opened: OpenedCase, reduction: Reduction, oracle: TrialOracle, how: Verification
+) -> tuple[Written, Explanation]:
+    """Fresh processes are waited for: meanwhile what may vary is asked, where that is cheap and time is left."""
+    worth_it = reduction.complete and not oracle.failing_is_slow
+    with ThreadPoolExecutor(1) as beside:
+        writing = beside.submit(write_repro, folder, opened, reduction.state, how)
+        try:
+            explanation = explain(reduction.state, oracle) if worth_it else Explanation(())
+            return writing.result(), explanation
+        except BaseException:  # an interrupt, mostly: the scripts that run are not waited for
+            if how.early is not None:
+                how.early.give_up()
+            raise
 
 
 def _searched(

@@ -90,6 +90,7 @@ def state_of_record(
     record: Mapping[str, Any], source: str, inputs: Mapping[str, Any], store: Path, expected: Signature
 ) -> State:
     """The state of a recorded graph, with its kept values where the failure may depend on them."""
+    _require_devices(inputs)
     folder = str(store) if store.is_dir() else None
     settings = {key: record.get(key) for key in FACT_KEYS if key != "constants"}
     embedded = record.get("embedded") or {}
@@ -117,6 +118,17 @@ def state_of_record(
         for place, (name, spec) in enumerate(zip(nodes, description.inputs, strict=True))
     )
     return State(graph, made, description.symbols, settings)
+
+
+def _require_devices(inputs: Mapping[str, Any]) -> None:
+    for device in sorted({str(spec["device"]) for spec in inputs["inputs"] if "device" in spec} - {"cpu"}):
+        try:
+            torch.empty(0, device=device)
+        except Exception as error:  # each kind of device has its own way of not being there
+            raise CannotMinify(
+                f"the failure was seen on {device}, which is not here ({str(error).strip().splitlines()[0][:80]}); "
+                "make it smaller on a machine that has it"
+            ) from error
 
 
 def _read(source: str, namespace: dict[str, Any]) -> torch.fx.GraphModule:

@@ -35,7 +35,7 @@ def marks_of(signature: Signature, text: str = "") -> Marks:
     place = _place(signature)
     tests = [test for test in _tests(kind, signature.message) if not text or holds(test.expression, text)]
     # Without a text to check against, the words in order are the strictest test that is sure to hold.
-    chosen = (tests if text else tests[2:3]) or [Marks(f"{kind!r} in text")]
+    chosen = (tests if text else tests[-2:]) or [Marks(f"{kind!r} in text")]
     if place and (not text or place in text):
         return replace(chosen[0], expression=f"{chosen[0].expression} and {place!r} in text")
     return chosen[0]
@@ -50,6 +50,8 @@ def _tests(kind: str, message: str) -> list[Marks]:
     """From the strictest to the loosest."""
     head = [kind] if kind else []
     words = message.split()[:MOST_WORDS]
+    if not words:
+        return [Marks(f"{kind!r} in text")]
     plain = [word for word in words if not _TAKEN_OUT.search(word)]
     literal = f"{kind}: {' '.join(words)}" if kind else " ".join(words)
     longest = sorted({w.strip("'\"`,:;.()") for w in plain if len(w) > 3}, key=lambda w: (-len(w), w))[:2]

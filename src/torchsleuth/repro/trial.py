@@ -120,13 +120,24 @@ def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature
     switches = trial.facts.get("switches") or {}
     if switches.get("eager"):
         return _in_eager(ready, more)
-    observed = ready.observe()
+    observed = _observed_and_timed(ready, more) if trial.facts.get("time_runs") else ready.observe()
     if (
         observed is not None
         and observed[0].exceptions[-1:]
         and NOT_INTERPRETABLE in observed[0].exceptions[-1]
     ):
         more["not_interpretable"] = True
+    return observed
+
+
+def _observed_and_timed(ready: Any, more: dict[str, Any]) -> tuple[Signature, str] | None:
+    """As `observe`; where the graph ran to its end, rightly or wrongly, `more` says how long a run takes."""
+    from torchsleuth.repro.timing import keep_compiled, run_seconds
+
+    compiled = keep_compiled(ready)
+    observed = ready.observe()
+    if compiled and (observed is None or observed[0].kind == "accuracy"):
+        more["run_seconds"] = run_seconds(ready, compiled[-1])
     return observed
 
 
@@ -193,6 +204,9 @@ def _teller(trial: Trial, announce: Callable[[str], None]) -> Callable[[str], No
 
 def _last_stage(trial: Trial) -> str | None:
     """The stage after which a compile of this trial is decided; None where all of it must run."""
+    asked = (trial.facts.get("switches") or {}).get("stop_after")
+    if asked and _one_compile(trial):
+        return asked
     if not trial.stop_early or trial.expected.kind != "compile_error":
         return None
     return failing_stage(trial.expected.exceptions, trial.expected.frames) if _one_compile(trial) else None

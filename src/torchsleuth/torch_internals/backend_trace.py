@@ -37,7 +37,9 @@ def pre_dispatch_trace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch
 
     tracing = "real" if known else "fake"
     with preserve_node_meta():
-        return make_fx(interpreted, tracing_mode=tracing, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
+        return make_fx(interpreted, tracing_mode=tracing, pre_dispatch=True, _allow_non_fake_inputs=True)(
+            *fakes
+        )
 
 
 def crossref_setting() -> str | bool:

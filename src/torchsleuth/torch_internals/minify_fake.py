@@ -6,6 +6,7 @@ per node. 2.11..2.15: `FakeTensorMode` and `torch.fx.Interpreter` take part alik
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,9 +32,14 @@ def fake_results(
 
     steps = Steps(graph)
     steps.extra_traceback = False
+    # It writes a traceback for every graph that does not fit; a search asks about hundreds.
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    silent, log.disabled = log.disabled, True
     try:
         with symbolic_tracing(mode):
             steps.run(*fakes)
     except Exception as error:  # whatever the graph's functions raise: it is told, never taken for ours
         return found, error
+    finally:
+        log.disabled = silent
     return found, None

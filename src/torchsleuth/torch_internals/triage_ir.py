@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +63,19 @@ def _interpreted_module(graph: Any) -> Any:
     def call(inputs: list[Any]) -> tuple[Any, ...]:
         values = list(inputs)
         inputs.clear()
-        return tuple(run_graph(graph, values, {}, asserts))
+        try:
+            return tuple(run_graph(graph, values, {}, asserts))
+        except AttributeError as error:
+            if _raised_here(error):
+                raise NotInterpretable(
+                    f"this torch's lowered graphs are built differently: {error}"
+                ) from error
+            raise
 
     return SimpleNamespace(call=call)
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether our own walk over the graph raised it, not something that the walk called."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    return Path(innermost.filename).name.startswith(Path(__file__).stem)

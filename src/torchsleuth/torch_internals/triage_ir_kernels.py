@@ -15,6 +15,9 @@ import torch
 
 from torchsleuth.torch_internals.triage_ir_index import NotInterpretable, number, value_of
 
+# Its classes are library calls like any other; their own code generation only includes a header first.
+_ONLY_ADDS_HEADERS = "torch._inductor.mkldnn_ir"
+
 
 def run_kernel(run: Any, operation: Any) -> None:
     """Calls what the operation names and keeps its result under the operation's name.
@@ -25,7 +28,8 @@ def run_kernel(run: Any, operation: Any) -> None:
         known = _KERNELS.get(kind.__name__)
         if known is None:
             continue
-        if getattr(type(operation), "codegen", None) is not getattr(kind, "codegen", None):
+        own_way = getattr(type(operation), "codegen", None) is not getattr(kind, "codegen", None)
+        if own_way and not type(operation).__module__.endswith(_ONLY_ADDS_HEADERS):
             break
         known(run, operation)
         _bind_symbols(run, operation)

@@ -67,6 +67,7 @@ class LoopOps:
         self._mask: Tensor | None = None
         self._known: dict[Any, Any] = dict(memory.symbols)
         self._made = 0
+        self._constants: dict[int, Tensor] = {}
         self.axes = [self._axis(axis) for axis in range(len(sizes))]
 
     def _axis(self, axis: int) -> Any:
@@ -169,7 +170,8 @@ class LoopOps:
     def constant(self, value: Any, dtype: torch.dtype) -> Tensor:
         if isinstance(value, sympy.Basic):
             value = value_of(value, self._known)
-        return self._tensor(torch.tensor(value, dtype=computed_in(dtype), device=self._device))
+        made = self._tensor(torch.tensor(value, dtype=computed_in(dtype), device=self._device))
+        return self._constants.setdefault(id(made), made)
 
     @_refusing
     def index_expr(self, expression: Any, dtype: torch.dtype) -> Tensor:
@@ -181,7 +183,9 @@ class LoopOps:
     def to_dtype(
         self, x: Any, dtype: torch.dtype, src_dtype: Any = None, use_compute_types: bool = True
     ) -> Tensor:
-        """Without compute types the rounding of a narrow dtype is meant to be seen."""
+        """Without compute types a narrow dtype rounds; constants are folded before, and keep their value."""
+        if id(x) in self._constants:
+            return self._constants.setdefault(id(made := x.to(computed_in(dtype))), made)
         x = self._tensor(x)
         return x.to(computed_in(dtype)) if use_compute_types else x.to(dtype).to(computed_in(dtype))
 

@@ -55,8 +55,21 @@ def recall_vector_instructions(answers: Mapping[str, bool]) -> bool:
 def forget_vector_instructions(config: Mapping[str, Mapping[str, str]]) -> None:
     """Lets Inductor ask again where a trial's settings name another compiler or forbid vectors."""
     if any(key in _ASKS_ANEW for values in config.values() for key in values):
-        module = importlib.import_module("torch._inductor.cpu_vec_isa")
-        module.valid_vec_isa_list.cache_clear()
+        _forget()
+
+
+def forget_where_named(script: str) -> None:
+    """The same for a script, whose settings stand somewhere in its text."""
+    if any(key in script for key in _ASKS_ANEW):
+        _forget()
+
+
+def _forget() -> None:
+    clear = getattr(
+        importlib.import_module("torch._inductor.cpu_vec_isa").valid_vec_isa_list, "cache_clear", None
+    )
+    if clear is not None:
+        clear()
 
 
 def _ask(replacement: Callable[[Callable[[Any, str], bool]], Callable[[Any, str], bool]]) -> bool:

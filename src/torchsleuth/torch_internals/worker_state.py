@@ -6,6 +6,7 @@ Versions: the names below exist in 2.11 to 2.15; one that is missing is left alo
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any
 
 _CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
@@ -40,8 +41,14 @@ def restore_settings(saved: dict[str, Any]) -> None:
 
 
 def no_monitor_thread() -> None:
-    """Keeps tqdm, which Inductor shows its progress with, from starting a thread that would be forked."""
+    """Keeps tqdm, which Inductor shows its progress with, from what must not be forked: a thread and a shared lock.
+
+    Its lock is one of the machine's semaphores, which all forked processes share: one of them that is killed while it
+    draws holds it for ever, and every later one waits.
+    """
     try:
-        importlib.import_module("tqdm").tqdm.monitor_interval = 0
+        tqdm = importlib.import_module("tqdm").tqdm
     except ImportError:
-        pass
+        return
+    tqdm.monitor_interval = 0
+    tqdm.set_lock(threading.RLock())

@@ -34,7 +34,7 @@ class Answer(Enum):
     UNKNOWN = "cannot tell"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Experiment:
     """One change to the failing run, in words and as data.
 
@@ -53,6 +53,8 @@ class Experiment:
     # A workaround counts only if the whole graph then runs and its numbers are right.
     to_the_end: bool = False
     trace: bool = False
+    # A compile that has passed this stage ("lowering", "codegen") is not run to its end.
+    stop_after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Bench:
         started = time.monotonic()
         asked = []
         for experiment in experiments:
-            trial, trace = self._trial(state, experiment)
+            trial, trace = self.trial(state, experiment)
             self.say(f"trying: {experiment.what}")
             asked.append((experiment, trace, self.desk.submit(trial, limits=self.limits)))
         results = [self._result(experiment, trace, ticket.result()) for experiment, trace, ticket in asked]
@@ -116,10 +118,12 @@ class Bench:
     def out_of_time(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
-    def _trial(self, state: State, experiment: Experiment) -> tuple[Trial, Path | None]:
+    def trial(self, state: State, experiment: Experiment) -> tuple[Trial, Path | None]:
+        """What is asked of a worker, and the file in which a traced run writes its steps."""
         trial = trial_of(with_config(state, experiment.config), self.expected, self.store)
         switches: dict[str, Any] = {"off": {name: dict(window) for name, window in experiment.off.items()}}
         switches.update(backend=experiment.backend, interpret=experiment.interpret, eager=experiment.eager)
+        switches["stop_after"] = experiment.stop_after
         trace = None
         if experiment.trace:
             self.store.mkdir(parents=True, exist_ok=True)

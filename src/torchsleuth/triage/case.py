@@ -7,7 +7,6 @@ the line of the nodes that are left.
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ from torchsleuth.minify.reduce_forms import static_sizes
 from torchsleuth.minify.search import search
 from torchsleuth.minify.subsets import NothingFails
 from torchsleuth.minify.trials import TrialOracle
-from torchsleuth.torch_internals.triage_trace import Step
 from torchsleuth.triage.bench import Answer, Bench, Experiment, Result
 from torchsleuth.triage.flags import needed_settings, settings_of
 from torchsleuth.triage.inside import Part, narrowed, stopped_at
@@ -39,6 +37,8 @@ from torchsleuth.workers.limits import Limits
 
 # Of the whole budget, the share for finding the few calls that fail; the experiments need the rest.
 SHARE_FOR_CALLS = 0.5
+AS_IT_WAS = Experiment("as it was", trace=True)
+IN_EAGER = Experiment("the same graph without a compiler", eager=True)
 # How often a failure that did not come is waited for.
 SECOND_LOOKS = 5
 
@@ -102,29 +102,29 @@ def clock_of(case: Case, limits: Limits) -> Limits:
 
 
 def _found(folder: CaseFolder, opened: OpenedCase, bench: Bench) -> _Found:
-    first, eager = _first_look(folder.case, opened, bench)
-    if eager is not None and _fails_in_eager(folder.case, first, eager):
+    case = folder.case
+    # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
+    looks = [AS_IT_WAS] if case.phase == "compile" else []
+    looks += [IN_EAGER] if case.kind != "accuracy" else []
+    seen = dict(zip(looks, bench.ask(opened.state, looks)))
+    eager = seen.get(IN_EAGER)
+    if eager is not None and _fails_in_eager(case, eager):
         node = str(eager.outcome.more.get("node", ""))
         summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
-        return _Found(
-            "program", "operator", f"it fails without the compiler, too: {summary}", True, nodes=(node,)
-        )
-    at = _place(first.steps)
-    if at is not None and at.kind == "lower":
+        said = f"it fails without the compiler, too: {summary}"
+        return _Found("program", "operator", said, True, nodes=(node,))
+    first = _failing(case, opened, bench, seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
+    if first is not None and first.steps and first.steps[-1].kind == "lower":
         found = _of_part(stopped_at(bench, opened.state, first.steps))
         return _with_settings(bench, opened.state, found)
-    state, first = _fewer_calls(opened, bench, first)
+    state, first = _fewer_calls(case, opened, bench, first)
     return _with_settings(bench, state, _with_calls(state, _component(bench, state, first)))
 
 
-def _first_look(case: Case, opened: OpenedCase, bench: Bench) -> tuple[Result, Result | None]:
-    """The failing run, traced, and the same graph in eager where that can fail as well."""
-    experiments = [Experiment("as it was", trace=True)]
-    if case.kind != "accuracy":
-        experiments.append(Experiment("the same graph without a compiler", eager=True))
-    first, *rest = bench.ask(opened.state, experiments)
+def _failing(case: Case, opened: OpenedCase, bench: Bench, first: Result) -> Result:
+    """The run as it was, if it failed as it should; otherwise a sentence says what it did."""
     if first.answer is Answer.FAILS:
-        return first, (rest[0] if rest else None)
+        return first
     if first.answer is Answer.UNKNOWN:
         raise NotPinnedDown(f"case {case.id} cannot be tried here: {first.outcome.error}")
     if first.answer is Answer.OTHER and first.outcome.signature is not None:
@@ -137,7 +137,7 @@ def _first_look(case: Case, opened: OpenedCase, bench: Bench) -> tuple[Result, R
 
 def _flaky(case: Case, opened: OpenedCase, bench: Bench) -> str:
     """The sentence about a failure that did not come: it is gone, or it comes only sometimes, and how often."""
-    trial, _ = bench._trial(opened.state, Experiment("as it was"))
+    trial, _ = bench.trial(opened.state, Experiment("as it was"))
     rate = failure_rate(bench.desk, trial, SECOND_LOOKS)
     if not rate.failures:
         return f"case {case.id} does not fail here any more (0 of {rate.runs + 1} runs); record it again"
@@ -147,44 +147,38 @@ def _flaky(case: Case, opened: OpenedCase, bench: Bench) -> str:
     )
 
 
-def _fails_in_eager(case: Case, first: Result, eager: Result) -> bool:
+def _fails_in_eager(case: Case, eager: Result) -> bool:
     """Whether the program is at fault. Before a run, inputs are made up, and only the same error counts."""
-    if eager.outcome.signature is None:
-        return False
-    return eager.fails or case.phase == "run"
+    return eager.fails or (eager.outcome.signature is not None and case.phase == "run")
 
 
-def _place(steps: Sequence[Step]) -> Step | None:
-    return steps[-1] if steps else None
-
-
-def _fewer_calls(opened: OpenedCase, bench: Bench, first: Result) -> tuple[State, Result]:
+def _fewer_calls(case: Case, opened: OpenedCase, bench: Bench, first: Result | None) -> tuple[State, Result]:
     """The state with as few calls as still fail, and its failing run, traced."""
     oracle = TrialOracle(bench.desk, opened.expected, bench.store, bench.limits)  # type: ignore[arg-type]
     left = (bench.deadline or time.monotonic() + 60) - time.monotonic()
-    suspects = seeds(
-        opened.state.graph, opened.traceback, opened.expected.message, opened.record.get("nodes") or {}
-    )
-    suspects = list(
-        dict.fromkeys([*(name for step in reversed(first.steps) for name in step.nodes), *suspects])
-    )
+    known = opened.record.get("nodes") or {}
+    at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
+    suspects = [*at, *seeds(opened.state.graph, opened.traceback, opened.expected.message, known)]
     bench.say("looking for the calls that fail by themselves")
+    state = opened.state
     try:
         reduction = search(
             opened.state,
             oracle,
-            seeds=suspects,
+            seeds=list(dict.fromkeys(suspects)),
             width=bench.desk.count,
             budget_seconds=max(1.0, left * SHARE_FOR_CALLS),
             calls_only=True,
         )
+        state = reduction.state
+        bench.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
     except NothingFails:
-        return opened.state, first
-    bench.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
-    if reduction.state is opened.state:
-        return opened.state, first
-    again = bench.one(reduction.state, Experiment(f"the {reduction.calls} calls that are left", trace=True))
-    return (reduction.state, again) if again.fails else (opened.state, first)
+        bench.say("no part of the graph fails by itself")
+    if state is not opened.state:
+        small = bench.one(state, Experiment("the calls that are left", trace=True))
+        if small.fails:
+            return state, small
+    return opened.state, first or _failing(case, opened, bench, bench.one(opened.state, AS_IT_WAS))
 
 
 def _component(bench: Bench, state: State, first: Result) -> _Found:
@@ -243,7 +237,8 @@ def _with_settings(bench: Bench, state: State, found: _Found) -> _Found:
     """The user's settings that the failure needs, and whether it needs symbolic sizes."""
     if found.component == "program" or bench.out_of_time:
         return found
-    if settings_of(state):
+    # Each run that hangs costs its clock.
+    if settings_of(state) and bench.expected.kind != "hang":
         needed = needed_settings(bench, state)
         named = tuple(f"{module}.{key}" for module, key in needed)
         found = replace(found, flags=tuple(dict.fromkeys([*found.flags, *named])))
@@ -254,7 +249,7 @@ def _with_settings(bench: Bench, state: State, found: _Found) -> _Found:
 
 
 def _written(case: Case, opened: OpenedCase, found: _Found, bench: Bench, seconds: float) -> Triage:
-    line = _line_of(opened.record.get("nodes") or {}, found)
+    line = _line_of(opened.record, found)
     ops = found.ops or _ops_of(opened.state, found.nodes)
     triage = Triage(
         component=found.component,
@@ -278,13 +273,21 @@ def _written(case: Case, opened: OpenedCase, found: _Found, bench: Bench, second
     return replace(triage, labels=labels_of(case, triage, only_dynamic=found.only_dynamic))
 
 
-def _line_of(known: Mapping[str, Any], found: _Found) -> Mapping[str, Any] | None:
-    """The line of the last node at fault: the one whose result is wrong, or that could not be compiled."""
+def _line_of(record: Mapping[str, Any], found: _Found) -> Mapping[str, Any] | None:
+    """The line of the last node at fault: the one whose result is wrong, or that could not be compiled.
+
+    Of a model made of a library's modules it is the line that calls the model, with the module's path.
+    """
+    known = record.get("nodes") or {}
     for name in reversed(found.nodes):
-        line = known.get(name) or known.get(re.sub(r"_\d+$", "", name))
+        nested = [key for key in known if key.endswith(f".{name}")]
+        line = known.get(name) or (known[nested[0]] if nested else None)
         if line:
             return line
-    return None
+    modules = record.get("modules") or {}
+    place: Mapping[str, Any] = next((modules[name] for name in reversed(found.nodes) if name in modules), {})
+    called = record.get("called_from")
+    return None if called is None else {**called, **place}
 
 
 def _ops_of(state: State, nodes: Sequence[str]) -> tuple[str, ...]:

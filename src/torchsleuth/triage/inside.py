@@ -17,13 +17,26 @@ from torchsleuth.triage.flags import Flag, cautious_fix, config_of, smallest, sw
 
 PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
 # Without these passes a graph with custom or mutating operators cannot be lowered at all.
-NEEDED = ("decompose_auto_functionalized", "fix_auto_functionalized_dtype_views", "stable_sort")
-NEEDED += (
-    "decompose_triton_kernel_wrapper_functional",
-    "decompose_scan_to_while_loop",
+NEEDED = (
+    "decompose_auto_functionalized",
     "decompose_map_to_while_loop",
+    "decompose_scan_to_while_loop",
+    "decompose_triton_kernel_wrapper_functional",
+    "fix_auto_functionalized_dtype_views",
+    "move_constructors_to_cuda",
+    "reinplace_fsdp_all_gather",
+    "reinplace_inplaceable_ops",
+    "stable_sort",
 )
-NEEDED += ("reinplace_inplaceable_ops", "reinplace_fsdp_all_gather", "move_constructors_to_cuda")
+
+
+# Steps after lowering, and what is said of a compile that stopped in one.
+_LATE = {
+    "compiler": "the code that was generated does not compile",
+    "kernel": "it stopped while code was generated for {}",
+    "codegen": "it stopped while code was generated for {}",
+    "fusion": "it stopped while kernels were fused",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,10 @@ class Part:
 
 
 def stopped_at(bench: Bench, state: State, steps: Sequence[Step]) -> Part | None:
-    """The part at which a compile stopped, confirmed by a run without it; None where the steps do not say."""
+    """The part at which a compile stopped, confirmed by a run without it.
+
+    None where the steps do not say, or where many things lead to the step: fusion, settings, one operator.
+    """
     for step in reversed(steps):
         if step.kind == "lower":
             return _lowering(bench, state, step)
@@ -49,18 +65,19 @@ def stopped_at(bench: Bench, state: State, steps: Sequence[Step]) -> Part | None
             return found
         if step.kind == "cudagraphs":
             return Part("cudagraphs", "it stopped while making a CUDA graph", True, subsystem="cudagraphs")
-        if step.kind == "compiler":
-            return Part("codegen", "the generated code does not compile", True)
-        if step.kind in ("kernel", "codegen", "fusion"):
-            part = "fusion" if step.kind == "fusion" else "codegen"
-            return Part(part, f"it stopped in {part} of {step.name or 'the graph'}", True, nodes=step.nodes)
+        if step.kind in _LATE:
+            return None
     return None
 
 
 def _lowering(bench: Bench, state: State, step: Step) -> Part:
     without = bench.one(
         state,
-        Experiment(f"{step.name} kept as an eager kernel", off={"lowerings": {"names": list(step.nodes)}}),
+        Experiment(
+            f"{step.name} kept as an eager kernel",
+            off={"lowerings": {"names": [step.name]}},
+            stop_after="lowering",
+        ),
     )
     how = "; it passes when that operator is kept as an eager kernel" if without.passes else ""
     number = None
@@ -88,7 +105,7 @@ def _graph_pass(bench: Bench, state: State, step: Step) -> Part | None:
 
 
 def narrowed(bench: Bench, state: State, first: Result) -> Part | None:
-    """The part at fault in a compiled graph that runs wrongly; None where no switch of torch makes a difference."""
+    """The part at fault in a graph that is compiled or runs wrongly; None where no switch makes a difference."""
     flags = switchable(state)
     passes = [subsystem for subsystem in PASSES if first.applied(subsystem)]
     experiments = {
@@ -111,6 +128,10 @@ def narrowed(bench: Bench, state: State, first: Result) -> Part | None:
         return _which_fusion(bench, state, said["fusion"])
     if said["flags"].passes:
         return _which_flags(bench, state, flags, said["interpret"])
+    late = next((step for step in reversed(first.steps) if step.kind in _LATE), None)
+    if late is not None:
+        found = Part("codegen", _LATE[late.kind].format(late.name or "the graph"), True, nodes=late.nodes)
+        return replace(found, nodes=()) if late.kind == "compiler" else found
     if not said["lowerings"].passes and not said["interpret"].passes:
         return None
     return _lowering_or_codegen(said["lowerings"], said["interpret"])

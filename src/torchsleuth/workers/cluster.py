@@ -10,6 +10,7 @@ import dataclasses
 import importlib.metadata
 import os
 import queue
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,11 +22,15 @@ from torchsleuth.workers.desk import Desk, Ticket
 from torchsleuth.workers.limits import Limits, limits_from_json
 from torchsleuth.workers.log import settings_in
 from torchsleuth.workers.pool import Workers
+from torchsleuth.workers.prestart import Prestarted
 from torchsleuth.workers.trial import Trial
 from torchsleuth.workers.wire import outcome_from_json, outcome_to_json, trial_from_json, trial_to_json
 
 # For a node to unpack torchsleuth and to load torch from a cold disk.
 READY_SECONDS = 300.0
+# Where a head listens for clients unless it was told otherwise.
+RAY_CLIENT_PORT = "10001"
+JOINS = 3
 
 
 class ClusterUnfit(SleuthError):
@@ -214,17 +219,48 @@ def _join(ray: Any, address: str | None) -> None:
     """Joins a cluster and takes the text of torchsleuth along, so that its nodes need torch only."""
     package = str(Path(torchsleuth.__file__).resolve().parent)
     options = {"runtime_env": {"py_modules": [package]}, "log_to_driver": False, "logging_level": "ERROR"}
+    where = address or "this machine"
+    if address is not None and address.startswith("ray://"):
+        _require_listener(address)
     try:
-        if address is not None:
-            ray.init(address=address, **options)
-            return
-        try:
-            ray.init(address="auto", **options)
-        except ConnectionError:
-            ray.init(**options)  # none is running: one on this machine
+        if address is None:
+            _join_here(ray, options)
+        else:
+            _join_patiently(ray, address, options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         why = (str(error).strip().splitlines() or ["no answer"])[-1]
-        raise ClusterUnfit(f"No Ray cluster answers at {address or 'this machine'} ({why}).") from error
+        raise ClusterUnfit(f"No Ray cluster answers at {where} ({why}); use --workers N.") from error
+
+
+def _join_here(ray: Any, options: Mapping[str, Any]) -> None:
+    try:
+        ray.init(address="auto", **options)
+    except ConnectionError:
+        ray.init(**options)  # none is running: one on this machine
+
+
+def _join_patiently(ray: Any, address: str, options: Mapping[str, Any]) -> None:
+    """A head starts a process for each client and gives it 30 s, which a busy one does not always keep to."""
+    for left in reversed(range(JOINS)):
+        try:
+            ray.init(address=address, **options)
+            return
+        except (ConnectionError, RuntimeError):
+            ray.shutdown()
+            if not left:
+                raise
+
+
+def _require_listener(address: str) -> None:
+    """Ray waits half a minute for a port that nobody listens at; a plain connection knows at once."""
+    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
+    host, port = (host, port) if host else (port, RAY_CLIENT_PORT)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise ClusterUnfit(
+            f"Nothing listens at {address} ({error}); start the head with --ray-client-server-port or use --workers N."
+        ) from error
 
 
 def storages_of(trial: Trial) -> Iterator[str]:
@@ -241,8 +277,10 @@ def storages_of(trial: Trial) -> Iterator[str]:
                 yield digest
 
 
-def open_workers(wanted: str | int = 1, **options: Any) -> Desk:
+def open_workers(wanted: str | int = 1, home: Prestarted | None = None, **options: Any) -> Desk:
     """The workers that `--workers` names: a number of them here, `ray`, or `ray://host:port`.
+
+    `home` is for workers here: an interpreter with torch loaded that their server can be forked from.
 
     >>> with open_workers("2") as workers: workers.count
     2
@@ -256,4 +294,4 @@ def open_workers(wanted: str | int = 1, **options: Any) -> Desk:
         raise ClusterUnfit(
             f"--workers is {text!r}; it must be a number from 1 on, `ray`, or `ray://host:port`."
         )
-    return Workers(int(text), **options)
+    return Workers(int(text), home=home, **options)

@@ -1,9 +1,9 @@
 """The inside of an interpreter that is started before its script is known, so that loading torch is not waited for.
 
 It loads torch and its compiler and compiles nothing. Then it splits once: one half forks a process for each order that
-comes over a socket, before anything has run in it; the other half, the process that was started, waits for a script
-on its standard input and runs that itself. Either way a script starts with a loaded torch, an empty kernel
-cache of its own and no compile behind it.
+comes over a socket, a script or the server of the trials, and runs nothing itself; the other half, the process that was
+started, waits for a script on its standard input and runs that. Either way a script starts with a loaded torch,
+an empty kernel cache of its own and no compile behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchsleuth.torch_internals.worker_imports import load_compiler
-from torchsleuth.workers.processes import kill_group
+from torchsleuth.torch_internals.worker_isa import (
+    forget_where_named,
+    noted_answers,
+    recall_vector_instructions,
+)
+from torchsleuth.workers.child import named_function
+from torchsleuth.workers.processes import TOKEN, kill_group, mark_this_process
 from torchsleuth.workers.wire import BrokenFrame, Frames, frame
 
 
@@ -28,6 +34,8 @@ def main(arguments: list[str]) -> None:
     """Started by `workers.prestart` with the number of its socket."""
     control = socket.socket(fileno=int(arguments[0]))
     load_compiler()
+    # Which vector instructions the C++ compiler knows is asked in six small processes, a second, for each first kernel.
+    recall_vector_instructions(noted_answers())
     gc.collect()
     gc.freeze()
     started = os.getpid()
@@ -52,7 +60,7 @@ def _serve(control: socket.socket, started: int) -> dict[str, Any] | None:
         os.set_blocking(descriptor, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    frames, running = Frames(), dict[int, int]()
+    frames, running, handed = Frames(), dict[int, int](), list[int]()
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
@@ -60,23 +68,30 @@ def _serve(control: socket.socket, started: int) -> dict[str, Any] | None:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is control:
-                    for message in _heard(control, frames, started, running):
+                    for message in _heard(control, frames, started, running, handed):
                         pid = _obey(message, running)
                         if pid == 0:
                             signal.set_wakeup_fd(-1)
                             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                            os.close(wake)
-                            os.close(wakes)
+                            for descriptor in (wake, wakes):
+                                os.close(descriptor)
                             control.close()
-                            return dict(message)
+                            return {**message, "descriptors": handed}
+                        if pid is not None:
+                            while handed:
+                                os.close(handed.pop())
                 else:
                     _drain(wake)
             _reap(control, running)
 
 
-def _heard(control: socket.socket, frames: Frames, started: int, running: Iterable[int]) -> list[Any]:
+def _heard(
+    control: socket.socket, frames: Frames, started: int, running: Iterable[int], handed: list[int]
+) -> list[Any]:
+    """The messages that came; descriptors that came with them go to `handed`."""
     try:
-        data = control.recv(1 << 18)
+        data, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 1)
+        handed += descriptors
         if data:
             return frames.feed(data)
     except (OSError, BrokenFrame):
@@ -122,7 +137,7 @@ def _reap(control: socket.socket, running: dict[int, int]) -> None:
 
 
 def _become(order: dict[str, Any]) -> None:
-    """Runs the script as `python script` would: its arguments, its folder first on the path, `__main__`."""
+    """Runs a script as `python script` would, or the module that is named, in place of what was here."""
     for descriptor, name in ((1, order["stdout"]), (2, order["stderr"])):
         opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(opened, descriptor)
@@ -134,8 +149,15 @@ def _become(order: dict[str, Any]) -> None:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
+    if "call" in order:
+        mark_this_process(os.environ.get(TOKEN, ""))
+        named_function(order["call"])([f"--control={order['descriptors'][0]}", *order["arguments"]])
+        return
+    # Its arguments, its folder first on the path, and its name.
     sys.argv[:] = [order["script"], *order["arguments"]]
     sys.path[0] = os.path.dirname(os.path.abspath(order["script"]))
+    with open(order["script"], encoding="utf-8") as file:
+        forget_where_named(file.read())
     runpy.run_path(order["script"], run_name="__main__")
 
 

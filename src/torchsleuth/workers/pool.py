@@ -22,17 +22,20 @@ from typing import Any
 from torchsleuth.workers.desk import Desk, Ticket
 from torchsleuth.workers.environment import needs_kernels, python_command, trial_environment, uses_accelerator
 from torchsleuth.workers.limits import Limits, fair_memory
+from torchsleuth.workers.prestart import Forked, Prestarted
 from torchsleuth.workers.probes import hand_probes_to
 from torchsleuth.workers.processes import kill_group, kill_marked, marked
 from torchsleuth.workers.trial import Outcome, Trial
 from torchsleuth.workers.wire import BrokenFrame, Frames, frame, outcome_from_json, trial_to_json
 
+SERVER = "torchsleuth.workers.server:main"
 RUN_TRIAL = "torchsleuth.repro.trial:run_trial"
 WARM_UP = "torchsleuth.repro.trial:warm_up"
 LEARN = "torchsleuth.repro.trial:learn,torchsleuth.repro.trial:recall"
 STILL_GOOD = "torchsleuth.repro.trial:still_good"
 # For a server to end what it started; after that it is ended itself.
 LEAVE_SECONDS = 5.0
+LOADING_LEAVE_SECONDS = 0.1
 # A server that does not come up this often in a row will not come up.
 STARTS = 3
 
@@ -41,7 +44,8 @@ class Workers(Desk):
     """Up to `count` trials at a time in processes of their own, on this machine.
 
     `folder` keeps kernels and the log of answers (`trials.jsonl`) for a later run; without one they live as long as
-    this object. `repeats` is how often a trial must pass before it counts as passing.
+    this object. `repeats` is how often a trial must pass before it counts as passing. `home` is an interpreter with
+    torch loaded from which the first server is forked; it must stay open as long as the workers.
     """
 
     def __init__(
@@ -56,7 +60,9 @@ class Workers(Desk):
         still_good: str = STILL_GOOD,
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
+        home: Prestarted | None = None,
     ) -> None:
+        self._home = home
         limits = limits or Limits(memory=fair_memory(max(1, count)))
         super().__init__(count, limits, repeats, folder / "trials.jsonl" if folder is not None else None)
         # What the server said of itself when it was ready: start-up seconds, threads, torch version.
@@ -68,6 +74,7 @@ class Workers(Desk):
         self.folder.mkdir(parents=True, exist_ok=True)
         self._environment = dict(os.environ if environment is None else environment)
         self._failed_starts = 0
+        self._server: subprocess.Popen[bytes] | Forked
         self._start()
         self._reader = threading.Thread(target=self._read, name="torchsleuth-workers", daemon=True)
         self._reader.start()
@@ -91,31 +98,38 @@ class Workers(Desk):
         ours, theirs = socket.socketpair()
         call, warm_up, still_good = self._names
         self._token = uuid.uuid4().hex
-        command = python_command(
-            self._python,
-            "torchsleuth.workers.server",
-            f"--control={theirs.fileno()}",
-            f"--call={call}",
-            f"--still-good={still_good}",
-        )
+        arguments = [f"--call={call}", f"--still-good={still_good}"]
         # A warm-up that brings the compiler down is part of the bug that is looked for: then without one.
         if warm_up and not self._failed_starts:
-            command += [f"--warm-up={warm_up}", *([f"--learn={LEARN}"] if warm_up == WARM_UP else [])]
+            arguments += [f"--warm-up={warm_up}", *([f"--learn={LEARN}"] if warm_up == WARM_UP else [])]
         if self._scratch is not None:
-            command.append(f"--scratch={self._scratch}")
+            arguments.append(f"--scratch={self._scratch}")
         hand_probes_to(self.folder / "kernels")
-        with open(self.folder / "server.log", "wb") as said:
-            self._server = subprocess.Popen(
-                command,
+        environment = marked(trial_environment(self._environment, self.folder), self._token)
+        log = self.folder / "server.log"
+        log.write_bytes(b"")
+        home, self._home = self._home, None  # what replaces a server owes it nothing
+        if home is not None:
+            self._server = home.start_server(SERVER, arguments, theirs, environment, log)
+        else:
+            self._server = self._start_anew(arguments, theirs, environment, log)
+        theirs.close()
+        self._control = ours
+
+    def _start_anew(
+        self, arguments: list[str], control: socket.socket, environment: dict[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
+        module = SERVER.partition(":")[0]
+        with open(log, "wb") as said:
+            return subprocess.Popen(
+                python_command(self._python, module, f"--control={control.fileno()}", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                env=marked(trial_environment(self._environment, self.folder), self._token),
+                env=environment,
                 start_new_session=True,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(control.fileno(),),
             )
-        theirs.close()
-        self._control = ours
 
     def _end_server(self) -> None:
         try:
@@ -123,7 +137,8 @@ class Workers(Desk):
         except OSError:
             pass
         try:
-            self._server.wait(LEAVE_SECONDS)
+            # One that still loads hears nothing, and has started nothing yet.
+            self._server.wait(LEAVE_SECONDS if self._ready.is_set() else LOADING_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()

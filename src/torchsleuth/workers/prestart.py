@@ -3,6 +3,7 @@
 Loading torch and its compiler takes three to four seconds of a processor, and a search has that time to spare.
 One interpreter is started and loads them; it runs one script itself, and processes forked from it, before anything
 ran there, run the others. Each has an empty kernel cache of its own; none of them has anything of the search in it.
+The server of the trials may be forked from it as well: then torch is loaded once less.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torchsleuth.workers.fresh import (
     run_script,
     watched_run,
 )
-from torchsleuth.workers.processes import kill_group
+from torchsleuth.workers.processes import TOKEN, UNMARKED, kill_group, marked
 from torchsleuth.workers.wire import BrokenFrame, Frames, frame
 
 # For a killed process to be gone, so that nothing writes into its folder any more.
@@ -54,15 +55,18 @@ class Prestarted:
         self._codes: dict[int, int] = {}
         self._numbers = 0
         self._itself_used = False
+        self._given_up = False
+        self._scripts: set[int] = set()
         self._control, theirs = socket.socketpair()
         made = fresh_environment(self._environment, Path(self._scratch, "unused"))
+        self._started_with = {**marked(made, UNMARKED), **_ONE_THREAD}
         self._process = subprocess.Popen(
             python_command(sys.executable, "torchsleuth.workers.early", theirs.fileno()),
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**made, **_ONE_THREAD},
+            env=self._started_with,
             start_new_session=True,
             pass_fds=(theirs.fileno(),),
         )
@@ -109,17 +113,49 @@ class Prestarted:
 
         def begin(places: Places) -> Running:
             order = self._order(script, arguments, places)
-            return self._forked(order) if forked else self._itself(order)
+            if self._given_up:
+                raise _NotThere
+            return self._forked_script(order) if forked else self._itself(order)
 
         try:
             return watched_run(begin, expected, phase_seconds=phase_seconds, deadline=deadline)
         except _NotThere:
+            if self._given_up:
+                return ScriptRun("cannot_tell", "it was stopped", 0.0)
             return run_script(
                 script, expected, arguments=arguments, phase_seconds=phase_seconds, deadline=deadline
             )
 
+    def start_server(
+        self,
+        call: str,
+        arguments: Sequence[str],
+        control: socket.socket,
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> Forked:
+        """Forks a process that calls `call(["--control=N", *arguments])`, where N is its copy of `control`."""
+        gone = {name: None for name in self._started_with if name not in environment}
+        order = {
+            "call": call,
+            "arguments": list(arguments),
+            "stdout": str(log),
+            "stderr": str(log),
+            "environment": {**gone, **environment},
+        }
+        return self._forked(order, control)
+
+    def give_up(self) -> None:
+        """Ends the scripts that run and runs no more of them; a server forked from here goes on."""
+        self._given_up = True
+        if self._itself_used:
+            kill_group(self._process.pid)
+        for number in list(self._scripts):
+            Forked(self, number).kill()
+
     def close(self) -> None:
         """Ends the interpreter and everything that it started."""
+        self._given_up = True
         self._control.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -135,7 +171,7 @@ class Prestarted:
         self.close()
 
     def _order(self, script: Path, arguments: Sequence[str], places: Places) -> dict[str, Any]:
-        changed = {name: self._environment.get(name) for name in _ONE_THREAD}
+        changed = {name: self._environment.get(name) for name in (*_ONE_THREAD, TOKEN)}
         changed["TORCHINDUCTOR_CACHE_DIR"] = str(places.cache)
         return {
             "script": str(script.absolute()),
@@ -156,25 +192,32 @@ class Prestarted:
             raise _NotThere from error
         return _Itself(self._process)
 
-    def _forked(self, order: Mapping[str, Any]) -> Running:
+    def _forked_script(self, order: Mapping[str, Any]) -> Running:
+        process = self._forked(order)
+        self._scripts.add(process.number)
+        return process
+
+    def _forked(self, order: Mapping[str, Any], handed: socket.socket | None = None) -> Forked:
         with self._lock:
             self._numbers += 1
             number = self._numbers
-        self._say({**order, "number": number})
-        return _Forked(self, number)
+        self._say({**order, "number": number}, handed)
+        return Forked(self, number)
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _say(self, message: Mapping[str, Any], handed: socket.socket | None = None) -> None:
+        data = frame(message)
         try:
             with self._lock:
-                self._control.sendall(frame(message))
+                sent = socket.send_fds(self._control, [data], [handed.fileno()]) if handed else 0
+                self._control.sendall(data[sent:])
         except OSError as error:
             raise _NotThere from error
 
     def _code(self, number: int) -> int | None:
         """How a forked script ended, if it has; a server that is gone can tell nothing."""
         with self._lock:
-            self._control.setblocking(False)
             try:
+                self._control.setblocking(False)
                 while data := self._control.recv(1 << 16):
                     for message in self._frames.feed(data):
                         if "done" in message:
@@ -182,11 +225,9 @@ class Prestarted:
                 if number not in self._codes:
                     raise _NotThere
             except BlockingIOError:
-                pass
+                self._control.setblocking(True)
             except (OSError, BrokenFrame) as error:
                 raise _NotThere from error
-            finally:
-                self._control.setblocking(True)
             return self._codes.get(number)
 
 
@@ -208,23 +249,46 @@ class _Itself:
         self._process.wait()
 
 
-class _Forked:
-    """The script in a process forked from that interpreter."""
+class Forked:
+    """A process forked from that interpreter: a script, or a server; used as `Popen` is."""
 
     def __init__(self, home: Prestarted, number: int) -> None:
         self._home = home
-        self._number = number
+        self.number = number
         self._ended: int | None = None
 
     def poll(self) -> int | None:
         if self._ended is None:
-            self._ended = self._home._code(self._number)
+            self._ended = self._home._code(self.number)
         return self._ended
 
-    def end(self) -> None:
-        if self._ended is not None:
-            return
-        self._home._say({"kill": self._number})
-        patience = time.monotonic() + GONE_SECONDS
-        while self.poll() is None and time.monotonic() < patience:
+    def wait(self, timeout: float | None = None) -> int:
+        """How it ended; raises `subprocess.TimeoutExpired` where it takes longer."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self._gone()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
             time.sleep(POLL_SECONDS)
+        return code
+
+    def kill(self) -> None:
+        """Ends it and everything in its session."""
+        try:
+            self._home._say({"kill": self.number})
+        except _NotThere:  # it went with its parent
+            pass
+
+    def end(self) -> None:
+        """Ends it and waits until it is gone."""
+        if self._ended is None:
+            self.kill()
+            try:
+                self.wait(GONE_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+
+    def _gone(self) -> int | None:
+        try:
+            return self.poll()
+        except _NotThere:
+            return 0

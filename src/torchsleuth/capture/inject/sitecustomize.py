@@ -1,7 +1,7 @@
 """Python imports this at start-up when `torchsleuth run` put its folder on PYTHONPATH.
 
 It steps aside first (so that the user's own sitecustomize runs as if this one were not there) and then,
-in watched processes only, asks to be told when the compiler is imported.
+in watched or overridden processes only, asks to be told when the compiler is imported.
 """
 
 import os
@@ -23,7 +23,7 @@ def _step_aside() -> None:
 
 
 def _watch() -> None:
-    if not os.environ.get("TORCHSLEUTH_WATCH"):
+    if not (os.environ.get("TORCHSLEUTH_WATCH") or os.environ.get("TORCHSLEUTH_OVERRIDES")):
         return
     try:
         from torchsleuth.capture import install

@@ -1,0 +1,162 @@
+"""`workaround`: what makes the user's graph pass, tried and verified, with the line to paste."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchsleuth.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.cases.model import Case, Workaround
+from torchsleuth.cases.printable import printable
+from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
+
+if TYPE_CHECKING:
+    from torchsleuth.triage.workarounds import Attempt
+
+# Beside the minifier's, so that each finds the kernels and answers of the other.
+WORK = "minify"
+STORE = ".workarounds"
+# Of the time to spend, where the case has not been triaged yet.
+SHARE_FOR_TRIAGE = 0.4
+
+
+@click.command("workaround")
+@click.argument("case", default="last")
+@click.option("--program", "on_program", is_flag=True, help="Also run the whole program with the best one.")
+@click.option("--all", "everything", is_flag=True, help="With --program: run it with every verified one.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=1),
+    default=300,
+    show_default=True,
+    metavar="S",
+    help="Seconds to spend; with --program the runs of the program have as long again.",
+)
+@workers_option
+@cases_option
+@json_option
+def workaround_verb(
+    case: str, on_program: bool, everything: bool, budget: float, workers: str, cases_dir: Path, as_json: bool
+) -> int:
+    """Try what could make the failing graph pass, and show the cheapest way that works.
+
+    Each is tried on the whole captured graph: it must compile, run to its end and give eager's numbers. --program
+    runs your program, unchanged, with the workaround put in from outside. Status 0 with a verified one, 1 without.
+
+    \b
+    torchsleuth workaround last
+    torchsleuth workaround 3f9a --program
+    """
+    if everything and not on_program:
+        raise click.UsageError("--all says which workarounds to run the program with: add --program")
+    folder = open_case(cases_dir, case)
+    if on_program:
+        from torchsleuth.triage.program_run import program_of
+
+        program_of(folder)  # before minutes are spent on the rest
+    found = _tried(folder, workers, budget)
+    folder = _kept(folder, found)
+    if on_program:
+        found = _run_program(folder, found, budget, everything)
+        folder = _kept(folder, found)
+    workarounds = folder.case.workarounds or ()
+    from torchsleuth.triage.workarounds import best_of
+
+    best = best_of(workarounds)
+    if as_json:
+        print_json({**folder.case.to_json(), "path": str(folder.path)})
+    else:
+        show_workarounds(folder.case, workarounds, best)
+    return 0 if best is not None else 1
+
+
+def _tried(folder: CaseFolder, workers: str, budget: float) -> list[Attempt]:
+    from torchsleuth.workers.cluster import open_workers
+
+    started = time.monotonic()
+    with open_workers(workers, folder=folder.path / WORK) as desk:
+        if folder.case.triage is None:
+            from torchsleuth.cli.triage import triage
+
+            _say("nobody has said yet who is at fault; that comes first")
+            folder = triage(folder, desk, budget * SHARE_FOR_TRIAGE)
+        from torchsleuth.triage.bench import Bench
+        from torchsleuth.triage.workaround_trials import clocks
+        from torchsleuth.triage.workarounds import attempts
+
+        timeout = folder.case.extra.get("timeout")
+        limits = clocks(desk.limits, folder.case.kind, float(timeout) if timeout else None)
+        store = folder.path / STORE
+        bench = Bench(desk, folder.case.signature, store, limits, _say)
+        try:
+            return attempts(folder, bench, budget - (time.monotonic() - started), _say)
+        finally:
+            shutil.rmtree(store, ignore_errors=True)
+
+
+def _run_program(folder: CaseFolder, found: list[Attempt], budget: float, everything: bool) -> list[Attempt]:
+    from torchsleuth.triage.workaround_program import on_program
+
+    return on_program(folder, found, deadline=time.monotonic() + budget, everything=everything, say=_say)
+
+
+def _kept(folder: CaseFolder, found: Sequence[Attempt]) -> CaseFolder:
+    return update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
+
+
+def _say(sentence: str) -> None:
+    click.echo(f"torchsleuth: {printable(sentence)}", err=True)
+
+
+def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround | None) -> None:
+    """For a person: the user's line, under it the best workaround with what to paste, then what else was tried."""
+    _show_line(case)
+    if best is None:
+        click.echo("no workaround was verified")
+    else:
+        click.echo(f"paste: {best.name}\n")
+        for line in best.how.splitlines():
+            click.echo(f"    {printable(line)}")
+        click.echo(f"\n  switches off: {printable(best.disables or '-')}")
+        click.echo(f"  cost: {_cost(best)}")
+        click.echo(f"  verified: {_verified(best)}")
+    others = [each for each in found if each is not best]
+    if others:
+        click.echo("\nalso tried")
+    for each in others:
+        mark = "works" if each.verified and each.program is not False else "no"
+        what = each.how.splitlines()[-1] if each.verified else each.error or ""
+        click.echo(f"  {mark:<6}{printable(each.name):<44} {_times(each):<7} {printable(what)}")
+
+
+def _show_line(case: Case) -> None:
+    triage = case.triage
+    place = triage.user_line if triage else None
+    if place is None and case.graph is not None and len(case.graph.source_lines) == 1:
+        place = case.graph.source_lines[0]
+    if place:
+        code = f"    {triage.code.strip()}" if triage and triage.code else ""
+        click.echo(f"{printable(place)}{printable(code)}")
+    click.echo(f"{case.kind}: {printable(case.signature.summary)}\n")
+
+
+def _times(each: Workaround) -> str:
+    return "" if each.cost is None else f"{each.cost:.2f}x"
+
+
+def _cost(each: Workaround) -> str:
+    if each.cost is None:
+        return "not known, as the graph does not run when it is fully compiled"
+    return f"{each.cost:.2f} times the run of the fully compiled graph"
+
+
+def _verified(each: Workaround) -> str:
+    graph = "the whole captured graph compiles, runs and gives eager's numbers"
+    if each.program:
+        return f"{graph}, and the whole program passes"
+    return f"{graph}; the program itself was not run with it (--program does)"
