@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from watched import Ran, environment, run_watched, sleuth
 
 HEAD = """
@@ -123,7 +124,7 @@ def test_a_setting_that_makes_it_vanish_is_named(tmp_path):
 
 def test_a_pair_of_settings_that_must_come_together_is_named(tmp_path):
     how = (
-        ', options={"cpp.min_chunk_size": 512, "cpp.max_horizontal_fusion_size": 8, "epilogue_fusion": False}'
+        ', options={"cpp.min_chunk_size": 256, "cpp.max_horizontal_fusion_size": 8, "epilogue_fusion": False}'
     )
     found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x", how=how), SLEUTH_TEST_ROW="two_flags")
     keys = {flag.rpartition("config.")[2] for flag in found["flags"]}

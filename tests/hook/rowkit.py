@@ -46,7 +46,7 @@ def two_flags() -> None:
     from torch._inductor import config
 
     wrap_lowering(
-        "sin", lambda x: config.cpp.min_chunk_size == 512 and config.cpp.max_horizontal_fusion_size == 8
+        "sin", lambda x: config.cpp.min_chunk_size == 256 and config.cpp.max_horizontal_fusion_size == 8
     )
 
 

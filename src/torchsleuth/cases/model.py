@@ -45,7 +45,7 @@ class GraphFacts:
 class Triage:
     """Who is at fault: the component, the part of it, the operators, and the user's line; each found by trying.
 
-    `pinned` is True where leaving out just that part made the failure vanish, or where it is where the compiler stopped.
+    `pinned` is True where leaving out just that part made the failure vanish, or where the compiler stopped in it.
     """
 
     component: str | None = None

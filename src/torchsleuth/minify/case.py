@@ -106,7 +106,7 @@ def _minify(
         _beside(explanation, oracle),
         minified=_minified(reduction, folder, written, seconds),
         verified=Verified(len(written.runs), reproduced, written.holds),
-        extra=_more(explanation, oracle),
+        extra={**_more(explanation, oracle), "verified_in": how.in_words(folder.case.device)},
     )
     return MinifyResult(
         folder,

@@ -49,6 +49,13 @@ class Verification:
     def times(self) -> int:
         return VERIFY_TIMES if self.rate is None else max(VERIFY_TIMES, min(MOST_TIMES, self.rate.repeats))
 
+    def in_words(self, device: str) -> str:
+        """What the processes were in which the script ran, for whoever reads the case."""
+        cache = "an empty kernel cache each"
+        if self.early is None or device != "cpu":
+            return f"{self.times} interpreters started for it; {cache}"
+        return f"an interpreter started for it, and {self.times - 1} forks of one that had only loaded torch; {cache}"
+
     def holds(self, runs: list[ScriptRun]) -> bool:
         """Whether the script fails as it should: every time, or, where that comes only sometimes, never otherwise."""
         if self.rate is None:
