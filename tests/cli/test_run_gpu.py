@@ -94,3 +94,14 @@ def test_cuda_graphs_and_random_numbers_pass_the_accuracy_check(tmp_path):
     """
     ran = run_watched(tmp_path, source, "--check-accuracy")
     assert (ran.status, ran.stdout, ran.cases) == (0, "done\n", []), ran.stderr
+
+
+def test_a_triton_failure_is_made_small_on_the_device(tmp_path):
+    source = TWO_GRAPHS.format(settings="config.triton.inject_relu_bug_TESTING_ONLY = 'compile_error'")
+    ran = run_watched(tmp_path, source, "--minify")
+    small = ran.case["minified"]
+    assert small["calls"] == 1 and "relu" in small["ops"][0], (small, ran.stderr)
+    assert ran.case["verified"] == {"times": 3, "reproduced": 3, "same_signature": True, "error": None}, (
+        ran.stderr
+    )
+    assert "cuda" in ran.file("repro.py")

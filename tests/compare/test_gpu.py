@@ -72,7 +72,7 @@ def test_tf32_where_eager_has_full_float32_is_called_wrong():
             torch.set_float32_matmul_precision("highest")
 
     verdict = judge(fx.symbolic_trace(block), inputs, shortened, calibration=UNCALIBRATED)
-    assert verdict.kind == DIVERGED
+    assert verdict.kind == DIVERGED, verdict
 
 
 def test_attention_without_float64_kernel_is_no_false_alarm():

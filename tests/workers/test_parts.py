@@ -93,6 +93,15 @@ def test_a_trial_that_is_decided_by_lowering_does_not_wait_for_the_compiler():
     assert needs_kernels(Trial("", {}, Signature("crash", "compile", signal="SIGSEGV")))
 
 
+def test_only_a_backend_that_may_call_inductor_waits_for_the_compiler():
+    crash = Signature("crash", "compile", signal="SIGSEGV")
+    assert needs_kernels(Trial("", {"backend": "inductor"}, crash))
+    assert not needs_kernels(Trial("", {"backend": "aot_eager"}, crash))
+    assert not needs_kernels(Trial("", {"backend": "mine"}, crash, "def mine(gm, inputs): return gm"))
+    wrapping = "def mine(gm, inputs): return compile_fx(gm, inputs)"
+    assert needs_kernels(Trial("", {"backend": "mine"}, crash, wrapping))
+
+
 @pytest.mark.parametrize(
     ("trial", "answer"),
     [

@@ -1,4 +1,4 @@
-"""What follows the capture of a case: its script is tried, and a bug of the program's own is told apart."""
+"""What follows the capture of a case: its script is tried, it is blamed on someone, made small and worked around."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from torchsleuth.workers.prestart import Prestarted
 
 ORIGINAL = "original.py"
 OUTER = "original-after-dynamo.py"
+# Most of a budget is for making the case small; what is not used goes to the next step.
+TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
+WORKAROUND_SECONDS = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,8 @@ def finish_case(
     folder = update_case(folder, verified=verified)
     if not run.reproduced:
         say(f"case {case.id}: original.py answers: {run.answer.replace('_', ' ')} ({run.summary})")
-    if case.phase == "run" and case.kind != "accuracy":
+    # Where there are workers, triage tells a bug of the program apart.
+    if case.phase == "run" and case.kind != "accuracy" and helpers.desk is None:
         folder = _tell_program_apart(folder, deadline, say, python, early)
     return folder
 
@@ -131,27 +135,74 @@ def run_case_script(
     )
 
 
+def blame_case(
+    folder: CaseFolder, deadline: float, say: Callable[[str], None], helpers: Helpers
+) -> CaseFolder:
+    """Finds who is at fault, where the failure was seen again, and says it with the user's line."""
+    left = deadline - time.monotonic()
+    if helpers.desk is None or not _can_be_tried(folder) or left < 5:
+        return folder
+    from torchsleuth.cli.triage import triage
+
+    folder = triage(folder, helpers.desk, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), quiet=True)
+    found = folder.case.triage
+    if found is not None and found.component is not None:
+        part = f", {found.part}" if found.part else ""
+        ops = f" ({', '.join(found.ops[:3])})" if found.ops else ""
+        say(f"case {folder.case.id}: at fault: {found.component}{part}{ops}")
+        if found.user_line:
+            say(f"case {folder.case.id}: your line {found.user_line}: {found.code or ''}")
+    return folder
+
+
+def work_around_case(
+    folder: CaseFolder, deadline: float, say: Callable[[str], None], helpers: Helpers
+) -> CaseFolder:
+    """Tries what could make the user's graph pass, and says the cheapest way that works."""
+    left = deadline - time.monotonic()
+    if helpers.desk is None or not _is_the_compilers(folder) or left < 5:
+        return folder
+    from torchsleuth.cli.workaround import workarounds
+    from torchsleuth.triage.workarounds import best_of
+
+    try:
+        folder = workarounds(folder, helpers.desk, min(WORKAROUND_SECONDS, left), quiet=True)
+    except SleuthError as why:
+        say(f"case {folder.case.id}: no workaround was looked for: {why}")
+        return folder
+    best = best_of(folder.case.workarounds or ())
+    if best is None:
+        say(f"case {folder.case.id}: nothing that was tried makes the graph pass")
+        return folder
+    say(f"case {folder.case.id}: tried and works: {best.name}; paste:")
+    for line in best.how.splitlines():
+        say(f"    {line}")
+    return folder
+
+
+def _can_be_tried(folder: CaseFolder) -> bool:
+    verified = folder.case.verified
+    return verified is not None and bool(verified.reproduced)
+
+
+def _is_the_compilers(folder: CaseFolder) -> bool:
+    """Whether the failure was seen again and is not the program's own."""
+    triage = folder.case.triage
+    return _can_be_tried(folder) and (triage is None or triage.component != "program")
+
+
 def shrink_case(
-    folder: CaseFolder,
-    deadline: float,
-    workers: str,
-    say: Callable[[str], None],
-    helpers: Helpers = Helpers(),  # noqa: B008 - it is frozen
+    folder: CaseFolder, deadline: float, say: Callable[[str], None], helpers: Helpers
 ) -> CaseFolder:
     """Makes the case small where its failure was seen again and is the compiler's; what stops it is in the case."""
     case = folder.case
-    program = case.triage is not None and case.triage.component == "program"
     left = deadline - time.monotonic()
-    if program or case.verified is None or not case.verified.reproduced or left < 5:
+    if helpers.desk is None or not _is_the_compilers(folder) or left < 5:
         return folder
     from torchsleuth.cli.minify import minify
 
     try:
-        if helpers.desk is not None:
-            result = minify(folder, helpers.desk, left, helpers.early)
-        else:
-            with helpers_for(folder, workers) as own:
-                result = minify(folder, own.desk, left, own.early)
+        result = minify(folder, helpers.desk, left, helpers.early)
     except Exception as error:
         why = str(error) if isinstance(error, SleuthError) else f"{type(error).__name__}: {error}"
         say(f"case {case.id} was not made smaller: {why}")

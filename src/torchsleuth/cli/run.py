@@ -241,15 +241,19 @@ def _name(folder: CaseFolder) -> str:
 def _finish(
     cases: list[tuple[CaseFolder, WatchedProcess]], deadline: float, workers: str | None
 ) -> list[tuple[CaseFolder, WatchedProcess]]:
-    """Tries each case's script and makes it small; an interrupt leaves what was done so far."""
-    from torchsleuth.cli.finish import finish_case, shrink_case
+    """Tries each case's script, finds who is at fault, makes it small and looks for a way around it.
+
+    An interrupt leaves what was done so far.
+    """
+    from torchsleuth.cli.finish import blame_case, finish_case, helpers_for, shrink_case, work_around_case
 
     done = list(cases)
     for position, (folder, process) in enumerate(cases):
         try:
-            done[position] = (finish_case(folder, process, deadline, _say), process)
-            if workers is not None:
-                done[position] = (shrink_case(done[position][0], deadline, workers, _say), process)
+            with helpers_for(folder, workers) as helpers:
+                done[position] = (finish_case(folder, process, deadline, _say, helpers), process)
+                for step in (blame_case, shrink_case, work_around_case) if workers is not None else ():
+                    done[position] = (step(done[position][0], deadline, _say, helpers), process)
         except KeyboardInterrupt:
             _say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")
             break

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Triage
 from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
+
+if TYPE_CHECKING:
+    from torchsleuth.workers.desk import Desk
 
 # Beside the minifier's, so that each finds the kernels and answers of the other.
 WORK = "minify"
@@ -50,6 +56,10 @@ def triage_verb(
     from torchsleuth.workers.cluster import open_workers
 
     started = time.monotonic()
+    if Path(case_or_script).suffix == ".py" and Path(case_or_script).is_file():
+        return _program([case_or_script, *arguments], cases_dir, budget, as_json)
+    if arguments:
+        raise click.UsageError(f"a case takes no arguments, and {case_or_script} is not a script here")
     folder = open_case(cases_dir, case_or_script)
     with open_workers(workers, folder=folder.path / WORK) as desk:
         folder = triage(folder, desk, budget - (time.monotonic() - started))
@@ -61,16 +71,34 @@ def triage_verb(
     return 0 if found is not None and found.pinned else 1
 
 
-def triage(folder: CaseFolder, desk: object, budget: float) -> CaseFolder:
+def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> int:
+    """The ladder for a whole program; a case that it leaves is named for what comes next."""
+    from torchsleuth.triage.program import program_ladder
+
+    started = time.monotonic()
+    found = program_ladder(argv, cases_dir=cases_dir, say=_say, timeout=budget)
+    finding = found.as_triage(round(time.monotonic() - started, 2))
+    if as_json:
+        print_json({"program": argv, "case": found.case, "triage": dataclasses.asdict(finding)})
+    else:
+        show_triage(finding)
+        if found.case:
+            click.echo(f"\nits first failure is a case: torchsleuth triage {found.case}")
+    return 0 if finding.pinned else 1
+
+
+def _say(text: str) -> None:
+    click.echo(f"torchsleuth: triage: {printable(text)}", err=True)
+
+
+def triage(folder: CaseFolder, desk: Desk, budget: float, *, quiet: bool = False) -> CaseFolder:
     """Triage of one case, with its steps on stderr; what stops it is in the case."""
-    from torchsleuth.triage.case import NotPinnedDown, triage_case
+    from torchsleuth.triage.case import triage_case
 
-    def say(text: str) -> None:
-        click.echo(f"torchsleuth: triage: {printable(text)}", err=True)
-
+    say = (lambda text: None) if quiet else _say
     try:
-        return triage_case(folder, workers=desk, budget_seconds=max(1.0, budget), say=say)  # type: ignore[arg-type]
-    except NotPinnedDown as why:
+        return triage_case(folder, workers=desk, budget_seconds=max(1.0, budget), say=say)
+    except SleuthError as why:
         say(str(why))
         return update_case(folder, triage=Triage(error=str(why)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from torchsleuth.cli.options import cases_option, json_option, print_json, worke
 
 if TYPE_CHECKING:
     from torchsleuth.triage.workarounds import Attempt
+    from torchsleuth.workers.desk import Desk
 
 # Beside the minifier's, so that each finds the kernels and answers of the other.
 WORK = "minify"
@@ -64,14 +65,14 @@ def workaround_verb(
     if on_program:
         found = _run_program(folder, found, budget, everything)
         folder = _kept(folder, found)
-    workarounds = folder.case.workarounds or ()
     from torchsleuth.triage.workarounds import best_of
 
-    best = best_of(workarounds)
+    kept = folder.case.workarounds or ()
+    best = best_of(kept)
     if as_json:
         print_json({**folder.case.to_json(), "path": str(folder.path)})
     else:
-        show_workarounds(folder.case, workarounds, best)
+        show_workarounds(folder.case, kept, best)
     return 0 if best is not None else 1
 
 
@@ -85,18 +86,27 @@ def _tried(folder: CaseFolder, workers: str, budget: float) -> list[Attempt]:
 
             _say("nobody has said yet who is at fault; that comes first")
             folder = triage(folder, desk, budget * SHARE_FOR_TRIAGE)
-        from torchsleuth.triage.bench import Bench
-        from torchsleuth.triage.workaround_trials import clocks
-        from torchsleuth.triage.workarounds import attempts
+        return _attempts(folder, desk, budget - (time.monotonic() - started), _say)
 
-        timeout = folder.case.extra.get("timeout")
-        limits = clocks(desk.limits, folder.case.kind, float(timeout) if timeout else None)
-        store = folder.path / STORE
-        bench = Bench(desk, folder.case.signature, store, limits, _say)
-        try:
-            return attempts(folder, bench, budget - (time.monotonic() - started), _say)
-        finally:
-            shutil.rmtree(store, ignore_errors=True)
+
+def workarounds(folder: CaseFolder, desk: Desk, budget: float, *, quiet: bool = False) -> CaseFolder:
+    """The case with what was tried on its graph, the cheapest that works first."""
+    say: Callable[[str], None] = (lambda text: None) if quiet else _say
+    return _kept(folder, _attempts(folder, desk, budget, say))
+
+
+def _attempts(folder: CaseFolder, desk: Desk, budget: float, say: Callable[[str], None]) -> list[Attempt]:
+    from torchsleuth.triage.bench import Bench
+    from torchsleuth.triage.workaround_trials import clocks
+    from torchsleuth.triage.workarounds import attempts
+
+    timeout = folder.case.extra.get("timeout")
+    limits = clocks(desk.limits, folder.case.kind, float(timeout) if timeout else None)
+    store = folder.path / STORE
+    try:
+        return attempts(folder, Bench(desk, folder.case.signature, store, limits, say), budget, say)
+    finally:
+        shutil.rmtree(store, ignore_errors=True)
 
 
 def _run_program(folder: CaseFolder, found: list[Attempt], budget: float, everything: bool) -> list[Attempt]:

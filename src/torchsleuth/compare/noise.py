@@ -183,7 +183,9 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
     result = own * (TRANSCENDENTAL_ULPS if name in opkinds.TRANSCENDENTAL else 1.0)
     inputs = rows = 0.0
     if name in opkinds.PRODUCT or node.op == "call_module":
-        inputs = max(own * math.sqrt(terms), _shortened(own))
+        # A module may hold a convolution; it is not looked into.
+        convolves = "conv" in name or node.op == "call_module"
+        inputs = max(own * math.sqrt(terms), _shortened(own, convolves))
     elif name in opkinds.REDUCE:
         # Terms of both signs err like noise on each of them, terms of one sign like noise on their sum.
         inputs = own * math.sqrt(terms if name in opkinds.SEQUENTIAL else max(1.0, terms / LANES))
@@ -224,16 +226,18 @@ def _underflow(dtypes: Any) -> float:
     return smallest_step(torch.float16) if dtypes == torch.float16 else 0.0
 
 
-def _shortened(own: float) -> float:
-    """The unit in which float32 products may be read, by the process-wide settings; 0 when not shortened."""
+def _shortened(own: float, convolves: bool) -> float:
+    """The unit in which float32 products may be read, by the process-wide settings; 0 when not shortened.
+
+    On a GPU torch shortens convolutions unless told not to, and matrix products only when told to.
+    """
     if own != half_ulp(torch.float32):
         return 0.0
     precision = torch.get_float32_matmul_precision()
     if precision == "medium":
         return half_ulp(torch.bfloat16)
-    on_gpu = torch.cuda.is_initialized()
-    allowed = on_gpu and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
-    return TF32 if precision == "high" or allowed else 0.0
+    allowed = torch.backends.cudnn.allow_tf32 if convolves else torch.backends.cuda.matmul.allow_tf32
+    return TF32 if precision == "high" or (allowed and torch.cuda.is_initialized()) else 0.0
 
 
 def noisy_graph(

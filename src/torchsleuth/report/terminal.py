@@ -11,6 +11,7 @@ from rich.text import Text
 
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.index import CaseSummary
+from torchsleuth.cases.model import Case
 from torchsleuth.cases.printable import printable
 
 
@@ -58,12 +59,7 @@ def show_case(folder: CaseFolder) -> None:
             ("graph", f"{case.direction}, {case.graph.calls} calls, {case.graph.inputs} inputs, {after}")
         )
         facts.append(("source", _some(case.graph.source_lines)))
-    if case.triage is not None and case.triage.component:
-        where = f" at {case.triage.user_line}" if case.triage.user_line else ""
-        what = {"program": "the program itself: it fails without the compiler, too"}.get(
-            case.triage.component, case.triage.component
-        )
-        facts.append(("at fault", f"{what}{where} {' '.join(case.triage.ops)}".rstrip()))
+    facts += _blame(case)
     if case.minified is not None and case.minified.calls is not None:
         calls = "1 call" if case.minified.calls == 1 else f"{case.minified.calls} calls"
         facts.append(("minified", f"{calls}: {', '.join(case.minified.ops)}"))
@@ -87,6 +83,28 @@ def show_case(folder: CaseFolder) -> None:
     if case.no_repro is None:
         script = folder.path / _script(folder)
         console.print(f"\nnext: torchsleuth verify {case.id}, or: python {script}", soft_wrap=True)
+
+
+def _blame(case: Case) -> list[tuple[str, str]]:
+    """The user's line, whose fault it is, and what was tried and works."""
+    found: list[tuple[str, str]] = []
+    triage = case.triage
+    if triage is not None and triage.component:
+        part = f", {triage.part}" if triage.part and triage.component != "program" else ""
+        what = {"program": "the program itself: it fails without the compiler, too"}.get(
+            triage.component, triage.component
+        )
+        if triage.user_line:
+            found.append(("your line", f"{triage.user_line}: {triage.code or ''}".rstrip(": ")))
+        found.append(("at fault", f"{what}{part} {' '.join(triage.ops)}".rstrip()))
+        if triage.detail:
+            found.append(("because", triage.detail))
+    elif triage is not None and triage.error:
+        found.append(("at fault", f"not known: {triage.error}"))
+    works = next((each for each in case.workarounds or () if each.verified), None)
+    if works is not None:
+        found.append(("works", f"{works.name}: {works.how}"))
+    return found
 
 
 def _script(folder: CaseFolder) -> str:

@@ -79,7 +79,7 @@ def traced(path: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, out)
         for module, owner, name, step in _STEPS:
-            target = importlib.import_module(module)
+            target: Any = importlib.import_module(module)
             target = getattr(target, owner, None) if owner else target
             original = None if target is None else target.__dict__.get(name)
             if original is not None:

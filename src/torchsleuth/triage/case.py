@@ -82,9 +82,12 @@ def triage_case(
     if case.triage is not None and case.triage.component is not None and case.graph is None:
         return folder  # Dynamo never made a graph: what its error says is all there is
     opened = open_for_search(folder)
+    # Workers may take long to load torch on a cold machine; that is not time spent on the question.
+    workers.wait_ready(budget_seconds)
+    waited = time.monotonic() - started
     store = folder.path / ".triage"
     limits = clock_of(case, workers.limits)
-    bench = Bench(workers, opened.expected, store, limits, say, started + budget_seconds)
+    bench = Bench(workers, opened.expected, store, limits, say, started + waited + budget_seconds)
     try:
         found = _found(folder, opened, bench)
     finally:

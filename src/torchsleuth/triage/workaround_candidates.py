@@ -201,7 +201,8 @@ def _without_decompositions(ops: tuple[str, ...]) -> Candidate:
         f"from torch._inductor.decomposition import decompositions\n{pops}",
         f"the decomposition of {', '.join(ops)}, and its fusion",
         OPERATOR,
-        Change(off={"decomposition": {"names": list(ops)}}),
+        # What is not decomposed has no lowering either.
+        Change(off={"decomposition": {"names": list(ops)}, "lowerings": {"names": list(ops)}}),
         Overrides(decompositions=ops),
     )
 

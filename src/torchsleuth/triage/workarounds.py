@@ -76,6 +76,12 @@ def attempts(
             f"case {case.id} fails without the compiler, too; what has to change is the program"
             + (f", at {case.triage.user_line}" if case.triage.user_line else "")
         )
+    if case.no_repro is not None:
+        where = f" around {case.triage.user_line}" if case.triage and case.triage.user_line else ""
+        raise NothingToWorkAround(
+            f"case {case.id} has no graph to try anything on: {case.no_repro}. What always keeps code away from the "
+            f"compiler, untried: @torch.compiler.disable above the function{where}"
+        )
     opened = open_for_search(folder)
     original = Original(opened.state, case.kind == "accuracy")
     about = about_case(folder, opened)

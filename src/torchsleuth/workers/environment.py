@@ -16,6 +16,7 @@ from torchsleuth.torch_internals.worker_stages import failing_stage
 from torchsleuth.workers.fresh import fresh_environment
 from torchsleuth.workers.trial import Trial
 
+_INDUCTOR = re.compile(r"inductor|compile_fx|torch\.compile")
 _ACCELERATOR = re.compile(r"\b(?:cuda|hip|xpu|mps|hpu|npu|mtia)\b")
 
 
@@ -59,7 +60,16 @@ def uses_accelerator(trial: Trial) -> bool:
 
 
 def needs_kernels(trial: Trial) -> bool:
-    """Whether a trial gets as far as the C++ compiler: not where it is decided once its graph is lowered."""
+    """Whether a trial may get as far as the C++ compiler.
+
+    Not where it is decided once its graph is lowered, nor with a backend that has nothing to do with Inductor.
+
+    >>> from torchsleuth.cases.signature import Signature
+    >>> needs_kernels(Trial("", {"backend": "mine"}, Signature("crash", "run"), "def mine(gm, inputs): ..."))
+    False
+    """
     expected = trial.expected
+    if trial.facts.get("backend", "inductor") != "inductor" and not _INDUCTOR.search(trial.embedded):
+        return False
     early = trial.stop_early and expected.kind == "compile_error"
     return not (early and failing_stage(expected.exceptions, expected.frames) == "lowering")
