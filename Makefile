@@ -12,10 +12,10 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
 
 test-all: $(READY) lint
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
 
 lint: $(READY)
 	$(BIN)/ruff check .

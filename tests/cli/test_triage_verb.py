@@ -69,8 +69,13 @@ PASS = """
 @pytest.mark.parametrize(
     ("key", "subsystem", "target"),
     [
-        ("pre_grad_custom_pass", "pre_grad_passes", "torch.neg"),
-        ("joint_custom_post_pass", "joint_graph_passes", "torch.ops.aten.neg.default"),
+        pytest.param("pre_grad_custom_pass", "pre_grad_passes", "torch.neg", marks=pytest.mark.slow),
+        pytest.param(
+            "joint_custom_post_pass",
+            "joint_graph_passes",
+            "torch.ops.aten.neg.default",
+            marks=pytest.mark.slow,
+        ),
         ("post_grad_custom_pre_pass", "post_grad_passes", "torch.ops.aten.neg.default"),
     ],
 )
@@ -84,7 +89,9 @@ def test_a_bad_pass_is_named_with_the_number_of_its_application(tmp_path, key, s
     assert found["labels"] == []  # the pass is the user's own
 
 
-@pytest.mark.parametrize("fault", ["aten.sin.default:wrong", "aten.sin.default:run_raise"])
+@pytest.mark.parametrize(
+    "fault", ["aten.sin.default:wrong", pytest.param("aten.sin.default:run_raise", marks=pytest.mark.slow)]
+)
 def test_a_bad_lowering_is_told_from_bad_code_by_interpreting_what_was_lowered(tmp_path, fault):
     found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x"), fault=fault)
     assert ran.status == 0, ran.stderr
@@ -93,7 +100,9 @@ def test_a_bad_lowering_is_told_from_bad_code_by_interpreting_what_was_lowered(t
     assert "interpreted" in found["detail"]
 
 
-@pytest.mark.parametrize("fault", ["aten.sin.default:raise", "aten.sin.default:segv"])
+@pytest.mark.parametrize(
+    "fault", ["aten.sin.default:raise", pytest.param("aten.sin.default:segv", marks=pytest.mark.slow)]
+)
 def test_where_a_compile_stopped_is_told_and_confirmed_by_a_run_without_it(tmp_path, fault):
     found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x"), fault=fault)
     assert (found["component"], found["part"], found["ops"]) == ("inductor", "lowering", ["aten.sin.default"])
@@ -110,6 +119,7 @@ def test_generated_code_that_does_not_compile_is_code_generation(tmp_path):
     assert found["user_line"] == line_of(tmp_path, "torch.sin(y)"), ran.stderr
 
 
+@pytest.mark.slow
 def test_generated_code_that_is_wrong_is_code_generation(tmp_path):
     found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x"), SLEUTH_TEST_ROW="wrong_code")
     assert (found["component"], found["part"], found["ops"]) == ("inductor", "codegen", ["aten.sin.default"])
@@ -122,6 +132,7 @@ def test_a_setting_that_makes_it_vanish_is_named(tmp_path):
     assert found["flags"] == ["torch._inductor.config.emulate_precision_casts = True"]
 
 
+@pytest.mark.slow
 def test_a_pair_of_settings_that_must_come_together_is_named(tmp_path):
     how = (
         ', options={"cpp.min_chunk_size": 256, "cpp.max_horizontal_fusion_size": 8, "epilogue_fusion": False}'
@@ -131,6 +142,7 @@ def test_a_pair_of_settings_that_must_come_together_is_named(tmp_path):
     assert keys == {"cpp.min_chunk_size", "cpp.max_horizontal_fusion_size"}, ran.stderr
 
 
+@pytest.mark.slow
 def test_operators_that_are_wrong_only_together_are_a_matter_of_fusion(tmp_path):
     found, ran = triaged(tmp_path, program("torch.cos(y * 3) + x"), SLEUTH_TEST_ROW="wrong_when_fused")
     assert (found["component"], found["part"], found["subsystem"]) == ("inductor", "fusion", "inlining"), (
@@ -139,6 +151,7 @@ def test_operators_that_are_wrong_only_together_are_a_matter_of_fusion(tmp_path)
     assert found["user_line"] == line_of(tmp_path, "torch.cos(y")
 
 
+@pytest.mark.slow
 def test_a_failure_that_needs_symbolic_sizes_is_told_so(tmp_path):
     source = program("torch.cumsum(y, 0) + x", how=", dynamic=True")
     found, ran = triaged(tmp_path, source, SLEUTH_TEST_ROW="with_symbols")
@@ -204,6 +217,7 @@ def test_a_bug_of_the_program_is_told_with_its_line(tmp_path):
     assert "IndexError" in found["detail"]
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_call_is_told_with_the_call(tmp_path):
     source = """
         import torch
@@ -229,6 +243,7 @@ def test_a_case_that_does_not_fail_any_more_is_said_in_one_sentence(tmp_path):
     assert ran.case["triage"]["component"] is None and "any more" in ran.case["triage"]["error"]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_where_another_process_could_read_it(tmp_path):
     triaged(tmp_path, program("torch.sin(y) * 2 + x"), fault="aten.sin.default:wrong")
     case = next((tmp_path / "cases").glob("*/case.json")).parent

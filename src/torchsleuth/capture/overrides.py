@@ -120,6 +120,13 @@ def _override(wanted: Overrides) -> None:
 
         eager.keep_operators_eager(wanted.fallback)
 
+    def at_dynamo(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import override_settings as forced
+
+        forced.ignore_dynamic_marks()
+
+    if wanted.dynamic is False:
+        _when("torch._dynamo", at_dynamo)
     _when("torch._dynamo.convert_frame", at_capture)
     _when("torch._dynamo.repro.after_dynamo", at_backend)
     _when("torch._inductor.compile_fx", at_inductor)

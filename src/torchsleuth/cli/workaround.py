@@ -139,9 +139,11 @@ def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround |
     if others:
         click.echo("\nalso tried")
     for each in others:
-        mark = "works" if each.verified and each.program is not False else "no"
-        what = each.how.splitlines()[-1] if each.verified else each.error or ""
-        click.echo(f"  {mark:<6}{printable(each.name):<44} {_times(each):<7} {printable(what)}")
+        works = each.verified and each.program is not False
+        what = each.how.splitlines()[-1] if works else each.error or ""
+        click.echo(
+            f"  {'works' if works else 'no':<6}{printable(each.name):<44} {_times(each):<7} {printable(what)}"
+        )
 
 
 def _show_line(case: Case) -> None:

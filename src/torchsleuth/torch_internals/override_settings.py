@@ -34,6 +34,15 @@ def settings_for_dynamic(dynamic: bool) -> dict[str, bool]:
     return {"assume_static_by_default": True, "automatic_dynamic_shapes": False}
 
 
+def ignore_dynamic_marks() -> None:
+    """From now on `mark_dynamic` and `maybe_mark_dynamic` of a program do nothing, as if their lines were gone."""
+    for module_name in ("torch._dynamo", "torch._dynamo.decorators"):
+        module: Any = importlib.import_module(module_name)
+        for name in ("mark_dynamic", "maybe_mark_dynamic"):
+            if hasattr(module, name):
+                setattr(module, name, lambda *_args, **_kwargs: None)
+
+
 def check_settings(wanted: Settings) -> None:
     """Raises `UnknownSetting` for what this torch does not have."""
     for module_name, values in wanted.items():

@@ -103,7 +103,7 @@ class Bench:
             trial, trace = self.trial(state, experiment)
             self.say(f"trying: {experiment.what}")
             asked.append((experiment, trace, self.desk.submit(trial, limits=self.limits)))
-        results = [self._result(experiment, trace, ticket.result()) for experiment, trace, ticket in asked]
+        results = [self.result(experiment, trace, ticket.result()) for experiment, trace, ticket in asked]
         for result in results:
             took = min(time.monotonic() - started, result.outcome.seconds)
             self.say(f"{result.experiment.what}: {result.answer.value} ({took:.1f} s)")
@@ -133,7 +133,8 @@ class Bench:
         stop = not experiment.to_the_end and not experiment.eager
         return replace(trial, facts=facts, stop_early=stop), trace
 
-    def _result(self, experiment: Experiment, trace: Path | None, outcome: Outcome) -> Result:
+    def result(self, experiment: Experiment, trace: Path | None, outcome: Outcome) -> Result:
+        """What an outcome says about the experiment."""
         steps = () if trace is None else unfinished(trace)
         if outcome.signature is None:
             answer = Answer.PASSES if outcome.error is None else Answer.UNKNOWN

@@ -310,7 +310,7 @@ def _modes(about: About) -> Iterator[Candidate]:
     if about.symbols:
         yield Candidate(
             "dynamic=False",
-            "torch.compile(model, dynamic=False)",
+            "torch.compile(model, dynamic=False)  # and without mark_dynamic",
             "one compile for many sizes: every new size is compiled again",
             MODE,
             Change(static=True),

@@ -15,8 +15,6 @@ from torchsleuth.cases.signature import fails_the_same_way
 from torchsleuth.triage.program_run import ProgramRun, program_of, watch_program
 from torchsleuth.triage.workarounds import Attempt, with_program
 
-NOT_POSSIBLE = "a whole program cannot be run with it from outside"
-
 
 def on_program(
     folder: CaseFolder,
