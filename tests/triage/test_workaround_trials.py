@@ -30,7 +30,7 @@ from torchsleuth.triage.workaround_candidates import (
     Candidate,
     Change,
 )
-from torchsleuth.triage.workaround_trials import NO_TIME, Tried, clocks
+from torchsleuth.triage.workaround_trials import NO_TIME, Tried
 from torchsleuth.triage.workarounds import NothingToWorkAround, attempts, find_workarounds, ordered
 from torchsleuth.workers.limits import Limits
 from torchsleuth.workers.trial import Outcome
@@ -232,11 +232,6 @@ def test_an_estimate_without_its_graph_breaks_does_not_overtake():
 
 def test_another_backend_is_last_however_fast():
     assert order(tried("eager", BACKEND, 0.001), tried("op", OPERATOR, 0.1)) == ["op", "eager"]
-
-
-def test_only_a_hang_has_clocks_of_its_own():
-    assert clocks(Limits(), "crash", None) == Limits()
-    assert clocks(Limits(), "hang", 20.0).compile == 30.0 and clocks(Limits(), "hang", 40.0).run == 60.0
 
 
 def test_nothing_is_begun_after_the_deadline(tmp_path, monkeypatch):

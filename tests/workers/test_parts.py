@@ -116,3 +116,12 @@ def test_only_a_backend_that_may_call_inductor_waits_for_the_compiler():
 )
 def test_only_a_trial_that_names_an_accelerator_needs_one(trial, answer):
     assert uses_accelerator(trial) is answer
+
+
+def test_only_a_hang_has_clocks_of_its_own():
+    assert clock_of_a_hang(Limits(), "crash", 20) == Limits()
+    assert (
+        clock_of_a_hang(Limits(), "hang", 20).compile == 20
+        and clock_of_a_hang(Limits(), "hang", None).run == 30
+    )
+    assert clock_of_a_hang(Limits(), "hang", 40, room=1.5).run == 60

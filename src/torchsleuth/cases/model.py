@@ -112,7 +112,9 @@ class Workaround:
     error: str | None = None
     disables: str | None = None  # what it switches off
     cost: float | None = None  # time of a run against full compilation, where both can be timed
-    program: bool | None = None  # whether the user's whole program passed with it; None where it was not tried
+    program: bool | None = (
+        None  # whether the user's whole program passed with it; None where it was not tried
+    )
     seconds: float | None = None  # that trying it took
 
 

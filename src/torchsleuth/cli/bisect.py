@@ -16,7 +16,7 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.printable import printable
 from torchsleuth.cases.signature import Signature
-from torchsleuth.cli.options import cases_option, json_option, print_json
+from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json
 
 if TYPE_CHECKING:
     from torchsleuth.triage.package_index import PackageIndex
@@ -48,14 +48,7 @@ class NotAgreed(SleuthError):
     show_default=True,
     help="Runs that must all pass, for a failure that comes and goes.",
 )
-@click.option(
-    "--budget",
-    type=click.FloatRange(min=1),
-    default=7200,
-    show_default=True,
-    metavar="S",
-    help="Seconds to spend, downloads included.",
-)
+@budget_option(7200, "Seconds to spend, downloads included.")
 @cases_option
 @json_option
 def bisect_verb(

@@ -18,7 +18,7 @@ import click
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
 
 if TYPE_CHECKING:
     from torchsleuth.minify.case import MinifyResult
@@ -36,14 +36,7 @@ class NotACase(SleuthError):
 
 @click.command("minify")
 @click.argument("case_or_script", default="last")
-@click.option(
-    "--budget",
-    type=click.FloatRange(min=1),
-    default=600,
-    show_default=True,
-    metavar="S",
-    help="Seconds to spend.",
-)
+@budget_option(600)
 @workers_option
 @cases_option
 @json_option

@@ -47,5 +47,20 @@ def workers_option(function: Function) -> Function:
     )(function)
 
 
+def budget_option(
+    seconds: float, about: str = "Seconds to spend.", *, least: float = 1, envvar: str | None = None
+) -> Callable[[Function], Function]:
+    """`--budget S`, with the seconds a verb takes by default."""
+    return click.option(
+        "--budget",
+        type=click.FloatRange(min=least),
+        default=seconds,
+        show_default=True,
+        metavar="S",
+        envvar=envvar,
+        help=about,
+    )
+
+
 def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=1))

@@ -15,7 +15,7 @@ from torchsleuth.capture.settings import Settings
 from torchsleuth.cases.errors import SleuthError, error_of_oserror
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
-from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
 from torchsleuth.cli.supervise import Supervised, resolve_command, supervise
 
 SPOOL = ".spool"
@@ -87,14 +87,8 @@ class _RunCommand(click.Command):
     envvar="TORCHSLEUTH_TIMEOUT",
     help="A compile or compiled call that takes longer is a hang: it becomes a case and the program is ended.",
 )
-@click.option(
-    "--budget",
-    type=click.FloatRange(min=0),
-    default=600,
-    show_default=True,
-    metavar="S",
-    envvar="TORCHSLEUTH_BUDGET",
-    help="Seconds for everything after the program has ended.",
+@budget_option(
+    600, "Seconds for everything after the program has ended.", least=0, envvar="TORCHSLEUTH_BUDGET"
 )
 @workers_option
 @click.option(

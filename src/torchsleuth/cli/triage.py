@@ -13,7 +13,7 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Triage
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
 
 if TYPE_CHECKING:
     from torchsleuth.workers.desk import Desk
@@ -25,14 +25,7 @@ WORK = "minify"
 @click.command("triage", context_settings={"ignore_unknown_options": True})
 @click.argument("case_or_script", default="last")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--budget",
-    type=click.FloatRange(min=1),
-    default=120,
-    show_default=True,
-    metavar="S",
-    help="Seconds to spend.",
-)
+@budget_option(120)
 @workers_option
 @cases_option
 @json_option

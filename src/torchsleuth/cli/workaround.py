@@ -13,7 +13,7 @@ import click
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Case, Workaround
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
 
 if TYPE_CHECKING:
     from torchsleuth.triage.workarounds import Attempt
@@ -30,14 +30,7 @@ SHARE_FOR_TRIAGE = 0.4
 @click.argument("case", default="last")
 @click.option("--program", "on_program", is_flag=True, help="Also run the whole program with the best one.")
 @click.option("--all", "everything", is_flag=True, help="With --program: run it with every verified one.")
-@click.option(
-    "--budget",
-    type=click.FloatRange(min=1),
-    default=300,
-    show_default=True,
-    metavar="S",
-    help="Seconds to spend; with --program the runs of the program have as long again.",
-)
+@budget_option(300, "Seconds to spend; with --program the runs of the program have as long again.")
 @workers_option
 @cases_option
 @json_option
@@ -97,11 +90,11 @@ def workarounds(folder: CaseFolder, desk: Desk, budget: float, *, quiet: bool = 
 
 def _attempts(folder: CaseFolder, desk: Desk, budget: float, say: Callable[[str], None]) -> list[Attempt]:
     from torchsleuth.triage.bench import Bench
-    from torchsleuth.triage.workaround_trials import clocks
     from torchsleuth.triage.workarounds import attempts
+    from torchsleuth.workers.limits import clock_of_a_hang
 
-    timeout = folder.case.extra.get("timeout")
-    limits = clocks(desk.limits, folder.case.kind, float(timeout) if timeout else None)
+    # The whole graph is compiled, which takes longer than it took to come to where it hung.
+    limits = clock_of_a_hang(desk.limits, folder.case.kind, folder.case.extra.get("timeout"), room=1.5)
     store = folder.path / STORE
     try:
         return attempts(folder, Bench(desk, folder.case.signature, store, limits, say), budget, say)

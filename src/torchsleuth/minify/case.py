@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torchsleuth.cases.folder import CaseFolder, update_case
@@ -37,7 +37,7 @@ from torchsleuth.minify.written import (
 )
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.workers.fresh import ScriptRun
-from torchsleuth.workers.limits import Limits
+from torchsleuth.workers.limits import clock_of_a_hang
 from torchsleuth.workers.pool import Workers
 from torchsleuth.workers.prestart import Prestarted
 
@@ -90,7 +90,12 @@ def _minify(
     keeper = _Keeper(folder, opened, listener)
     # Beside the case's own values, so that workers which see the case see these as well; gone when the search is over.
     store = folder.path / ".trials"
-    oracle = TrialOracle(workers, opened.expected, store, _limits(folder, workers.limits))
+    oracle = TrialOracle(
+        workers,
+        opened.expected,
+        store,
+        clock_of_a_hang(workers.limits, folder.case.kind, folder.case.extra.get("timeout")),
+    )
     try:
         reduction = _searched(folder, opened, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
         seconds = round(time.monotonic() - started, 2)
@@ -207,14 +212,6 @@ def _readable(state: State, about: str) -> str:
         if isinstance(i.spec, TensorSpec)
     )
     return f"# {' '.join(about.split())}\n{inputs}{print_graph(state.graph).text}"
-
-
-def _limits(folder: CaseFolder, limits: Limits) -> Limits:
-    """A hang is told by its clock: the one it was caught under, not the one for slow machines."""
-    if folder.case.kind != "hang":
-        return limits
-    clock = float(folder.case.extra.get("timeout") or 30.0)
-    return replace(limits, compile=clock, run=clock)
 
 
 def _why_not(oracle: TrialOracle, folder: CaseFolder) -> CannotMinify:

@@ -33,7 +33,7 @@ from torchsleuth.triage.labels import labels_of
 from torchsleuth.triage.ladder import Climbed, climb, has_custom_operator, misbehaving_operator
 from torchsleuth.workers.desk import Desk
 from torchsleuth.workers.flaky import failure_rate
-from torchsleuth.workers.limits import Limits
+from torchsleuth.workers.limits import clock_of_a_hang
 
 # Of the whole budget, the share for finding the few calls that fail; the experiments need the rest.
 SHARE_FOR_CALLS = 0.5
@@ -86,7 +86,7 @@ def triage_case(
     workers.wait_ready(budget_seconds)
     waited = time.monotonic() - started
     store = folder.path / ".triage"
-    limits = clock_of(case, workers.limits)
+    limits = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
     bench = Bench(workers, opened.expected, store, limits, say, started + waited + budget_seconds)
     try:
         found = _found(folder, opened, bench)
@@ -94,14 +94,6 @@ def triage_case(
         shutil.rmtree(store, ignore_errors=True)
     triage = _written(case, opened, found, bench, time.monotonic() - started)
     return update_case(folder, triage=triage)
-
-
-def clock_of(case: Case, limits: Limits) -> Limits:
-    """A hang is told by its clock: the one it was caught under, not the one for slow machines."""
-    if case.kind != "hang":
-        return limits
-    clock = float(case.extra.get("timeout") or 30.0)
-    return replace(limits, compile=clock, run=clock)
 
 
 def _found(folder: CaseFolder, opened: OpenedCase, bench: Bench) -> _Found:

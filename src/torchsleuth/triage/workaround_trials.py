@@ -24,7 +24,6 @@ from torchsleuth.minify.states import ambient, state_of_cut
 from torchsleuth.minify.tolerances import tolerances_of
 from torchsleuth.triage.bench import Answer, Bench, Experiment, Result
 from torchsleuth.triage.workaround_candidates import Candidate, Change
-from torchsleuth.workers.limits import Limits
 
 # The fastest of so many eager runs of the part that stays eager.
 EAGER_RUNS = 5
@@ -269,11 +268,3 @@ def why_not(result: Result) -> str | None:
     if signature is not None:
         return f"it fails in another way: {signature.summary}"
     return f"it cannot be tried here: {result.outcome.error}"
-
-
-def clocks(limits: Limits, kind: str, timeout: float | None) -> Limits:
-    """Limits for trials of a whole graph; a hang is told by the clock it was caught under, with room to spare."""
-    if kind != "hang":
-        return limits
-    clock = max(30.0, 1.5 * (timeout or 30.0))
-    return replace(limits, compile=clock, run=clock)

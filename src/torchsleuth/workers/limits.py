@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 # A trial's own memory, where nothing was said: it must leave room for the search and for the user's programs.
 SHARE_OF_FREE_MEMORY = 0.8
 LEAST_MEMORY = 2 << 30
+# Of a hang that was found without a clock.
+NO_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,18 @@ class Limits:
     def to_json(self) -> dict[str, Any]:
         """As a message to another process."""
         return asdict(self)
+
+
+def clock_of_a_hang(limits: Limits, kind: str, timeout: object, room: float = 1.0) -> Limits:
+    """The limits under which a failure of this kind is tried: a hang is told by the clock it was caught under.
+
+    >>> clock_of_a_hang(Limits(), "hang", 20).compile
+    20.0
+    """
+    if kind != "hang":
+        return limits
+    seconds = float(timeout) if isinstance(timeout, (int, float)) and timeout else NO_TIMEOUT
+    return replace(limits, compile=seconds * room, run=seconds * room)
 
 
 def limits_from_json(doc: Mapping[str, Any]) -> Limits:
