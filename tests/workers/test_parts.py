@@ -15,6 +15,7 @@ from torchsleuth.cases.signature import Signature
 from torchsleuth.workers.environment import needs_kernels, trial_environment, uses_accelerator
 from torchsleuth.workers.kept import KeptOutput
 from torchsleuth.workers.kernels import drop_torn
+from torchsleuth.workers.limits import Limits, clock_of_a_hang
 from torchsleuth.workers.trial import Outcome, Trial
 from torchsleuth.workers.wire import (
     BrokenFrame,
