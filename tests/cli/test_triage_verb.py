@@ -249,3 +249,20 @@ def test_nothing_is_left_where_another_process_could_read_it(tmp_path):
     case = next((tmp_path / "cases").glob("*/case.json")).parent
     assert not (case / ".triage").exists()
     assert not list((tmp_path / "cache").rglob("*bisect*"))
+
+
+def test_a_failure_of_graph_capture_is_dynamos_with_the_line(tmp_path):
+    source = """
+        import torch
+
+        @torch.compile(fullgraph=True)
+        def f(x):
+            y = x + 1
+            print(y.sum().item())
+            return y
+
+        f(torch.randn(3))
+    """
+    found, ran = triaged(tmp_path, source)
+    assert ran.status == 0 and found["component"] == "dynamo", ran.stderr
+    assert found["user_line"] == line_of(tmp_path, "item()") and "module: dynamo" in found["labels"]

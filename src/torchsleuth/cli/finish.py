@@ -244,5 +244,7 @@ def _tell_program_apart(
         ops=(op,) if op else (),
         user_line=line,
         seconds=round(time.monotonic() - started, 2),
+        detail=f"it fails without the compiler, too: {summary}",
+        pinned=True,
     )
     return update_case(folder, triage=triage)

@@ -121,4 +121,5 @@ def show_triage(found: Triage) -> None:
         click.echo(f"settings    {printable(', '.join(found.flags))}")
     if found.labels:
         click.echo(f"labels      {', '.join(found.labels)}")
-    click.echo(f"            {found.trials} trials, {found.seconds:.1f} s")
+    if found.trials is not None and found.seconds is not None:
+        click.echo(f"            {found.trials} trials, {found.seconds:.1f} s")

@@ -79,8 +79,10 @@ def triage_case(
     """
     started = time.monotonic()
     case = folder.case
-    if case.triage is not None and case.triage.component is not None and case.graph is None:
-        return folder  # Dynamo never made a graph: what its error says is all there is
+    if case.graph is None and case.triage is not None and case.triage.component is not None:
+        return update_case(folder, triage=_of_capture(case, case.triage))
+    if case.no_repro is not None:
+        raise NotPinnedDown(f"case {case.id} has nothing that could be tried: {case.no_repro}")
     opened = open_for_search(folder)
     # Workers may take long to load torch on a cold machine; that is not time spent on the question.
     workers.wait_ready(budget_seconds)
@@ -94,6 +96,12 @@ def triage_case(
         shutil.rmtree(store, ignore_errors=True)
     triage = _written(case, opened, found, bench, time.monotonic() - started)
     return update_case(folder, triage=triage)
+
+
+def _of_capture(case: Case, triage: Triage) -> Triage:
+    """Dynamo made no graph, so there is nothing to leave out: what its error says is all there is."""
+    known = replace(triage, pinned=True, detail=triage.detail or case.signature.summary)
+    return replace(known, labels=labels_of(case, known))
 
 
 def _found(folder: CaseFolder, opened: OpenedCase, bench: Bench) -> _Found:
