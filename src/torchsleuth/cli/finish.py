@@ -144,6 +144,7 @@ def blame_case(
         return folder
     from torchsleuth.cli.triage import triage
 
+    say(f"case {folder.case.id}: finding out who is at fault")
     folder = triage(folder, helpers.desk, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), quiet=True)
     found = folder.case.triage
     if found is not None and found.component is not None:
@@ -165,8 +166,10 @@ def work_around_case(
     from torchsleuth.cli.workaround import workarounds
     from torchsleuth.triage.workarounds import best_of
 
+    most = min(WORKAROUND_SECONDS, left)
+    say(f"case {folder.case.id}: trying workarounds on the whole graph, {most:.0f} s at most")
     try:
-        folder = workarounds(folder, helpers.desk, min(WORKAROUND_SECONDS, left), quiet=True)
+        folder = workarounds(folder, helpers.desk, most, quiet=True)
     except SleuthError as why:
         say(f"case {folder.case.id}: no workaround was looked for: {why}")
         return folder

@@ -103,7 +103,7 @@ def _blame(case: Case) -> list[tuple[str, str]]:
         found.append(("at fault", f"not known: {triage.error}"))
     works = next((each for each in case.workarounds or () if each.verified), None)
     if works is not None:
-        found.append(("works", f"{works.name}: {works.how}"))
+        found.append(("works", f"{works.name}: {'; '.join(works.how.splitlines())}"))
     return found
 
 
