@@ -5,7 +5,7 @@
 Each program is recorded once (`run --record-only`), then `torchsleuth triage` is timed from process start to process
 end, without any help from the minifier. With --peer, PyTorch's `compiler_bisector run` is given the same program: it
 repeats the whole program, and needs one that says by its exit status whether it failed. Both get a cache folder of
-their own; what they leave in it beyond kernels is counted. Rows are kept, so the same command goes on.
+their own; what the bisector leaves of its state in it is counted. Rows are kept, so the same command goes on.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from torchsleuth.capture.settings import Settings, settings_from_environment
+from torchsleuth.torch_internals import module_names
 
 _watching = False
 # The folder the program was started in; None where that is gone. It may change to another later.
@@ -50,9 +51,9 @@ def watch_this_process(settings: Settings | None = None) -> None:
 
         after_import(name, put_in)
 
-    hook("torch._dynamo.convert_frame", "hook_frame_captures", "on_frame")
-    hook("torch._dynamo.repro.after_dynamo", "hook_backend_calls", "on_backend")
-    hook("torch._inductor.compile_fx", "hook_inner_compiles", "on_inner")
+    hook(module_names.FRAME_CAPTURE, "hook_frame_captures", "on_frame")
+    hook(module_names.BACKEND_CALL, "hook_backend_calls", "on_backend")
+    hook(module_names.INNER_COMPILE, "hook_inner_compiles", "on_inner")
 
 
 def _hand_on(settings: Settings, handler: str, call: Any) -> Any:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from torchsleuth.capture.install import after_import
+from torchsleuth.torch_internals import module_names
 
 OVERRIDES_VARIABLE = "TORCHSLEUTH_OVERRIDES"
 
@@ -126,12 +127,12 @@ def _override(wanted: Overrides) -> None:
         forced.ignore_dynamic_marks()
 
     if wanted.dynamic is False:
-        _when("torch._dynamo", at_dynamo)
-    _when("torch._dynamo.convert_frame", at_capture)
-    _when("torch._dynamo.repro.after_dynamo", at_backend)
-    _when("torch._inductor.compile_fx", at_inductor)
+        _when(module_names.DYNAMO, at_dynamo)
+    _when(module_names.FRAME_CAPTURE, at_capture)
+    _when(module_names.BACKEND_CALL, at_backend)
+    _when(module_names.INNER_COMPILE, at_inductor)
     if wanted.fallback:
-        _when("torch._inductor.graph", at_lowering)
+        _when(module_names.LOWERING, at_lowering)
 
 
 def _when(name: str, then: Callable[[ModuleType], None]) -> None:

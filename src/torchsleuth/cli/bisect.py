@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchsleuth.cases.errors import SleuthError
-from torchsleuth.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.printable import printable
 from torchsleuth.cases.signature import Signature
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json
@@ -78,7 +78,10 @@ def bisect_verb(
     from torchsleuth.triage.releases import Search, bisection_of, may_be_tried, tried_before
 
     deadline = time.monotonic() + budget
-    folder, script, expected = _what(case_or_repro, cases_dir)
+    from torchsleuth.cli.verify import script_of
+
+    folder, script, expected = script_of(case_or_repro, cases_dir)
+    script = script.resolve()
     provider = _provider(folder, index_url)
     versions = _versions(provider, torch_range, releases)
     _say(f"{len(versions)} {_releases(len(versions))}: {', '.join(versions)}")
@@ -123,25 +126,6 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
         raise
     keep(result)
     return result
-
-
-def _what(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Signature]:
-    """The script to run, the failure it shows, and its case where it has one."""
-    from torchsleuth.cli.verify import NoRepro, expected_of_script
-
-    path = Path(wanted)
-    if path.suffix == ".py" and path.is_file():
-        if not (path.parent / "case.json").is_file():
-            return None, path.resolve(), expected_of_script(path)
-        folder = open_case(cases_dir, str(path.parent))
-        return folder, path.resolve(), folder.case.signature
-    folder = open_case(cases_dir, wanted)
-    for name in ("repro.py", "original.py"):
-        if folder.file(name).is_file():
-            return folder, folder.file(name).resolve(), folder.case.signature
-    raise NoRepro(
-        f"case {folder.case.id} has no repro to run: {folder.case.no_repro or 'its script is missing'}"
-    )
 
 
 def _provider(folder: CaseFolder | None, index_url: str | None) -> PackageIndex:

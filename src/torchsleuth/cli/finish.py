@@ -46,7 +46,8 @@ def helpers_for(folder: CaseFolder, workers: str | None) -> Iterator[Helpers]:
             return
         early, desk = stack.enter_context(Prestarted()), None
         if workers is not None:
-            from torchsleuth.cli.minify import WORK, home_for, load_search
+            from torchsleuth.cli.minify import home_for, load_search
+            from torchsleuth.cli.options import WORK
             from torchsleuth.workers.cluster import open_workers
 
             # The search's own modules take two seconds to load, while scripts are waited for anyway.

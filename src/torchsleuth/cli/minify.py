@@ -18,14 +18,13 @@ import click
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import WORK, budget_option, cases_option, json_option, print_json, workers_option
 
 if TYPE_CHECKING:
     from torchsleuth.minify.case import MinifyResult
     from torchsleuth.minify.contract import State
     from torchsleuth.workers.prestart import Prestarted
 
-WORK = "minify"
 # A short repro compiles in seconds; one that takes longer hangs, as it says it does.
 HANG_SECONDS = 30
 

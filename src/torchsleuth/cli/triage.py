@@ -13,13 +13,10 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Triage
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import WORK, budget_option, cases_option, json_option, print_json, workers_option
 
 if TYPE_CHECKING:
     from torchsleuth.workers.desk import Desk
-
-# Beside the minifier's, so that each finds the kernels and answers of the other.
-WORK = "minify"
 
 
 @click.command("triage", context_settings={"ignore_unknown_options": True})

@@ -38,7 +38,7 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
     torchsleuth verify last
     torchsleuth verify torchsleuth-cases/3f9a1c07/original.py --times 1
     """
-    folder, script, expected = _what(case_or_repro, cases_dir)
+    folder, script, expected = script_of(case_or_repro, cases_dir)
     runs: list[ScriptRun] = []
     for number in range(1, times + 1):
         click.echo(f"torchsleuth: run {number} of {times}: {script.name} …", err=True)
@@ -73,7 +73,8 @@ def _words(run: ScriptRun) -> str:
     return f"{run.answer.replace('_', ' ')}: {run.summary} ({run.seconds:.1f} s)"
 
 
-def _what(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Signature]:
+def script_of(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Signature]:
+    """The script to run, the failure it shows, and its case where it has one."""
     path = Path(wanted)
     if path.suffix == ".py" and path.is_file():
         folder = open_case(cases_dir, str(path.parent)) if (path.parent / "case.json").is_file() else None

@@ -13,14 +13,12 @@ import click
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Case, Workaround
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import WORK, budget_option, cases_option, json_option, print_json, workers_option
 
 if TYPE_CHECKING:
     from torchsleuth.triage.workarounds import Attempt
     from torchsleuth.workers.desk import Desk
 
-# Beside the minifier's, so that each finds the kernels and answers of the other.
-WORK = "minify"
 STORE = ".workarounds"
 # Of the time to spend, where the case has not been triaged yet.
 SHARE_FOR_TRIAGE = 0.4

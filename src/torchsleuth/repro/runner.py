@@ -94,20 +94,9 @@ def _repro_answer(facts, expected, source, namespace, options):
 def _repro_eager(trial):
     """Runs the graph node by node without compiling it, so that a failure can be put to one of them."""
     at = ["?"]
-
-    class Steps(torch.fx.Interpreter):
-        def run_node(self, node):
-            at[0] = node.name
-            return super().run_node(node)
-
-    try:
-        with trial.ambient():
-            trial.differentiate(Steps(trial.eager).run(*trial.inputs()))
-    except Exception as error:
-        print(f"EAGER FAILS: {at[0]} | {signature_of_exception(error, 'runtime_error', 'run').summary}")
-        return 1
-    print("EAGER PASSES")
-    return 0
+    observed = trial.observe_eager(at)
+    print("EAGER PASSES" if observed is None else f"EAGER FAILS: {at[-1]} | {observed[0].summary}")
+    return int(observed is not None)
 
 
 def _repro_graph_source(source):
@@ -203,6 +192,21 @@ class ReproTrial:
         options = {key: eval(text, dict(self.namespace)) for key, text in facts["options"].items()}
         # A compiler may change the graph it is given, and this one is also what eager runs.
         return captured_compiler(copy.deepcopy(self.graph), examples, backend, options)
+
+    def observe_eager(self, names):
+        """Runs the graph node by node without a compiler, each node's name added to `names` before it runs."""
+
+        class Steps(torch.fx.Interpreter):
+            def run_node(self, node):
+                names.append(node.name)
+                return super().run_node(node)
+
+        try:
+            with self.ambient():
+                self.differentiate(Steps(self.eager).run(*self.inputs()))
+        except Exception as error:
+            return signature_of_exception(error, "runtime_error", "run"), traceback.format_exc()
+        return None
 
     def calls_before(self):
         """A CUDA graph warms up at the first call and is recorded at the second: the third is the one that replays."""

@@ -14,14 +14,13 @@ import operator
 import os
 import sys
 import time
-import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from torchsleuth.cases.signature import Signature, signature_of_exception
+from torchsleuth.cases.signature import Signature
 from torchsleuth.repro import runner
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.worker_isa import (
@@ -119,7 +118,11 @@ def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature
     """What the run shows; an experiment may leave the compiler out, or be one that cannot be made here."""
     switches = trial.facts.get("switches") or {}
     if switches.get("eager"):
-        return _in_eager(ready, more)
+        names: list[str] = []
+        runner._repro_phase("running")
+        observed = ready.observe_eager(names)
+        more["node"] = names[-1] if names else None
+        return observed
     observed = _observed_and_timed(ready, more) if trial.facts.get("time_runs") else ready.observe()
     if (
         observed is not None
@@ -139,23 +142,6 @@ def _observed_and_timed(ready: Any, more: dict[str, Any]) -> tuple[Signature, st
     if compiled and (observed is None or observed[0].kind == "accuracy"):
         more["run_seconds"] = run_seconds(ready, compiled[-1])
     return observed
-
-
-def _in_eager(ready: Any, more: dict[str, Any]) -> tuple[Signature, str] | None:
-    """Runs the graph node by node without a compiler; `more` says at which node it failed."""
-
-    class Steps(torch.fx.Interpreter):
-        def run_node(self, node: torch.fx.Node) -> Any:
-            more["node"] = node.name
-            return super().run_node(node)
-
-    runner._repro_phase("running")
-    try:
-        with ready.ambient():
-            ready.differentiate(Steps(ready.eager).run(*ready.inputs()))
-    except Exception as error:
-        return signature_of_exception(error, "runtime_error", "run"), traceback.format_exc()
-    return None
 
 
 def _facts(trial: Trial) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchsleuth.torch_internals.triage_trace import pattern_name
+
 # Subsystems that torch asks about, in the order in which a compile comes to them.
 ASKED = (
     "pre_grad_passes",
@@ -138,9 +140,8 @@ def _inlining(original: Any, leave_out: LeaveOut) -> Any:
 
 def _matching(original: Any, leave_out: LeaveOut) -> Any:
     def apply(self: Any, match: Any, graph: Any, node: Any) -> Any:
-        handler = getattr(self, "handler", None)
-        name = getattr(self, "pattern_name", None) or getattr(handler, "__name__", type(self).__name__)
-        if leave_out(PATTERNS, f"{name} at {node.name}", str(name)):
+        name = pattern_name(self)
+        if leave_out(PATTERNS, f"{name} at {node.name}", name):
             return None
         return original(self, match, graph, node)
 

@@ -99,9 +99,13 @@ def _pass(observer: Any, *_: Any) -> Step:
 
 
 def _pattern(entry: Any, match: Any, _graph: Any, _node: Any) -> Step:
+    return Step("pattern", pattern_name(entry), tuple(node.name for node in match.nodes))
+
+
+def pattern_name(entry: Any) -> str:
+    """What a registered pattern is called: its own name, or that of the function it calls."""
     handler = getattr(entry, "handler", None)
-    name = getattr(entry, "pattern_name", None) or getattr(handler, "__name__", type(entry).__name__)
-    return Step("pattern", str(name), tuple(node.name for node in match.nodes))
+    return str(getattr(entry, "pattern_name", None) or getattr(handler, "__name__", type(entry).__name__))
 
 
 def _decomposition(_mode: Any, op: Any, *_: Any) -> Step:

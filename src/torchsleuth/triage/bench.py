@@ -177,3 +177,12 @@ def with_config(state: State, changes: Config) -> State:
         if module == "torch._inductor.config":
             options.update({key: text for key, text in values.items() if key in options})
     return state.setting(config=config, options=options)
+
+
+def few(names: Sequence[str]) -> str:
+    """Names in a sentence, however many there are.
+
+    >>> few(["a", "b"]), few(["a", "b", "c", "d"])
+    ('a, b', 'a and 3 others')
+    """
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others"

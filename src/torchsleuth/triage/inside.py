@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from torchsleuth.minify.contract import State
 from torchsleuth.torch_internals.triage_trace import Step
-from torchsleuth.triage.bench import Bench, Experiment, Result
+from torchsleuth.triage.bench import Bench, Experiment, Result, few
 from torchsleuth.triage.flags import Flag, cautious_fix, config_of, smallest, switchable
 
 PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
@@ -160,7 +160,7 @@ def _which_pass(bench: Bench, state: State, first: Result, passes: Sequence[str]
     applied.sort(key=lambda each: "custom" not in each[1])
 
     def enough(sets: Sequence[Sequence[tuple[str, str]]]) -> list[bool]:
-        asked = [Experiment(f"without {_few([n for _, n in s])}", off=_windows(s)) for s in sets]
+        asked = [Experiment(f"without {few([n for _, n in s])}", off=_windows(s)) for s in sets]
         return [result.passes for result in bench.ask(state, asked)]
 
     guilty = smallest(applied, enough)
@@ -234,7 +234,3 @@ def _which_flags(bench: Bench, state: State, flags: Sequence[Flag], interpreted:
     if interpreted.passes and part == "codegen":
         return replace(found, detail=f"{found.detail}; the lowered graph is right when it is interpreted")
     return found
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchsleuth.minify.contract import State
-from torchsleuth.triage.bench import Bench, Experiment, Result
+from torchsleuth.triage.bench import Bench, Experiment, Result, few
 from torchsleuth.triage.flags import smallest
 
 EAGER = "sleuth_eager"
@@ -111,7 +111,7 @@ def _decomposition(bench: Bench, state: State, failed: Result) -> Climbed:
     def enough(sets: Sequence[Sequence[str]]) -> list[bool]:
         asked = [
             Experiment(
-                f"without the decomposition of {_few(s)}",
+                f"without the decomposition of {few(s)}",
                 off={"decomposition": {"names": list(s)}},
                 backend=DECOMPOSED,
             )
@@ -128,12 +128,8 @@ def _decomposition(bench: Bench, state: State, failed: Result) -> Climbed:
         "decompositions",
         "decomposition",
         tuple(guilty),
-        f"it passes without the decomposition of {_few(guilty)}",
+        f"it passes without the decomposition of {few(guilty)}",
         "decomposition",
         failed.applied("decomposition").index(guilty[0]) + 1,
         pinned=True,
     )
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others"
