@@ -170,3 +170,14 @@ def test_an_eager_failure_leaves_the_values_up_to_it():
     recording = record_values(gm, [torch.ones(3)])
     assert "view" in str(recording.stopped) or "shape" in str(recording.stopped)
     assert cut(recording, {"add"}).graph(torch.ones(3))[0].tolist() == [2, 2, 2]
+
+
+def test_an_exposed_cut_returns_every_value_and_computes_the_same():
+    gm = torch.fx.symbolic_trace(lambda x: torch.relu(torch.cos(torch.sin(x))))
+    x = torch.randn(3)
+    recording = record_values(gm, [x])
+    plain, exposed = (cut(recording, {"sin", "cos", "relu"}, exposed=e) for e in (False, True))
+    assert [n.name for n in exposed.graph.graph.output_node().args[0]] == ["sin", "cos", "relu"]
+    wanted = (x.sin(), x.sin().cos(), x.sin().cos().relu())
+    assert all(torch.equal(*pair) for pair in zip(exposed.graph(x), wanted))
+    assert torch.equal(plain.graph(x)[0], wanted[-1])

@@ -164,6 +164,28 @@ def test_a_dial_is_turned_as_low_as_it_goes_with_any_number_of_workers(width, le
     assert found.inputs[0].spec.shape == (least,)
 
 
+@pytest.mark.parametrize(("size", "divisor"), [(192, 16), (96, 8), (64, 64), (96, 48), (768, 256)])
+def test_a_size_that_matters_by_what_divides_it_goes_down_to_that(size, divisor):
+    from torchsleuth.minify.engine import Engine, settle
+    from torchsleuth.minify.reduce_shapes import smaller_sizes
+
+    state = traced(lambda x: x.relu(), torch.ones(size))
+    oracle = Oracle(lambda s: s.inputs[0].spec.shape[0] % divisor == 0)
+    found = settle(Engine(oracle, state, width=2), "shapes", smaller_sizes, state)
+    assert found.inputs[0].spec.shape == (divisor,)
+
+
+@pytest.mark.parametrize(("least", "most"), [(1024, 4), (1, 1), (65, 13)])
+def test_a_dial_costs_few_questions_whether_it_moves_or_not(least, most):
+    from torchsleuth.minify.engine import Engine, settle
+    from torchsleuth.minify.reduce_shapes import smaller_sizes
+
+    state = traced(lambda x: x.relu(), torch.ones(1024))
+    engine = Engine(Oracle(lambda s: s.inputs[0].spec.shape[0] >= least), state)
+    settle(engine, "shapes", smaller_sizes, state)
+    assert engine.queries <= most
+
+
 def test_more_workers_ask_in_fewer_rounds_and_find_the_same():
     def rounds(width):
         count = 0
@@ -201,3 +223,38 @@ def test_minify_is_a_function_of_the_package_however_it_is_imported(program):
     assert found.calls == 1 and found.complete
     with pytest.raises(ValueError, match="does not fail"):
         scope["minify"](gm, [torch.ones(2)], lambda gm, inputs: False)
+
+
+def test_wrong_values_are_followed_to_the_call_where_they_begin():
+    class Names(Oracle):
+        """Wrong is what a cos of a sin yields, and all that is computed from it; says which outputs are."""
+
+        names_outputs, suspects = True, ()
+
+        def __call__(self, states):
+            answers = []
+            for state in states:
+                self.asked.append(state)
+                wrong = set()
+                for node in state.graph.graph.nodes:
+                    read = node.all_input_nodes
+                    begins = node.target is aten.cos.default and read[0].target is aten.sin.default
+                    if node.op == "call_function" and (begins or wrong & set(read)):
+                        wrong.add(node)
+                out = [n.name for n in state.graph.graph.output_node().all_input_nodes if n in wrong]
+                self.suspects = out or self.suspects
+                answers.append(bool(out))
+            return answers
+
+    def deep(x):
+        for _ in range(20):
+            x = aten.relu.default(aten.exp.default(x))
+        x = aten.cos.default(aten.sin.default(x))
+        for _ in range(20):
+            x = aten.exp.default(aten.relu.default(x))
+        return (x,)
+
+    oracle = Names(None)
+    found = search(traced(deep, torch.ones(2)), oracle)
+    assert found.calls == 2 and holds(found.state, aten.sin.default, aten.cos.default)
+    assert found.statistics[0].queries <= 8

@@ -159,3 +159,89 @@ def test_where_nothing_fails_it_says_so_after_few_questions():
     with pytest.raises(NothingFails):
         smallest_failing(Elements(1000, [[] for _ in range(1000)], singles=(1, 2, 3)), oracle.ask, oracle.ask)
     assert oracle.queries <= 3
+
+
+class Rounds:
+    """Asks up to `width` subsets at a time and counts the rounds; `each` tells all answers of the last one."""
+
+    def __init__(self, oracle, width):
+        self.oracle, self.width, self.rounds = oracle, width, 0
+        self.known = {}
+
+    def __call__(self, subsets):
+        answers = self.each(subsets)
+        return answers.index(True) if True in answers else None
+
+    def each(self, subsets):
+        unknown = [s for s in subsets if s not in self.known]
+        while unknown and not any(self.known.get(s) for s in subsets):
+            now, unknown = unknown[: self.width], unknown[self.width :]
+            self.known |= {s: self.oracle.fails(s) for s in now}
+            self.rounds += 1
+        return [self.known.get(s) for s in subsets]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(KINDS), st.integers(2, 300), st.integers(), st.sampled_from([1, 2, 3, 8]))
+def test_what_can_go_together_is_taken_away_together_and_the_culprits_stay(kind, size, seed, width):
+    before, neighbours = dag(size, seed)
+    wanted = culprits(kind, before, neighbours, random.Random(seed))
+    ask = Rounds(FakeOracle(wanted), width)
+    assert set(smallest_failing(Elements(size, neighbours), ask, width=width)) == wanted
+
+
+class EitherOracle(FakeOracle):
+    """Fails where one of several sets of culprits is in: what can go by itself cannot always go together."""
+
+    def __init__(self, sets):
+        super().__init__(())
+        self.sets = [frozenset(s) for s in sets]
+
+    def _fails(self, subset):
+        return any(wanted <= set(subset) for wanted in self.sets)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.frozensets(st.integers(0, 59), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.sampled_from([1, 2, 4]),
+)
+def test_of_several_reasons_to_fail_one_is_left_whole(sets, width):
+    oracle = EitherOracle(sets)
+    found = smallest_failing(Elements(60, [[] for _ in range(60)]), Rounds(oracle, width), width=width)
+    assert oracle.fails(found)
+    assert all(not oracle.fails(tuple(e for e in found if e != gone)) for gone in found) or len(found) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_workers_need_two_thirds_of_the_rounds_of_one_at_most(kind):
+    def rounds(width):
+        total = 0
+        for seed in range(40):
+            before, neighbours = dag(350, seed)
+            ask = Rounds(FakeOracle(culprits(kind, before, neighbours, random.Random(seed))), width)
+            smallest_failing(Elements(350, neighbours), ask, width=width)
+            total += ask.rounds
+        return total
+
+    assert rounds(1) >= 1.5 * rounds(2)
+
+
+def test_a_failure_that_says_which_values_are_wrong_leads_to_the_few_that_matter():
+    before, neighbours = dag(400, 3)
+    wanted = {300, before[300][0]}
+    exposed, together = FakeOracle(wanted), FakeOracle(wanted)
+    cover = tuple(range(0, 400, 2)) + tuple(sorted(e for e in wanted if e % 2))
+    elements = Elements(400, neighbours, kinds=[tuple(sorted(cover))])
+    found = smallest_failing(
+        elements, together.ask, suspects=lambda: [390, 300], ask_exposed=exposed.ask, width=2
+    )
+    assert set(found) == wanted
+    assert exposed.queries <= 3 and together.queries <= 8
+
+
+def test_a_failure_that_shows_only_when_nothing_is_exposed_is_found_all_the_same():
+    _, neighbours = dag(100, 4)
+    hidden, together = FakeOracle({1000}), FakeOracle({40, 41})
+    found = smallest_failing(Elements(100, neighbours), together.ask, ask_exposed=hidden.ask)
+    assert found == (40, 41)

@@ -82,9 +82,10 @@ def units(recording: Recording) -> list[tuple[str, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def cut(recording: Recording, keep: Iterable[str], *, severed: bool = False) -> Cut:
-    """The nodes named by `keep` as a graph of their own; `severed` feeds each unit separately.
+def cut(recording: Recording, keep: Iterable[str], *, severed: bool = False, exposed: bool = False) -> Cut:
+    """The nodes named by `keep` as a graph of their own.
 
+    `severed` feeds each unit separately; `exposed` returns every value, not only those that nothing inside reads.
     A getitem without its producer is left out, a tuple's producer brings one getitem along.
 
     >>> cut(recording, {"relu"}).graph.code
@@ -115,7 +116,7 @@ def cut(recording: Recording, keep: Iterable[str], *, severed: bool = False) -> 
         kwargs = torch.fx.map_arg(node.kwargs, operand)
         nodes[node.name] = copy = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         copy.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
-    graph.output(tuple(nodes[name] for name in _outputs(recording, kept, inside)))
+    graph.output(tuple(nodes[name] for name in _outputs(recording, kept, set() if exposed else inside)))
     module = torch.fx.GraphModule(recording.graph, graph)
     return Cut(module, tuple(edges), tuple(edges.values()))
 

@@ -151,7 +151,11 @@ def _written_and_explained(
 def _searched(
     folder: CaseFolder, opened: OpenedCase, oracle: TrialOracle, keeper: _Keeper, budget_seconds: float
 ) -> Reduction:
-    """The search itself; raises `CannotMinify` where nothing of the case fails as it failed."""
+    """The search itself; raises `CannotMinify` where nothing of the case fails as it failed.
+
+    Whether it always fails is asked of what was found, the cheapest question there is; where it does not, the search
+    starts again and believes no single pass.
+    """
     lines = opened.record.get("nodes") or {}
     blamed = seeds(opened.state.graph, opened.traceback, opened.expected.message, lines)
     deadline = time.monotonic() + budget_seconds
@@ -167,11 +171,13 @@ def _searched(
                 listener=keeper,
             )
             if found.state is not opened.state or not found.complete or oracle([opened.state])[0]:
+                if found.complete:
+                    oracle.look_again(found.state, failed=True)
                 return found
             nothing = None
         except NothingFails as error:
             nothing = error
-        oracle.look_again(opened.state)  # raises `ComesSometimes` where it fails after all
+        oracle.look_again(opened.state, failed=False)
         raise _why_not(oracle, folder) from nothing
 
     try:

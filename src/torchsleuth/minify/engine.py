@@ -1,8 +1,7 @@
 """The one place that asks the oracle: it remembers, counts, keeps time, and accepts only what is smaller.
 
 Reducers describe; this runs. Edits are tried all together first, because most of what makes a graph large has
-nothing to do with its failure, then one by one. A dial is turned to its lowest, else up in doubling steps, and
-the rest of the way is bisected.
+nothing to do with its failure, then one by one. A dial is turned to its lowest, else the way there is bisected.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -60,18 +59,30 @@ class Engine:
 
     def first(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> tuple[int, State] | None:
         """The first candidate, in order, that fails; as many at once as there are workers."""
+        return next(
+            ((at, state) for at, state, failed in self._rounds(reducer, candidates, False) if failed), None
+        )
+
+    def each(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> dict[int, tuple[State, bool]]:
+        """The answers of the rounds up to the first with a failure, all of that round included, by place."""
+        rounds = self._rounds(reducer, candidates, True)
+        return {at: (state, failed) for at, state, failed in rounds if failed is not None}
+
+    def _rounds(
+        self, reducer: str, candidates: Sequence[tuple[str, Make]], every: bool
+    ) -> Iterator[tuple[int, State, bool | None]]:
+        """Candidates with their answers, a round at a time, until one has failed."""
         waiting: list[tuple[int, str, State]] = []
         for place, (what, make) in enumerate(candidates):
             state = make()
             if state is not None:
                 waiting.append((place, what, state))
             if len(waiting) == self.width or (place == len(candidates) - 1 and waiting):
-                answers = self._ask(reducer, [(what, state) for _, what, state in waiting])
-                for (at, _, candidate), failed in zip(waiting, answers):
-                    if failed:
-                        return at, candidate
+                answers = self._ask(reducer, [(what, state) for _, what, state in waiting], every)
+                yield from ((at, state, failed) for (at, _, state), failed in zip(waiting, answers))
+                if True in answers:
+                    return
                 waiting = []
-        return None
 
     def fails(self, reducer: str, what: str, state: State) -> bool:
         """Whether one state fails."""
@@ -94,7 +105,9 @@ class Engine:
             for name, (q, s, c, t) in self._counts.items()
         )
 
-    def _ask(self, reducer: str, candidates: Sequence[tuple[str, State]]) -> list[bool | None]:
+    def _ask(
+        self, reducer: str, candidates: Sequence[tuple[str, State]], every: bool = False
+    ) -> list[bool | None]:
         keys = [state_key(state) for _, state in candidates]
         new = [place for place, key in enumerate(keys) if key not in self.known]
         if new:
@@ -103,7 +116,9 @@ class Engine:
             if self.most_queries is not None and self.queries >= self.most_queries:
                 raise OutOfBudget("the number of questions is used up")
             started = time.monotonic()
-            answers = list(self.oracle([candidates[place][1] for place in new]))
+            # Most oracles answer all they are asked; one that gives up what comes after a failure need not.
+            ask = getattr(self.oracle, "each", self.oracle) if every else self.oracle
+            answers = list(ask([candidates[place][1] for place in new]))
             counts = self._counts.setdefault(reducer, [0, 0, 0, 0.0])
             counts[0] += len(new)
             counts[3] += time.monotonic() - started
@@ -169,31 +184,64 @@ def combined(edits: Iterable[Edit | Dial], state: State) -> State | None:
 
 
 def _turned(engine: Engine, name: str, dial: Dial, state: State) -> State:
-    """Turns a dial as low as it goes: the lowest first, then doubling up from there, then closing in between."""
+    """Turns a dial as low as it goes.
+
+    Its two ends come first, because most dials go all the way or not at all. Where it can be turned a little, the rest
+    of the way is bisected; where it cannot, the number may matter by what divides it.
+    """
 
     def at(number: int) -> State | None:
         candidate = dial.turn(state, number)
         return candidate if candidate is not None and _smaller(candidate, state) else None
 
-    def lowest(numbers: Sequence[int]) -> tuple[int, State] | None:
+    def ask(numbers: Sequence[int]) -> tuple[int, State] | None:
         return engine.first(name, [(f"{dial.what} to {number}", partial(at, number)) for number in numbers])
 
-    steps = [dial.low]
-    while max(steps[-1] * 2, steps[-1] + 1) < dial.high:
-        steps.append(max(steps[-1] * 2, steps[-1] + 1))
-    found = lowest(steps) if dial.low < dial.high else None
-    held = None if found is None else found[1]
-    upper = dial.high if found is None else steps[found[0]]
-    lower = max((step for step in steps if step < upper), default=dial.low - 1)
+    lowest = partial(_lowest, ask, engine.width)
+    held: State | None = None
+    ends = sorted({dial.low, dial.high - 1}) if dial.low < dial.high else []
+    found = ask(ends)
+    if found is not None and found[0] == 0:
+        held = found[1]
+    elif found is not None:
+        upper, held = ends[-1], found[1]
+        octaves = [number for number in _powers(upper) if dial.low < number]
+        place, better = lowest(octaves)
+        lower = octaves[place - 1] if place else dial.low
+        upper, held = (octaves[place], better) if better is not None else (upper, held)
+        held = lowest(range(lower + 1, upper))[1] or held
+    elif len(ends) > 1:
+        coarse = sorted({*(p for p in _powers(dial.high) if dial.high % p == 0), dial.high // 2} - {*ends})
+        found = ask(coarse[-2:])
+        if found is not None:
+            finer = [number for number in coarse if dial.low < number < coarse[-2:][found[0]]]
+            held = lowest(finer)[1] or found[1]
+    return state if held is None else engine.accept(name, held)
+
+
+def _lowest(
+    ask: Callable[[Sequence[int]], tuple[int, State] | None], width: int, numbers: Sequence[int]
+) -> tuple[int, State | None]:
+    """The place of the first number that fails, where all after it do, and its state; past the end for none."""
+    lower, upper, held = -1, len(numbers), None
     while upper - lower > 1:
-        between = _spaced(lower, upper, engine.width)
-        found = lowest(between)
+        between = _spaced(lower, upper, width)
+        found = ask([numbers[place] for place in between])
         if found is None:
             lower = between[-1]
         else:
             lower = between[found[0] - 1] if found[0] else lower
             upper, held = between[found[0]], found[1]
-    return state if held is None else engine.accept(name, held)
+    return upper, held
+
+
+def _powers(limit: int) -> list[int]:
+    """The powers of two below a number.
+
+    >>> _powers(9)
+    [1, 2, 4, 8]
+    """
+    return [1 << place for place in range(limit.bit_length()) if 1 << place < limit]
 
 
 def _spaced(lower: int, upper: int, count: int) -> list[int]:

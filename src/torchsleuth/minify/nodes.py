@@ -7,7 +7,7 @@ one of each kind, side by side, is a small question that finds any single culpri
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -44,7 +44,10 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
         _Asker(engine, state, recording, groups, apart=True),
     )
     race = _racer(engine, state, recording, groups)
-    best = smallest_failing(elements, together, apart, suspects, race)
+    exposed = None
+    if getattr(engine.oracle, "names_outputs", False):
+        exposed = _Asker(engine, state, recording, groups, exposed=True)
+    best = smallest_failing(elements, together, apart, suspects, race, exposed, engine.width)
     # Now name by name: of a tuple's parts only those that matter stay.
     kept = [(name,) for element in best for name in groups[element]]
     one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))
@@ -53,13 +56,17 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
 
 @dataclass
 class _Asker:
-    """Asks whether sets of parts fail, connected or `apart`, and remembers what was answered."""
+    """Asks whether sets of parts fail, and remembers what was answered.
+
+    They are connected or `apart`; with all their values `exposed` or only the last.
+    """
 
     engine: Engine
     state: State
     recording: Recording
     parts: Sequence[tuple[str, ...]]
     apart: bool = False
+    exposed: bool = False
     known: dict[Subset, bool] = field(default_factory=dict)
 
     def __call__(self, subsets: Sequence[Subset]) -> int | None:
@@ -67,23 +74,37 @@ class _Asker:
             if self.known.get(subset):
                 return place
         unknown = [s for s in subsets if s not in self.known]
-        label = f"of {len(self.parts)}"
-        found = self.engine.first(NAME, [(f"{len(s)} {label}", partial(self._cut_out, s)) for s in unknown])
-        for subset in unknown[: None if found is None else found[0]]:
-            self.known[subset] = False
+        found = self.engine.first(NAME, self._candidates(unknown))
+        self.known |= dict.fromkeys(unknown[: None if found is None else found[0]], False)
         if found is None:
             return None
         failing = unknown[found[0]]
-        self.known[failing] = True
-        if not self.apart or len(failing) == 1:
-            self.engine.accept(NAME, found[1])
+        self._note(failing, found[1])
         return subsets.index(failing)
+
+    def each(self, subsets: Sequence[Subset]) -> list[bool | None]:
+        """As above, with all that is known after the first round that has a failure."""
+        if not any(self.known.get(subset) for subset in subsets):
+            unknown = [s for s in subsets if s not in self.known]
+            for place, (state, failed) in self.engine.each(NAME, self._candidates(unknown)).items():
+                self.known[unknown[place]] = failed
+                if failed:
+                    self._note(unknown[place], state)
+        return [self.known.get(subset) for subset in subsets]
+
+    def _candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Callable[[], State]]]:
+        return [(f"{len(s)} of {len(self.parts)}", partial(self._cut_out, s)) for s in subsets]
+
+    def _note(self, failing: Subset, state: State) -> None:
+        self.known[failing] = True
+        if not (self.apart or self.exposed) or len(failing) == 1:
+            self.engine.accept(NAME, state)
 
     def _cut_out(self, subset: Subset) -> State:
         names = {name for element in subset for name in self.parts[element]}
-        if len(names) == len(self.recording.calls) and not self.apart:
+        if len(names) == len(self.recording.calls) and not (self.apart or self.exposed):
             return self.state
-        piece = cut(self.recording, names, severed=self.apart)
+        piece = cut(self.recording, names, severed=self.apart, exposed=self.exposed)
         return state_of_cut(self.state, piece, self.recording.symbolic)
 
 

@@ -1,8 +1,8 @@
-"""Failures that come only sometimes, as a search meets them: how often is measured before a pass is believed.
+"""Failures that come only sometimes, as a search meets them: how often is measured before a pass counts.
 
-Not on the whole graph, which is the dearest question, but on the first state that fails: one failure proves itself, and
-the same state asked again tells at little cost whether it always fails. Where it does not, the search starts again with
-passes repeated as often as that rate asks for.
+Not on the whole graph, which is the dearest question, but on the smallest state that was found to fail: one failure
+proves itself, and the same state asked again tells at little cost whether it always fails. Where it does not, the
+search starts again with passes repeated as often as that rate asks for.
 """
 
 from __future__ import annotations

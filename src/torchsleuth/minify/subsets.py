@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 Subset = tuple[int, ...]
-# The place of the first subset that fails, in the order given, or None where none does.
+# The place of the first subset that fails, in the order given, or None where none does. One that has an attribute
+# `each`, a function, can also tell of several at once: True, False, or None for those that it did not come to.
 Ask = Callable[[Sequence[Subset]], int | None]
+Each = Callable[[Sequence[Subset]], Sequence[bool | None]]
 
 BALLS = (2, 4, 8, 16, 32)
 # Seeds beyond these are guesses that cost more than they save.
@@ -53,13 +55,16 @@ def smallest_failing(
     ask_apart: Ask | None = None,
     suspects: Callable[[], Sequence[int]] = tuple,
     ask_passing: Ask | None = None,
+    ask_exposed: Ask | None = None,
+    width: int = 1,
 ) -> Subset:
     """A subset that fails and none of whose parts with one element less does.
 
     `ask_apart` tries elements without their connections; `suspects` says whom the last failure points at;
-    `ask_passing`, where given, answers with the first of disconnected subsets that passes. The whole
-    is only asked about where no small part fails, because it is the dearest question; `NothingFails` is raised
-    where it does not fail either.
+    `ask_passing`, where given, answers with the first of disconnected subsets that passes, and `ask_exposed` tries
+    subsets such that suspects are known exactly; `width` is how many subsets are tried at the same time. The whole
+    is only asked about where no small part fails, because it is the dearest question; `NothingFails` is raised where
+    it does not fail either.
 
     >>> smallest_failing(Elements(100), lambda subsets: next((i for i, s in enumerate(subsets) if 7 in s), None))
     (7,)
@@ -67,14 +72,16 @@ def smallest_failing(
     whole = tuple(range(elements.count))
     if elements.count <= 1:
         return whole
-    ask, passed = _watched(ask)
+    passed: list[Subset] = []
+    ask = _Watched(ask, passed)
+    smaller = [kinds for kinds in elements.kinds if len(kinds) <= 0.6 * elements.count]
     found = (
         _blamed(elements, ask)
         or _ball(elements, ask)
-        or _alone(elements, ask, ask_apart, suspects, ask_passing)
+        or _pointed_at(elements, smaller or [whole], ask, ask_exposed, suspects)
+        or _alone(elements, ask, ask_apart, suspects, ask_passing, width)
     )
     if found is None:
-        smaller = [kinds for kinds in elements.kinds if len(kinds) <= 0.6 * elements.count]
         place = first_of(smaller, ask, one_by_one=True)
         if place is None and ask([whole]) is None:
             raise NothingFails("the whole does not fail")
@@ -85,16 +92,37 @@ def smallest_failing(
     return found
 
 
-def _watched(ask: Ask) -> tuple[Ask, list[Subset]]:
-    """The same question, and the subsets that were seen to pass."""
-    passed: list[Subset] = []
+@dataclass(frozen=True)
+class _Watched:
+    """The same questions, with the subsets that were seen to pass."""
 
-    def watching(subsets: Sequence[Subset]) -> int | None:
-        place = ask(subsets)
-        passed.extend(subsets[:place])
+    ask: Ask
+    passed: list[Subset]
+
+    def __call__(self, subsets: Sequence[Subset]) -> int | None:
+        place = self.ask(subsets)
+        self.passed.extend(subsets[:place])
         return place
 
-    return watching, passed
+    def each(self, subsets: Sequence[Subset]) -> Sequence[bool | None]:
+        answers = each_of(self.ask)(subsets)
+        self.passed.extend(subset for subset, failed in zip(subsets, answers) if failed is False)
+        return answers
+
+
+def each_of(ask: Ask) -> Each:
+    """How to ask for all answers of one round; where only the first failure is told, what comes after it is unknown."""
+    each: Each | None = getattr(ask, "each", None)
+    if each is not None:
+        return each
+
+    def by_place(subsets: Sequence[Subset]) -> list[bool | None]:
+        place = ask(subsets)
+        if place is None:
+            return [False] * len(subsets)
+        return [*[False] * place, True, *[None] * (len(subsets) - place - 1)]
+
+    return by_place
 
 
 def first_of(subsets: Sequence[Subset], ask: Ask, *, one_by_one: bool = False) -> int | None:
@@ -119,27 +147,46 @@ def _alone(
     ask_apart: Ask | None,
     suspects: Callable[[], Sequence[int]],
     ask_passing: Ask | None,
+    width: int,
 ) -> Subset | None:
     """A single culprit, found by trying one element of each kind side by side.
 
     Where failing takes long, as a hang does, both halves are tried at once and `ask_passing` says which one passes.
     """
-    candidates = tuple(e for e in elements.singles if (e,) not in [(s,) for s in elements.seeds[:MOST_SEEDS]])
-    if ask_apart is None or not candidates or ask_apart([candidates]) is None:
+    tried = elements.seeds[:MOST_SEEDS]
+    candidates = tuple(e for e in elements.singles if e not in tried)
+    if ask_apart is None or not candidates:
         return None
+    # In parts from the beginning: together they cost what the whole does, and the part that fails is known at once.
+    parts = in_parts(candidates, 2)
+    place = ask_apart(parts)
+    if place is None:
+        return None
+    candidates = parts[place]
     pointed_at = [(element,) for element in suspects() if element in candidates][:MOST_SEEDS]
     place = first_of(pointed_at, ask)
     if place is not None:
         return pointed_at[place]
     while len(candidates) > 1:
-        middle = len(candidates) // 2
-        halves = [candidates[:middle], candidates[middle:]]
-        # One of two halves must fail where a single one is at fault, so the second need not be asked.
         if ask_passing is not None:
+            halves = in_parts(candidates, 2)
             candidates = halves[1 if ask_passing(halves) == 0 else 0]
-        else:
-            candidates = halves[0] if ask_apart([halves[0]]) is not None else halves[1]
+            continue
+        # One of the parts must fail where a single one is at fault, so the last need not be asked.
+        parts = in_parts(candidates, width + 1)
+        place = ask_apart(parts[:-1])
+        candidates = parts[-1 if place is None else place]
     return candidates if ask([candidates]) is not None else None
+
+
+def in_parts(subset: Subset, count: int) -> list[Subset]:
+    """The subset in up to `count` parts of nearly one size, in order.
+
+    >>> in_parts((1, 2, 3, 4, 5), 2)
+    [(1, 2), (3, 4, 5)]
+    """
+    cuts = [len(subset) * part // count for part in range(count + 1)]
+    return [subset[begin:end] for begin, end in itertools.pairwise(cuts) if begin < end]
 
 
 def _ball(elements: Elements, ask: Ask) -> Subset | None:
@@ -151,6 +198,28 @@ def _ball(elements: Elements, ask: Ask) -> Subset | None:
         if place is not None:
             return list(dict.fromkeys(balls))[place]
     return None
+
+
+def _pointed_at(
+    elements: Elements,
+    covers: Sequence[Subset],
+    ask: Ask,
+    ask_exposed: Ask | None,
+    suspects: Callable[[], Sequence[int]],
+) -> Subset | None:
+    """A few elements that end in the first one which a failure points at: it is wrong by what it reads."""
+    if ask_exposed is None or elements.count <= MOST_PAIRED:
+        return None
+    # The parts of a cover can be tried side by side, and few failures need what lies in two of them.
+    if ask_exposed(in_parts(covers[0], 2)) is None and first_of(covers, ask_exposed, one_by_one=True) is None:
+        return None
+    first = min(suspects(), default=None)
+    if first is None:
+        return None
+    before = [[n for n in near if n < number] for number, near in enumerate(elements.neighbours)]
+    balls = list(dict.fromkeys(ball(before, first, size) for size in (1, *BALLS)))
+    place = first_of(balls, ask)
+    return None if place is None else balls[place]
 
 
 def ball(neighbours: Sequence[Sequence[int]], centre: int, size: int) -> Subset:
@@ -212,15 +281,40 @@ def _without_chunks(subset: Subset, size: int, ask: Ask) -> Subset:
 
 
 def _without_any(subset: Subset, chunks: Sequence[Subset], ask: Ask) -> Subset:
-    """Removes every chunk that can go, asking for a few at a time."""
+    """Removes every chunk that can go, asking for a few at a time.
+
+    Chunks that can go each by itself, as seen in one round, are taken away together: most are independent.
+    """
+    each = each_of(ask)
     untried = list(chunks)
     while untried:
-        rests = [rest for chunk in untried[:ASK_AT_ONCE] if (rest := _less(subset, chunk))]
-        place = ask(rests) if rests else None
-        if place is not None:
-            subset = rests[place]
-        untried = untried[len(rests) or ASK_AT_ONCE :] if place is None else untried[place + 1 :]
+        batch = [chunk for chunk in untried[:ASK_AT_ONCE] if _less(subset, chunk)]
+        if not batch:
+            return subset
+        answers = dict(zip(batch, each([_less(subset, chunk) for chunk in batch])))
+        gone = [chunk for chunk in batch if answers[chunk]]
+        untried = [chunk for chunk in untried if answers.get(chunk) is None]
+        if len(gone) > 1 and (merged := _merged(subset, gone, untried, each)) is not None:
+            subset, untried = merged
+        elif gone:
+            subset, untried = _less(subset, gone[0]), [*gone[1:], *untried]
     return subset
+
+
+def _merged(
+    subset: Subset, gone: Sequence[Subset], untried: list[Subset], each: Each
+) -> tuple[Subset, list[Subset]] | None:
+    """Without all that is `gone`, and without the next chunk too if that holds; with what is then untried."""
+    rest = _less(subset, itertools.chain(*gone))
+    if not rest:
+        return None
+    further = [chunk for chunk in untried[:1] if _less(rest, chunk)]
+    answers = each([*(_less(rest, chunk) for chunk in further), rest])
+    if further and answers[0]:
+        return _less(rest, further[0]), untried[1:]
+    if answers[-1]:
+        return rest, untried[len(further) :] if answers[0] is False else untried
+    return None
 
 
 def one_less(subset: Subset, ask: Ask) -> Subset:

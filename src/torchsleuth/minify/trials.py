@@ -53,8 +53,6 @@ class TrialOracle:
     text: str = ""
     # How often the failure comes, where it comes only sometimes.
     rate: FailureRate | None = None
-    # Whether that was looked at. A hang takes its whole clock each time, so it is taken at its word.
-    looked: bool = False
 
     def __call__(self, states: Sequence[State]) -> list[bool | None]:
         tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
@@ -65,19 +63,24 @@ class TrialOracle:
                 answers.append(None)
                 continue
             answers.append(self._judge(ticket.result(), state))
-            if answers[-1] and not self.looked:
-                self._look(state, FailureRate(1, 1))
         return answers
 
-    def look_again(self, state: State) -> None:
-        """Asks a few times more about a state that did not fail; raises `ComesSometimes` where it fails after all."""
-        if not self.also and not self.errors:
-            self._look(state, FailureRate(0, 1))
+    def each(self, states: Sequence[State]) -> list[bool | None]:
+        """All answers; where a failure takes long to see, what comes after one is still given up."""
+        if self.failing_is_slow:
+            return self(states)
+        tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
+        return [self._judge(ticket.result(), state) for ticket, state in zip(tickets, states)]
 
-    def _look(self, state: State, seen: FailureRate) -> None:
-        self.looked = True
-        if self.failing_is_slow or self.rate is not None:
+    def look_again(self, state: State, failed: bool) -> None:
+        """Asks a few times more about a state; raises `ComesSometimes` where it does not always answer alike.
+
+        A hang takes its whole clock each time, so it is taken at its word.
+        """
+        odd = not failed and (self.also or self.errors)
+        if odd or self.failing_is_slow or self.rate is not None:
             return
+        seen = FailureRate(int(failed), 1)
         found = measured(self.workers, self.trial(state), seen)
         if found.flaky:
             self.rate = found
@@ -88,6 +91,11 @@ class TrialOracle:
     def failing_is_slow(self) -> bool:
         """Whether it takes longer to see a failure than to see none."""
         return self.expected.kind == "hang"
+
+    @property
+    def names_outputs(self) -> bool:
+        """Whether a failure says which of the results are wrong."""
+        return self.expected.kind == "accuracy"
 
     def first_passing(self, states: Sequence[State]) -> int | None:
         """The first state, in time, that passes; the others are given up. None where all fail."""

@@ -54,7 +54,7 @@ class Verification:
         cache = "an empty kernel cache each"
         if self.early is None or device != "cpu":
             return f"{self.times} interpreters started for it; {cache}"
-        return f"an interpreter started for it, and {self.times - 1} forks of one that had only loaded torch; {cache}"
+        return f"{self.times} forks of an interpreter that had loaded torch and compiled nothing; {cache}"
 
     def holds(self, runs: list[ScriptRun]) -> bool:
         """Whether the script fails as it should: every time, or, where that comes only sometimes, never otherwise."""

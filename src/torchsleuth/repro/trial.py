@@ -236,11 +236,15 @@ def warm_up() -> dict[str, Any]:
     no_monitor_thread()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    learned = recall_vector_instructions(noted_answers())
-    _exercise("aot", "torch.ops.aten.abs.default(a)", "codegen" if learned else "lowering")
+    known = recall_vector_instructions(noted_answers())
+    _exercise("aot", "torch.ops.aten.abs.default(a)", "codegen" if known else "lowering")
     _exercise("dynamo", "torch.abs(a)", "lowering")
     _threads = threads
-    return {"torch": torch.__version__, "kernel_threads": threads}
+    return {
+        "torch": torch.__version__,
+        "kernel_threads": threads,
+        "vector_instructions_known": known,
+    }
 
 
 def learn() -> dict[str, bool]:

@@ -1,7 +1,7 @@
-"""The modules that a first `torch.compile` loads, so that a process can load them before it is needed.
+"""What a first `torch.compile` loads and prepares, whatever it compiles: a process can do so before it is needed.
 
-Loading them takes three seconds and compiles nothing. Versions: 2.11 to 2.15 have all of these; one that is missing is
-left for the compile to load.
+It takes some four seconds and compiles nothing. Versions: 2.11 to 2.15 have most of these; what is missing is left
+for the compile to load or prepare.
 """
 
 from __future__ import annotations
@@ -17,8 +17,17 @@ _MODULES = (
     "torch._inductor.compile_fx",
     "torch._dynamo.backends.inductor",
     "torch._dynamo.backends.cudagraphs",
+    "torch._dynamo.backends.distributed",
+    "torch._dynamo.backends.onnxrt",
+    "torch._dynamo.backends.tensorrt",
+    "torch._dynamo.backends.torchxla",
+    "torch._dynamo.backends.tvm",
+    "torch._dynamo.dce_extra_outputs",
     "torch._dynamo.repro.after_dynamo",
     "torch._functorch.aot_autograd",
+    "torch._functorch._aot_autograd.subclass_codegen",
+    "torch._higher_order_ops.passes.inline_invoke_subgraph",
+    "torch._inductor.bounds",
     "torch._inductor.compiler_bisector",
     "torch._inductor.codegen.cpp_wrapper_cpu_array_ref",
     "torch._inductor.codegen.cpp_wrapper_gpu",
@@ -32,8 +41,11 @@ _MODULES = (
     "torch._inductor.fx_passes.pad_mm",
     "torch._inductor.fx_passes.quantization",
     "torch._inductor.runtime.caching",
+    "torch._inductor.extern_node_serializer",
+    "torch._subclasses.schema_check_mode",
     "torch.distributed.tensor.experimental",
     "torch.export._trace",
+    "torch.fx.experimental.validator",
 )
 
 
@@ -60,3 +72,32 @@ def load_compiler() -> None:
                 importlib.import_module(name)
             except ImportError:
                 continue
+
+
+def prepare_compiler() -> None:
+    """What Inductor does once per process before its first graph: its backends and its tables of patterns.
+
+    >>> prepare_compiler()
+    """
+    with without_collecting():
+        import torch
+
+        _call("torch._inductor.codegen.common", "init_backend_registration")
+        _call("torch._inductor.fx_passes.joint_graph", "lazy_init", torch.device("cpu"))
+        _call("torch._inductor.fx_passes.post_grad", "lazy_init")
+
+
+def prepare_kernels() -> None:
+    """What only a compile that reaches its kernels needs: the paths of headers, and the hash of torch's own sources.
+
+    >>> prepare_kernels()
+    """
+    with without_collecting(), contextlib.suppress(ImportError):
+        importlib.import_module("torch.utils.cpp_extension")
+    _call("torch._inductor.codecache", "torch_key")
+
+
+def _call(module: str, function: str, *arguments: object) -> None:
+    # Whatever is wrong with it, the compile that needs it will say so.
+    with contextlib.suppress(Exception):
+        getattr(importlib.import_module(module), function)(*arguments)

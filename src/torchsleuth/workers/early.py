@@ -1,15 +1,13 @@
 """The inside of an interpreter that is started before its script is known, so that loading torch is not waited for.
 
-It loads torch and its compiler and compiles nothing. Then it splits once: one half forks a process for each order that
-comes over a socket, a script or the server of the trials, and runs nothing itself; the other half, the process that was
-started, waits for a script on its standard input and runs that. Either way a script starts with a loaded torch,
-an empty kernel cache of its own and no compile behind it.
+It loads torch and its compiler, does what Inductor does once before its first graph, and compiles nothing. Then it
+forks a process for each order that comes over a socket, a script or the server of the trials, and runs nothing
+itself. So a script starts with a loaded torch, an empty kernel cache of its own and no compile behind it.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import runpy
 import selectors
@@ -19,7 +17,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from torchsleuth.torch_internals.worker_imports import load_compiler
+from torchsleuth.torch_internals.worker_imports import load_compiler, prepare_compiler, prepare_kernels
 from torchsleuth.torch_internals.worker_isa import (
     forget_where_named,
     noted_answers,
@@ -36,25 +34,17 @@ def main(arguments: list[str]) -> None:
     load_compiler()
     # Which vector instructions the C++ compiler knows is asked in six small processes, a second, for each first kernel.
     recall_vector_instructions(noted_answers())
+    prepare_compiler()
     gc.collect()
     gc.freeze()
-    started = os.getpid()
-    if os.fork() == 0:
-        order = _serve(control, started)
-    else:
-        control.close()
-        line = sys.stdin.readline()
-        order = json.loads(line) if line.strip() else None
-    if order is not None:
-        _become(order)
+    _become(_serve(control))
 
 
-def _serve(control: socket.socket, started: int) -> dict[str, Any] | None:
+def _serve(control: socket.socket) -> dict[str, Any]:
     """Forks a process for each order and tells how it ended; in such a process it returns the order.
 
     When the other end of the socket is gone, so is everything that was started here.
     """
-    os.setsid()
     wake, wakes = os.pipe()
     for descriptor in (wake, wakes):
         os.set_blocking(descriptor, False)
@@ -68,7 +58,7 @@ def _serve(control: socket.socket, started: int) -> dict[str, Any] | None:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is control:
-                    for message in _heard(control, frames, started, running, handed):
+                    for message in _heard(control, frames, running, handed):
                         pid = _obey(message, running)
                         if pid == 0:
                             signal.set_wakeup_fd(-1)
@@ -79,14 +69,13 @@ def _serve(control: socket.socket, started: int) -> dict[str, Any] | None:
                             return {**message, "descriptors": handed}
                         if "call" in message:  # the one kind of order that brings a descriptor
                             os.close(handed.pop(0))
+                            prepare_kernels()  # while the trials run; scripts come after them
                 else:
                     _drain(wake)
             _reap(control, running)
 
 
-def _heard(
-    control: socket.socket, frames: Frames, started: int, running: Iterable[int], handed: list[int]
-) -> list[Any]:
+def _heard(control: socket.socket, frames: Frames, running: Iterable[int], handed: list[int]) -> list[Any]:
     """The messages that came; descriptors that came with them go to `handed`."""
     try:
         data, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 1)
@@ -97,8 +86,6 @@ def _heard(
         pass
     for pid in running:
         kill_group(pid)
-    if os.getppid() == started:  # once it has ended, its number may be someone else's
-        kill_group(started)
     os._exit(0)
 
 

@@ -1,14 +1,13 @@
 """Runs written scripts in interpreters that were started before the script was known.
 
 Loading torch and its compiler takes three to four seconds of a processor, and a search has that time to spare.
-One interpreter is started and loads them; it runs one script itself, and processes forked from it, before anything
-ran there, run the others. Each has an empty kernel cache of its own; none of them has anything of the search in it.
+One interpreter is started and loads them; it runs nothing itself, and a process forked from it runs each script.
+Each has an empty kernel cache of its own; none of them has anything of the search in it.
 The server of the trials may be forked from it as well: then torch is loaded once less.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -54,7 +53,6 @@ class Prestarted:
         self._frames = Frames()
         self._codes: dict[int, int] = {}
         self._numbers = 0
-        self._itself_used = False
         self._given_up = False
         self._scripts: set[int] = set()
         self._control, theirs = socket.socketpair()
@@ -62,8 +60,7 @@ class Prestarted:
         self._started_with = {**marked(made, UNMARKED), **_ONE_THREAD}
         self._process = subprocess.Popen(
             python_command(sys.executable, "torchsleuth.workers.early", theirs.fileno()),
-            bufsize=0,
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=self._started_with,
@@ -82,15 +79,14 @@ class Prestarted:
         phase_seconds: float = PHASE_SECONDS,
         deadline: float | None = None,
     ) -> list[ScriptRun]:
-        """Runs the script `times` times: once in an interpreter started for it, else in forks of one that ran nothing.
+        """Runs the script `times` times, each in a fork of an interpreter that ran nothing.
 
         >>> [run.answer for run in early.verify(Path("repro.py"), signature)]
         ['reproduced', 'reproduced', 'reproduced']
         """
 
-        def once(place: int) -> ScriptRun:
-            clocks = {"phase_seconds": phase_seconds, "deadline": deadline}
-            return self.run(script, expected, forked=place > 0, **clocks)  # type: ignore[arg-type]
+        def once(_: int) -> ScriptRun:
+            return self.run(script, expected, phase_seconds=phase_seconds, deadline=deadline)
 
         with ThreadPoolExecutor(max(1, min(times, at_once))) as pool:
             return list(pool.map(once, range(times)))
@@ -101,11 +97,10 @@ class Prestarted:
         expected: Signature,
         *,
         arguments: Sequence[str] = (),
-        forked: bool = True,
         phase_seconds: float = PHASE_SECONDS,
         deadline: float | None = None,
     ) -> ScriptRun:
-        """Runs the script once: in a fork, or in the interpreter itself, or by a new one where that is gone.
+        """Runs the script once: in a fork, or by a new interpreter where ours is gone.
 
         >>> early.run(Path("original.py"), signature).reproduced
         True
@@ -115,7 +110,9 @@ class Prestarted:
             order = self._order(script, arguments, places)
             if self._given_up:
                 raise _NotThere
-            return self._forked_script(order) if forked else self._itself(order)
+            process = self._forked(order)
+            self._scripts.add(process.number)
+            return process
 
         try:
             return watched_run(begin, expected, phase_seconds=phase_seconds, deadline=deadline)
@@ -148,8 +145,6 @@ class Prestarted:
     def give_up(self) -> None:
         """Ends the scripts that run and runs no more of them; a server forked from here goes on."""
         self._given_up = True
-        if self._itself_used:
-            kill_group(self._process.pid)
         for number in list(self._scripts):
             Forked(self, number).kill()
 
@@ -157,8 +152,6 @@ class Prestarted:
         """Ends the interpreter and everything that it started."""
         self._given_up = True
         self._control.close()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         if self._process.poll() is None:
             kill_group(self._process.pid)
         self._process.wait()
@@ -180,22 +173,6 @@ class Prestarted:
             "stderr": str(places.stderr),
             "environment": changed,
         }
-
-    def _itself(self, order: Mapping[str, Any]) -> Running:
-        with self._lock:
-            used, self._itself_used = self._itself_used, True
-        if used or self._process.stdin is None:
-            raise _NotThere
-        try:
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        except OSError as error:
-            raise _NotThere from error
-        return _Itself(self._process)
-
-    def _forked_script(self, order: Mapping[str, Any]) -> Running:
-        process = self._forked(order)
-        self._scripts.add(process.number)
-        return process
 
     def _forked(self, order: Mapping[str, Any], handed: socket.socket | None = None) -> Forked:
         with self._lock:
@@ -232,21 +209,7 @@ class Prestarted:
 
 
 class _NotThere(Exception):
-    """The interpreter that was to run the script is gone, or was used before."""
-
-
-class _Itself:
-    """The script in the very interpreter that was started."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def end(self) -> None:
-        kill_group(self._process.pid)
-        self._process.wait()
+    """The interpreter that was to run the script is gone, or runs no more of them."""
 
 
 class Forked:

@@ -62,6 +62,8 @@ class Server:
         self.frames = Frames()
         self.seats: dict[int, Seat] = {}
         self.sent = False
+        # Whether trials can do without what the learner will tell: they are slower then, but need not wait.
+        self.knows_enough = False
         self.learner: Seat | None = None
         # Trials that get as far as the C++ compiler, until the learner has told what it can do.
         self.waiting: list[dict[str, Any]] = []
@@ -188,7 +190,7 @@ class Server:
             learn = named_function(self.options.learn.split(",")[0])
             self.learner = self.fork(lambda _, results: write_all(results, frame({"learned": learn()})))
             self.learner.take(Job(LEARNER, Limits()))
-        return self.learner is not None
+        return self.learner is not None and not self.knows_enough
 
     def learned(self, what: Any) -> None:
         self.learner = None
@@ -338,6 +340,7 @@ def main(arguments: list[str]) -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with us
     server = Server(control, options, environment)
+    server.knows_enough = bool(facts.get("vector_instructions_known"))
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     server.tell({"hello": {"seconds": time.monotonic() - started, "threads": threads, **facts}})
     server.loop()
