@@ -21,7 +21,13 @@ from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
 from torchsleuth.minify.contract import Listener, Reduction, Silence, State
 from torchsleuth.minify.explain import Explanation, explain
-from torchsleuth.minify.opened import CannotMinify, OpenedCase, open_for_search, refuse_deadly_graph
+from torchsleuth.minify.opened import (
+    CannotMinify,
+    OpenedCase,
+    open_for_search,
+    refuse_deadly_graph,
+    wait_for_device,
+)
 from torchsleuth.minify.search import search
 from torchsleuth.minify.sometimes import AGAIN, ComesSometimes
 from torchsleuth.minify.states import warm_up
@@ -87,6 +93,7 @@ def _minify(
     warm_up()
     opened = open_for_search(folder)
     refuse_deadly_graph(folder, early)
+    budget_seconds += wait_for_device(workers, folder.case.device, budget_seconds)
     keeper = _Keeper(folder, opened, listener)
     # Beside the case's own values, so that workers which see the case see these as well; gone when the search is over.
     store = folder.path / ".trials"

@@ -7,8 +7,9 @@ that was not tried; a bound such as "any size >= 65" was tried at 64, 65, 66 and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -18,9 +19,11 @@ from torchsleuth.minify.reduce_shapes import with_shape
 from torchsleuth.minify.states import ANY_VALUES, checked
 from torchsleuth.tensors.specs import TensorSpec
 
-OTHER_DTYPES = ("float64", "bfloat16", "float16")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 # What a person still reads; each costs a trial or two.
 MOST_DIMENSIONS = 6
+# Which variant failed: by what was varied, and to what.
+_Told = Mapping[tuple[Any, int | str], bool]
 
 
 @dataclass(frozen=True)
@@ -32,26 +35,39 @@ class Explanation:
     difference: str = ""
 
 
+@dataclass(frozen=True)
+class _Variant:
+    """The state with one difference: what is varied, to what, and how far from what failed that is."""
+
+    topic: tuple[str, int] | str
+    to: int | str
+    state: State
+    distance: float = math.inf
+    difference: str = ""
+
+
 def explain(state: State, oracle: Oracle) -> Explanation:
-    """Varies sizes, dtypes, values and settings of a failing state, one at a time.
+    """Varies sizes, dtypes, values and settings of a failing state, one at a time; all are asked at once.
 
     >>> explain(state, oracle).sentences
     ('any size >= 65 in dim 1 of x', 'any values', 'default settings')
     """
-    sentences: list[str] = []
-    passing: list[tuple[float, str, State]] = []
-    for name, dim in _dimensions(state):
-        sentences.append(_size(state, oracle, name, dim, passing))
-    sentences += _dtypes(state, oracle, passing)
-    sentences.append(_values(state, oracle))
-    sentences.append(_settings(state))
+    dimensions = list(_dimensions(state))
+    variants = [v for name, dim in dimensions for v in _sizes(state, name, dim)]
+    variants += [*_dtypes(state), *_values(state)]
+    ask = getattr(oracle, "each", oracle)
+    failed = [bool(answer) for answer in ask([variant.state for variant in variants])]
+    told = {(variant.topic, variant.to): answer for variant, answer in zip(variants, failed)}
+    sentences = [_size_sentence(state, name, dim, told) for name, dim in dimensions]
+    sentences += [_dtype_sentence(state, told), _value_sentence(state, told), _settings(state)]
     if state.symbols:
         sentences.append("only with symbolic sizes (dynamic=True)")
-    nearest = min(passing, key=lambda item: item[0], default=None)
+    passing = [v for v, answer in zip(variants, failed) if not answer and v.distance < math.inf]
+    nearest = min(passing, key=lambda variant: variant.distance, default=None)
     return Explanation(
         tuple(s for s in sentences if s),
-        None if nearest is None else nearest[2],
-        "" if nearest is None else nearest[1],
+        None if nearest is None else nearest.state,
+        "" if nearest is None else nearest.difference,
     )
 
 
@@ -64,29 +80,29 @@ def _dimensions(state: State) -> Iterator[tuple[str, int]]:
                 yield given.name, dim
 
 
-def _size(state: State, oracle: Oracle, name: str, dim: int, passing: list) -> str:
+def _size_of(state: State, name: str, dim: int) -> int:
     spec = next(i.spec for i in state.inputs if i.name == name)
     assert isinstance(spec, TensorSpec)
-    size = spec.shape[dim]
-    where = f"in dim {dim} of {name}"
+    return spec.shape[dim]
 
-    def fails(number: int) -> bool | None:
-        other = _resized(state, name, dim, number)
-        if other is None:
-            return None
-        failed = bool(oracle([other])[0])
-        if not failed:
-            passing.append(
-                (abs(math.log(max(number, 1) / size)), f"size {number} instead of {size} {where}", other)
-            )
-        return failed
 
-    larger = [answer for answer in (fails(size + 1), fails(size * 2)) if answer is not None]
+def _sizes(state: State, name: str, dim: int) -> Iterator[_Variant]:
+    size = _size_of(state, name, dim)
+    for number in dict.fromkeys((size + 1, size * 2, size - 1)):
+        other = _resized(state, name, dim, number) if number > 0 else None
+        if other is not None:
+            what = f"size {number} instead of {size} in dim {dim} of {name}"
+            yield _Variant((name, dim), number, other, abs(math.log(number / max(size, 1))), what)
+
+
+def _size_sentence(state: State, name: str, dim: int, told: _Told) -> str:
+    size = _size_of(state, name, dim)
+    topic, where = (name, dim), f"in dim {dim} of {name}"
+    larger = [told[topic, number] for number in (size + 1, size * 2) if (topic, number) in told]
     if not larger:
         return ""
-    smaller = fails(size - 1) if size > 1 else True
     if all(larger):
-        return f"any size {where}" if smaller and size == 1 else f"any size >= {size} {where}"
+        return f"any size {where}" if size == 1 else f"any size >= {size} {where}"
     return f"only size {size} {where}, of those tried" if not any(larger) else f"some sizes {where}"
 
 
@@ -118,37 +134,45 @@ def _stretched(given: Input, dim: int, number: int) -> Input:
     )
 
 
-def _dtypes(state: State, oracle: Oracle, passing: list) -> list[str]:
-    floats = {i.spec.dtype for i in state.inputs if isinstance(i.spec, TensorSpec)} & {
-        "float32",
-        *OTHER_DTYPES,
-    }
-    if len(floats) != 1:
-        return []
-    own = floats.pop()
-    failing, fine = [own], []
-    for dtype in ("float32", *OTHER_DTYPES):
-        other = None if dtype == own else with_dtype(state, own, dtype)
-        if other is None:
-            continue
-        if oracle([other])[0]:
-            failing.append(dtype)
-        else:
-            fine.append(dtype)
-            passing.append((2.0, f"{dtype} instead of {own}", other))
-    if not fine:
-        return [f"dtypes {', '.join(failing)}"]
-    return [f"dtypes {', '.join(failing)}, but not {', '.join(fine)}"]
+def _float_dtype(state: State) -> str | None:
+    """The one floating-point dtype that all inputs have, where it is one."""
+    floats = {i.spec.dtype for i in state.inputs if isinstance(i.spec, TensorSpec)} & {*DTYPES}
+    return floats.pop() if len(floats) == 1 else None
 
 
-def _values(state: State, oracle: Oracle) -> str:
+def _dtypes(state: State) -> Iterator[_Variant]:
+    own = _float_dtype(state)
+    for dtype in DTYPES if own is not None else ():
+        other = None if dtype == own else with_dtype(state, own or "", dtype)
+        if other is not None:
+            yield _Variant("dtype", dtype, other, 2.0, f"{dtype} instead of {own}")
+
+
+def _dtype_sentence(state: State, told: _Told) -> str:
+    own = _float_dtype(state)
+    if own is None:
+        return ""
+    failing = [own, *(dtype for dtype in DTYPES if told.get(("dtype", dtype)))]
+    fine = [dtype for dtype in DTYPES if told.get(("dtype", dtype)) is False]
+    return f"dtypes {', '.join(failing)}" + (f", but not {', '.join(fine)}" if fine else "")
+
+
+def _kept(state: State) -> list[str]:
+    return [i.name for i in state.inputs if i.value is not None]
+
+
+def _values(state: State) -> Iterator[_Variant]:
+    if not state.settings.get(ANY_VALUES) and _kept(state):
+        free = state.having(inputs=tuple(replace(i, value=None) for i in state.inputs))
+        yield _Variant("values", "any", free)
+
+
+def _value_sentence(state: State, told: _Told) -> str:
     if state.settings.get(ANY_VALUES):
         return "values play no part"
-    kept = [i.name for i in state.inputs if i.value is not None]
-    free = state.having(inputs=tuple(replace(i, value=None) for i in state.inputs))
-    if not kept or oracle([free])[0]:
+    if told.get(("values", "any"), True):
         return "any values"
-    return f"the values of {', '.join(kept)} matter"
+    return f"the values of {', '.join(_kept(state))} matter"
 
 
 def _settings(state: State) -> str:

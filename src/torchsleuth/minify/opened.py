@@ -6,6 +6,7 @@ running its repro would.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -22,9 +23,11 @@ from torchsleuth.graphs.reader import read_graph
 from torchsleuth.minify.contract import Input, State
 from torchsleuth.minify.states import ANY_VALUES
 from torchsleuth.repro.script import FACT_KEYS
+from torchsleuth.repro.trial import tiny_trial
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec
 from torchsleuth.tensors.synthetic import InputsDamaged, load_inputs
 from torchsleuth.torch_internals.minify_ops import load_compiler_operators
+from torchsleuth.workers.desk import Desk
 from torchsleuth.workers.prestart import Prestarted
 
 # A graph that takes longer in eager, for which no clock was given, is taken for hung.
@@ -84,6 +87,18 @@ def refuse_deadly_graph(folder: CaseFolder, early: Prestarted) -> None:
             f"the graph of case {case.id} cannot be run without the compiler either ({run.summary}), so the bug "
             f"is the program's or an operator's own; see `python {script} --eager`"
         )
+
+
+def wait_for_device(workers: Desk, device: str, seconds: float) -> float:
+    """Seconds until a first trial could run on a device other than the CPU, and none there.
+
+    On a cold machine its set-up may take longer than a search: that is not time spent on the question.
+    """
+    started = time.monotonic()
+    if device != "cpu":
+        with contextlib.suppress(TimeoutError):
+            workers.submit(tiny_trial(device=device), fresh=True).result(seconds)
+    return time.monotonic() - started
 
 
 def state_of_record(

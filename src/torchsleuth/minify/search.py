@@ -19,6 +19,7 @@ from torchsleuth.minify.nodes import reduce_nodes
 from torchsleuth.minify.order import size_of
 from torchsleuth.minify.reduce_arguments import plainer_arguments
 from torchsleuth.minify.reduce_bypass import bypass
+from torchsleuth.minify.reduce_calls import plainer_calls
 from torchsleuth.minify.reduce_forms import (
     contiguous,
     on_the_cpu,
@@ -36,7 +37,7 @@ from torchsleuth.minify.reduce_values import plainer_values
 from torchsleuth.minify.states import real_inputs, state_of
 
 # What changes the graph's calls, and so gives the search over nodes something new.
-STRUCTURE: dict[str, Reducer] = {"nested": inline_nested, "bypass": bypass}
+STRUCTURE: dict[str, Reducer] = {"nested": inline_nested, "bypass": bypass, "calls": plainer_calls}
 # The rest, those first that make every later trial cheaper.
 DETAILS: dict[str, Reducer] = {
     "device": on_the_cpu,

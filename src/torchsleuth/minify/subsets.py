@@ -25,6 +25,8 @@ MOST_SEEDS = 8
 MOST_BALL_SEEDS = 2
 # Enough for any number of workers; more would only be built in vain.
 ASK_AT_ONCE = 8
+# A cover that is larger than this share of the whole costs as much as the whole.
+WORTHWHILE = 0.6
 # Of so many elements each pair can still be tried.
 MOST_PAIRED = 12
 # CDD multiplies the probability that an element matters by this each round: 1 / (1 - 1/e).
@@ -74,7 +76,7 @@ def smallest_failing(
         return whole
     passed: list[Subset] = []
     ask = _Watched(ask, passed)
-    smaller = [kinds for kinds in elements.kinds if len(kinds) <= 0.6 * elements.count]
+    smaller = [kinds for kinds in elements.kinds if len(kinds) <= WORTHWHILE * elements.count]
     found = (
         _blamed(elements, ask)
         or _ball(elements, ask)

@@ -271,6 +271,26 @@ def recall(answers: dict[str, bool]) -> None:
 
 def _exercise(level: str, call: str, stage: str) -> None:
     """One tiny compile up to the end of `stage`, with everything set back afterwards."""
+    try:
+        run_trial(tiny_trial(level, call, stage))
+    except Exception:  # the compiler may be broken for good: that is for the trials to find out
+        pass
+    restore_settings(_first_settings or {})
+
+
+def tiny_trial(
+    level: str = "aot",
+    call: str = "torch.ops.aten.abs.default(a)",
+    stage: str = "lowering",
+    device: str = "cpu",
+) -> Trial:
+    """The least that can be asked of a worker: one operator, compiled up to the end of `stage`.
+
+    >>> workers.run(tiny_trial(device="cuda")).error is None
+    True
+    """
+    inputs = describe_inputs([torch.zeros(8)]).to_json()
+    inputs["inputs"] = [{**spec, "device": device} for spec in inputs["inputs"]]
     facts = {
         "level": level,
         "backend": "inductor",
@@ -281,15 +301,10 @@ def _exercise(level: str, call: str, stage: str) -> None:
         "output_meta": {},
         "constants": None,
         "placeholders": ["a"],
-        "inputs": describe_inputs([torch.zeros(8)]).to_json(),
+        "inputs": inputs,
         "tolerances": {},
     }
-    expected = _EXPECTED[stage]
-    try:
-        run_trial(Trial(_GRAPH.format(call=call), facts, expected))
-    except Exception:  # the compiler may be broken for good: that is for the trials to find out
-        pass
-    restore_settings(_first_settings or {})
+    return Trial(_GRAPH.format(call=call), facts, _EXPECTED[stage])
 
 
 def still_good() -> bool:

@@ -21,7 +21,7 @@ from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
 from torchsleuth.minify.contract import State
 from torchsleuth.minify.engine import combined
-from torchsleuth.minify.opened import OpenedCase, open_for_search
+from torchsleuth.minify.opened import OpenedCase, open_for_search, wait_for_device
 from torchsleuth.minify.reduce_forms import static_sizes
 from torchsleuth.minify.search import search
 from torchsleuth.minify.subsets import NothingFails
@@ -86,6 +86,7 @@ def triage_case(
     opened = open_for_search(folder)
     # Workers may take long to load torch on a cold machine; that is not time spent on the question.
     workers.wait_ready(budget_seconds)
+    wait_for_device(workers, case.device, budget_seconds)
     waited = time.monotonic() - started
     store = folder.path / ".triage"
     limits = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
