@@ -82,7 +82,7 @@ def main() -> None:
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     corpus = verbs.add_parser("corpus")
-    corpus.add_argument("--corpus", type=Path, required=True)
+    corpus.add_argument("--corpus", type=lambda text: Path(text).resolve(), required=True)
     corpus.add_argument(
         "--cases", default="", help="numbers of cases, foobar, backend; all where none is named"
     )
