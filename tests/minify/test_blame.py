@@ -43,3 +43,14 @@ def test_a_nested_graph_is_blamed_for_what_it_holds():
     outer.output((outer.call_function(torch.ops.higher_order.invoke_subgraph, (body, "b", x)),))
     gm = torch.fx.GraphModule(root, outer)
     assert seeds(gm, "  target: aten.erf.default", "", {}) == ["invoke_subgraph"]
+
+
+def test_the_generated_code_names_the_operator_of_a_kernel_that_did_not_return():
+    called = "Current thread 0x1\n  File 'c.py', line 7 in call\nGenerated code:\n    {}\n"
+    kernel = called.format("cpp_fused_native_layer_norm_erf_0(buf2, buf4)")
+    assert seeds(graph(), kernel, "", {}) == ["erf_default"]
+    checked = called.format(
+        "# Original ATen: [aten.erf, aten.sin]\n    buf5 = vendor.run(buf4)\n"
+        "    assert_size_stride(buf5, (8, 32), (32, 1), 'torch.ops.aten.sin.default')"
+    )
+    assert seeds(graph(), checked, "", {}) == ["sin_default", "erf_default"]

@@ -48,7 +48,7 @@ def test_nodes_keep_the_culprit_and_of_a_tuple_the_part_that_matters():
         aten.var_mean.correction,
         operator.getitem,
     ]
-    assert found.inputs[0].name == "sin"
+    assert found.inputs[0].name == "sin_given"
 
 
 def test_nodes_that_only_fail_together_stay_connected():
@@ -108,6 +108,23 @@ def test_views_clones_and_steps_in_between_are_bypassed():
     state = traced(lambda x: x.sin().clone().view(2, 2).t().contiguous().cos(), torch.ones(4))
     found = settled(bypass, state, lambda s: holds(s, "sin", "cos"))
     assert [n.target for n in found.graph.graph.nodes if n.op == "call_method"] == ["sin", "cos"]
+
+
+def test_several_results_of_one_operator_become_one_read_several_times():
+    state = traced(
+        lambda x, y: aten.add.Tensor(aten.mul.Tensor(x, y), aten.mul.Tensor(y, 2)),
+        torch.ones(4),
+        torch.ones(4),
+    )
+
+    def fails(s):
+        return all(i.target is aten.mul.Tensor for i in node(s, aten.add.Tensor).all_input_nodes)
+
+    found = settled(bypass, state, fails)
+    assert [n.target for n in found.graph.graph.nodes if n.op == "call_function"] == [
+        aten.mul.Tensor,
+        aten.add.Tensor,
+    ]
 
 
 def test_a_branch_takes_the_place_of_its_cond():
@@ -293,6 +310,57 @@ def test_symbolic_sizes_become_fixed_where_they_do_not_matter():
     found = settled(static_sizes, dynamic_state(), lambda s: holds(s, aten.sin.default))
     assert found.symbols == {}
     assert [i.name for i in found.inputs] == ["x"]
+
+
+def two_symbols():
+    """x of [s0, s1, 64], seen as [2, 13, 64], in a layout of its own, and sin of it."""
+    gm = torch.fx.symbolic_trace(lambda x: (aten.sin.default(x),))
+    spec = {
+        "kind": "tensor",
+        "dtype": "float32",
+        "shape": [2, 13, 64],
+        "stride": [2496, 192, 1],
+        "storage_offset": 0,
+        "device": "cpu",
+        "requires_grad": False,
+        "is_parameter": False,
+        "shape_expr": ["s0", "s1", "64"],
+        "stride_expr": ["192*s1", "192", "1"],
+        "offset_expr": None,
+    }
+    symbols = {"s0": {"hint": 2, "lower": 2, "upper": None}, "s1": {"hint": 13, "lower": 2, "upper": None}}
+    value = torch.empty_strided((2, 13, 64), (2496, 192, 1))
+    fakes, _ = symbolic_inputs({"inputs": [spec], "symbols": symbols}, [value])
+    return state_of(gm, [value], fakes=fakes)
+
+
+def sizes_seen(state):
+    """The sizes of the first input as the compiler sees them, symbols as None, and as the run sees them."""
+    results, error = fake_values(state)
+    assert error is None
+    seen = next(iter(results.values())).shape
+    return [None if isinstance(n, torch.SymInt) else int(n) for n in seen], list(real_inputs(state)[0].shape)
+
+
+def test_a_symbolic_shape_gets_smaller_in_what_the_compiler_and_the_run_see_alike():
+    def fails(state):
+        seen, real = sizes_seen(state)
+        assert all(a is None or a == b for a, b in zip(seen, real))
+        return None in seen and any(n is not None and n > 40 for n in seen)
+
+    state = two_symbols()
+    found = settled(smaller_sizes, state, fails)
+    assert sizes_seen(found) == ([None, None, 41], [2, 2, 41])
+    _, middle, _ = found.inputs[0].spec.shape_expr
+    assert found.inputs[0].spec.stride_expr == (f"41*({middle})", "41", "1")
+    assert [about.hint for about in found.symbols.values()] == [2, 2]
+
+
+def test_one_of_two_symbols_is_fixed_where_the_other_is_needed():
+    found = settled(static_sizes, two_symbols(), lambda s: sizes_seen(s)[0][1] is None)
+    (left,) = found.symbols
+    assert found.inputs[0].spec.shape_expr == ("2", left, "64")
+    assert sizes_seen(found) == ([2, None, 64], [2, 13, 64])
 
 
 def test_everything_moves_to_the_cpu_where_the_device_does_not_matter():

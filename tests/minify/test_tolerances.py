@@ -3,7 +3,7 @@
 import torch
 from made_graphs import aten, traced
 
-from torchsleuth.minify.tolerances import tolerances_of
+from torchsleuth.minify.tolerances import distance_of, tolerances_of
 
 
 def test_a_sum_of_numbers_that_cancel_may_be_off_by_more_than_it_is():
@@ -23,3 +23,40 @@ def test_a_result_off_by_one_is_far_beyond():
 def test_whole_numbers_may_not_differ_at_all():
     state = traced(lambda x: (aten.add.Tensor(x, 1),), torch.arange(5))
     assert tolerances_of(state) == {"outputs[0]": 0.0}
+
+
+def gradient_of_relu(x, grad):
+    clamped = aten.relu.default(aten.mul.Tensor(x, 1.1))
+    return (aten.where.self(aten.le.Scalar(clamped, 0), torch.zeros(()), grad),)
+
+
+def test_what_relu_has_clamped_stays_clamped_whatever_the_rounding():
+    torch.manual_seed(0)
+    x, grad = torch.randn(32, 32), torch.randn(32, 32)
+    assert tolerances_of(traced(gradient_of_relu, x, grad))["outputs[0]"] < 1e-4
+
+
+def test_what_is_nearly_zero_before_relu_may_be_clamped_or_not():
+    def cancelling(x, grad):
+        return gradient_of_relu(aten.sub.Tensor(aten.add.Tensor(x, 100.0), 100.0), grad)
+
+    torch.manual_seed(0)
+    x, grad = torch.randn(8, 8), torch.ones(8, 8)
+    x[3, 3] = 1e-9
+    assert tolerances_of(traced(cancelling, x, grad))["outputs[0]"] >= 1.0
+
+
+def test_the_distance_of_a_script_is_one_of_numbers_that_have_a_distance():
+    def program(x):
+        values, places = aten.topk.default(x, 3)
+        return (values, places)
+
+    state = traced(program, torch.randn(4, 9, generator=torch.Generator().manual_seed(0)).round(decimals=1))
+    assert tolerances_of(state)["outputs[1]"] >= 0
+    distance = distance_of(state)
+    assert distance is not None and 0 < distance < 1e-3
+
+
+def test_results_without_a_distance_have_none():
+    state = traced(lambda x: (aten.argmax.default(x),), torch.randn(5))
+    assert distance_of(state) is None

@@ -131,6 +131,12 @@ CLOSURES = """
         @twice
         def add(x): return x + k
         return add
+    def with_own_import():
+        import json
+        return lambda x: json.dumps(x)
+    def crossed():
+        def swap(times, inner): return lambda x: times(x) - inner(x)
+        return swap(lambda x: x + 1, times)
     held = make(100)
     halves = functools.partial(make, 1, names=("z",))
     class Machine:
@@ -152,6 +158,8 @@ CLOSURES = """
         (lambda m: m.halves, "f()(0)", "12"),
         (lambda m: functools.partial(m.make_lambda(3), 2), "f()", "6"),
         (lambda m: m.decorated(4), "f(1)", "9"),
+        (lambda m: m.with_own_import(), "f([1])", "[1]"),
+        (lambda m: m.crossed(), "f(2)", "-11"),
         (lambda m: m.machine.step, "f(1)", "6"),
         (lambda m: m.Machine.plain, "f(1)", "-1"),
     ],
@@ -236,6 +244,40 @@ def test_names_of_the_users_other_files_are_pasted_too(load: Callable, tmp_path:
     assert run(embedded, "print(backend(2))", tmp_path) == "82"
     assert "NOISE" not in embedded.source
     assert {note.rpartition(" ")[2] for note in embedded.notes} == {"app.py", "helpers.py", "deep.py"}
+
+
+def test_names_that_a_star_brings_come_before_what_uses_them(load: Callable, tmp_path: Path) -> None:
+    load("tools", "BASE = 40\ndef double(x): return 2 * x\ndef begin(): raise SystemExit('began')")
+    module = load(
+        "app",
+        """
+        from tools import *
+        SIZE = double(3)
+        def backend(x): return double(x) + SIZE
+        """,
+    )
+    embedded = embed({"backend": module.backend})
+    assert run(embedded, "print(backend(2))", tmp_path) == "10"
+    assert "begin" not in embedded.source
+
+
+def test_a_module_that_some_call_gave_is_imported_and_the_call_not_made(
+    load: Callable, tmp_path: Path
+) -> None:
+    module = load(
+        "app",
+        """
+        def start(seed):
+            print("starting")
+            import json
+            return json
+        json = start(0)
+        def backend(x): return json.dumps(x)
+        """,
+    )
+    embedded = embed({"backend": module.backend})
+    assert run(embedded, "print(backend([2]))", tmp_path) == "[2]"
+    assert "start" not in embedded.source
 
 
 def test_a_whole_module_of_the_user_is_imported_from_its_folder_and_said_so(

@@ -1,8 +1,10 @@
 """The small script: what a person would have written, that answers as the contract says."""
 
 import ast
+import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -159,6 +161,14 @@ def test_a_graph_for_the_inner_compiler_is_handed_to_it():
     assert "return (relu_default,)" in script.text
 
 
+def test_a_backward_graph_is_handed_to_the_inner_compiler_as_one():
+    told = {"is_backward": True, "cudagraphs": False, "static_input_idxs": []}
+    text = first(
+        small(lambda x: (aten.exp.default(x),), torch.ones(2), level="aot", compile_kwargs=told),
+    )
+    assert "compile_fx_inner(graph, [x], is_backward=True)" in text
+
+
 def run(text, folder):
     path = folder / "repro.py"
     path.write_text(text)
@@ -198,3 +208,73 @@ def test_a_healthy_compiler_does_not_reproduce(signature, tmp_path):
     code, last, errors = run(first(graph), tmp_path)
     assert (code, last) == (0, "NOT REPRODUCED")
     assert ("torchsleuth: running" in errors) == (signature is CRASH)
+
+
+def adds_to_first(x, y):
+    aten.copy_.default(x, aten.add.Tensor(x, y))
+    return (aten.sin.default(y),)
+
+
+def writes_to_a_view(x, y):
+    x.view(4)[:2].add_(1)
+    torch.relu_(y)
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("function", "called"),
+    [
+        (adds_to_first, "[f(x, y), x], [torch.compile(f)(x_too, y), x_too]"),
+        (writes_to_a_view, "[*f(x, y), x, y], [*torch.compile(f)(x_too, y_too), x_too, y_too]"),
+    ],
+)
+def test_inputs_that_a_run_changes_are_compared_and_each_run_has_its_own(function, called):
+    text = first(small(function, torch.ones(2, 2), torch.ones(2, 2), signature=WRONG))
+    assert f"wanted, got = {called}" in text
+    assert function is not adds_to_first or "\n    x.copy_(add_tensor)\n" in text
+    body = text.partition('print("torchsleuth: compiling"')
+    for compiled, differs in (("f", False), ("lambda *given: (f(*given), given[0].add_(1))[0]", True)):
+        script = (
+            body[0] + body[2].replace("torch.compile(f)", f"({compiled})").partition(", file=sys.stderr)")[2]
+        )
+        with pytest.raises(SystemExit) if differs else contextlib.nullcontext():
+            exec(script, {})
+
+
+def test_inputs_that_no_run_changes_are_given_to_both():
+    text = first(small(lambda x: (aten.add.Tensor(x, 1),), torch.ones(2), signature=WRONG))
+    assert "wanted, got = f(x), torch.compile(f)(x)" in text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (("s0", "64"), "torch._dynamo.mark_dynamic(x, 0)\n"),
+        (("64", "s0 + 1"), "torch._dynamo.mark_dynamic(x, 1)\n"),
+        (("s0", "1"), "torch.compile(f, dynamic=True)(x)"),
+        (("s0", "s1"), "torch.compile(f, dynamic=True)(x)"),
+    ],
+)
+def test_sizes_that_change_are_marked_where_others_must_not(sizes, said):
+    graph = small(lambda x: (aten.relu.default(x),), torch.ones(2, 2))
+    (given,) = graph.inputs
+    given = replace(given, spec=replace(given.spec, shape_expr=sizes))
+    text = first(replace(graph, inputs=(given,), dynamic=True))
+    assert said in text
+    assert ("mark_dynamic" in text) != ("dynamic=True" in text)
+
+
+OWN_OPERATOR = """
+@torch.library.custom_op("smallown::half", mutates_args=())
+def half(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+"""
+
+
+def test_a_custom_operator_is_pasted_only_where_the_graph_calls_it():
+    exec(OWN_OPERATOR, {"torch": torch})
+    pasted = {"source": OWN_OPERATOR, "imports": ["import torch"], "notes": []}
+    one = small(lambda x: (torch.ops.smallown.half.default(x),), torch.ones(2), embedded=pasted)
+    other = small(lambda x: (aten.cos.default(x),), torch.ones(2), embedded=pasted)
+    assert "custom_op" in first(one)
+    assert "custom_op" not in first(other)

@@ -30,7 +30,7 @@ from torchsleuth.triage.workaround_candidates import (
     Candidate,
     Change,
 )
-from torchsleuth.triage.workaround_trials import NO_TIME, Tried
+from torchsleuth.triage.workaround_trials import NO_TIME, Original, Tried, parts_of
 from torchsleuth.triage.workarounds import NothingToWorkAround, attempts, find_workarounds, ordered
 from torchsleuth.workers.limits import Limits
 from torchsleuth.workers.trial import Outcome
@@ -245,3 +245,14 @@ def test_nothing_is_begun_after_the_deadline(tmp_path, monkeypatch):
     desk.answer = answer
     find_workarounds(folder, bench, budget_seconds=0.2)
     assert len(desk.trials) < 4
+
+
+def test_a_wrong_result_is_measured_by_how_far_it_was_when_it_was_seen():
+    state = traced(lambda x: (aten.cos.default(x), aten.sin.default(aten.cos.default(x))), torch.ones(3))
+    original = Original(state, accuracy=True, allowed={"outputs[1]": 0.04})
+    told = original.facts(state)["tolerances"]
+    assert told["outputs[1]"] == 0.04
+    assert 0 < told["outputs[0]"] < 1e-4  # it was right: rounding alone may move it
+    (part,) = parts_of(original, Change(without=frozenset({"cos_default", "cos_default_1"})))
+    assert original.facts(part)["tolerances"] == {"outputs[0]": 0.04}
+    assert "tolerances" not in Original(state, accuracy=True).facts(state)

@@ -15,6 +15,7 @@ from torchsleuth.capture import failures
 from torchsleuth.capture.settings import Settings
 from torchsleuth.cases.signature import Signature
 from torchsleuth.compare.cloning import clone_inputs, same_bits
+from torchsleuth.compare.evidence import MUTATED
 from torchsleuth.compare.gradients import judge_gradients
 from torchsleuth.compare.judge import judge_results
 from torchsleuth.compare.rng import RngState, restore_rng, rng_kept, save_rng
@@ -88,11 +89,21 @@ def _wrong_result(
     detail = {
         "sentence": str(verdict),
         "verdict": verdict.to_json(),
-        # In the script a leaf is wrong again when it is half as far from eager as it was here, and a leaf that was
-        # judged right when it is much further away than here.
-        "tolerances": {path: far * (0.5 if path in wrong else 4.0) for path, far in apart.items()},
+        "tolerances": tolerances_again(apart, wrong),
     }
     return Signature("accuracy", "run", outputs=wrong), detail
+
+
+def tolerances_again(apart: dict[str, float], wrong: Sequence[str]) -> dict[str, float]:
+    """How far from eager each leaf may be where the graph runs again, from how far it was here.
+
+    A leaf is wrong again when it is half as far as it was here, and one that was judged right when it is much further.
+
+    >>> tolerances_again({"outputs[0]": 1e-6, "inputs[1]": 1.0}, ["inputs[1] (mutated)"])
+    {'outputs[0]': 4e-06, 'inputs[1]': 0.5}
+    """
+    places = {path.removesuffix(MUTATED) for path in wrong}
+    return {path: far * (0.5 if path in places else 4.0) for path, far in apart.items()}
 
 
 def _differences(expected: tuple[Any, Any], got: tuple[Any, Any]) -> dict[str, float]:

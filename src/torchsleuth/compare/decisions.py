@@ -2,6 +2,7 @@
 
 The idea: noisy runs show how far each compared difference moves; where it could reach zero, one more run takes
 every such decision the other way. Whatever changes then in the outputs, a healthy compiler may change too.
+Of `relu(x) <= 0` it is `x` that must come near zero: all that was clamped is equal to the bound, and in no doubt.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 COMPARE = frozenset(["gt", "lt", "ge", "le", "eq", "ne"])
 
@@ -25,13 +27,13 @@ class Decision:
         self.seen = 0
         self.first = self.total = self.square = torch.zeros(())
 
-    def __call__(self, left: Any, right: Any, watching: bool, flipping: bool) -> Any:
+    def __call__(self, left: Any, right: Any, watching: bool, flipping: bool, unclamped: Any = None) -> Any:
         result = self.compare(left, right)
         operands = [v for v in (left, right) if isinstance(v, torch.Tensor)]
         if not isinstance(result, torch.Tensor) or not any(v.is_floating_point() for v in operands):
             return result
         if watching:
-            self._watch(torch.as_tensor(left - right))
+            self._watch(torch.as_tensor((left if unclamped is None else unclamped) - right))
         return result ^ self._doubtful() if flipping and self.seen > 1 else result
 
     def _watch(self, gap: torch.Tensor) -> None:
@@ -49,6 +51,15 @@ class Decision:
         if spread.dim():
             spread = torch.maximum(spread, spread.mean(-1, keepdim=True) / 4)
         return (self.first + mean).abs() < AT_RISK * spread.sqrt()
+
+
+def unclamped_operand(node: Node, name_of: Callable[[Node], str]) -> Node | None:
+    """What a comparison's operand was before it was clamped to the very number it is compared with, if it was."""
+    left, right = node.args
+    if not isinstance(left, Node) or isinstance(right, Node) or right != 0 or name_of(left) != "relu":
+        return None
+    before = left.args[0] if left.args else None
+    return before if isinstance(before, Node) else None
 
 
 def comparison(target: Any) -> Callable[..., Any]:

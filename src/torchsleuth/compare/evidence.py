@@ -45,6 +45,10 @@ WIDE_SCALE = 8.0
 """How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
 
 
+MUTATED = " (mutated)"
+"""How the path of an input ends whose value after the run is a result of it."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One value of the result: its path, eager's value, the truth, and what the noisy runs gave.
@@ -104,7 +108,7 @@ def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] =
     """Outputs and the inputs at the given positions as leaves by path."""
     values = dict(leaves(outputs))
     for position in mutated:
-        values[f"inputs[{position}] (mutated)"] = inputs[position]
+        values[f"inputs[{position}]{MUTATED}"] = inputs[position]
     return Result(values)
 
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torchsleuth.compare.calibration import Calibration, load_calibration
 from torchsleuth.compare.cloning import clone_inputs, same_bits
 from torchsleuth.compare.discrete import judge_discrete
-from torchsleuth.compare.evidence import Evidence, Leaf, Result, gather, result_of
+from torchsleuth.compare.evidence import MUTATED, Evidence, Leaf, Result, gather, result_of
 from torchsleuth.compare.float64 import MEMORY_ERRORS
 from torchsleuth.compare.floats import judge_floats
 from torchsleuth.compare.limits import limits_for
@@ -151,7 +151,7 @@ def weigh(
 
     Example: `weigh(gather(graph, inputs, start=save_rng()), result_of(compiled(*inputs)))`.
     """
-    expected = [leaf for leaf in evidence.leaves if leaf.path in result.values or "mutated" not in leaf.path]
+    expected = [leaf for leaf in evidence.leaves if leaf.path in result.values or MUTATED not in leaf.path]
     missing = [leaf.path for leaf in expected if leaf.path not in result.values]
     extra = sorted(set(result.values) - {leaf.path for leaf in expected})
     if missing or extra:

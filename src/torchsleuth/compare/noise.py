@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from torchsleuth.compare import opkinds
 from torchsleuth.compare.cloning import map_tensors
-from torchsleuth.compare.decisions import COMPARE, Decision, comparison
+from torchsleuth.compare.decisions import COMPARE, Decision, comparison, unclamped_operand
 from torchsleuth.compare.float64 import Dtypes, Findings, fetch, narrow, widen
 
 SHIFTS = 1 << 16
@@ -262,7 +262,9 @@ def noisy_graph(
             node.op, node.target = "call_function", _named(substitutes[node.name], f"draw_{node.name}")
             continue
         if opkinds.plain_name(node) in COMPARE and len(node.args) == 2 and node.op != "call_module":
+            before = unclamped_operand(node, opkinds.plain_name)
             node.op, node.target = "call_function", _decider(source, node.target, node.name)
+            node.args = node.args if before is None else (*node.args, before)
             continue
         plan = perturbation(by_name[node.name], dtypes, findings.terms.get(node.name, 1))
         if node.name in findings.fallbacks:
@@ -298,9 +300,9 @@ def _perturber(source: NoiseSource, plan: Perturbation, in_place: bool) -> Calla
 def _decider(source: NoiseSource, target: Any, name: str) -> Callable[..., Any]:
     decision = Decision(comparison(target))
 
-    def decide(left: Any, right: Any, **kwargs: Any) -> Any:
+    def decide(left: Any, right: Any, unclamped: Any = None, **kwargs: Any) -> Any:
         ordinary = source.scale == 1.0 and not source.flipping
-        return decision(left, right, watching=ordinary, flipping=source.flipping)
+        return decision(left, right, ordinary, source.flipping, unclamped)
 
     return _named(decide, f"decide_{name}")
 

@@ -96,8 +96,9 @@ def cut(recording: Recording, keep: Iterable[str], *, severed: bool = False, exp
     graph = torch.fx.Graph()
     made: dict[str, torch.fx.Node] = {}
     for name in edges:
-        # In a severed cut a node may be inside and yet be read as an input: the name is the node's.
-        label = f"{name}_given" if name in kept else name
+        # In a severed cut a node may be inside and yet be read as an input: the name is the node's. And a compiler
+        # that knows calls by their target's name must not take an input for one.
+        label = f"{name}_given" if name in kept or hasattr(torch.Tensor, name) else name
         made[name] = graph.create_node("placeholder", label, name=label)
     nodes: dict[str, torch.fx.Node] = {}
     for node in recording.ordered(kept):

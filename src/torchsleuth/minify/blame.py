@@ -1,7 +1,8 @@
 """Which nodes may be to blame, best guess first, from what the failure says of itself.
 
 Compilers name the operator they were at (`target: aten.relu.default`), the line it came from (`Found from`), or at
-least write an operator's name into a message or a kernel's name. Wrong guesses cost a question or two.
+least write an operator's name into a message or a kernel's name; generated code names it beside the call of a
+kernel that did not return. Wrong guesses cost a question or two.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchsleuth.repro.generated import TITLE
 from torchsleuth.torch_internals.minify_ops import short_name
 
 # An operator that makes up more than this share of a graph is no hint.
@@ -25,7 +27,9 @@ def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[s
     ['relu', 'relu_1']
     """
     calls = [n for n in graph.graph.nodes if n.op.startswith("call_")]
+    generated = text.rpartition(TITLE)[2] if TITLE in text else ""
     targets = set(re.findall(r"^\s*target: ([\w.]+)", text, re.MULTILINE))
+    targets |= set(re.findall(r"'torch\.ops\.([\w.]+)'", generated))
     places = (
         set(re.findall(r'File "([^"]+)", line (\d+)', text.rpartition("Found from")[2]))
         if "Found from" in text
@@ -44,7 +48,9 @@ def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[s
         if points and line and (line["file"], str(line["line"])) in places:
             points += 2
         name = short_name(node.target).lower()
-        if len(name) > 2 and name in words:
+        if len(name) > 2 and (
+            name in words or re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", generated)
+        ):
             points += 1
         if points:
             score[node.name] = points

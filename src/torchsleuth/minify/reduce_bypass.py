@@ -1,4 +1,8 @@
-"""An operator gives way to one of its operands: views, clones, casts and steps between two that matter."""
+"""A call gives way to one of its operands, or to an earlier call of the same operator.
+
+Views, clones, casts and steps between two that matter go by the first; a failure that needs several results of one
+operator, as of a concatenation of products, is often content with one of them several times.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,14 @@ from torchsleuth.minify.states import checked
 
 
 def bypass(state: State) -> Iterator[Edit]:
-    """One edit per call and operand: whoever reads the call reads the operand instead."""
+    """One edit per call and operand: whoever reads the call reads the operand instead, or the call's first twin."""
+    first: dict[object, torch.fx.Node] = {}
+    for node in calls(state):
+        first.setdefault(node.target, node)
     for node in reversed(calls(state)):
         if any(user.op != "output" for user in node.users):
-            for source in dict.fromkeys(node.all_input_nodes):
-                if source.op != "get_attr":
+            for source in dict.fromkeys([*node.all_input_nodes, first[node.target]]):
+                if source.op != "get_attr" and source is not node:
                     yield Edit(
                         f"{source.name} in place of {node.name}",
                         _bypassed,

@@ -11,6 +11,7 @@ import torch
 
 from torchsleuth.minify.contract import Edit, Input, State
 from torchsleuth.minify.edits import edited, with_input
+from torchsleuth.minify.reduce_symbols import fixed
 from torchsleuth.minify.states import by_itself, checked
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec, describe_tensor
 
@@ -117,16 +118,31 @@ def _detached(given: Input) -> Input:
 
 
 def _static(state: State, names: tuple[str, ...]) -> State | None:
-    def mentions(texts: Any) -> bool:
-        return any(name in re.findall(r"\w+", str(text)) for text in texts or () for name in names)
+    known = {name: about.hint for name, about in state.symbols.items() if name in names}
+    hints = {name: hint for name, hint in known.items() if hint is not None}
+    if not hints:
+        return None
+    left = [name for name in state.symbols if name not in names]
+
+    def plain(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if texts is None else tuple(fixed(text, hints) for text in texts)
+
+    def symbolic(texts: Any) -> bool:
+        return any(name in left for text in texts or () for name in re.findall(r"\w+", str(text)))
 
     inputs = []
     for given in state.inputs:
         spec = given.spec
-        if isinstance(spec, ScalarSpec) and mentions([spec.expr]):
+        if isinstance(spec, ScalarSpec) and spec.expr is not None and not symbolic([fixed(spec.expr, hints)]):
             given = replace(given, spec=ScalarSpec("int", spec.value))
-        elif isinstance(spec, TensorSpec) and mentions([*(spec.shape_expr or ()), *(spec.stride_expr or ())]):
-            given = replace(given, spec=replace(spec, shape_expr=None, stride_expr=None, offset_expr=None))
+        elif isinstance(spec, TensorSpec) and spec.shape_expr is not None:
+            shape, stride = plain(spec.shape_expr), plain(spec.stride_expr)
+            offset = None if spec.offset_expr is None else fixed(spec.offset_expr, hints)
+            if not symbolic([*(shape or ()), *(stride or ()), offset]):
+                shape = stride = offset = None
+            given = replace(
+                given, spec=replace(spec, shape_expr=shape, stride_expr=stride, offset_expr=offset)
+            )
         inputs.append(given)
     literals = {
         i.name: i.spec.value for i in inputs if isinstance(i.spec, ScalarSpec) and i.spec.kind == "int"

@@ -6,7 +6,7 @@ graph that equal the size follow it. What does not fit together any more is neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from torchsleuth.minify.contract import Dial, Edit, Input, State
 from torchsleuth.minify.edits import edited
+from torchsleuth.minify.reduce_symbols import in_step, least_size, strides_of, with_number
 from torchsleuth.minify.states import by_itself, checked
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 
@@ -24,17 +25,20 @@ LEAST = 1
 def smaller_sizes(state: State) -> Iterator[Dial]:
     """A dial per size that occurs, largest first, and one per dimension where several have the same size."""
     places: dict[int, list[tuple[str, int]]] = {}
+    least: dict[tuple[str, int], int] = {}
     for given in state.inputs:
         if isinstance(given.spec, TensorSpec):
             for dim, size in enumerate(given.spec.shape):
-                if size > LEAST:
+                text = given.spec.shape_expr[dim] if given.spec.shape_expr else None
+                least[given.name, dim] = least_size(text, state.symbols, LEAST)
+                if size > least[given.name, dim]:
                     places.setdefault(size, []).append((given.name, dim))
     for size in sorted(places, reverse=True):
         group = tuple(places[size])
-        yield _dial(f"size {size}", group, size, literals=True)
+        yield _dial(f"size {size}", group, size, max(least[place] for place in group), literals=True)
     for size in sorted(places, reverse=True):
         for place in places[size] if len(places[size]) > 1 else ():
-            yield _dial(f"dim {place[1]} of {place[0]}", (place,), size, literals=False)
+            yield _dial(f"dim {place[1]} of {place[0]}", (place,), size, least[place], literals=False)
 
 
 def fewer_dimensions(state: State) -> Iterator[Edit]:
@@ -49,34 +53,50 @@ def fewer_dimensions(state: State) -> Iterator[Edit]:
                     yield Edit(f"no dim {dim} of {given.name}", _squeezed, (dim, given.name))
 
 
-def _dial(what: str, group: tuple[tuple[str, int], ...], size: int, literals: bool) -> Dial:
-    return Dial(what, LEAST, size, _resized, (group, size, literals))
+def _dial(what: str, group: tuple[tuple[str, int], ...], size: int, least: int, literals: bool) -> Dial:
+    return Dial(what, least, size, _resized, (group, size, literals))
 
 
 def _resized(
     state: State, new: int, group: tuple[tuple[str, int], ...], old: int, literals: bool
 ) -> State | None:
+    given = {i.name: i for i in state.inputs}
     shapes = {i.name: list(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)}
+    moved = {name for name, about in state.symbols.items() if literals and about.hint == old}
     for name, dim in group:
         if name not in shapes or dim >= len(shapes[name]) or shapes[name][dim] != old:
             return None
         shapes[name][dim] = new
-    numbered = [_numbered(i, old, new) if literals else i for i in state.inputs]
-    inputs = tuple(with_shape(i, tuple(shapes[i.name])) if i.name in shapes else i for i in numbered)
-    symbols = {k: replace(v, hint=new) if v.hint == old and literals else v for k, v in state.symbols.items()}
-    candidate = state.having(inputs=inputs, symbols=symbols)
+        spec = given[name].spec
+        if isinstance(spec, TensorSpec) and spec.shape_expr is not None:
+            moved |= {spec.shape_expr[dim]} & state.symbols.keys()
+            given[name] = with_number(given[name], dim, new)
+    symbols = {k: replace(v, hint=new) if k in moved else v for k, v in state.symbols.items()}
     if any(s.lower is not None and s.hint is not None and s.hint < s.lower for s in symbols.values()):
         return None
+    hints = {name: about.hint for name, about in symbols.items() if about.hint is not None}
+    inputs = [
+        _in_new_size(i, shapes.get(i.name), hints, (old, new) if literals else None) for i in given.values()
+    ]
+    candidate = state.having(inputs=tuple(inputs), symbols=symbols)
     found = checked(candidate)
     if found is None and literals:
         return checked(edited(candidate, lambda graph: _follow(graph, old, new)))
     return found
 
 
-def _numbered(given: Input, old: int, new: int) -> Input:
-    if isinstance(given.spec, ScalarSpec) and given.spec.kind == "symint" and given.spec.value == old:
-        return replace(given, spec=replace(given.spec, value=new))
-    return given
+def _in_new_size(
+    given: Input, shape: list[int] | None, hints: Mapping[str, int], number: tuple[int, int] | None
+) -> Input:
+    """The input in its new shape; where it has expressions, they say which, and the other way round for numbers."""
+    if isinstance(given.spec, ScalarSpec):
+        told = in_step(given, hints)
+        if given.spec.kind == "symint" and isinstance(told, int):
+            return replace(given, spec=replace(given.spec, value=told))
+        follows = number is not None and given.spec.kind == "symint" and given.spec.value == number[0]
+        return replace(given, spec=replace(given.spec, value=number[1])) if follows and number else given
+    told = in_step(given, hints) if given.spec.shape_expr is not None else None
+    return with_shape(given, told if isinstance(told, tuple) else tuple(shape or given.spec.shape))
 
 
 def _follow(graph: torch.fx.Graph, old: int, new: int) -> None:
@@ -103,6 +123,10 @@ def with_shape(given: Input, shape: tuple[int, ...]) -> Input:
             stride[dim], step = step, step * shape[dim]
     value = None if given.value is None else _cropped(given.value, shape, tuple(stride))
     new = replace(spec, shape=shape, stride=tuple(stride), storage_offset=0, storage=None, storage_nbytes=0)
+    if spec.shape_expr is not None:
+        sizes = tuple(str(n) if text.isdigit() else text for n, text in zip(shape, spec.shape_expr))
+        expanded = [dim for dim in order if spec.stride[dim] == 0 and spec.shape[dim] != 1]
+        new = replace(new, shape_expr=sizes, stride_expr=strides_of(sizes, order, expanded), offset_expr=None)
     return replace(given, spec=replace(new, alias_of=None, same_as=None), value=value)
 
 

@@ -7,11 +7,12 @@ A cut-out sum of numbers that cancel is relatively far from eager in any order o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from torchsleuth.compare.evidence import Leaf, gather
+from torchsleuth.compare.evidence import MUTATED, Leaf, gather
 from torchsleuth.compare.rng import save_rng
 from torchsleuth.graphs.relaxed import with_reshapes
 from torchsleuth.minify.contract import State
@@ -29,19 +30,39 @@ def tolerances_of(state: State) -> dict[str, float]:
     >>> tolerances_of(state)
     {'outputs[0]': 3.8e-06}
     """
+    return dict(_measured(state, of_numbers=True))
+
+
+def distance_of(state: State) -> float | None:
+    """One tolerance for all results that are no whole numbers; None where there is none.
+
+    >>> distance_of(state)
+    3.8e-06
+    """
+    return max((number for _, number in _measured(state, of_numbers=False)), default=None)
+
+
+def _measured(state: State, of_numbers: bool) -> Iterator[tuple[str, float]]:
+    """Paths and tolerances: distances, and `of_numbers` also how many whole numbers may differ."""
     try:
         found = gather(with_reshapes(state.graph), real_inputs(state), runs=RUNS, start=save_rng())
     except Exception:  # an operator without float64, or too little memory: the script's own rule must do
-        return {}
-    measured = {leaf.path.removesuffix(" (mutated)"): _tolerance(leaf) for leaf in found.leaves}
-    return {path: number for path, number in measured.items() if number is not None}
+        return
+    for leaf in found.leaves:
+        number = _tolerance(leaf) if of_numbers or _has_distance(leaf.eager) else None
+        if number is not None:
+            yield leaf.path.removesuffix(MUTATED), number
+
+
+def _has_distance(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _tolerance(leaf: Leaf) -> float | None:
     eager = leaf.eager
     if not isinstance(eager, torch.Tensor) or not isinstance(leaf.truth, torch.Tensor):
         return None
-    if not (eager.is_floating_point() or eager.is_complex()):
+    if not _has_distance(eager):
         # Decisions that noise flips: how many elements differ from the truth in the worst run.
         runs = [r for r in (*leaf.noisy, *leaf.wild, *leaf.flipped) if isinstance(r, torch.Tensor)]
         return 2.0 * max((int((run.to(eager.dtype) != eager).sum()) for run in runs), default=0)

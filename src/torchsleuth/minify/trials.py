@@ -19,6 +19,7 @@ from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.contract import State
 from torchsleuth.minify.sometimes import ComesSometimes, measured
 from torchsleuth.minify.tolerances import tolerances_of
+from torchsleuth.repro.small_writes import writers
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.workers.flaky import FailureRate
@@ -142,11 +143,18 @@ class TrialOracle:
 
 
 def _wrong_nodes(signature: Signature | None, state: State) -> tuple[str, ...]:
-    """The nodes that yield the outputs which a wrong result names."""
+    """The nodes that yield the results which a wrong one names: outputs, and what was written into inputs."""
     outputs = state.graph.graph.output_node().args[0]
-    found = [re.fullmatch(r"outputs\[(\d+)\]", path) for path in (signature.outputs if signature else ())]
-    places = [int(match[1]) for match in found if match]
-    return tuple(outputs[place].name for place in places if place < len(outputs))
+    written = writers(state.graph)
+    found: list[str] = []
+    for path in signature.outputs if signature else ():
+        match = re.fullmatch(r"(outputs|inputs)\[(\d+)\].*", path)
+        place = int(match[2]) if match else -1
+        if match and match[1] == "outputs" and place < len(outputs):
+            found.append(outputs[place].name)
+        elif match and match[1] == "inputs" and place < len(state.inputs):
+            found += written.get(state.inputs[place].name, [])
+    return tuple(found)
 
 
 def trial_of(state: State, expected: Signature, store: Path) -> Trial:

@@ -15,13 +15,15 @@ from typing import Any
 
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.signature import Signature
+from torchsleuth.compare.evidence import MUTATED
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.contract import State
 from torchsleuth.minify.opened import OpenedCase
-from torchsleuth.minify.tolerances import tolerances_of
+from torchsleuth.minify.tolerances import distance_of
 from torchsleuth.minify.trials import facts_of
 from torchsleuth.repro.script import script_text
 from torchsleuth.repro.small import SmallGraph, SmallInput, SmallScript, small_scripts
+from torchsleuth.repro.small_writes import written_inputs
 from torchsleuth.workers.flaky import FailureRate
 from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
 from torchsleuth.workers.prestart import Prestarted
@@ -165,15 +167,17 @@ def small_graph(folder: CaseFolder, opened: OpenedCase, state: State, text: str 
         signature=_own_signature(opened.expected, state),
         embedded=state.settings.get("embedded") or {},
         dynamic=bool(state.symbols),
-        tolerance=max(tolerances_of(state).values(), default=None) if accuracy else None,
+        tolerance=distance_of(state) if accuracy else None,
         case=folder.case.id,
         text=text,
     )
 
 
 def _own_signature(signature: Signature, state: State) -> Signature:
-    """The outputs that a wrong result names are those of the small graph, not of the one it was cut from."""
+    """The results that a wrong one names are those of the small graph, not of the one it was cut from."""
     if signature.kind != "accuracy":
         return signature
-    count = len(state.graph.graph.output_node().all_input_nodes)
-    return replace(signature, outputs=tuple(f"outputs[{place}]" for place in range(count)))
+    outputs = [f"outputs[{i}]" for i in range(len(state.graph.graph.output_node().all_input_nodes))]
+    written = written_inputs(state.graph)
+    outputs += [f"inputs[{i}]{MUTATED}" for i, given in enumerate(state.inputs) if given.name in written]
+    return replace(signature, outputs=tuple(outputs))

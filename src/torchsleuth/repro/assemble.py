@@ -19,6 +19,7 @@ from torchsleuth.cases.model import Case, GraphFacts, Triage, case_id
 from torchsleuth.cases.redact import environment_of
 from torchsleuth.cases.signature import fingerprint, signature_from_json
 from torchsleuth.cases.spool import WatchedProcess, read_record
+from torchsleuth.repro.generated import generated_lines
 from torchsleuth.repro.script import script_text
 
 NO_FRAME = "the failure came before there was a graph, and the frame itself is not recorded"
@@ -32,7 +33,9 @@ def make_case(
     record = read_record(record_folder) if record_folder else None
     case = _case(process, failure, record)
     files: dict[str, str | Path] = {
-        "traceback.txt": failure["traceback"],
+        "traceback.txt": "\n".join(
+            filter(None, [failure["traceback"], generated_lines(failure["traceback"])])
+        ),
         "log.txt": _log(process, failure, record),
         "environment.txt": _environment(process, record, environment),
     }

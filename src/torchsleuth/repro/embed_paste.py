@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -157,29 +158,34 @@ class Paste:
         return self.slices[path]
 
     def _rebuilt(self, function: types.FunctionType, hint: str) -> str:
-        """A nested function or lambda: its definition inside a factory that binds its free variables."""
+        """A nested function or lambda: its definition inside a factory that takes its free variables.
+
+        They are arguments, because a value is often found under its own name: `torch = torch` inside binds nothing.
+        """
         code, live = function.__code__, function.__globals__
         file = source_file(code.co_filename)
         node = copy.deepcopy(find_function(file, code))
         _plain_signature(node, function, lambda value: self.expression(value, hint))
         statement = node if isinstance(node, ast.FunctionDef) else ast.Return(node)
         cells = dict(zip(code.co_freevars, function.__closure__ or ()))
-        body = []
+        given = []
         for name in sorted(names_used(node if isinstance(node, ast.FunctionDef) else ast.Expr(node))):
             if name in cells:
                 value = _content(cells[name], name)
                 if value is not function:
-                    body.append(f"{name} = {self.expression(value, name)}")
+                    given.append((name, self.expression(value, name)))
             elif name in live:
                 self.want(live, code.co_filename).names.add(name)
             elif name != code.co_name and not hasattr(builtins, name):
                 raise CannotEmbed(f"its definition uses {name!r}, a local variable that is gone by now.")
-        body.append(ast.unparse(ast.fix_missing_locations(statement)))
+        body = [ast.unparse(ast.fix_missing_locations(statement))]
         if isinstance(node, ast.FunctionDef):
             body.append(f"return {node.name}")
         variable = f"_made_{len(self.tail)}"
-        inner = "\n".join(body).replace("\n", "\n    ")
-        self.tail.append(f"def _make{variable}():\n    {inner}\n\n\n{variable} = _make{variable}()")
+        inner = textwrap.indent("\n".join(body), "    ")
+        takes = ", ".join(name for name, _ in given)
+        gets = ", ".join(text for _, text in given)
+        self.tail.append(f"def _make{variable}({takes}):\n{inner}\n\n\n{variable} = _make{variable}({gets})")
         for name, value in vars(function).items():
             if name != "__wrapped__" and not name.startswith(
                 "_torchdynamo"
@@ -200,7 +206,7 @@ class Paste:
                     self._by_path(sys.modules.get(alias.name))
                     self._needs(alias.name)
         for name in sorted(missing - part.given.keys() - part.given_late.keys()):
-            if name in part.live:
+            if name in part.live and not self._from_another_file(part, name):
                 simple = self.simple(part.live[name])
                 late = self.expression(part.live[name], name) if simple is None else name
                 (part.given_late if simple is None else part.given)[name] = simple or late
@@ -232,6 +238,20 @@ class Paste:
         text = f"from {name} import {', '.join(left)}" if left else ""
         part.rewritten[part.file.statements.index(statement)] = text
 
+    def _from_another_file(self, part: _Slice, name: str) -> bool:
+        """Whether a name that no statement binds, as after `from m import *`, is top level in a file of the user's."""
+        named = global_name(part.live[name])
+        if named is None or named[0] is part.live or "." in named[1]:
+            return False
+        if installed(named[0]) or not named[0].get("__file__"):
+            return False
+        source = self.want(named[0])
+        source.names.add(named[1])
+        part.after.add(source.file.path)
+        if named[1] != name:
+            part.given[name] = named[1]
+        return True
+
     def _by_path(self, module: types.ModuleType | None) -> None:
         """Lets the script import a module of the user's that is not pasted, from the folder it lies in."""
         path = getattr(module, "__file__", None)
@@ -259,7 +279,7 @@ class Paste:
         blocks = ["\n".join(self.head)]
         late: dict[str, str] = {}
         for part in _in_order(self.slices):
-            blocks += [f"{name} = {expression}" for name, expression in part.given.items()]
+            blocks += [f"{name} = {text}" for name, text in part.given.items() if name != text]
             places = {id(s): i for i, s in enumerate(part.file.statements)}
             blocks += [part.rewritten.get(places[id(s)], s.text) for s in part.kept]
             late.update(part.given_late)

@@ -86,7 +86,7 @@ def closed_slice(
         grew = False
         own = {n for i in chosen if not file.statements[i].imports for n in file.statements[i].binds}
         for i, statement in enumerate(file.statements):
-            binds = bool(statement.binds & needed) and not statement.guarded
+            binds = bool(_given_by(statement, live) & needed) and not statement.guarded
             if i in chosen or not (binds or _configures(statement.node, own, ops, live)):
                 continue
             chosen.add(i)
@@ -97,6 +97,13 @@ def closed_slice(
     return kept, {
         name for name in needed - bound if not hasattr(builtins, name) and not name.startswith("__")
     }
+
+
+def _given_by(statement: Statement, live: Mapping[str, Any]) -> set[str]:
+    """The names a statement is needed for: a module is imported by its name, whatever work some call did to get it."""
+    if statement.imports:
+        return set(statement.binds)
+    return {name for name in statement.binds if not isinstance(live.get(name), types.ModuleType)}
 
 
 def registers(file: SourceFile, op: str, live: Mapping[str, Any]) -> bool:

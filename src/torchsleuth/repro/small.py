@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torchsleuth.graphs.printer import Unprintable, print_graph
 from torchsleuth.repro.small_body import body_lines
 from torchsleuth.repro.small_inputs import TooLarge, input_expression, packed_expression
 from torchsleuth.repro.small_marks import marks_of
+from torchsleuth.repro.small_writes import written_inputs
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 
 # Kinds of failure that no exception tells of.
@@ -84,6 +85,7 @@ def small_scripts(small: SmallGraph) -> Iterator[SmallScript]:
 
 
 def _script(small: SmallGraph, form: str) -> SmallScript:
+    small = _without_unused_source(small)
     names = _input_names(small)
     printed = print_graph(small.graph)
     if printed.constants:
@@ -93,6 +95,7 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
     setup = [*_settings(small.facts), *_needs(small)]
     setup += ["torch.manual_seed(0)"] * any("randn" in text for text in made)
     setup += [f"{name} = {text}" for name, text in zip(names.values(), made)]
+    setup += _marked_sizes(small, names) if form != "graph" else []
     accuracy = small.signature.kind == "accuracy"
     calls, wrong = _calls(small, form, list(names.values()), accuracy)
     marks = None if small.signature.kind in _WITHOUT_TEXT else marks_of(small.signature, small.text)
@@ -168,6 +171,24 @@ def _settings(facts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _marked_sizes(small: SmallGraph, names: Mapping[str, str]) -> list[str]:
+    """The sizes that change, one by one, where others must not; none where all of them may, which is said shorter."""
+    marks = []
+    fixed = 0
+    for given in small.inputs:
+        if isinstance(given.spec, ScalarSpec):
+            if given.spec.expr is not None:
+                return []  # a number that changes cannot be marked
+            continue
+        texts = given.spec.shape_expr or tuple(map(str, given.spec.shape))
+        fixed += sum(text.isdigit() and int(text) > 1 for text in texts)
+        name = names[given.name]
+        marks += [
+            f"torch._dynamo.mark_dynamic({name}, {d})" for d, text in enumerate(texts) if not text.isdigit()
+        ]
+    return marks if fixed else []
+
+
 def _needs(small: SmallGraph) -> list[str]:
     if not any("cuda" in getattr(i.spec, "device", "") for i in small.inputs):
         return []
@@ -205,34 +226,51 @@ def _telling(small: SmallGraph, form: str) -> str:
 
 
 def _calls(small: SmallGraph, form: str, names: Sequence[str], accuracy: bool) -> tuple[list[str], str]:
+    places = dict(zip((given.name for given in small.inputs), names))
+    written = [places[name] for name in written_inputs(small.graph) if accuracy and name in places]
     given = ", ".join(names)
+    again = ", ".join(f"{name}_too" if name in written else name for name in names)
     if form == "graph":
         mode = "symbolic" if small.dynamic else "fake"
-        listed = f"[{given}]"
         lines = [f'graph = make_fx(f, tracing_mode="{mode}")({given})']
         lines += [
-            f"compiled = compile_fx_inner(graph, {listed})",
+            f"compiled = compile_fx_inner(graph, [{given}]{_inner_options(small.facts)})",
             'print("torchsleuth: running", file=sys.stderr)',
         ]
-        call = f"compiled({listed})"
+        call = f"compiled([{again}])"
     else:
         lines = []
-        call = f"torch.compile(f{_options(small, form)})({given})"
+        call = f"torch.compile(f{_options(small, form)})({again})"
     outputs = small.graph.graph.output_node().args[0]
     single = isinstance(outputs, (list, tuple)) and len(outputs) == 1
     if accuracy:
-        lines += [f"wanted, got = f({given}), {call}"]
-        single = single and form != "graph"
         near = "1e-3, 1e-3" if small.tolerance is None else f"rtol=0, atol={small.tolerance:.1g}"
-        close = f"torch.allclose({{}}, {{}}, {near}, equal_nan=True)"
-        if single:
-            return lines, f"not {close.format('wanted', 'got')}"
-        return lines, f"not all({close.format('a', 'b')} for a, b in zip(wanted, got))"
+        compared, wrong = _compared(f"f({given})", call, written, single and form != "graph")
+        return [*lines, *compared], wrong.replace("NEAR", near)
     if small.signature.phase == "run" and any(getattr(i.spec, "requires_grad", False) for i in small.inputs):
         lines.append(f"{call}{'' if single else '[0]'}.sum().backward()")
     else:
         lines.append(call)
     return lines, ""
+
+
+def _compared(eager: str, call: str, written: Sequence[str], single: bool) -> tuple[list[str], str]:
+    """The lines that run both, and the test that they differ; inputs that a run changes are results of it, too."""
+    if single and not written:
+        return [f"wanted, got = {eager}, {call}"], "not torch.allclose(wanted, got, NEAR, equal_nan=True)"
+    lines = [f"{name}_too = {name}.clone()" for name in written]
+    if written:
+        star = "" if single else "*"
+        eager = f"[{star}{eager}, {', '.join(written)}]"
+        call = f"[{star}{call}, {', '.join(f'{name}_too' for name in written)}]"
+    lines.append(f"wanted, got = {eager}, {call}")
+    return lines, "not all(torch.allclose(a, b, NEAR, equal_nan=True) for a, b in zip(wanted, got))"
+
+
+def _inner_options(facts: Mapping[str, Any]) -> str:
+    """What AOTAutograd tells the inner compiler of a graph: some failures are those of a backward graph alone."""
+    given = facts.get("compile_kwargs") or {}
+    return "".join(f", {key}=True" for key in ("is_backward", "is_inference") if given.get(key))
 
 
 def _options(small: SmallGraph, form: str) -> str:
@@ -241,12 +279,27 @@ def _options(small: SmallGraph, form: str) -> str:
         parts.append("backend=backend")
     elif small.facts["backend"] != "inductor":
         parts.append(f"backend={small.facts['backend']!r}")
-    if small.dynamic:
+    if small.dynamic and not _marked_sizes(small, {given.name: given.name for given in small.inputs}):
         parts.append("dynamic=True")
     if small.facts.get("options"):
         inner = ", ".join(f"{key!r}: {value}" for key, value in small.facts["options"].items())
         parts.append(f"options={{{inner}}}")
     return "".join(f", {part}" for part in parts)
+
+
+def _without_unused_source(small: SmallGraph) -> SmallGraph:
+    """What was taken from the program's files stays where it is the backend, an option, or called in the graph."""
+    nodes = [n for n in small.graph.graph.nodes if n.op.startswith("call_")]
+    used = small.facts.get("options") or "backend" in _defined(small) or not all(map(_of_torch, nodes))
+    return small if used else replace(small, embedded={})
+
+
+def _of_torch(node: torch.fx.Node) -> bool:
+    namespace = getattr(node.target, "namespace", None)  # of an operator
+    home = str(getattr(node.target, "__module__", None) or "torch").partition(".")[0]
+    if namespace is not None:
+        return namespace in ("aten", "prims", "prim", "inductor")
+    return node.op == "call_method" or home in ("torch", "_operator", "math", "builtins")
 
 
 def _defined(small: SmallGraph) -> set[str]:

@@ -54,7 +54,7 @@ def body_lines(
             taken.add(variables[node])
             if text is None:
                 text = _exact(node, variables, words)
-            lines.append(f"{variables[node]} = {text}")
+            lines.append(f"{variables[node]} = {text}" if node.users else text)
     return Body(_folded(lines), list(words.imports))
 
 
@@ -82,18 +82,18 @@ def _public_call(
     node: torch.fx.Node, variables: Mapping[torch.fx.Node, str], words: Vocabulary
 ) -> str | None:
     name = aten_name(node.target)
-    if name is None or name.startswith("_") or name.endswith("_"):
+    if name is None or name.startswith("_"):
         return None
     args = [expression(a, variables, words) for a in node.args]
     kwargs = [f"{key}={expression(value, variables, words)}" for key, value in node.kwargs.items()]
     if name in _INFIX and len(args) == 2 and not kwargs:
         return f"{args[0]} {_INFIX[name]} {args[1]}"
     listed = ", ".join([*args, *kwargs])
-    if callable(getattr(torch, name, None)):
+    if callable(getattr(torch, name, None)) and not name.endswith("_"):
         return f"torch.{name}({listed})"
     if hasattr(torch.Tensor, name) and node.args and isinstance(node.args[0], torch.fx.Node):
         return f"{args[0]}.{name}({', '.join([*args[1:], *kwargs])})"
-    if callable(getattr(torch.nn.functional, name, None)):
+    if callable(getattr(torch.nn.functional, name, None)) and not name.endswith("_"):
         return f"torch.nn.functional.{name}({listed})"
     return None
 

@@ -49,7 +49,7 @@ def symbolic_inputs(description: dict, real: list) -> tuple[list, FakeTensorMode
     fakes: list[Any] = []
     for spec, value in zip(description["inputs"], real):
         if spec["kind"] == "symint":
-            fakes.append(_symbolic_number(spec["expr"], names, spec["value"]))
+            fakes.append(symbolic_number(spec["expr"], names, spec["value"]))
         elif spec["kind"] == "tensor":
             with mode:
                 fakes.append(_symbolic_tensor(spec, names))
@@ -89,7 +89,8 @@ def _symbolic_base(env: ShapeEnv, name: str, hint: int | None, lower: int | None
     return env.create_symintnode(symbol, hint=hint, source=source)
 
 
-def _symbolic_number(expression: str | None, names: dict, otherwise: Any) -> Any:
+def symbolic_number(expression: str | None, names: dict, otherwise: Any) -> Any:
+    """What an expression comes to with these names: `symbolic_number("2*s0", {"s0": 3}, None) == 6`."""
     if expression is None:
         return otherwise
     try:
@@ -101,13 +102,13 @@ def _symbolic_number(expression: str | None, names: dict, otherwise: Any) -> Any
 def _symbolic_tensor(spec: dict, names: dict) -> torch.Tensor:
     def numbers(expressions: list | None, otherwise: list) -> list:
         return [
-            _symbolic_number(e, names, o) for e, o in zip(expressions or [None] * len(otherwise), otherwise)
+            symbolic_number(e, names, o) for e, o in zip(expressions or [None] * len(otherwise), otherwise)
         ]
 
     shape = numbers(spec["shape_expr"], spec["shape"])
     stride = numbers(spec["stride_expr"], spec["stride"])
     dtype = getattr(torch, spec["dtype"])
-    offset = _symbolic_number(spec["offset_expr"], names, spec["storage_offset"])
+    offset = symbolic_number(spec["offset_expr"], names, spec["storage_offset"])
     if spec["offset_expr"] is None and spec["storage_offset"] == 0:
         fake = torch.empty_strided(shape, stride, dtype=dtype, device=spec["device"])
     else:

@@ -1,13 +1,15 @@
 """What a symbolic number knows: its expression, its hint, and the base symbols with their ranges.
 
-Only stored facts are read; nothing is compared or evaluated, so no guard is added to the user's trace.
+Only stored facts are read; no symbol is compared or evaluated, so no guard is added to the user's trace.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
+
+from torchsleuth.torch_internals.tensor_symbolic import symbolic_number
 
 
 def is_fake_tensor(value: object) -> bool:
@@ -67,3 +69,15 @@ def _finite(bound: Any) -> int | None:
         return None
     value = int(bound)
     return value if abs(value) < 2**62 else None
+
+
+def number_of(expression: str, hints: Mapping[str, int]) -> int | None:
+    """What a size's expression comes to for these numbers; None where a symbol in it has none.
+
+    >>> number_of("2*s0 + 1", {"s0": 3})
+    7
+    """
+    try:
+        return int(symbolic_number(expression, dict(hints), None))
+    except (ValueError, ArithmeticError):
+        return None

@@ -121,8 +121,8 @@ def _found(folder: CaseFolder, opened: OpenedCase, bench: Bench) -> _Found:
     if first is not None and first.steps and first.steps[-1].kind == "lower":
         found = _of_part(stopped_at(bench, opened.state, first.steps))
         return _with_settings(bench, opened.state, found)
-    state, first = _fewer_calls(case, opened, bench, first)
-    return _with_settings(bench, state, _with_calls(state, _component(bench, state, first)))
+    state, first, fewest = _fewer_calls(case, opened, bench, first)
+    return _with_settings(bench, state, _with_calls(state, _component(bench, state, first), fewest))
 
 
 def _failing(case: Case, opened: OpenedCase, bench: Bench, first: Result) -> Result:
@@ -156,15 +156,17 @@ def _fails_in_eager(case: Case, eager: Result) -> bool:
     return eager.fails or (eager.outcome.signature is not None and case.phase == "run")
 
 
-def _fewer_calls(case: Case, opened: OpenedCase, bench: Bench, first: Result | None) -> tuple[State, Result]:
-    """The state with as few calls as still fail, and its failing run, traced."""
+def _fewer_calls(
+    case: Case, opened: OpenedCase, bench: Bench, first: Result | None
+) -> tuple[State, Result, bool]:
+    """The state with as few calls as still fail, its failing run, traced, and whether none could be left out."""
     oracle = TrialOracle(bench.desk, opened.expected, bench.store, bench.limits)  # type: ignore[arg-type]
     left = (bench.deadline or time.monotonic() + 60) - time.monotonic()
     known = opened.record.get("nodes") or {}
     at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
     suspects = [*at, *seeds(opened.state.graph, opened.traceback, opened.expected.message, known)]
     bench.say("looking for the calls that fail by themselves")
-    state = opened.state
+    state, fewest = opened.state, True
     try:
         reduction = search(
             opened.state,
@@ -174,15 +176,16 @@ def _fewer_calls(case: Case, opened: OpenedCase, bench: Bench, first: Result | N
             budget_seconds=max(1.0, left * SHARE_FOR_CALLS),
             calls_only=True,
         )
-        state = reduction.state
+        state, fewest = reduction.state, reduction.complete
         bench.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
     except NothingFails:
         bench.say("no part of the graph fails by itself")
     if state is not opened.state:
         small = bench.one(state, Experiment("the calls that are left", trace=True))
         if small.fails:
-            return state, small
-    return opened.state, first or _failing(case, opened, bench, bench.one(opened.state, AS_IT_WAS))
+            return state, small, fewest
+    first = first or _failing(case, opened, bench, bench.one(opened.state, AS_IT_WAS))
+    return opened.state, first, fewest
 
 
 def _component(bench: Bench, state: State, first: Result) -> _Found:
@@ -230,8 +233,11 @@ def _of_part(part: Part | None) -> _Found:
     )
 
 
-def _with_calls(state: State, found: _Found) -> _Found:
+def _with_calls(state: State, found: _Found, fewest: bool) -> _Found:
     """The operators and nodes that are left, where the part itself does not name any."""
+    if not fewest and not (found.ops or found.nodes):
+        said = "the time was up before it was clear which of these calls matter (--budget)"
+        found = replace(found, pinned=False, detail="; ".join(filter(None, [found.detail, said])))
     calls = [n.name for n in state.graph.graph.nodes if n.op.startswith("call_")]
     nodes = found.nodes or tuple(calls)
     return replace(found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=nodes)

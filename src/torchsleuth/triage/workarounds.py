@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from torchsleuth.capture.overrides import Overrides
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder
-from torchsleuth.cases.model import Triage, Workaround
+from torchsleuth.cases.model import Case, Triage, Workaround
+from torchsleuth.compare.evidence import MUTATED
 from torchsleuth.minify.contract import State
 from torchsleuth.minify.opened import OpenedCase, open_for_search
 from torchsleuth.tensors.specs import TensorSpec
@@ -65,6 +66,13 @@ def find_workarounds(
     return tuple(attempt.workaround for attempt in attempts(folder, bench, budget_seconds, say))
 
 
+def _wrong_by(case: Case) -> dict[str, float]:
+    """The tolerance of each output that was wrong, as the check that found it set it."""
+    known = (case.extra.get("accuracy") or {}).get("tolerances") or {}
+    places = [path.removesuffix(MUTATED) for path in case.signature.outputs]
+    return {path: known[path] for path in places if path in known}
+
+
 def attempts(
     folder: CaseFolder, bench: Bench, budget_seconds: float, say: Callable[[str], None] = lambda text: None
 ) -> list[Attempt]:
@@ -83,7 +91,7 @@ def attempts(
             f"compiler, untried: @torch.compiler.disable above the function{where}"
         )
     opened = open_for_search(folder)
-    original = Original(opened.state, case.kind == "accuracy")
+    original = Original(opened.state, case.kind == "accuracy", _wrong_by(case))
     about = about_case(folder, opened)
     wanted = candidates_for(about)
     # What needs no compile comes first: then there is something, however short the time.

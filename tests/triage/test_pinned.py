@@ -1,0 +1,24 @@
+"""What a search that ran out of time has left is not claimed to be what matters."""
+
+import torch
+
+from torchsleuth.minify.states import state_of
+from torchsleuth.triage.case import _Found, _with_calls
+
+
+def calls_of_three():
+    gm = torch.fx.symbolic_trace(lambda x: torch.relu(torch.cos(torch.sin(x))))
+    return state_of(gm, [torch.ones(2)])
+
+
+def test_calls_that_are_left_when_the_time_is_up_are_named_but_not_pinned_down():
+    found = _Found("inductor", "lowering", "it passes without lowerings", True)
+    late = _with_calls(calls_of_three(), found, fewest=False)
+    assert len(late.ops) == 3 and not late.pinned
+    assert "it passes without lowerings" in late.detail and "--budget" in late.detail
+    assert _with_calls(calls_of_three(), found, fewest=True).pinned
+
+
+def test_a_part_that_names_its_operator_needs_no_fewer_calls():
+    found = _Found("inductor", "lowering", None, True, ops=("aten.cos.default",), nodes=("cos",))
+    assert _with_calls(calls_of_three(), found, fewest=False).pinned
