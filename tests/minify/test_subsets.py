@@ -234,7 +234,11 @@ def test_a_failure_that_says_which_values_are_wrong_leads_to_the_few_that_matter
     cover = tuple(range(0, 400, 2)) + tuple(sorted(e for e in wanted if e % 2))
     elements = Elements(400, neighbours, kinds=[tuple(sorted(cover))])
     found = smallest_failing(
-        elements, together.ask, suspects=lambda: [390, 300], ask_exposed=exposed.ask, width=2
+        elements,
+        together.ask,
+        suspects=lambda: [390, 300],
+        point=lambda covers: exposed.ask(covers) is not None,
+        width=2,
     )
     assert set(found) == wanted
     assert exposed.queries <= 3 and together.queries <= 8
@@ -243,5 +247,7 @@ def test_a_failure_that_says_which_values_are_wrong_leads_to_the_few_that_matter
 def test_a_failure_that_shows_only_when_nothing_is_exposed_is_found_all_the_same():
     _, neighbours = dag(100, 4)
     hidden, together = FakeOracle({1000}), FakeOracle({40, 41})
-    found = smallest_failing(Elements(100, neighbours), together.ask, ask_exposed=hidden.ask)
+    found = smallest_failing(
+        Elements(100, neighbours), together.ask, point=lambda covers: hidden.ask(covers) is not None
+    )
     assert found == (40, 41)

@@ -54,7 +54,6 @@ class Engine:
         self.listener = listener or Silence()
         self.queries = 0
         self.known: dict[str, bool] = {}
-        self.passing: list[tuple[str, State]] = []
         self._counts: dict[str, list[float]] = {}
 
     def first(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> tuple[int, State] | None:
@@ -124,11 +123,8 @@ class Engine:
             counts[3] += time.monotonic() - started
             self.queries += len(new)
             for place, failed in zip(new, answers):
-                if failed is None:
-                    continue
-                self.known[keys[place]] = failed
-                if not failed:
-                    self.passing.append((f"{reducer}: {candidates[place][0]}", candidates[place][1]))
+                if failed is not None:
+                    self.known[keys[place]] = failed
             self.listener.asked(reducer, candidates[new[0]][0], answers)
         return [self.known.get(key) for key in keys]
 

@@ -19,11 +19,15 @@ from torchsleuth.graphs.cut_record import Recording, record_values
 from torchsleuth.minify.contract import State
 from torchsleuth.minify.engine import Engine
 from torchsleuth.minify.states import ANY_VALUES, ambient, fake_values, real_inputs, state_of_cut
-from torchsleuth.minify.subsets import Ask, Elements, Subset, one_less, smallest_failing
+from torchsleuth.minify.subsets import Ask, Elements, Subset, in_parts, one_less, smallest_failing
 
 NAME = "nodes"
 # How far around one of each kind its cover reaches: alone with what it reads, and a little more.
 REACH = (1, 3)
+# Each value that a graph returns is kept a dozen times over, for its rounding noise.
+MOST_EXPOSED = 64 << 20
+# What a trial does differently: Inductor's lowered graph is run as it is, without generated code.
+INTERPRETED = {"switches": {"interpret": True}}
 
 
 def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
@@ -44,10 +48,8 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
         _Asker(engine, state, recording, groups, apart=True),
     )
     race = _racer(engine, state, recording, groups)
-    exposed = None
-    if getattr(engine.oracle, "names_outputs", False):
-        exposed = _Asker(engine, state, recording, groups, exposed=True)
-    best = smallest_failing(elements, together, apart, suspects, race, exposed, engine.width)
+    point = _pointer(engine, state, recording, groups)
+    best = smallest_failing(elements, together, apart, suspects, race, point, engine.width)
     # Now name by name: of a tuple's parts only those that matter stay.
     kept = [(name,) for element in best for name in groups[element]]
     one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))
@@ -58,7 +60,8 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
 class _Asker:
     """Asks whether sets of parts fail, and remembers what was answered.
 
-    They are connected or `apart`; with all their values `exposed` or only the last.
+    They are connected or `apart`; with all their values `exposed` or only the last; with their lowered form
+    `interpreted` or compiled.
     """
 
     engine: Engine
@@ -67,6 +70,7 @@ class _Asker:
     parts: Sequence[tuple[str, ...]]
     apart: bool = False
     exposed: bool = False
+    interpreted: bool = False
     known: dict[Subset, bool] = field(default_factory=dict)
 
     def __call__(self, subsets: Sequence[Subset]) -> int | None:
@@ -74,7 +78,7 @@ class _Asker:
             if self.known.get(subset):
                 return place
         unknown = [s for s in subsets if s not in self.known]
-        found = self.engine.first(NAME, self._candidates(unknown))
+        found = self.engine.first(NAME, self.candidates(unknown))
         self.known |= dict.fromkeys(unknown[: None if found is None else found[0]], False)
         if found is None:
             return None
@@ -86,13 +90,13 @@ class _Asker:
         """As above, with all that is known after the first round that has a failure."""
         if not any(self.known.get(subset) for subset in subsets):
             unknown = [s for s in subsets if s not in self.known]
-            for place, (state, failed) in self.engine.each(NAME, self._candidates(unknown)).items():
+            for place, (state, failed) in self.engine.each(NAME, self.candidates(unknown)).items():
                 self.known[unknown[place]] = failed
                 if failed:
                     self._note(unknown[place], state)
         return [self.known.get(subset) for subset in subsets]
 
-    def _candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Callable[[], State]]]:
+    def candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Callable[[], State]]]:
         return [(f"{len(s)} of {len(self.parts)}", partial(self._cut_out, s)) for s in subsets]
 
     def _note(self, failing: Subset, state: State) -> None:
@@ -105,7 +109,31 @@ class _Asker:
         if len(names) == len(self.recording.calls) and not (self.apart or self.exposed):
             return self.state
         piece = cut(self.recording, names, severed=self.apart, exposed=self.exposed)
-        return state_of_cut(self.state, piece, self.recording.symbolic)
+        state = state_of_cut(self.state, piece, self.recording.symbolic)
+        return state.having(settings={**state.settings, **INTERPRETED}) if self.interpreted else state
+
+
+def _pointer(
+    engine: Engine, state: State, recording: Recording, groups: Sequence[tuple[str, ...]]
+) -> Callable[[Sequence[Subset]], bool] | None:
+    """Asks covers with all their values exposed, where the oracle can tell which of them are wrong.
+
+    Interpreted first: no kernel has to be compiled for that, and a wrong lowering shows. At the same time two parts of
+    the first cover are compiled, in case it is the code that is wrong.
+    """
+    values = [recording.value(name) for group in groups for name in group]
+    size = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+    if not getattr(engine.oracle, "names_outputs", False) or size > MOST_EXPOSED:
+        return None
+    compiled = _Asker(engine, state, recording, groups, exposed=True)
+    interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
+
+    def point(covers: Sequence[Subset]) -> bool:
+        parts = [*in_parts(covers[0], 2), *covers]
+        asked = [*interpreted.candidates(covers[:1]), *compiled.candidates(parts)]
+        return engine.first(NAME, asked) is not None
+
+    return point
 
 
 def _racer(

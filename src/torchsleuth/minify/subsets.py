@@ -57,16 +57,16 @@ def smallest_failing(
     ask_apart: Ask | None = None,
     suspects: Callable[[], Sequence[int]] = tuple,
     ask_passing: Ask | None = None,
-    ask_exposed: Ask | None = None,
+    point: Callable[[Sequence[Subset]], bool] | None = None,
     width: int = 1,
 ) -> Subset:
     """A subset that fails and none of whose parts with one element less does.
 
     `ask_apart` tries elements without their connections; `suspects` says whom the last failure points at;
-    `ask_passing`, where given, answers with the first of disconnected subsets that passes, and `ask_exposed` tries
-    subsets such that suspects are known exactly; `width` is how many subsets are tried at the same time. The whole
-    is only asked about where no small part fails, because it is the dearest question; `NothingFails` is raised where
-    it does not fail either.
+    `ask_passing`, where given, answers with the first of disconnected subsets that passes, and `point` tries ever
+    larger subsets such that suspects are known exactly, and says whether one failed; `width` is how many subsets are
+    tried at the same time. The whole is only asked about where no small part fails, because it is the dearest
+    question; `NothingFails` is raised where it does not fail either.
 
     >>> smallest_failing(Elements(100), lambda subsets: next((i for i, s in enumerate(subsets) if 7 in s), None))
     (7,)
@@ -80,7 +80,7 @@ def smallest_failing(
     found = (
         _blamed(elements, ask)
         or _ball(elements, ask)
-        or _pointed_at(elements, smaller or [whole], ask, ask_exposed, suspects)
+        or _pointed_at(elements, smaller or [whole], ask, point, suspects)
         or _alone(elements, ask, ask_apart, suspects, ask_passing, width)
     )
     if found is None:
@@ -206,14 +206,11 @@ def _pointed_at(
     elements: Elements,
     covers: Sequence[Subset],
     ask: Ask,
-    ask_exposed: Ask | None,
+    point: Callable[[Sequence[Subset]], bool] | None,
     suspects: Callable[[], Sequence[int]],
 ) -> Subset | None:
     """A few elements that end in the first one which a failure points at: it is wrong by what it reads."""
-    if ask_exposed is None or elements.count <= MOST_PAIRED:
-        return None
-    # The parts of a cover can be tried side by side, and few failures need what lies in two of them.
-    if ask_exposed(in_parts(covers[0], 2)) is None and first_of(covers, ask_exposed, one_by_one=True) is None:
+    if point is None or elements.count <= MOST_PAIRED or not point(covers):
         return None
     first = min(suspects(), default=None)
     if first is None:

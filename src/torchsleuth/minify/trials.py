@@ -137,7 +137,7 @@ class TrialOracle:
             return True
         if outcome.signature is None and outcome.error is None:
             self.passed.append((calls_of(state.graph), outcome.seconds))
-        if outcome.signature is not None:
+        if outcome.signature is not None and not state.settings.get("switches"):
             self.also.setdefault(fingerprint(outcome.signature), (outcome.signature, state))
         return False
 
