@@ -474,3 +474,17 @@ def test_the_file_can_be_pasted_into_a_script() -> None:
     )
     done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "bad size #\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "wrong result: outputs"),
+        (1, "wrong result: outputs[0]"),
+        (4, "wrong result: outputs[0], outputs[1], outputs[2], outputs[3]"),
+        (40, "wrong result: outputs[0], outputs[1], outputs[2], and 37 more"),
+    ],
+)
+def test_many_wrong_results_are_counted_and_not_listed(count, said):
+    signature = Signature("accuracy", "run", outputs=tuple(f"outputs[{i}]" for i in range(count)))
+    assert signature.summary == said

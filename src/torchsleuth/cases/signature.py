@@ -81,13 +81,13 @@ class Signature:
     @property
     def summary(self) -> str:
         """One line that a person understands, e.g. `SIGSEGV while compiling`."""
-        doing = {"capture": "capturing a graph", "run": "running a compiled graph"}.get(
-            self.phase, "compiling"
-        )
+        phases = {"capture": "capturing a graph", "run": "running a compiled graph"}
+        doing = phases.get(self.phase, "compiling")
         if self.kind in ("crash", "hang"):
             return f"{self.signal or self.kind} while {doing}"
         if self.kind == "accuracy":
-            return ("wrong result: " + (", ".join(self.outputs) or "outputs"))[:160]
+            rest = [f"and {len(self.outputs) - 3} more"] if len(self.outputs) > 4 else self.outputs[3:]
+            return ("wrong result: " + (", ".join([*self.outputs[:3], *rest]) or "outputs"))[:160]
         names = [_sig_short(name) for name in self.exceptions[-2:]] or ["error"]
         names = names[0 if names[0] in _SIG_CARRIERS else -1 :] + [self.message] * bool(self.message)
         return ": ".join(names)[:160]
