@@ -1,7 +1,8 @@
 """Fewer calls: any set of nodes is a candidate, because each missing operand has a recorded value.
 
 Elements are the units that cannot be cut apart. Repetition is used: a deep model holds few kinds of nodes, so
-one of each kind, side by side, is a small question that finds any single culprit.
+one of each kind, side by side, is a small question that finds any single culprit. Where a failure names the results
+that are wrong, a part with all its values returned shows where they begin.
 """
 
 from __future__ import annotations

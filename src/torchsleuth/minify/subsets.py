@@ -1,9 +1,10 @@
 """The smallest set of elements that still fails, found with few and small questions.
 
 Blame first: a named element, then a growing ball around it, costs next to nothing when it is right and four
-questions when it is wrong. Then one of each kind, then halves, then counter-based delta debugging with a prior of
-two culprits among all elements (a constant prior removes nine elements per question, whatever their number), and
-last each element by itself. Nothing here knows torch: elements are numbers in dataflow order.
+questions when it is wrong. Then whom a failure that names its results points at, one of each kind, halves,
+counter-based delta debugging with a prior of two culprits among all elements (a constant prior removes nine elements
+per question, whatever their number), and last each element by itself. Nothing here knows torch: elements are numbers
+in dataflow order.
 """
 
 from __future__ import annotations
