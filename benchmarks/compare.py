@@ -22,15 +22,15 @@ from dataclasses import dataclass
 
 import torch
 
-from torchsleuth.compare.calibrate import UNCALIBRATED
-from torchsleuth.compare.evidence import Evidence, gather, result_of
+from torchsleuth.compare.compat.same import same
 from torchsleuth.compare.faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
-from torchsleuth.compare.float64 import widen_graph, widen_inputs
 from torchsleuth.compare.healthy import HealthyGraph, healthy_graph
-from torchsleuth.compare.judge import judge_results, weigh
-from torchsleuth.compare.rng import save_rng
-from torchsleuth.compare.same import same
-from torchsleuth.torch_internals.compare_probes import forget_compiled, torch_own_same
+from torchsleuth.compare.reference.float64 import widen_graph, widen_inputs
+from torchsleuth.compare.reference.rng import save_rng
+from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.compare.verdict.evidence import Evidence, gather, result_of
+from torchsleuth.compare.verdict.judge import judge_results, weigh
+from torchsleuth.torch_internals.tensor_facts import forget_compiled, torch_own_same
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SEEDS = range(5000, 5065)

@@ -295,7 +295,7 @@ def run_overhead(options: argparse.Namespace) -> None:
 
     from torchsleuth.graphs.cut import calls_of
     from torchsleuth.graphs.printer import print_graph
-    from torchsleuth.minify.search import search
+    from torchsleuth.minify.search.driver import search
     from torchsleuth.minify.states import state_of
 
     aten = torch.ops.aten

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+# Some virtual machines announce AMX and trap on its first instruction (a bfloat16 product ends the process); no test
+# is about AMX.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # A shell that runs tests in the background has them ignore Ctrl-C, and all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -24,7 +27,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session", autouse=True)
 def probes_of_the_compiler():
     """The first compile in a fresh cache asks the C++ compiler what it can do; ask once per machine, not per test."""
-    from torchsleuth.workers.probes import keep_probes_of, probe_store
+    from torchsleuth.processes.compiler_probes import keep_probes_of, probe_store
 
     if any(probe_store().glob("??/*.so")):
         return

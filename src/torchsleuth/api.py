@@ -16,15 +16,15 @@ from typing import Any, TextIO
 
 import torch
 
-from torchsleuth.capture.flight import Flight
-from torchsleuth.capture.record import GraphOrigin, record_graph
-from torchsleuth.capture.settings import Settings, settings_from_environment
-from torchsleuth.capture.watch import Watch
 from torchsleuth.cases.spool import read_process
 from torchsleuth.repro.assemble import make_case
 from torchsleuth.repro.script import script_text
-from torchsleuth.torch_internals import seams
-from torchsleuth.torch_internals.settings import global_state
+from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals.configuration import global_state
+from torchsleuth.watched.flight import Flight
+from torchsleuth.watched.record import GraphOrigin, record_graph
+from torchsleuth.watched.settings import Settings, settings_from_environment
+from torchsleuth.watched.watch import Watch
 
 log = logging.getLogger("torchsleuth")
 
@@ -112,7 +112,7 @@ def save_graph_repro(
     >>> with open("repro.py", "w") as file:
     ...     save_graph_repro(file, gm, [torch.randn(8)], "inductor")
     """
-    from torchsleuth.capture.record import keep_values
+    from torchsleuth.watched.record import keep_values
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from torchsleuth.cases.model import Case, GraphFacts
-from torchsleuth.cases.signature import Signature
+from torchsleuth.script_runtime.signature import Signature
 
 
 def make(id: str = "1a2b3c4d", created: str = "2026-01-02T03:04:05.000000Z", **changes: object) -> Case:

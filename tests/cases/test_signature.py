@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.cases import signature as module
 from torchsleuth.cases.crash import signal_of_status, signature_of_crash
-from torchsleuth.cases.signature import (
+from torchsleuth.script_runtime import signature as module
+from torchsleuth.script_runtime.signature import (
     Signature,
     fails_the_same_way,
     fingerprint,
@@ -445,7 +445,7 @@ def test_frames_leave_out_the_program_the_standard_library_and_torchsleuth() -> 
     stack = [
         ("/home/ada/train.py", "main"),
         ("/v/lib/python3.11/site-packages/torch/_dynamo/eval_frame.py", "_fn"),
-        ("/src/torchsleuth/capture/seams.py", "watched"),
+        ("/src/torchsleuth/torch_internals/hooks.py", "watched"),
         (inspect.getsourcefile(json) or "", "loads"),
         ("/tmp/torchinductor_ada/b4/" + "c" * 52 + ".py", "call"),
         ("<eval_with_key>.3", "forward"),

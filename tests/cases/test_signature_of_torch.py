@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from torchsleuth.cases.signature import Signature, fails_the_same_way, fingerprint, signature_of_exception
+from torchsleuth.script_runtime.signature import (
+    Signature,
+    fails_the_same_way,
+    fingerprint,
+    signature_of_exception,
+)
 
 
 class InjectedFault(RuntimeError):

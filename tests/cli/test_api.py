@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from watched import environment, sleuth, write_program
+from program_runs import environment, sleuth, write_program
 
 
 def run(folder, source, fault=None):

@@ -10,12 +10,12 @@ import textwrap
 import time
 
 import pytest
+from triage.made_index import make_wheel, served
 
 from cases.made import make
+from program_runs import environment, sleuth
+from torchsleuth.bisect.releases import bisection_of, newest_working
 from torchsleuth.cases.folder import open_case, write_case
-from torchsleuth.triage.releases import bisection_of, newest_working
-from triage.made_index import make_wheel, served
-from watched import environment, sleuth
 
 INSTALLED = importlib.metadata.version("torch").partition("+")[0]
 SCRIPT = """

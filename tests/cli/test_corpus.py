@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from watched import environment, sleuth
+from program_runs import environment, sleuth
 
 CORPUS = Path(os.environ.get("TORCHSLEUTH_CORPUS", "nowhere"))
 PROGRAMS = sorted(CORPUS.glob("cases/case_*.json"))

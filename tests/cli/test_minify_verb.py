@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from watched import environment, run_watched, sleuth
+from program_runs import environment, run_watched, sleuth
 
 DEEP = """
     import torch

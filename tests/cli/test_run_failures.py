@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from watched import environment, run_bare, run_watched, sleuth
+from program_runs import environment, run_bare, run_watched, sleuth
 
 THREE_LAYERS = """
     import torch

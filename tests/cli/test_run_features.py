@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from watched import environment, run_watched, sleuth, write_program
+from program_runs import environment, run_watched, sleuth, write_program
 
 ATTEMPTS = """
     import sys

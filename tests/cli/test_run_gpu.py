@@ -2,7 +2,7 @@
 
 import pytest
 
-from watched import run_watched
+from program_runs import run_watched
 
 pytestmark = pytest.mark.gpu
 

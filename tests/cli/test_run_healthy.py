@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from watched import environment, run_bare, run_watched, sleuth, write_program
+from program_runs import environment, run_bare, run_watched, sleuth, write_program
 
 HEALTHY = """
     import sys
@@ -165,7 +165,7 @@ def test_json_has_one_document_on_stdout_and_the_program_speaks_on_stderr(tmp_pa
 def test_a_failure_of_ours_inside_the_program_leaves_the_program_alone(tmp_path):
     source = """
         import torch
-        import torchsleuth.capture.watch as watch
+        import torchsleuth.watched.watch as watch
         def broken(*args, **kwargs):
             raise ZeroDivisionError("a bug of torchsleuth's")
         watch.record_graph = broken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from watched import environment, run_watched, sleuth
+from program_runs import environment, run_watched, sleuth
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from watched import Ran, environment, run_watched, sleuth
+from program_runs import Ran, environment, run_watched, sleuth
 
 HEAD = """
     import torch

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from watched import environment, run_watched, sleuth
+from program_runs import environment, run_watched, sleuth
 
 TWO_PARTS = """
     import torch

@@ -3,8 +3,9 @@ import json
 import pytest
 import torch
 
-from torchsleuth.compare.calibrate import calibrate
-from torchsleuth.compare.calibration import (
+from torchsleuth.compare.healthy import healthy_graph
+from torchsleuth.compare.verdict.calibrate import calibrate
+from torchsleuth.compare.verdict.calibration import (
     Calibration,
     Quantiles,
     calibration_from,
@@ -12,9 +13,8 @@ from torchsleuth.compare.calibration import (
     load_calibration,
     save_calibration,
 )
-from torchsleuth.compare.healthy import healthy_graph
-from torchsleuth.compare.judge import judge
-from torchsleuth.compare.limits import limits_for
+from torchsleuth.compare.verdict.judge import judge
+from torchsleuth.compare.verdict.limits import limits_for
 
 MEASURED = Calibration("a machine", torch.__version__, {"cpu/float32": Quantiles(9, 0, 1.0, 2.0, 40.0, 3.0)})
 

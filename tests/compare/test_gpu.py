@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import fx
 
-from torchsleuth.compare.calibrate import UNCALIBRATED, judge_compiled
-from torchsleuth.compare.cloning import clone_inputs
+from torchsleuth.compare.compat.same import differences, same
 from torchsleuth.compare.healthy import healthy_graph
-from torchsleuth.compare.judge import judge
-from torchsleuth.compare.rng import rng_kept
-from torchsleuth.compare.same import differences, same
-from torchsleuth.compare.verdict import DIVERGED, INCONCLUSIVE, WITHIN_NOISE
+from torchsleuth.compare.reference.cloning import clone_inputs
+from torchsleuth.compare.reference.rng import rng_kept
+from torchsleuth.compare.verdict.calibrate import UNCALIBRATED, judge_compiled
+from torchsleuth.compare.verdict.judge import judge
+from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, WITHIN_NOISE
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import fx
 
-from torchsleuth.compare.calibrate import UNCALIBRATED
-from torchsleuth.compare.gradients import judge_gradients
-from torchsleuth.compare.verdict import WITHIN_NOISE
+from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.compare.verdict.gradients import judge_gradients
+from torchsleuth.compare.verdict.verdict import WITHIN_NOISE
 
 
 class Net(torch.nn.Module):

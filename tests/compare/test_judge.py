@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from torchsleuth.compare import float64
-from torchsleuth.compare.calibrate import UNCALIBRATED
 from torchsleuth.compare.faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
 from torchsleuth.compare.healthy import healthy_graph
-from torchsleuth.compare.judge import judge, judge_results
-from torchsleuth.compare.verdict import DIVERGED, EAGER_SUSPECT, INCONCLUSIVE, WITHIN_NOISE
+from torchsleuth.compare.reference import float64
+from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.compare.verdict.judge import judge, judge_results
+from torchsleuth.compare.verdict.verdict import DIVERGED, EAGER_SUSPECT, INCONCLUSIVE, WITHIN_NOISE
 
 LOW = [torch.bfloat16, torch.float16]
 

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from torchsleuth.compare.evidence import gather
 from torchsleuth.compare.healthy import healthy_graph
-from torchsleuth.compare.noise import FOOTPRINT, NoiseSource, half_ulp
-from torchsleuth.compare.rng import save_rng
+from torchsleuth.compare.reference.rng import save_rng
+from torchsleuth.compare.verdict.evidence import gather
+from torchsleuth.compare.verdict.noise import FOOTPRINT, NoiseSource, half_ulp
 
 
 def noise_of(program, *inputs, runs=32):

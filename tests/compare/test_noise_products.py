@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchsleuth.compare.noise import TF32, _shortened, half_ulp
+from torchsleuth.compare.verdict.noise import TF32, _shortened, half_ulp
 
 OWN = half_ulp(torch.float32)
 

@@ -4,7 +4,7 @@ import logging
 import pytest
 import torch
 
-from torchsleuth.compare.models import (
+from torchsleuth.compare.compat.models import (
     NotReducible,
     reduce_to_scalar_loss,
     run_fwd_maybe_bwd,

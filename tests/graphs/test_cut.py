@@ -12,7 +12,7 @@ from programs import PROGRAMS, graphs_of
 from torchsleuth.graphs.cut import calls_of, cut, units
 from torchsleuth.graphs.cut_record import record_values
 from torchsleuth.graphs.printer import print_graph
-from torchsleuth.graphs.reader import read_graph
+from torchsleuth.script_runtime.reader import read_graph
 
 # What changes from run to run, and what needs a context that one recorded call does not hold.
 UNSTEADY = {"random", "net", "net dynamic", "mutating custom op"}

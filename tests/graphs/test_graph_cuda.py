@@ -6,7 +6,7 @@ from captured import capture
 
 from torchsleuth.graphs.identity import same_graph
 from torchsleuth.graphs.printer import Unprintable, print_graph
-from torchsleuth.graphs.reader import read_graph
+from torchsleuth.script_runtime.reader import read_graph
 
 try:
     import triton

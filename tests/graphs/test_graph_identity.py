@@ -10,7 +10,7 @@ from programs import PROGRAMS, graphs_of
 
 from torchsleuth.graphs.identity import same_graph, structural_hash
 from torchsleuth.graphs.printer import print_graph
-from torchsleuth.graphs.reader import read_graph
+from torchsleuth.script_runtime.reader import read_graph
 
 HASHER = """
 import operator, torch

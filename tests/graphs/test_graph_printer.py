@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 
 from torchsleuth.graphs.identity import same_graph
 from torchsleuth.graphs.printer import Unprintable, print_graph
-from torchsleuth.graphs.reader import read_graph
+from torchsleuth.script_runtime.reader import read_graph
 
 
 def module(graph, **attributes):

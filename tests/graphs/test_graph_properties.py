@@ -13,7 +13,7 @@ from torchsleuth.graphs.identity import same_graph
 from torchsleuth.graphs.literals import expression
 from torchsleuth.graphs.names import Vocabulary
 from torchsleuth.graphs.printer import print_graph
-from torchsleuth.graphs.reader import read_graph
+from torchsleuth.script_runtime.reader import read_graph
 
 
 class Colour(enum.Enum):

@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 
-from torchsleuth.minify.opened import wait_for_device
+from torchsleuth.minify.case_state import wait_for_device
 
 
 class Desk:

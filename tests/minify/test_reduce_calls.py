@@ -3,9 +3,9 @@
 import torch
 from made_graphs import Oracle, aten, holds, traced
 
-from torchsleuth.minify.engine import Engine, settle
-from torchsleuth.minify.reduce_calls import plainer_calls
-from torchsleuth.minify.search import search
+from torchsleuth.minify.reducers.calls import plainer_calls
+from torchsleuth.minify.search.driver import search
+from torchsleuth.minify.search.engine import Engine, settle
 
 
 def relu_reads_a_call(state):

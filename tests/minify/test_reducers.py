@@ -7,27 +7,27 @@ import torch
 from made_graphs import Oracle, aten, holds, node, shapes, traced
 
 from torchsleuth.graphs.cut import calls_of
-from torchsleuth.minify.engine import Engine, settle
-from torchsleuth.minify.nodes import reduce_nodes
-from torchsleuth.minify.reduce_arguments import plainer_arguments
-from torchsleuth.minify.reduce_bypass import bypass
-from torchsleuth.minify.reduce_forms import (
+from torchsleuth.minify.reducers.arguments import plainer_arguments
+from torchsleuth.minify.reducers.bypass import bypass
+from torchsleuth.minify.reducers.forms import (
     contiguous,
     on_the_cpu,
     plain_dtypes,
     static_sizes,
     without_gradients,
 )
-from torchsleuth.minify.reduce_inputs import merge_inputs
-from torchsleuth.minify.reduce_level import lift
-from torchsleuth.minify.reduce_nested import inline_nested
-from torchsleuth.minify.reduce_outputs import drop_outputs
-from torchsleuth.minify.reduce_settings import default_settings, for_inference
-from torchsleuth.minify.reduce_shapes import fewer_dimensions, smaller_sizes
-from torchsleuth.minify.reduce_values import plainer_values
+from torchsleuth.minify.reducers.inputs import merge_inputs
+from torchsleuth.minify.reducers.level import lift
+from torchsleuth.minify.reducers.nested import inline_nested
+from torchsleuth.minify.reducers.nodes import reduce_nodes
+from torchsleuth.minify.reducers.outputs import drop_outputs
+from torchsleuth.minify.reducers.settings import default_settings, for_inference
+from torchsleuth.minify.reducers.shapes import fewer_dimensions, smaller_sizes
+from torchsleuth.minify.reducers.values import plainer_values
+from torchsleuth.minify.search.engine import Engine, settle
 from torchsleuth.minify.states import fake_values, fits, real_inputs, state_of
+from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
 from torchsleuth.tensors.specs import ScalarSpec
-from torchsleuth.torch_internals.tensor_symbolic import symbolic_inputs
 
 
 def settled(reducer, state, fails):

@@ -9,13 +9,13 @@ import torch
 from made_graphs import aten, traced
 from sometimes_trials import FAILS
 
-from torchsleuth.minify.search import search
-from torchsleuth.minify.sometimes import ComesSometimes, measured, told
-from torchsleuth.minify.subsets import NothingFails
-from torchsleuth.minify.trials import TrialOracle, trial_of
-from torchsleuth.workers.flaky import FailureRate
+from program_runs import environment, sleuth, write_program
+from torchsleuth.minify.flaky import ComesSometimes, measured, told
+from torchsleuth.minify.oracle import TrialOracle, trial_of
+from torchsleuth.minify.search.driver import search
+from torchsleuth.minify.search.subsets import NothingFails
+from torchsleuth.workers.failure_rate import FailureRate
 from torchsleuth.workers.pool import Workers
-from watched import environment, sleuth, write_program
 
 
 def chain(x):

@@ -3,9 +3,9 @@
 import torch
 from made_graphs import aten, traced
 
-from torchsleuth.cases.signature import Signature
-from torchsleuth.minify.trials import TrialOracle
-from torchsleuth.workers.trial import Outcome
+from torchsleuth.minify.oracle import TrialOracle
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.trials.trial import Outcome
 
 WRONG = Signature("accuracy", "run")
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.cases.signature import Signature
 from torchsleuth.repro.small import SmallGraph, SmallInput, small_scripts
 from torchsleuth.repro.small_inputs import TooLarge, input_expression
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs, describe_tensor
 
 aten = torch.ops.aten

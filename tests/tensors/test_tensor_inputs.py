@@ -11,10 +11,10 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from torchsleuth.tensors import synthetic
+from torchsleuth.script_runtime import inputs as synthetic
+from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.tensors.specs import InputsDescription, Unsupported, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
-from torchsleuth.tensors.synthetic import load_inputs
 
 
 def through_json(described):

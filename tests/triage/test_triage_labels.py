@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchsleuth.cases.model import Case, Triage
-from torchsleuth.cases.signature import Signature
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.triage.labels import labels_of
 
 

@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from torchsleuth.cases.signature import Signature
-from torchsleuth.workers.limits import Limits
+from torchsleuth.processes.limits import Limits
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.trials.trial import Outcome, Trial
 from torchsleuth.workers.pool import Workers
-from torchsleuth.workers.trial import Outcome, Trial
 
 FAILS = Signature("runtime_error", "run", ("ValueError",), "it failed as expected")
 

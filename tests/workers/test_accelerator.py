@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchsleuth.cases.signature import Signature
+from torchsleuth.processes.limits import Limits
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs
-from torchsleuth.workers.limits import Limits
+from torchsleuth.trials.trial import Trial
 from torchsleuth.workers.pool import Workers
-from torchsleuth.workers.trial import Trial
 
 pytestmark = [
     pytest.mark.gpu,

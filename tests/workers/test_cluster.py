@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from faulty import FAILS, trial
 
-from torchsleuth.cases.signature import Signature
+from torchsleuth.processes.limits import Limits
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.trials.trial import Trial
 from torchsleuth.workers.cluster import ClusterUnfit, RayWorkers, _join, open_workers, storages_of
-from torchsleuth.workers.limits import Limits
-from torchsleuth.workers.trial import Trial
 
 
 def test_without_ray_the_sentence_says_what_to_install(monkeypatch):

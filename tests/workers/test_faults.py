@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from faulty import FAILS, faulty_workers, trial
 
-from torchsleuth.cases.signature import Signature
-from torchsleuth.workers.limits import Limits
+from torchsleuth.processes.limits import Limits
+from torchsleuth.processes.tree import kill_marked, marked_processes, resident_bytes
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.workers.pool import Workers
-from torchsleuth.workers.processes import kill_marked, marked_processes, resident_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

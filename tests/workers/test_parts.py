@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.cases.signature import Signature
-from torchsleuth.workers.environment import needs_kernels, trial_environment, uses_accelerator
-from torchsleuth.workers.kept import KeptOutput
-from torchsleuth.workers.kernels import drop_torn
-from torchsleuth.workers.limits import Limits, clock_of_a_hang
-from torchsleuth.workers.trial import Outcome, Trial
-from torchsleuth.workers.wire import (
-    BrokenFrame,
-    Frames,
-    frame,
+from torchsleuth.processes.bounded_output import KeptOutput
+from torchsleuth.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.processes.limits import Limits, clock_of_a_hang
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.trials.environment import needs_kernels, trial_environment, uses_accelerator
+from torchsleuth.trials.kernel_cache import drop_torn
+from torchsleuth.trials.trial import (
+    Outcome,
+    Trial,
     outcome_from_json,
     outcome_to_json,
     trial_from_json,

@@ -9,8 +9,8 @@ from concurrent.futures import FIRST_COMPLETED, wait
 import pytest
 from faulty import FAILS, faulty_workers, trial
 
-from torchsleuth.workers.flaky import failure_rate
-from torchsleuth.workers.limits import Limits
+from torchsleuth.processes.limits import Limits
+from torchsleuth.workers.failure_rate import failure_rate
 
 
 def test_an_answer_is_given_once_and_then_remembered(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torchsleuth.backends.crossref import crossref_compiler
 from torchsleuth.backends.errors import BadChoice, MissingMode
 from torchsleuth.backends.options import options_of
-from torchsleuth.torch_internals.backend_aot import (
+from torchsleuth.torch_internals.aot_autograd import (
     AotPlan,
     Boxed,
     GraphCompiler,
@@ -19,7 +19,7 @@ from torchsleuth.torch_internals.backend_aot import (
     run_boxed,
     through_aot,
 )
-from torchsleuth.torch_internals.backend_trace import crossref_setting
+from torchsleuth.torch_internals.tracing import crossref_setting
 
 
 def sleuth_aot_eager(

@@ -13,9 +13,9 @@ import torch
 from torchsleuth.backends.errors import Difference, FakeMismatch
 from torchsleuth.backends.schema import after_call, before_call, tensors_in
 from torchsleuth.backends.steps import Steps
-from torchsleuth.torch_internals.backend_aot import Boxed, boxed
-from torchsleuth.torch_internals.backend_ops import FakeAnswer, fake_answer, storage_of
-from torchsleuth.torch_internals.backend_watch import watching_ops
+from torchsleuth.torch_internals.aot_autograd import Boxed, boxed
+from torchsleuth.torch_internals.dispatch import watching_ops
+from torchsleuth.torch_internals.operator_checks import FakeAnswer, fake_answer, storage_of
 
 # torch's own: their fake kernels are tested by torch, and some differ from the real ones in ways that never matter.
 _TORCHS_OWN = frozenset(

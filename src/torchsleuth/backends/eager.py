@@ -12,7 +12,7 @@ import torch
 from torchsleuth.backends.errors import EagerFails
 from torchsleuth.backends.options import options_of
 from torchsleuth.backends.steps import place_of
-from torchsleuth.torch_internals.backend_trace import pre_dispatch_trace
+from torchsleuth.torch_internals.tracing import pre_dispatch_trace
 
 _log = logging.getLogger("torchsleuth.backends.pre_dispatch")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchsleuth.torch_internals.backend_trace import backend_named
+from torchsleuth.torch_internals.tracing import backend_named
 
 
 def with_torch_function_modes(

@@ -10,8 +10,8 @@ import torch
 
 from torchsleuth.backends.errors import NoNestedCompile
 from torchsleuth.backends.options import options_of
-from torchsleuth.torch_internals import backend_subgraph
-from torchsleuth.torch_internals.backend_aot import AotPlan, through_aot
+from torchsleuth.torch_internals import subgraphs as backend_subgraph
+from torchsleuth.torch_internals.aot_autograd import AotPlan, through_aot
 
 
 def sleuth_invoke_subgraph(

@@ -6,7 +6,7 @@ itself (`os._exit(7)`) are three spellings of one fact; the signature knows one.
 
 import signal
 
-from torchsleuth.cases.signature import Signature
+from torchsleuth.script_runtime.signature import Signature
 
 
 def signal_of_status(returncode: int) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.cases.errors import DamagedCase, NewerSchema
-from torchsleuth.cases.signature import Signature, signature_from_json
+from torchsleuth.script_runtime.signature import Signature, signature_from_json
 
 SCHEMA = 1
 KINDS = ("compile_error", "runtime_error", "accuracy", "crash", "hang", "capture_error")

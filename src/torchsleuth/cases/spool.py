@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.cases.signature import Signature
+from torchsleuth.script_runtime.signature import Signature
 
 CAPTURE = 0
 

@@ -15,13 +15,13 @@ import click
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.printable import printable
-from torchsleuth.cases.signature import Signature
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json
+from torchsleuth.script_runtime.signature import Signature
 
 if TYPE_CHECKING:
-    from torchsleuth.triage.package_index import PackageIndex
-    from torchsleuth.triage.release_provider import Plan
-    from torchsleuth.triage.releases import Bisection, ScriptRunner, Search, Tried
+    from torchsleuth.bisect.package_index import PackageIndex
+    from torchsleuth.bisect.release_provider import Plan
+    from torchsleuth.bisect.releases import Bisection, ScriptRunner, Search, Tried
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -74,8 +74,8 @@ def bisect_verb(
     torchsleuth bisect 3f9a --torch 2.11..2.15 --index-url https://download.pytorch.org/whl/cpu --yes
     torchsleuth bisect repro.py --torch 2026-10-01..2026-11-01
     """
-    from torchsleuth.triage.release_provider import plan_of
-    from torchsleuth.triage.releases import Search, bisection_of, may_be_tried, tried_before
+    from torchsleuth.bisect.release_provider import plan_of
+    from torchsleuth.bisect.releases import Search, bisection_of, may_be_tried, tried_before
 
     deadline = time.monotonic() + budget
     from torchsleuth.cli.verify import script_of
@@ -101,7 +101,7 @@ def bisect_verb(
 
 def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
     """The search, with progress on stderr and every outcome put into the case at once."""
-    from torchsleuth.triage.releases import bisect_releases, so_far
+    from torchsleuth.bisect.releases import bisect_releases, so_far
 
     started = time.monotonic()
     search.say = _say
@@ -129,7 +129,7 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
 
 
 def _provider(folder: CaseFolder | None, index_url: str | None) -> PackageIndex:
-    from torchsleuth.triage.package_index import PackageIndex, nightly_index
+    from torchsleuth.bisect.package_index import PackageIndex, nightly_index
 
     cuda = None
     if folder is not None and folder.case.device.startswith("cuda"):
@@ -140,7 +140,7 @@ def _provider(folder: CaseFolder | None, index_url: str | None) -> PackageIndex:
 
 
 def _versions(provider: PackageIndex, torch_range: str | None, releases: str | None) -> list[str]:
-    from torchsleuth.triage.release_names import BadRange, names_listed, range_of
+    from torchsleuth.bisect.release_names import BadRange, names_listed, range_of
 
     if (torch_range is None) == (releases is None):
         raise BadRange("Say which releases to try: either --torch 2.11..2.15 or --releases 2.11.0,2.12.1.")
@@ -148,9 +148,9 @@ def _versions(provider: PackageIndex, torch_range: str | None, releases: str | N
 
 
 def _runner(folder: CaseFolder | None, script: Path, expected: Signature, times: int) -> ScriptRunner:
-    from torchsleuth.cli.finish import run_case_script
-    from torchsleuth.triage.releases import ScriptRunner
-    from torchsleuth.workers.fresh import ScriptRun, run_script
+    from torchsleuth.bisect.releases import ScriptRunner
+    from torchsleuth.supervise.pipeline import run_case_script
+    from torchsleuth.supervise.scripts import ScriptRun, run_script
 
     def once(python: str, deadline: float) -> ScriptRun:
         if folder is None:

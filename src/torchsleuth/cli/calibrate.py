@@ -26,8 +26,8 @@ def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> in
     torchsleuth calibrate
     torchsleuth calibrate --device cuda --graphs 60
     """
-    from torchsleuth.compare.calibrate import DTYPES, SEEDS, calibrate
-    from torchsleuth.compare.calibration import save_calibration
+    from torchsleuth.compare.verdict.calibrate import DTYPES, SEEDS, calibrate
+    from torchsleuth.compare.verdict.calibration import save_calibration
 
     started = time.monotonic()
     total = graphs * len(DTYPES)

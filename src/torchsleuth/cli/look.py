@@ -20,7 +20,7 @@ def list_verb(cases_dir: Path, as_json: bool) -> int:
     torchsleuth list
     torchsleuth list --cases /shared/cases --json
     """
-    from torchsleuth.cli.adopt import adopt_leftovers
+    from torchsleuth.supervise.leftovers import adopt_leftovers
 
     adopt_leftovers(cases_dir)
     found = list_cases(cases_dir)

@@ -22,8 +22,8 @@ from torchsleuth.cli.options import WORK, budget_option, cases_option, json_opti
 
 if TYPE_CHECKING:
     from torchsleuth.minify.case import MinifyResult
-    from torchsleuth.minify.contract import State
-    from torchsleuth.workers.prestart import Prestarted
+    from torchsleuth.minify.search.contract import State
+    from torchsleuth.supervise.interpreter import Prestarted
 
 # A short repro compiles in seconds; one that takes longer hangs, as it says it does.
 HANG_SECONDS = 30
@@ -51,15 +51,15 @@ def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Pat
     torchsleuth minify minifier_launcher.py
     """
     started = time.monotonic()
+    from torchsleuth.supervise.interpreter import Prestarted
     from torchsleuth.workers.cluster import open_workers
-    from torchsleuth.workers.prestart import Prestarted
 
     folder = _known_case(case_or_script, cases_dir)
     place = {} if folder is None else {"folder": folder.path / WORK}
     # It loads torch for the trials and for the verification, while this process does for the search.
     with Prestarted() as early, open_workers(workers, home_for(folder, early), **place) as desk:
         if folder is None:
-            from torchsleuth.minify.adopt import case_of_script
+            from torchsleuth.minify.script_cases import case_of_script
 
             folder = case_of_script(Path(case_or_script), cases_dir, desk)  # type: ignore[arg-type]
         result = minify(folder, desk, budget - (time.monotonic() - started), early)
@@ -108,7 +108,7 @@ def minify(folder: CaseFolder, workers: Any, budget: float, early: Prestarted | 
 
 def load_search() -> None:
     """Loads what a search needs, torch first of all."""
-    from torchsleuth.torch_internals.worker_imports import without_collecting
+    from torchsleuth.torch_internals.loading import without_collecting
 
     with without_collecting():
         from torchsleuth.minify.states import warm_up

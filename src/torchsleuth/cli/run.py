@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.capture.settings import Settings
 from torchsleuth.cases.errors import SleuthError, error_of_oserror
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
-from torchsleuth.cli.supervise import Supervised, resolve_command, supervise
+from torchsleuth.supervise.program import Supervised, resolve_command, supervise
+from torchsleuth.watched.settings import Settings
 
 SPOOL = ".spool"
 EXIT_CASE = 3
@@ -239,7 +239,13 @@ def _finish(
 
     An interrupt leaves what was done so far.
     """
-    from torchsleuth.cli.finish import blame_case, finish_case, helpers_for, shrink_case, work_around_case
+    from torchsleuth.supervise.pipeline import (
+        blame_case,
+        finish_case,
+        helpers_for,
+        shrink_case,
+        work_around_case,
+    )
 
     done = list(cases)
     for position, (folder, process) in enumerate(cases):

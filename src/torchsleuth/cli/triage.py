@@ -16,7 +16,7 @@ from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import WORK, budget_option, cases_option, json_option, print_json, workers_option
 
 if TYPE_CHECKING:
-    from torchsleuth.workers.desk import Desk
+    from torchsleuth.workers.queue import Desk
 
 
 @click.command("triage", context_settings={"ignore_unknown_options": True})
@@ -63,7 +63,7 @@ def triage_verb(
 
 def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> int:
     """The ladder for a whole program; a case that it leaves is named for what comes next."""
-    from torchsleuth.triage.program import program_ladder
+    from torchsleuth.program.ladder import program_ladder
 
     started = time.monotonic()
     found = program_ladder(argv, cases_dir=cases_dir, say=_say, timeout=budget)

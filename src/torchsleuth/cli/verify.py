@@ -10,9 +10,9 @@ import click
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Verified
-from torchsleuth.cases.signature import Signature, signature_from_json
 from torchsleuth.cli.options import cases_option, json_option, print_json
-from torchsleuth.workers.fresh import PHASE_SECONDS, ScriptRun, run_script
+from torchsleuth.script_runtime.signature import Signature, signature_from_json
+from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, run_script
 
 
 class NoRepro(SleuthError):
@@ -43,7 +43,7 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
     for number in range(1, times + 1):
         click.echo(f"torchsleuth: run {number} of {times}: {script.name} …", err=True)
         if folder is not None:
-            from torchsleuth.cli.finish import run_case_script
+            from torchsleuth.supervise.pipeline import run_case_script
 
             runs.append(run_case_script(folder, script, timeout=timeout))
         else:

@@ -16,8 +16,8 @@ from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import WORK, budget_option, cases_option, json_option, print_json, workers_option
 
 if TYPE_CHECKING:
-    from torchsleuth.triage.workarounds import Attempt
-    from torchsleuth.workers.desk import Desk
+    from torchsleuth.workaround.find import Attempt
+    from torchsleuth.workers.queue import Desk
 
 STORE = ".workarounds"
 # Of the time to spend, where the case has not been triaged yet.
@@ -48,7 +48,7 @@ def workaround_verb(
         raise click.UsageError("--all says which workarounds to run the program with: add --program")
     folder = open_case(cases_dir, case)
     if on_program:
-        from torchsleuth.triage.program_run import program_of
+        from torchsleuth.program.runs import program_of
 
         program_of(folder)  # before minutes are spent on the rest
     found = _tried(folder, workers, budget)
@@ -56,7 +56,7 @@ def workaround_verb(
     if on_program:
         found = _run_program(folder, found, budget, everything)
         folder = _kept(folder, found)
-    from torchsleuth.triage.workarounds import best_of
+    from torchsleuth.workaround.find import best_of
 
     kept = folder.case.workarounds or ()
     best = best_of(kept)
@@ -87,9 +87,9 @@ def workarounds(folder: CaseFolder, desk: Desk, budget: float, *, quiet: bool = 
 
 
 def _attempts(folder: CaseFolder, desk: Desk, budget: float, say: Callable[[str], None]) -> list[Attempt]:
-    from torchsleuth.triage.bench import Bench
-    from torchsleuth.triage.workarounds import attempts
-    from torchsleuth.workers.limits import clock_of_a_hang
+    from torchsleuth.processes.limits import clock_of_a_hang
+    from torchsleuth.triage.experiments import Bench
+    from torchsleuth.workaround.find import attempts
 
     # The whole graph is compiled, which takes longer than it took to come to where it hung.
     limits = clock_of_a_hang(desk.limits, folder.case.kind, folder.case.extra.get("timeout"), room=1.5)
@@ -101,7 +101,7 @@ def _attempts(folder: CaseFolder, desk: Desk, budget: float, say: Callable[[str]
 
 
 def _run_program(folder: CaseFolder, found: list[Attempt], budget: float, everything: bool) -> list[Attempt]:
-    from torchsleuth.triage.workaround_program import on_program
+    from torchsleuth.program.workarounds import on_program
 
     return on_program(folder, found, deadline=time.monotonic() + budget, everything=everything, say=_say)
 

@@ -3,21 +3,21 @@
 `same` and `same_two_models` compare with tolerances; `judge` compares with the rounding noise of the graph itself.
 """
 
-from torchsleuth.compare.calibrate import calibrate
-from torchsleuth.compare.calibration import (
+from torchsleuth.compare.compat.models import reduce_to_scalar_loss, run_fwd_maybe_bwd, same_two_models
+from torchsleuth.compare.compat.same import Difference, differences, same
+from torchsleuth.compare.reference.cloning import clone_inputs, restore, snapshot
+from torchsleuth.compare.reference.float64 import cast_to_fp64
+from torchsleuth.compare.reference.rng import restore_rng, rng_kept, save_rng
+from torchsleuth.compare.verdict.calibrate import calibrate
+from torchsleuth.compare.verdict.calibration import (
     Calibration,
     calibration_path,
     load_calibration,
     save_calibration,
 )
-from torchsleuth.compare.cloning import clone_inputs, restore, snapshot
-from torchsleuth.compare.float64 import cast_to_fp64
-from torchsleuth.compare.gradients import judge_gradients
-from torchsleuth.compare.judge import judge, judge_results
-from torchsleuth.compare.models import reduce_to_scalar_loss, run_fwd_maybe_bwd, same_two_models
-from torchsleuth.compare.rng import restore_rng, rng_kept, save_rng
-from torchsleuth.compare.same import Difference, differences, same
-from torchsleuth.compare.verdict import (
+from torchsleuth.compare.verdict.gradients import judge_gradients
+from torchsleuth.compare.verdict.judge import judge, judge_results
+from torchsleuth.compare.verdict.verdict import (
     DIVERGED,
     EAGER_SUSPECT,
     INCONCLUSIVE,

@@ -11,7 +11,7 @@ import torch
 
 from torchsleuth.graphs.literals import Unprintable, expression
 from torchsleuth.graphs.names import Vocabulary
-from torchsleuth.torch_internals.graph_ops import is_fake, real_tensors
+from torchsleuth.torch_internals.operators import is_fake, real_tensors
 
 # What a person still reads at a glance, and what keeps a repro's constants in its text.
 INLINE_ELEMENTS = 64

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchsleuth.graphs.cut_record import MISSING, Recording
-from torchsleuth.torch_internals.minify_ops import nesting
+from torchsleuth.torch_internals.schemas import nesting
 
 __all__ = ["Cut", "calls_of", "cut", "units"]
 

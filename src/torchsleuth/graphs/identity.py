@@ -12,7 +12,7 @@ import torch
 
 from torchsleuth.graphs.attributes import held_value
 from torchsleuth.graphs.names import Vocabulary
-from torchsleuth.torch_internals.graph_ops import numpy_wrapper
+from torchsleuth.torch_internals.operators import numpy_wrapper
 
 
 def same_graph(a: torch.fx.GraphModule, b: torch.fx.GraphModule) -> str | None:

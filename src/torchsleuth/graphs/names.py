@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from torchsleuth.torch_internals.graph_names import comes_with_torch, modules_by_preference
-from torchsleuth.torch_internals.graph_ops import (
+from torchsleuth.torch_internals.function_names import comes_with_torch, modules_by_preference
+from torchsleuth.torch_internals.operators import (
     custom_operator_name,
     is_operator,
     numpy_wrapper,

@@ -16,7 +16,7 @@ from torchsleuth.graphs.literals import Unprintable, expression, subscript
 from torchsleuth.graphs.names import RESERVED, Vocabulary, unused_name
 from torchsleuth.graphs.provenance import SourceLine, source_line
 from torchsleuth.graphs.shapes import brief
-from torchsleuth.torch_internals.graph_ops import is_operator, triton_kernel_name
+from torchsleuth.torch_internals.operators import is_operator, triton_kernel_name
 
 __all__ = ["PrintedGraph", "SourceLine", "Unprintable", "print_graph"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 
 class _Minify(types.ModuleType):
-    """This package as a module that answers a call with `torchsleuth.minify.search.minify`."""
+    """This package as a module that answers a call with `torchsleuth.minify.search.driver.minify`."""
 
     def __call__(self, gm: Any, inputs: Any, fails: Any, **options: Any) -> Any:
         """Reduces a graph and its inputs as long as `fails(graph, inputs)` says yes; gives a `Reduction`."""
-        from torchsleuth.minify.search import minify
+        from torchsleuth.minify.search.driver import minify
 
         return minify(gm, inputs, fails, **options)
 

@@ -19,21 +19,21 @@ from torchsleuth.cases.model import Minified, Verified
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
-from torchsleuth.minify.contract import Listener, Reduction, Silence, State
-from torchsleuth.minify.explain import Explanation, explain
-from torchsleuth.minify.opened import (
+from torchsleuth.minify.case_state import (
     CannotMinify,
     OpenedCase,
     open_for_search,
     refuse_deadly_graph,
     wait_for_device,
 )
-from torchsleuth.minify.search import search
-from torchsleuth.minify.sometimes import AGAIN, ComesSometimes
+from torchsleuth.minify.explain import Explanation, explain
+from torchsleuth.minify.flaky import AGAIN, ComesSometimes
+from torchsleuth.minify.oracle import TrialOracle
+from torchsleuth.minify.search.contract import Listener, Reduction, Silence, State
+from torchsleuth.minify.search.driver import search
+from torchsleuth.minify.search.subsets import NothingFails
 from torchsleuth.minify.states import warm_up
-from torchsleuth.minify.subsets import NothingFails
-from torchsleuth.minify.trials import TrialOracle
-from torchsleuth.minify.written import (
+from torchsleuth.minify.writing import (
     REPRO,
     VERIFY_TIMES,
     Verification,
@@ -41,11 +41,11 @@ from torchsleuth.minify.written import (
     exact_script,
     write_repro,
 )
+from torchsleuth.processes.limits import clock_of_a_hang
+from torchsleuth.supervise.interpreter import Prestarted
+from torchsleuth.supervise.scripts import ScriptRun
 from torchsleuth.tensors.specs import TensorSpec
-from torchsleuth.workers.fresh import ScriptRun
-from torchsleuth.workers.limits import clock_of_a_hang
 from torchsleuth.workers.pool import Workers
-from torchsleuth.workers.prestart import Prestarted
 
 # Of the time for everything, what the search leaves for writing and verifying.
 LEFT_FOR_VERIFYING = 0.2

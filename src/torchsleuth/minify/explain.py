@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from torchsleuth.minify.contract import Input, Oracle, State
-from torchsleuth.minify.reduce_forms import with_dtype
-from torchsleuth.minify.reduce_shapes import with_shape
+from torchsleuth.minify.reducers.forms import with_dtype
+from torchsleuth.minify.reducers.shapes import with_shape
+from torchsleuth.minify.search.contract import Input, Oracle, State
 from torchsleuth.minify.states import ANY_VALUES, checked
 from torchsleuth.tensors.specs import TensorSpec
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from torchsleuth.graphs.cut import Cut
-from torchsleuth.minify.contract import Input, State
+from torchsleuth.minify.search.contract import Input, State
+from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec, describe_inputs
-from torchsleuth.tensors.synthetic import load_inputs
-from torchsleuth.torch_internals.minify_fake import fake_results
-from torchsleuth.torch_internals.minify_ops import may_write
+from torchsleuth.torch_internals.fake_results import fake_results
+from torchsleuth.torch_internals.schemas import may_write
 
 ANY_VALUES = "any_values"
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from torchsleuth.compare.evidence import MUTATED, Leaf, gather
-from torchsleuth.compare.rng import save_rng
-from torchsleuth.graphs.relaxed import with_reshapes
-from torchsleuth.minify.contract import State
+from torchsleuth.compare.reference.rng import save_rng
+from torchsleuth.compare.verdict.evidence import MUTATED, Leaf, gather
+from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.states import real_inputs
+from torchsleuth.script_runtime.relaxed import with_reshapes
 
 # Noisy runs of each candidate: the largest of four is a fair scale, and a search asks often.
 RUNS = 4

@@ -17,10 +17,10 @@ from typing import Any
 from torchsleuth.cases.folder import CaseFolder, write_case
 from torchsleuth.cases.model import Case, GraphFacts, Triage, case_id
 from torchsleuth.cases.redact import environment_of
-from torchsleuth.cases.signature import fingerprint, signature_from_json
 from torchsleuth.cases.spool import WatchedProcess, read_record
 from torchsleuth.repro.generated import generated_lines
 from torchsleuth.repro.script import script_text
+from torchsleuth.script_runtime.signature import fingerprint, signature_from_json
 
 NO_FRAME = "the failure came before there was a graph, and the frame itself is not recorded"
 

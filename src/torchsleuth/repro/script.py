@@ -17,14 +17,14 @@ from torchsleuth._version import __version__
 
 # In the order in which they use each other. Each imports the standard library, torch and those before it only.
 RUNTIME_MODULES = (
-    "cases/signature.py",
-    "graphs/reader.py",
-    "graphs/relaxed.py",
-    "tensors/synthetic.py",
-    "torch_internals/tensor_symbolic.py",
-    "torch_internals/compile_again.py",
-    "repro/wrongness.py",
-    "repro/runner.py",
+    "signature.py",
+    "reader.py",
+    "relaxed.py",
+    "inputs.py",
+    "symbolic_inputs.py",
+    "compiling.py",
+    "wrongness.py",
+    "runner.py",
 )
 STANDARD_IMPORTS = ("import math", "import operator", "from math import inf, nan", "import torch")
 
@@ -131,7 +131,7 @@ def _template() -> Any:
 @functools.cache
 def _runtime() -> tuple[tuple[str, ...], str]:
     """The imports and the text of everything a script carries along."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parent.parent / "script_runtime"
     imports: list[str] = []
     bodies: list[str] = []
     for name in RUNTIME_MODULES:

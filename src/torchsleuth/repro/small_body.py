@@ -11,8 +11,8 @@ import torch
 from torchsleuth.graphs.literals import Unprintable, expression
 from torchsleuth.graphs.names import RESERVED, Vocabulary, unused_name
 from torchsleuth.graphs.printer import print_graph
-from torchsleuth.graphs.reader import read_graph
-from torchsleuth.torch_internals.minify_ops import aten_name
+from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.torch_internals.schemas import aten_name
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from torchsleuth.cases.signature import Signature, fails_the_same_way
+from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 
 # What normalising a message puts in the place of things that change.
 _TAKEN_OUT = re.compile(r"\[#\]|\(#\)|#|<\w+>")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_internals.compare_probes import written_arguments
+from torchsleuth.torch_internals.tensor_facts import written_arguments
 
 _WRITING = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchsleuth.torch_internals.tensor_symbols import base_symbols, expression_of, hint_of, is_fake_tensor
+from torchsleuth.torch_internals.symbols import base_symbols, expression_of, hint_of, is_fake_tensor
 
 SCHEMA = 1
 _PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -17,9 +17,9 @@ from typing import IO
 
 import torch
 
+from torchsleuth.script_runtime.inputs import InputsDamaged, read_storage, storage_bytes, view_storage
 from torchsleuth.tensors.specs import TensorSpec, describe_tensor, tensor_spec
-from torchsleuth.tensors.synthetic import InputsDamaged, read_storage, storage_bytes, view_storage
-from torchsleuth.torch_internals.graph_ops import real_tensors
+from torchsleuth.torch_internals.operators import real_tensors
 
 __all__ = ["ContentStoreReader", "ContentStoreWriter", "InputsDamaged"]
 

@@ -12,7 +12,7 @@ def main() -> None:
     import torch._dynamo
     import torch._inductor.compile_fx
 
-    from torchsleuth.torch_internals import seams
+    from torchsleuth.torch_internals import hooks as seams
 
     seams.hook_backend_calls(lambda call: call.compile(call.graph, call.inputs))()
     seams.hook_inner_compiles(lambda call: call.compile(call.graph, call.inputs))()

@@ -19,21 +19,21 @@ from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Case, Rung, Triage
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
-from torchsleuth.minify.contract import State
-from torchsleuth.minify.engine import combined
-from torchsleuth.minify.opened import OpenedCase, open_for_search, wait_for_device
-from torchsleuth.minify.reduce_forms import static_sizes
-from torchsleuth.minify.search import search
-from torchsleuth.minify.subsets import NothingFails
-from torchsleuth.minify.trials import TrialOracle
-from torchsleuth.triage.bench import Answer, Bench, Experiment, Result
-from torchsleuth.triage.flags import needed_settings, settings_of
-from torchsleuth.triage.inside import Part, narrowed, stopped_at
+from torchsleuth.minify.case_state import OpenedCase, open_for_search, wait_for_device
+from torchsleuth.minify.oracle import TrialOracle
+from torchsleuth.minify.reducers.forms import static_sizes
+from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.search.driver import search
+from torchsleuth.minify.search.engine import combined
+from torchsleuth.minify.search.subsets import NothingFails
+from torchsleuth.processes.limits import clock_of_a_hang
+from torchsleuth.triage.experiments import Answer, Bench, Experiment, Result
+from torchsleuth.triage.inductor_parts import Part, narrowed, stopped_at
 from torchsleuth.triage.labels import labels_of
 from torchsleuth.triage.ladder import Climbed, climb, has_custom_operator, misbehaving_operator
-from torchsleuth.workers.desk import Desk
-from torchsleuth.workers.flaky import failure_rate
-from torchsleuth.workers.limits import clock_of_a_hang
+from torchsleuth.triage.settings import needed_settings, settings_of
+from torchsleuth.workers.failure_rate import failure_rate
+from torchsleuth.workers.queue import Desk
 
 # Of the whole budget, the share for finding the few calls that fail; the experiments need the rest.
 SHARE_FOR_CALLS = 0.5

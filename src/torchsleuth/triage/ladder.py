@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchsleuth.minify.contract import State
-from torchsleuth.triage.bench import Bench, Experiment, Result, few
-from torchsleuth.triage.flags import smallest
+from torchsleuth.minify.search.contract import State
+from torchsleuth.triage.experiments import Bench, Experiment, Result, few
+from torchsleuth.triage.settings import smallest
 
 EAGER = "sleuth_eager"
 AOT = "sleuth_aot_eager"

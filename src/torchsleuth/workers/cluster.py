@@ -18,13 +18,12 @@ from typing import Any
 
 import torchsleuth
 from torchsleuth.cases.errors import SleuthError
-from torchsleuth.workers.desk import Desk, Ticket
-from torchsleuth.workers.limits import Limits, limits_from_json
-from torchsleuth.workers.log import settings_in
+from torchsleuth.processes.limits import Limits, limits_from_json
+from torchsleuth.supervise.interpreter import Prestarted
+from torchsleuth.trials.trial import Trial, outcome_from_json, outcome_to_json, trial_from_json, trial_to_json
 from torchsleuth.workers.pool import Workers
-from torchsleuth.workers.prestart import Prestarted
-from torchsleuth.workers.trial import Trial
-from torchsleuth.workers.wire import outcome_from_json, outcome_to_json, trial_from_json, trial_to_json
+from torchsleuth.workers.queue import Desk, Ticket
+from torchsleuth.workers.trial_log import settings_in
 
 # For a node to unpack torchsleuth and to load torch from a cold disk.
 READY_SECONDS = 300.0

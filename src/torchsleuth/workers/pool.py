@@ -19,20 +19,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.workers.desk import Desk, Ticket
-from torchsleuth.workers.environment import needs_kernels, python_command, trial_environment, uses_accelerator
-from torchsleuth.workers.limits import Limits, fair_memory
-from torchsleuth.workers.prestart import Forked, Prestarted
-from torchsleuth.workers.probes import hand_probes_to
-from torchsleuth.workers.processes import kill_group, kill_marked, marked
-from torchsleuth.workers.trial import Outcome, Trial
-from torchsleuth.workers.wire import BrokenFrame, Frames, frame, outcome_from_json, trial_to_json
+from torchsleuth.processes.compiler_probes import hand_probes_to
+from torchsleuth.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.processes.limits import Limits, fair_memory
+from torchsleuth.processes.tree import kill_group, kill_marked, marked
+from torchsleuth.supervise.interpreter import Forked, Prestarted
+from torchsleuth.trials.environment import needs_kernels, python_command, trial_environment, uses_accelerator
+from torchsleuth.trials.trial import Outcome, Trial, outcome_from_json, trial_to_json
+from torchsleuth.workers.queue import Desk, Ticket
 
-SERVER = "torchsleuth.workers.server:main"
-RUN_TRIAL = "torchsleuth.repro.trial:run_trial"
-WARM_UP = "torchsleuth.repro.trial:warm_up"
-LEARN = "torchsleuth.repro.trial:learn,torchsleuth.repro.trial:recall"
-STILL_GOOD = "torchsleuth.repro.trial:still_good"
+SERVER = "torchsleuth.trials.server:main"
+RUN_TRIAL = "torchsleuth.trials.compile:run_trial"
+WARM_UP = "torchsleuth.trials.compile:warm_up"
+LEARN = "torchsleuth.trials.compile:learn,torchsleuth.trials.compile:recall"
+STILL_GOOD = "torchsleuth.trials.compile:still_good"
 # For a server to end what it started; after that it is ended itself.
 LEAVE_SECONDS = 5.0
 LOADING_LEAVE_SECONDS = 0.1

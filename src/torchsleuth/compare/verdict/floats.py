@@ -1,0 +1,301 @@
+"""Judge one float leaf: is the compiled value further from the truth than rounding noise explains?
+
+The idea: scale every error by the noise measured at its element, then ask four questions, each against what
+noisy runs and eager itself show: one element far out, all elements shifted or scaled together, one row or lane
+shifted, all elements too noisy. One clear yes is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from torchsleuth.compare.compat.close import unravel
+from torchsleuth.compare.verdict.evidence import WIDE_SCALE, Leaf
+from torchsleuth.compare.verdict.limits import Limits
+from torchsleuth.compare.verdict.patterns import Errors, whitened, worst_lane
+from torchsleuth.compare.verdict.patterns import bias as bias_of
+from torchsleuth.compare.verdict.verdict import (
+    DIVERGED,
+    EAGER_SUSPECT,
+    INCONCLUSIVE,
+    WITHIN_NOISE,
+    LeafVerdict,
+)
+
+ROW_SHARE = 0.5
+"""An element's noise is at least this share of its row's: eight runs underrate one element in hundreds by half."""
+
+EAGER_SHARE = 3.0
+"""Where eager itself is off by more than this many noise units, its error is the noise there."""
+
+JUMP = 3.0
+"""Stronger noise that grows this many times more than it should has crossed a decision."""
+
+ILL_CONDITIONED = 0.1
+"""Noise above this share of the values leaves nothing to judge."""
+
+SUSPECT = 1.5
+"""Eager is called suspect only this far beyond the limit: it is the program that everyone runs."""
+
+UNREFERENCED = 3.0
+"""With nodes that had no float64 kernel behind it, a leaf diverges only this many times beyond the limits."""
+
+
+def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: Limits) -> LeafVerdict:
+    """The verdict on a float or complex leaf of matching shape and dtype.
+
+    Example: `judge_floats(evidence.leaves[0], compiled[0], limits_for(torch.float32, n))`.
+    """
+    dtype = leaf.eager.dtype
+    draft = LeafVerdict(
+        leaf.path,
+        WITHIN_NOISE,
+        "",
+        dtype=str(dtype).removeprefix("torch."),
+        shape=tuple(compiled.shape),
+        random=leaf.random,
+        fallbacks=leaf.fallbacks,
+    )
+    if compiled.numel() == 0:
+        return replace(draft, sentence="empty")
+    strict = _not_finite(leaf, compiled, draft)
+    if strict is not None:
+        return strict
+    errors = _errors(leaf, compiled)
+    if not bool(errors.usable.any()):
+        return replace(
+            draft,
+            kind=INCONCLUSIVE,
+            sentence="the float64 reference is not finite anywhere",
+            rule="reference",
+        )
+    draft = _numbers(draft, errors, compiled, leaf, limits)
+    return _decide(draft, errors, limits)
+
+
+def _real(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    if value.layout != torch.strided:
+        value = value.to_dense()
+    if value.is_complex():
+        return torch.view_as_real(value.resolve_conj().to(torch.complex128))
+    return value.double()
+
+
+def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
+    truth, eager, result = (_real(v).to(leaf.truth.device) for v in (leaf.truth, leaf.eager, compiled))
+    noisy = tuple(_real(n) for n in leaf.noisy)
+    square = torch.zeros_like(truth)
+    for error in noisy:
+        square.addcmul_(error, error, value=1.0 / max(len(noisy), 1))
+    finite = math.isfinite(float(square.sum()))
+    if not finite:
+        square.nan_to_num_(0.0, 0.0, 0.0)
+    row = square.mean(-1, keepdim=True) if square.dim() else square
+    noise = torch.maximum(square, row * ROW_SHARE**2).sqrt_()
+    noise = torch.maximum(noise, ulp(truth, leaf.eager.dtype).mul_(0.5))
+    noise = _widen_at_jumps(noise, leaf.wild, JUMP * WIDE_SCALE)
+    noise = _widen_at_jumps(noise, leaf.flipped, JUMP)
+    off, eager_off = result - truth, eager - truth
+    usable = torch.isfinite(off)
+    eager_noise = eager_off.abs().div_(EAGER_SHARE)
+    if not math.isfinite(float(eager_noise.sum())):
+        eager_noise.nan_to_num_(0.0, 0.0, 0.0)
+    return Errors(truth, torch.maximum(noise, eager_noise), noise, off, eager_off, noisy, usable)
+
+
+def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The distance between neighbouring floats of a dtype at each value."""
+    info = torch.finfo(dtype)
+    exponent = torch.frexp(value.abs().clamp_min(info.smallest_normal))[1] - 1
+    return torch.ldexp(torch.full_like(value, info.eps), exponent)
+
+
+def _widen_at_jumps(noise: torch.Tensor, runs: tuple[torch.Tensor, ...], times: float) -> torch.Tensor:
+    """The noise, but where a run went `times` further than it: there a decision was crossed."""
+    for run in runs:
+        reach = _real(run).abs().nan_to_num(0.0, 0.0, 0.0)
+        noise = torch.where(reach > times * noise, reach, noise)
+    return noise
+
+
+def _not_finite(leaf: Leaf, compiled: torch.Tensor, draft: LeafVerdict) -> LeafVerdict | None:
+    """The rules for NaN and infinity; `None` when every non-finite value is explained."""
+    result = _real(compiled).to(leaf.truth.device)
+    eager, truth = (_real(v).to(leaf.truth.device) for v in (leaf.eager, leaf.truth))
+    finite_result, finite_eager, finite_truth = (torch.isfinite(v) for v in (result, eager, truth))
+    if bool(finite_result.all()) and bool(finite_truth.all()) and bool(finite_eager.all()):
+        return None
+    biggest = torch.finfo(leaf.eager.dtype).max
+    may_overflow = truth.abs() > biggest / 2
+    made = ~finite_result & finite_eager & finite_truth & ~may_overflow
+    stable = torch.ones_like(finite_truth)
+    for run in leaf.noisy:
+        stable &= ~torch.isfinite(_real(run))
+    lost = finite_result & ~finite_eager & ~finite_truth & stable
+    kinds = [torch.nan_to_num(v, nan=2.0, posinf=1.0, neginf=-1.0) for v in (result, eager, truth)]
+    other = ~finite_result & ~finite_eager & ~finite_truth & stable
+    other &= (kinds[0] != kinds[1]) & (kinds[0] != kinds[2]) & (kinds[1] == kinds[2])
+    for mask, rule, text in (
+        (made, "made non-finite", "is {c} where eager ({e}) and float64 ({t}) are finite"),
+        (lost, "lost non-finite", "is {c} where eager and float64 agree on {t}"),
+        (other, "other non-finite", "is {c} where eager and float64 agree on {t}"),
+    ):
+        if bool(mask.any()):
+            return _point(draft, mask, result, eager, truth, rule, text)
+    if bool((~finite_eager & finite_truth & ~finite_result & ~may_overflow).any()):
+        text = (
+            "eager and compiled are both not finite where float64 is: the program overflows in this precision"
+        )
+        return replace(draft, kind=EAGER_SUSPECT, sentence=text, rule="overflow")
+    return None
+
+
+def _point(
+    draft: LeafVerdict,
+    mask: torch.Tensor,
+    result: torch.Tensor,
+    eager: torch.Tensor,
+    truth: torch.Tensor,
+    rule: str,
+    text: str,
+) -> LeafVerdict:
+    where = int(mask.reshape(-1).to(torch.uint8).argmax())
+    c, e, t = (float(v.reshape(-1)[where]) for v in (result, eager, truth))
+    index = unravel(where, tuple(mask.shape))
+    count = int(mask.sum())
+    sentence = (
+        f"element {list(index)} "
+        + text.format(c=c, e=f"{e:.6g}", t=t)
+        + f" ({count} of {mask.numel()} elements)"
+    )
+    return replace(
+        draft,
+        kind=DIVERGED,
+        sentence=sentence,
+        rule=rule,
+        index=index,
+        compiled=c,
+        eager=e,
+        truth=t,
+        share=count / mask.numel(),
+    )
+
+
+def _numbers(
+    draft: LeafVerdict, errors: Errors, compiled: torch.Tensor, leaf: Leaf, limits: Limits
+) -> LeafVerdict:
+    far = torch.where(errors.usable, errors.compiled.abs() / errors.noise, 0.0)
+    flat = far.reshape(-1)
+    where = int(flat.argmax())
+    at = (v.reshape(-1)[where] for v in (errors.truth, errors.compiled, errors.eager))
+    truth, off, eager_off = (float(v) for v in at)
+    finite_eager = errors.eager.nan_to_num(0.0, 0.0, 0.0)
+    step = float(ulp(errors.truth.reshape(-1)[where], leaf.eager.dtype))
+    size = _rms(torch.where(errors.usable, errors.compiled, 0.0))
+    eager_size = _rms(finite_eager)
+    index = unravel(where, tuple(far.shape))
+    return replace(
+        draft,
+        index=index[:-1] if compiled.is_complex() else index,
+        truth=truth,
+        compiled=truth + off,
+        eager=truth + eager_off,
+        ulps=abs(off) / step,
+        z=float(flat[where]),
+        z_eager=float((finite_eager.abs() / errors.bare).max()),
+        limit=limits.z,
+        share=float((flat > limits.z).double().mean()),
+        rmse_ratio=size / eager_size if eager_size else (math.inf if size else 1.0),
+        closer_than_eager=size < eager_size,
+    )
+
+
+def _decide(draft: LeafVerdict, errors: Errors, limits: Limits) -> LeafVerdict:
+    z, z_eager = draft.z or 0.0, draft.z_eager or 0.0
+    stretch = UNREFERENCED if draft.fallbacks else 1.0
+    rule, detail, bias = _broken_rule(draft, errors, limits, stretch)
+    draft = replace(draft, bias=bias)
+    if rule:
+        return replace(draft, kind=DIVERGED, rule=rule, sentence=detail)
+    if stretch > 1.0 and z > limits.z and z > limits.guard * z_eager:
+        text = f"{_distance(draft)}, but {', '.join(draft.fallbacks)} could not be computed in float64"
+        return replace(draft, kind=INCONCLUSIVE, rule="no reference", sentence=text)
+    noise, size = _rms(errors.noise), _rms(errors.truth.nan_to_num(0.0, 0.0, 0.0))
+    if noise > ILL_CONDITIONED * size and z > 1.0:
+        text = f"rounding noise is {noise / max(size, 1e-300):.0%} of the values: nothing can be told at this precision"
+        return replace(draft, kind=INCONCLUSIVE, rule="ill-conditioned", sentence=text)
+    if z_eager > SUSPECT * limits.z and z <= z_eager:
+        text = (
+            f"eager itself is {z_eager:.1f} noise units from float64, compiled {z:.1f}: look at the program"
+        )
+        return replace(draft, kind=EAGER_SUSPECT, rule="eager", sentence=text)
+    return replace(draft, sentence=_harmless(draft))
+
+
+def _broken_rule(
+    draft: LeafVerdict, errors: Errors, limits: Limits, stretch: float
+) -> tuple[str, str, float | None]:
+    assert draft.z is not None and draft.z_eager is not None
+    if draft.z > limits.z * stretch and draft.z > limits.guard * draft.z_eager:
+        return "element", _distance(draft), None
+    sample = whitened(errors)
+    if sample is None:
+        return "", "", None
+    noisy = torch.linalg.vector_norm(sample.noisy, dim=1).max()
+    rmse, eager_rmse = (float(torch.linalg.vector_norm(v) / noisy) for v in (sample.compiled, sample.eager))
+    if rmse > limits.rmse * stretch and rmse > limits.guard * eager_rmse:
+        return (
+            "spread",
+            f"errors are {rmse:.1f} times the rounding noise overall (eager: {eager_rmse:.1f})",
+            None,
+        )
+    size, significance, eager_significance, name = bias_of(sample)
+    guard = 2.0
+    if (
+        significance > limits.bias_z * stretch
+        and size > limits.bias_size
+        and significance > guard * eager_significance
+    ):
+        text = f"all elements are {name} together by {size:.2f} noise units"
+        return (
+            "bias",
+            f"{text}, {significance:.0f} times what rounding does (eager: {eager_significance:.1f})",
+            size,
+        )
+    lane = worst_lane(sample)
+    if (
+        lane is not None
+        and lane[0] > limits.lane_z * stretch
+        and lane[1] > limits.lane_size
+        and lane[0] > guard * lane[2]
+    ):
+        text = f"index {lane[4]} of dimension {lane[3]} is off by {lane[1]:.1f} noise units on average"
+        return "lane", f"{text}, {lane[0]:.0f} times what rounding does (eager: {lane[2]:.1f})", size
+    return "", "", size
+
+
+def _rms(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values)) / math.sqrt(max(values.numel(), 1))
+
+
+def _distance(draft: LeafVerdict) -> str:
+    return (
+        f"element {list(draft.index or ())} is {draft.compiled:.8g}, "
+        f"float64 says {draft.truth:.8g}, eager {draft.eager:.8g}: "
+        f"{draft.z:.1f} times the rounding noise ({draft.ulps:.1f} ulps; eager {draft.z_eager:.1f}), "
+        f"{draft.share:.2%} of elements beyond {draft.limit:.1f}"
+    )
+
+
+def _harmless(draft: LeafVerdict) -> str:
+    ratio = draft.rmse_ratio if draft.rmse_ratio is not None else 1.0
+    if draft.closer_than_eager:
+        return f"the compiled result is closer to the truth than eager (error {ratio:.2f} times eager's)"
+    return (
+        f"within rounding noise: at most {draft.z:.1f} noise units off (limit {draft.limit:.1f}), "
+        f"error {ratio:.2f} times eager's"
+    )

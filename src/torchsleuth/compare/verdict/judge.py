@@ -1,0 +1,335 @@
+"""Judge a compiled result: gather the evidence, weigh every leaf, say it in one sentence.
+
+The idea: the captured graph itself tells how far its own rounding can reach; whoever holds a graph, the inputs
+before the call and the results after it can judge without running the user's compiled function again.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torchsleuth.compare.reference.cloning import clone_inputs, same_bits
+from torchsleuth.compare.reference.float64 import MEMORY_ERRORS
+from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.verdict.calibration import Calibration, load_calibration
+from torchsleuth.compare.verdict.discrete import judge_discrete
+from torchsleuth.compare.verdict.evidence import MUTATED, Evidence, Leaf, Result, gather, result_of
+from torchsleuth.compare.verdict.floats import judge_floats
+from torchsleuth.compare.verdict.limits import limits_for
+from torchsleuth.compare.verdict.verdict import (
+    DIVERGED,
+    INCONCLUSIVE,
+    WITHIN_NOISE,
+    LeafVerdict,
+    Verdict,
+    gravest,
+    inconclusive,
+)
+
+DRAWS_ITS_OWN = (
+    "this leaf depends on random numbers and the backend may draw its own; compile under "
+    "`inductor_draws_like_eager` and pass rng_matched=True to compare it"
+)
+
+ALL_NOISE = ("ill-conditioned", "undecided")
+"""Rules by which a leaf says nothing at this precision."""
+
+
+def judge(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    compiled: Callable[..., Any],
+    *,
+    boxed: bool = False,
+    runs: int | None = None,
+    repeat: bool = True,
+    rng_matched: bool = False,
+    seed: int = 0,
+    calibration: Calibration | None = None,
+) -> Verdict:
+    """Run `compiled` on copies of the inputs (twice with `repeat`) and judge what it returns and mutates.
+
+    Example: `judge(graph, [x], torch.compile(graph)).kind == "WITHIN_NOISE"`.
+    """
+    start = save_rng()
+    with rng_kept():
+        first, after = _call(compiled, inputs, boxed, start)
+        again = _call(compiled, inputs, boxed, start) if repeat else None
+    return judge_results(
+        graph,
+        inputs,
+        None,
+        first,
+        mutated_inputs_after=after,
+        second=again,
+        runs=runs,
+        rng_matched=rng_matched,
+        rng_state=start,
+        seed=seed,
+        calibration=calibration,
+    )
+
+
+def judge_results(
+    graph: GraphModule,
+    inputs_before: Sequence[Any],
+    eager_results: Any,
+    compiled_results: Any,
+    *,
+    mutated_inputs_after: Sequence[Any] | None = None,
+    second: tuple[Any, Sequence[Any]] | None = None,
+    runs: int | None = None,
+    rng_matched: bool = False,
+    rng_state: RngState | None = None,
+    seed: int = 0,
+    calibration: Calibration | None = None,
+) -> Verdict:
+    """Judge results that are already there; nothing of the user's is run or changed.
+
+    `inputs_before` are copies taken before the call, `mutated_inputs_after` the inputs after it, `rng_state` the
+    random state before it. `eager_results` may be None: eager is then run here, from the graph.
+    Example: `judge_results(graph, before, None, compiled(*inputs), mutated_inputs_after=inputs)`.
+    """
+    began = time.perf_counter()
+    chosen = calibration if calibration is not None else load_calibration()
+    try:
+        evidence = gather(graph, inputs_before, runs=runs, start=rng_state or save_rng(), seed=seed)
+    except MEMORY_ERRORS as error:
+        return inconclusive(
+            f"there is not enough memory for a float64 run, on the CPU either: {_first_line(error)}"
+        )
+    except Exception as error:
+        where = traceback.format_exc(limit=-3)
+        why = f"the graph could not be run for reference: {type(error).__name__}: {_first_line(error)}"
+        return inconclusive(why, notes=(where,))
+    if eager_results is not None:
+        evidence = _with_eager(evidence, eager_results)
+    after = mutated_inputs_after if mutated_inputs_after is not None else ()
+    mutated = evidence.mutated if mutated_inputs_after is not None else ()
+    result = _shaped_like(evidence, result_of(compiled_results, after, mutated))
+    verdict = weigh(evidence, result, rng_matched, chosen)
+    if mutated_inputs_after is not None:
+        verdict = _with_stray_writes(verdict, evidence, inputs_before, after)
+    if second is not None:
+        other = _shaped_like(evidence, result_of(second[0], second[1], mutated))
+        verdict = _with_second_run(verdict, result, other, evidence, rng_matched, chosen)
+    return replace(verdict, seconds=time.perf_counter() - began)
+
+
+def _call(
+    compiled: Callable[..., Any], inputs: Sequence[Any], boxed: bool, start: RngState
+) -> tuple[Any, list[Any]]:
+    given = clone_inputs(list(inputs))
+    restore_rng(start)
+    with torch.no_grad():
+        # A boxed function empties the list it is given, so it gets its own.
+        out = compiled(list(given)) if boxed or getattr(compiled, "_boxed_call", False) else compiled(*given)
+    return clone_inputs(out), given
+
+
+def _shaped_like(evidence: Evidence, result: Result) -> Result:
+    """A single output may come back alone or in a list of one; take eager's way of writing it."""
+    paths = {leaf.path for leaf in evidence.leaves}
+    if "outputs" in paths and "outputs[0]" in result.values and "outputs[1]" not in result.values:
+        result.values["outputs"] = result.values.pop("outputs[0]")
+    if "outputs[0]" in paths and "outputs" in result.values:
+        result.values["outputs[0]"] = result.values.pop("outputs")
+    return result
+
+
+def weigh(
+    evidence: Evidence, result: Result, rng_matched: bool = False, calibration: Calibration | None = None
+) -> Verdict:
+    """The verdict on one result, given evidence that may serve many results.
+
+    Example: `weigh(gather(graph, inputs, start=save_rng()), result_of(compiled(*inputs)))`.
+    """
+    expected = [leaf for leaf in evidence.leaves if leaf.path in result.values or MUTATED not in leaf.path]
+    missing = [leaf.path for leaf in expected if leaf.path not in result.values]
+    extra = sorted(set(result.values) - {leaf.path for leaf in expected})
+    if missing or extra:
+        why = f"eager and compiled return different structures: missing {missing[:5]}, unexpected {extra[:5]}"
+        return inconclusive(why, runs=evidence.runs, fallbacks=evidence.fallbacks, notes=evidence.notes)
+    found = []
+    for leaf in expected:
+        try:
+            verdict = _judge_leaf(leaf, result.values[leaf.path], calibration)
+        except MEMORY_ERRORS as error:
+            verdict = LeafVerdict(
+                leaf.path, INCONCLUSIVE, f"too large to judge: {_first_line(error)}", "memory"
+            )
+        if leaf.random and not rng_matched and verdict.kind != WITHIN_NOISE:
+            verdict = replace(verdict, kind=INCONCLUSIVE, rule="random", sentence=DRAWS_ITS_OWN)
+        found.append(verdict)
+    # A leaf that is all noise (the gradient of a bias before a normalisation) must not hide what the others say.
+    telling = [leaf.kind for leaf in found if leaf.rule not in ALL_NOISE]
+    kind = gravest(telling or [leaf.kind for leaf in found])
+    return Verdict(
+        kind,
+        _sentence(kind, found),
+        tuple(found),
+        fallbacks=evidence.fallbacks,
+        notes=(*evidence.notes, *_fallback_note(evidence)),
+        runs=evidence.runs,
+        calibrated=calibration.name if calibration is not None else None,
+    )
+
+
+def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> LeafVerdict:
+    if not isinstance(leaf.eager, torch.Tensor):
+        return _judge_plain(leaf, compiled)
+    if not isinstance(compiled, torch.Tensor):
+        return LeafVerdict(leaf.path, DIVERGED, f"a tensor became {type(compiled).__name__}", "type")
+    for name in ("layout", "dtype", "device", "shape"):
+        ours, theirs = getattr(leaf.eager, name), getattr(compiled, name)
+        if ours != theirs:
+            return LeafVerdict(leaf.path, DIVERGED, f"{name} {_short(ours)} became {_short(theirs)}", name)
+    if not isinstance(leaf.truth, torch.Tensor) or leaf.truth.shape != compiled.shape:
+        text = "float64 gives another shape here: it depends on values that rounding decides"
+        return LeafVerdict(leaf.path, INCONCLUSIVE, text, "reference")
+    if compiled.is_quantized:
+        equal = torch.equal(compiled.int_repr(), leaf.eager.int_repr())
+        kind, text = (
+            (WITHIN_NOISE, "equal to eager")
+            if equal
+            else (INCONCLUSIVE, "quantised values differ: no reference")
+        )
+        return LeafVerdict(leaf.path, kind, text, "quantised")
+    if not (compiled.is_floating_point() or compiled.is_complex()):
+        return judge_discrete(leaf, compiled)
+    noisy, wild, flipped = (
+        tuple(run for run in runs if isinstance(run, torch.Tensor) and run.shape == compiled.shape)
+        for runs in (leaf.noisy, leaf.wild, leaf.flipped)
+    )
+    dtype = leaf.eager.dtype
+    healthy = calibration.healthy_z(compiled.device.type, dtype) if calibration is not None else None
+    return judge_floats(
+        replace(leaf, noisy=noisy, wild=wild, flipped=flipped),
+        compiled,
+        limits_for(dtype, compiled.numel(), healthy),
+    )
+
+
+def _judge_plain(leaf: Leaf, compiled: Any) -> LeafVerdict:
+    """Values that are not tensors: equal, or a float within what noisy runs showed."""
+    if type(leaf.eager) is type(compiled) and (leaf.eager == compiled or leaf.eager != leaf.eager):
+        return LeafVerdict(leaf.path, WITHIN_NOISE, "equal to eager")
+    if isinstance(leaf.eager, float) and isinstance(compiled, float):
+        tensors = [
+            tuple(torch.tensor([v], dtype=torch.float64) for v in group if isinstance(v, float))
+            for group in (leaf.noisy, leaf.wild, (leaf.eager, leaf.truth, compiled))
+        ]
+        eager, truth, result = tensors[2]
+        # A Python float came from a tensor of some dtype; float32 is the shortest that gives it room.
+        wrapped = replace(
+            leaf, eager=eager.float(), truth=truth, noisy=tensors[0], wild=tensors[1], flipped=()
+        )
+        return replace(judge_floats(wrapped, result.float(), limits_for(torch.float32, 1)), shape=None)
+    text = f"{leaf.eager!r} became {compiled!r}"
+    flips = any(run != leaf.truth for run in (*leaf.noisy, *leaf.wild, *leaf.flipped))
+    return LeafVerdict(leaf.path, INCONCLUSIVE if flips else DIVERGED, text, "exact")
+
+
+def _with_eager(evidence: Evidence, eager_results: Any) -> Evidence:
+    """Evidence with the eager results the caller saw, instead of those of the graph's own run."""
+    given = _shaped_like(evidence, result_of(eager_results)).values
+    leaves = tuple(
+        replace(leaf, eager=given[leaf.path]) if _alike(leaf.eager, given.get(leaf.path)) else leaf
+        for leaf in evidence.leaves
+    )
+    return replace(evidence, leaves=leaves)
+
+
+def _alike(ours: Any, theirs: Any) -> bool:
+    if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+        return type(ours) is type(theirs)
+    return ours.shape == theirs.shape and ours.dtype == theirs.dtype
+
+
+def _with_stray_writes(
+    verdict: Verdict, evidence: Evidence, before: Sequence[Any], after: Sequence[Any]
+) -> Verdict:
+    """Inputs that compiled changed and eager did not."""
+    stray = [
+        i
+        for i, (then, now) in enumerate(zip(before, after))
+        if i not in evidence.mutated
+        and isinstance(then, torch.Tensor)
+        and isinstance(now, torch.Tensor)
+        and not same_bits(then, now)
+    ]
+    if not stray:
+        return verdict
+    found = tuple(
+        LeafVerdict(f"inputs[{i}]", DIVERGED, "compiled wrote to this input, eager does not", "stray write")
+        for i in stray
+    )
+    leaves = (*verdict.leaves, *found)
+    return replace(verdict, kind=DIVERGED, leaves=leaves, sentence=_sentence(DIVERGED, list(leaves)))
+
+
+def _with_second_run(
+    verdict: Verdict,
+    first: Result,
+    second: Result,
+    evidence: Evidence,
+    rng_matched: bool,
+    calibration: Calibration | None,
+) -> Verdict:
+    differ = [path for path, value in first.values.items() if not _bitwise(value, second.values.get(path))]
+    if not differ:
+        return verdict
+    other = weigh(evidence, second, rng_matched, calibration)
+    note = f"two compiled runs on the same inputs and random numbers differ in {', '.join(differ[:5])}"
+    verdict = replace(verdict, nondeterministic=True, notes=(*verdict.notes, note))
+    if verdict.kind == other.kind:
+        return verdict
+    if DIVERGED in (verdict.kind, other.kind):
+        why = f"{note}, and only one of them lies outside the noise: non-determinism, not (only) accuracy"
+        return replace(verdict, kind=INCONCLUSIVE, sentence=why)
+    return verdict
+
+
+def _bitwise(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return same_bits(left, right)
+    return bool(left == right) or left != left
+
+
+def _sentence(kind: str, found: list[LeafVerdict]) -> str:
+    decisive = [leaf for leaf in found if leaf.kind == kind]
+    if kind == WITHIN_NOISE:
+        floats = [leaf for leaf in found if leaf.z is not None]
+        if floats and all(leaf.closer_than_eager for leaf in floats):
+            return "the compiled result is closer to the truth than eager"
+        top = max((leaf.z or 0.0 for leaf in floats), default=0.0)
+        return (
+            f"every output lies within rounding noise (at most {top:.1f} noise units off)"
+            if floats
+            else "every output is equal"
+        )
+    worst = max(decisive, key=lambda leaf: leaf.z or 0.0)
+    also = f" (and {len(decisive) - 1} more of {len(found)} leaves)" if len(decisive) > 1 else ""
+    return f"{worst.path}: {worst.sentence}{also}"
+
+
+def _fallback_note(evidence: Evidence) -> list[str]:
+    if not evidence.fallbacks:
+        return []
+    named = ", ".join(f"{name} ({why})" for name, why in list(evidence.fallbacks.items())[:5])
+    return [f"no float64 reference for {len(evidence.fallbacks)} nodes, run in their own dtype: {named}"]
+
+
+def _short(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, torch.Size) else str(value).removeprefix("torch.")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:200]

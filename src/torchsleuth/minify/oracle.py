@@ -1,0 +1,207 @@
+"""An oracle that asks the workers: a state becomes a Trial, and fails where its Outcome has the wanted signature.
+
+Several states are asked at once; as soon as one fails, the ones after it are given up. A failure of another kind
+is not the one looked for: it is kept, to be told at the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.graphs.cut import calls_of
+from torchsleuth.graphs.printer import print_graph
+from torchsleuth.minify.flaky import ComesSometimes, measured
+from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.tolerances import tolerances_of
+from torchsleuth.processes.limits import Limits
+from torchsleuth.repro.small_writes import writers
+from torchsleuth.script_runtime.signature import Signature, fingerprint
+from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
+from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.trials.trial import Outcome, Trial
+from torchsleuth.workers.failure_rate import FailureRate
+from torchsleuth.workers.pool import Workers
+
+# A hang is told from a slow compile by this much: seconds at least, and times the slowest that passed.
+LEAST_CLOCK = 10.0
+SLACK = 5.0
+# Settings that are ours alone and mean nothing to a trial.
+_OURS = ("any_values", "static_names", "embedded", "imports")
+
+
+@dataclass
+class TrialOracle:
+    """Asks `workers` whether states fail as `expected`; `store` is the folder for their values."""
+
+    workers: Workers
+    expected: Signature
+    store: Path
+    limits: Limits | None = None
+    outcomes: int = 0
+    cached: int = 0
+    trial_seconds: float = 0.0
+    also: dict[str, tuple[Signature, State]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    passed: list[tuple[int, float]] = field(default_factory=list)
+    # The nodes whose results were wrong in the last state that failed.
+    suspects: tuple[str, ...] = ()
+    # What the last state that failed printed.
+    text: str = ""
+    # How often the failure comes, where it comes only sometimes.
+    rate: FailureRate | None = None
+
+    def __call__(self, states: Sequence[State]) -> list[bool | None]:
+        tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
+        answers: list[bool | None] = []
+        for ticket, state in zip(tickets, states):
+            if True in answers:
+                ticket.cancel()
+                answers.append(None)
+                continue
+            answers.append(self._judge(ticket.result(), state))
+        return answers
+
+    def each(self, states: Sequence[State]) -> list[bool | None]:
+        """All answers; where a failure takes long to see, what comes after one is still given up."""
+        if self.failing_is_slow:
+            return self(states)
+        tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
+        return [self._judge(ticket.result(), state) for ticket, state in zip(tickets, states)]
+
+    def look_again(self, state: State, failed: bool) -> None:
+        """Asks a few times more about a state; raises `ComesSometimes` where it does not always answer alike.
+
+        A hang takes its whole clock each time, so it is taken at its word.
+        """
+        odd = not failed and (self.also or self.errors)
+        if odd or self.failing_is_slow or self.rate is not None:
+            return
+        seen = FailureRate(int(failed), 1)
+        found = measured(self.workers, self.trial(state), seen)
+        if found.flaky:
+            self.rate = found
+            self.workers.repeats = found.repeats
+            raise ComesSometimes(found)
+
+    @property
+    def failing_is_slow(self) -> bool:
+        """Whether it takes longer to see a failure than to see none."""
+        return self.expected.kind == "hang"
+
+    @property
+    def names_outputs(self) -> bool:
+        """Whether a failure says which of the results are wrong."""
+        return self.expected.kind == "accuracy"
+
+    def first_passing(self, states: Sequence[State]) -> int | None:
+        """The first state, in time, that passes; the others are given up. None where all fail."""
+        tickets: dict[Future[Outcome], int] = {}
+        for place, state in enumerate(states):
+            tickets[self.workers.submit(self.trial(state), limits=self._limits(state))] = place
+        for ticket in as_completed(tickets):
+            if not self._judge(ticket.result(), states[tickets[ticket]]):
+                for other in tickets:
+                    other.cancel()
+                return tickets[ticket]
+        return None
+
+    def trial(self, state: State) -> Trial:
+        """The question that a state stands for."""
+        return trial_of(state, self.expected, self.store)
+
+    def _limits(self, state: State) -> Limits | None:
+        """A hang costs its clock each time: what is no larger than something that passed gets that one's time."""
+        if self.limits is None or self.expected.kind != "hang":
+            return self.limits
+        calls = calls_of(state.graph)
+        passed = [seconds for size, seconds in self.passed if size >= calls]
+        if not passed:
+            return self.limits
+        clock = max(LEAST_CLOCK, SLACK * max(passed))
+        return replace(self.limits, compile=min(clock, self.limits.compile), run=min(clock, self.limits.run))
+
+    def _judge(self, outcome: Outcome, state: State) -> bool:
+        self.outcomes += 1
+        self.cached += outcome.cached
+        self.trial_seconds += outcome.seconds
+        if outcome.error is not None:
+            self.errors.append(outcome.error)
+        if outcome.fails_like(self.expected):
+            self.suspects = _wrong_nodes(outcome.signature, state)
+            self.text = outcome.text
+            return True
+        if outcome.signature is None and outcome.error is None:
+            self.passed.append((calls_of(state.graph), outcome.seconds))
+        if outcome.signature is not None and not state.settings.get("switches"):
+            self.also.setdefault(fingerprint(outcome.signature), (outcome.signature, state))
+        return False
+
+
+def _wrong_nodes(signature: Signature | None, state: State) -> tuple[str, ...]:
+    """The nodes that yield the results which a wrong one names: outputs, and what was written into inputs."""
+    outputs = state.graph.graph.output_node().args[0]
+    written = writers(state.graph)
+    found: list[str] = []
+    for path in signature.outputs if signature else ():
+        match = re.fullmatch(r"(outputs|inputs)\[(\d+)\].*", path)
+        place = int(match[2]) if match else -1
+        if match and match[1] == "outputs" and place < len(outputs):
+            found.append(outputs[place].name)
+        elif match and match[1] == "inputs" and place < len(state.inputs):
+            found += written.get(state.inputs[place].name, [])
+    return tuple(found)
+
+
+def trial_of(state: State, expected: Signature, store: Path) -> Trial:
+    """A state as a Trial; values that matter go to the tensor store, each once.
+
+    >>> workers.run(trial_of(state, signature, folder)).fails_like(signature)
+    """
+    printed = print_graph(state.graph)
+    embedded = state.settings.get("embedded") or {}
+    return Trial(
+        graph=printed.source,
+        facts=facts_of(state, printed.constants, store, expected.kind),
+        expected=expected,
+        embedded=str(embedded.get("source", "")),
+        imports=tuple(dict.fromkeys([*printed.imports, *embedded.get("imports", ())])),
+        store=str(store),
+    )
+
+
+def facts_of(state: State, constants: Mapping[str, Any], store: Path, kind: str) -> dict[str, Any]:
+    """The facts of a written script for a state that fails in this kind of way."""
+    facts = {key: value for key, value in state.settings.items() if key not in _OURS}
+    facts["placeholders"] = [i.name for i in state.inputs]
+    facts["inputs"] = kept_description(state, store).to_json()
+    facts["tolerances"] = tolerances_of(state) if kind == "accuracy" else {}
+    facts["constants"] = _constants(constants, store)
+    static = state.settings.get("static_names")
+    if static is not None:
+        places = [place for place, given in enumerate(state.inputs) if given.name in static]
+        facts["compile_kwargs"] = {**facts["compile_kwargs"], "static_input_idxs": places}
+    return facts
+
+
+def kept_description(state: State, store: Path) -> InputsDescription:
+    """The inputs of a state with their values in the store."""
+    writer = ContentStoreWriter(store)
+    specs = []
+    for given in state.inputs:
+        spec = given.spec
+        if isinstance(spec, TensorSpec) and given.value is not None:
+            spec = replace(spec, storage=writer.write_storage(given.value.untyped_storage()))
+        specs.append(spec)
+    return InputsDescription(tuple(specs), state.symbols)
+
+
+def _constants(constants: Mapping[str, Any], store: Path) -> dict[str, Any]:
+    if not constants:
+        return {}
+    description = describe_inputs(list(constants.values()), None, ContentStoreWriter(store))
+    return {"names": list(constants), "description": description.to_json()}

@@ -1,0 +1,232 @@
+"""Fewer calls: any set of nodes is a candidate, because each missing operand has a recorded value.
+
+Elements are the units that cannot be cut apart. Repetition is used: a deep model holds few kinds of nodes, so
+one of each kind, side by side, is a small question that finds any single culprit. Where a failure names the results
+that are wrong, a part with all its values returned shows where they begin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchsleuth.graphs.cut import cut, units
+from torchsleuth.graphs.cut_record import Recording, record_values
+from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.search.engine import Engine
+from torchsleuth.minify.search.subsets import Ask, Elements, Subset, in_parts, one_less, smallest_failing
+from torchsleuth.minify.states import ANY_VALUES, ambient, fake_values, real_inputs, state_of_cut
+
+NAME = "nodes"
+# How far around one of each kind its cover reaches: alone with what it reads, and a little more.
+REACH = (1, 3)
+# Each value that a graph returns is kept a dozen times over, for its rounding noise.
+MOST_EXPOSED = 64 << 20
+# What a trial does differently: Inductor's lowered graph is run as it is, without generated code.
+INTERPRETED = {"switches": {"interpret": True}}
+
+
+def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
+    """The state with as few calls as still fail; `seeds` are names of nodes that may be to blame, best first."""
+    recording = recording_of(state)
+    groups = units(recording)
+    if len(groups) == 0:
+        return state
+    elements = elements_of(recording, groups, seeds, alike=bool(state.settings.get(ANY_VALUES)))
+    owner = {name: number for number, group in enumerate(groups) for name in group}
+
+    def suspects() -> list[int]:
+        pointed_at = getattr(engine.oracle, "suspects", ())
+        return list(dict.fromkeys(owner[name] for name in pointed_at if name in owner))
+
+    together, apart = (
+        _Asker(engine, state, recording, groups),
+        _Asker(engine, state, recording, groups, apart=True),
+    )
+    race = _racer(engine, state, recording, groups)
+    point = _pointer(engine, state, recording, groups)
+    best = smallest_failing(elements, together, apart, suspects, race, point, engine.width)
+    # Now name by name: of a tuple's parts only those that matter stay.
+    kept = [(name,) for element in best for name in groups[element]]
+    one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))
+    return engine.best
+
+
+@dataclass
+class _Asker:
+    """Asks whether sets of parts fail, and remembers what was answered.
+
+    They are connected or `apart`; with all their values `exposed` or only the last; with their lowered form
+    `interpreted` or compiled.
+    """
+
+    engine: Engine
+    state: State
+    recording: Recording
+    parts: Sequence[tuple[str, ...]]
+    apart: bool = False
+    exposed: bool = False
+    interpreted: bool = False
+    known: dict[Subset, bool] = field(default_factory=dict)
+
+    def __call__(self, subsets: Sequence[Subset]) -> int | None:
+        for place, subset in enumerate(subsets):
+            if self.known.get(subset):
+                return place
+        unknown = [s for s in subsets if s not in self.known]
+        found = self.engine.first(NAME, self.candidates(unknown))
+        self.known |= dict.fromkeys(unknown[: None if found is None else found[0]], False)
+        if found is None:
+            return None
+        failing = unknown[found[0]]
+        self._note(failing, found[1])
+        return subsets.index(failing)
+
+    def each(self, subsets: Sequence[Subset]) -> list[bool | None]:
+        """As above, with all that is known after the first round that has a failure."""
+        if not any(self.known.get(subset) for subset in subsets):
+            unknown = [s for s in subsets if s not in self.known]
+            for place, (state, failed) in self.engine.each(NAME, self.candidates(unknown)).items():
+                self.known[unknown[place]] = failed
+                if failed:
+                    self._note(unknown[place], state)
+        return [self.known.get(subset) for subset in subsets]
+
+    def candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Callable[[], State]]]:
+        return [(f"{len(s)} of {len(self.parts)}", partial(self._cut_out, s)) for s in subsets]
+
+    def _note(self, failing: Subset, state: State) -> None:
+        self.known[failing] = True
+        if not (self.apart or self.exposed) or len(failing) == 1:
+            self.engine.accept(NAME, state)
+
+    def _cut_out(self, subset: Subset) -> State:
+        names = {name for element in subset for name in self.parts[element]}
+        if len(names) == len(self.recording.calls) and not (self.apart or self.exposed):
+            return self.state
+        piece = cut(self.recording, names, severed=self.apart, exposed=self.exposed)
+        state = state_of_cut(self.state, piece, self.recording.symbolic)
+        return state.having(settings={**state.settings, **INTERPRETED}) if self.interpreted else state
+
+
+def _pointer(
+    engine: Engine, state: State, recording: Recording, groups: Sequence[tuple[str, ...]]
+) -> Callable[[Sequence[Subset]], bool] | None:
+    """Asks covers with all their values exposed, where the oracle can tell which of them are wrong.
+
+    Interpreted first: no kernel has to be compiled for that, and a wrong lowering shows. At the same time two parts of
+    the first cover are compiled, in case it is the code that is wrong.
+    """
+    values = [recording.value(name) for group in groups for name in group]
+    size = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+    if not getattr(engine.oracle, "names_outputs", False) or size > MOST_EXPOSED:
+        return None
+    compiled = _Asker(engine, state, recording, groups, exposed=True)
+    interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
+
+    def point(covers: Sequence[Subset]) -> bool:
+        parts = [*in_parts(covers[0], 2), *covers]
+        asked = [*interpreted.candidates(covers[:1]), *compiled.candidates(parts)]
+        return engine.first(NAME, asked) is not None
+
+    return point
+
+
+def _racer(
+    engine: Engine, state: State, recording: Recording, groups: Sequence[tuple[str, ...]]
+) -> Ask | None:
+    """Which of disconnected subsets passes first, where the oracle can tell and several can be tried at once."""
+    first_passing = getattr(engine.oracle, "first_passing", None)
+    if first_passing is None or engine.width < 2 or not getattr(engine.oracle, "failing_is_slow", False):
+        return None
+
+    def race(subsets: Sequence[Subset]) -> int | None:
+        names = [{name for element in subset for name in groups[element]} for subset in subsets]
+        states = [
+            state_of_cut(state, cut(recording, each, severed=True), recording.symbolic) for each in names
+        ]
+        engine.queries += len(states)
+        return first_passing(states)
+
+    return race
+
+
+def recording_of(state: State) -> Recording:
+    """The eager values of a state's nodes; symbolic ones where sizes are symbolic."""
+    symbolic = fake_values(state)[0] if state.symbols else {}
+    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    kept = {name: v for name, v in symbolic.items() if isinstance(v, (torch.Tensor, *symbols))}
+    with ambient(state):
+        return record_values(state.graph, real_inputs(state), symbolic=kept)
+
+
+def elements_of(
+    recording: Recording, groups: Sequence[tuple[str, ...]], seeds: Sequence[str], *, alike: bool = True
+) -> Elements:
+    """The units as numbers, with who touches whom, who is blamed and one of each kind.
+
+    Of blamed units of one kind only the first is tried where they are `alike`, that is, where values do not matter.
+    """
+    owner = {name: number for number, group in enumerate(groups) for name in group}
+    before: list[list[int]] = []
+    for number, group in enumerate(groups):
+        sources = [s for name in group for s in recording.nodes[name].all_input_nodes]
+        found = dict.fromkeys(owner[s.name] for s in sources if s.name in owner)
+        before.append([source for source in found if source != number])
+    neighbours: list[list[int]] = [list(sources) for sources in before]
+    for number, sources in enumerate(before):
+        for source in sources:
+            neighbours[source].append(number)
+    named = [_named(recording, group) for group in groups]
+    blamed = list(dict.fromkeys(owner[name] for name in seeds if name in owner))
+    distinct = {named[seed]: seed for seed in reversed(blamed)}
+    return Elements(
+        len(groups),
+        neighbours,
+        [seed for seed in blamed if not alike or distinct[named[seed]] == seed],
+        [_cover(named, before, reach) for reach in REACH],
+        _firsts(named),
+    )
+
+
+def _firsts(kinds: Sequence[str]) -> Subset:
+    first: dict[str, int] = {}
+    for number, kind in enumerate(kinds):
+        first.setdefault(kind, number)
+    return tuple(sorted(first.values()))
+
+
+def _cover(kinds: Sequence[str], before: Sequence[Sequence[int]], reach: int) -> Subset:
+    """The first element of each kind, with all it reads within `reach` steps; the kinds know their surroundings."""
+    deep = list(kinds)
+    for _ in range(reach):
+        deep = [
+            hashlib.sha1("|".join([deep[n], *(deep[s] for s in before[n])]).encode()).hexdigest()
+            for n in range(len(deep))
+        ]
+    found: set[int] = set()
+    edge = set(_firsts(deep))
+    for _ in range(reach + 1):
+        found |= edge
+        edge = {source for number in edge for source in before[number]} - found
+    return tuple(sorted(found))
+
+
+def _named(recording: Recording, group: tuple[str, ...]) -> str:
+    """What a unit does, apart from its name: targets, literals, and the form of what it reads."""
+    return "; ".join(_kind(recording, recording.nodes[name]) for name in group)
+
+
+def _kind(recording: Recording, node: torch.fx.Node) -> str:
+    def form(source: torch.fx.Node) -> Any:
+        value = recording.value(source.name)
+        if isinstance(value, torch.Tensor):
+            return f"{value.dtype}{list(value.shape)}{list(value.stride())}{value.device}"
+        return str(source.target) if source.op == "get_attr" else f"{type(value).__name__}"
+
+    return f"{node.target}{torch.fx.map_arg(node.args, form)}{torch.fx.map_arg(dict(node.kwargs), form)}"

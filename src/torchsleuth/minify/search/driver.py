@@ -1,0 +1,171 @@
+"""The order of work: nodes first, then everything else, cheapest first, to a fixpoint and within a budget.
+
+Before any reducer gets its turn, all of them are applied at once: most failures need none of what surrounds them,
+and then one question replaces dozens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchsleuth.graphs.cut import calls_of
+from torchsleuth.minify.reducers.arguments import plainer_arguments
+from torchsleuth.minify.reducers.bypass import bypass
+from torchsleuth.minify.reducers.calls import plainer_calls
+from torchsleuth.minify.reducers.forms import (
+    contiguous,
+    on_the_cpu,
+    plain_dtypes,
+    static_sizes,
+    without_gradients,
+)
+from torchsleuth.minify.reducers.inputs import merge_inputs
+from torchsleuth.minify.reducers.level import lift
+from torchsleuth.minify.reducers.nested import inline_nested
+from torchsleuth.minify.reducers.nodes import reduce_nodes
+from torchsleuth.minify.reducers.outputs import drop_outputs
+from torchsleuth.minify.reducers.settings import default_settings, for_inference
+from torchsleuth.minify.reducers.shapes import fewer_dimensions, smaller_sizes
+from torchsleuth.minify.reducers.values import plainer_values
+from torchsleuth.minify.search.contract import Listener, Oracle, OutOfBudget, Reducer, Reduction, State
+from torchsleuth.minify.search.engine import Engine, combined, settle
+from torchsleuth.minify.search.size import size_of
+from torchsleuth.minify.states import real_inputs, state_of
+
+# What changes the graph's calls, and so gives the search over nodes something new.
+STRUCTURE: dict[str, Reducer] = {"nested": inline_nested, "bypass": bypass, "calls": plainer_calls}
+# The rest, those first that make every later trial cheaper.
+DETAILS: dict[str, Reducer] = {
+    "device": on_the_cpu,
+    "outputs": drop_outputs,
+    "settings": default_settings,
+    "inference": for_inference,
+    "gradients": without_gradients,
+    "static": static_sizes,
+    "inputs": merge_inputs,
+    "values": plainer_values,
+    "shapes": smaller_sizes,
+    "dimensions": fewer_dimensions,
+    "strides": contiguous,
+    "dtypes": plain_dtypes,
+    "arguments": plainer_arguments,
+}
+
+
+def search(
+    state: State,
+    oracle: Oracle,
+    *,
+    seeds: Sequence[str] = (),
+    width: int = 1,
+    budget_seconds: float | None = None,
+    most_queries: int | None = None,
+    listener: Listener | None = None,
+    calls_only: bool = False,
+) -> Reduction:
+    """The smallest state that the oracle still calls failing, found from one that fails.
+
+    With `calls_only` the search ends when no call can be left out; shapes, values and settings stay as they are.
+
+    >>> search(state, lambda states: ["relu" in s.graph.code for s in states]).calls
+    1
+    """
+    started = time.monotonic()
+    deadline = None if budget_seconds is None else started + budget_seconds
+    engine = Engine(
+        oracle, state, width=width, deadline=deadline, most_queries=most_queries, listener=listener
+    )
+    engine.listener.started(state)
+    complete = True
+    try:
+        if calls_only:
+            _fewest_calls(engine, seeds)
+        else:
+            _fixpoint(engine, seeds)
+    except (OutOfBudget, KeyboardInterrupt):
+        complete = False
+    return Reduction(
+        engine.best,
+        calls_of(engine.best.graph),
+        engine.queries,
+        round(time.monotonic() - started, 3),
+        complete,
+        engine.statistics(),
+    )
+
+
+def _fewest_calls(engine: Engine, seeds: Sequence[str], again: bool = False) -> None:
+    calls = None
+    while calls != calls_of(engine.best.graph):
+        calls = calls_of(engine.best.graph)
+        if not again or calls > 1:
+            reduce_nodes(engine, engine.best, () if again else seeds)
+        again = True
+        for name, reducer in STRUCTURE.items():
+            settle(engine, name, reducer, engine.best)
+
+
+def _fixpoint(engine: Engine, seeds: Sequence[str]) -> None:
+    again = False
+    while True:
+        before = size_of(engine.best)
+        _fewest_calls(engine, seeds, again)
+        again = True
+        _leap(engine)
+        for name, reducer in DETAILS.items():
+            settle(engine, name, reducer, engine.best)
+        if size_of(engine.best) == before:
+            return
+
+
+def _leap(engine: Engine) -> None:
+    """Every detail at its plainest in one step, at the level at which a script is written where that fails, too."""
+    lifted = combined(lift(engine.best), engine.best)
+    if lifted is not None:
+        steps = [("everything at once", _plainest(lifted)), ("only the level", lifted)]
+        found = engine.first("leap", [(what, partial(_same, state)) for what, state in steps])
+        if found is not None:
+            engine.accept("leap", found[1])
+            return
+    state = _plainest(engine.best)
+    if size_of(state) < size_of(engine.best) and engine.fails("leap", "everything at once", state):
+        engine.accept("leap", state)
+
+
+def _same(state: State) -> State:
+    return state
+
+
+def _plainest(state: State) -> State:
+    for reducer in DETAILS.values():
+        while (plainer := combined(reducer(state), state)) is not None:
+            state = plainer
+    return state
+
+
+def minify(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    fails: Callable[[torch.fx.GraphModule, list[Any]], bool],
+    *,
+    budget_seconds: float | None = None,
+    listener: Listener | None = None,
+) -> Reduction:
+    """Reduces a graph and its inputs as long as `fails(graph, inputs)` says yes.
+
+    >>> minify(gm, [x], lambda gm, inputs: any(n.target is torch.relu for n in gm.graph.nodes)).calls
+    1
+    """
+
+    def oracle(states: Sequence[State]) -> list[bool]:
+        return [bool(fails(s.graph, real_inputs(s))) for s in states]
+
+    state = state_of(gm, inputs)
+    if not oracle([state])[0]:
+        raise ValueError("the graph does not fail on these inputs, so there is nothing to reduce")
+    return search(state, oracle, budget_seconds=budget_seconds, listener=listener)

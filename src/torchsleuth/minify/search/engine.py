@@ -1,0 +1,271 @@
+"""The one place that asks the oracle: it remembers, counts, keeps time, and accepts only what is smaller.
+
+Reducers describe; this runs. Edits are tried all together first, because most of what makes a graph large has
+nothing to do with its failure, then one by one. A dial is turned to its lowest, else the way there is bisected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchsleuth.graphs.cut import calls_of
+from torchsleuth.minify.search.contract import (
+    Dial,
+    Edit,
+    Listener,
+    Oracle,
+    OutOfBudget,
+    Reducer,
+    ReducerStatistics,
+    Silence,
+    State,
+)
+from torchsleuth.minify.search.size import size_of
+
+Make = Callable[[], State | None]
+
+
+class Engine:
+    """Asks, remembers and counts: `Engine(oracle, state).first("shapes", [("halve", make)])`."""
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        state: State,
+        *,
+        width: int = 1,
+        deadline: float | None = None,
+        most_queries: int | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.oracle = oracle
+        self.best = state
+        self.width = max(1, width)
+        self.deadline = deadline
+        self.most_queries = most_queries
+        self.listener = listener or Silence()
+        self.queries = 0
+        self.known: dict[str, bool] = {}
+        self._counts: dict[str, list[float]] = {}
+
+    def first(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> tuple[int, State] | None:
+        """The first candidate, in order, that fails; as many at once as there are workers."""
+        return next(
+            ((at, state) for at, state, failed in self._rounds(reducer, candidates, False) if failed), None
+        )
+
+    def each(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> dict[int, tuple[State, bool]]:
+        """The answers of the rounds up to the first with a failure, all of that round included, by place."""
+        rounds = self._rounds(reducer, candidates, True)
+        return {at: (state, failed) for at, state, failed in rounds if failed is not None}
+
+    def _rounds(
+        self, reducer: str, candidates: Sequence[tuple[str, Make]], every: bool
+    ) -> Iterator[tuple[int, State, bool | None]]:
+        """Candidates with their answers, a round at a time, until one has failed."""
+        waiting: list[tuple[int, str, State]] = []
+        for place, (what, make) in enumerate(candidates):
+            state = make()
+            if state is not None:
+                waiting.append((place, what, state))
+            if len(waiting) == self.width or (place == len(candidates) - 1 and waiting):
+                answers = self._ask(reducer, [(what, state) for _, what, state in waiting], every)
+                yield from ((at, state, failed) for (at, _, state), failed in zip(waiting, answers))
+                if True in answers:
+                    return
+                waiting = []
+
+    def fails(self, reducer: str, what: str, state: State) -> bool:
+        """Whether one state fails."""
+        return bool(self._ask(reducer, [(what, state)])[0])
+
+    def accept(self, reducer: str, state: State) -> State:
+        """Makes a failing state the best one, if it is smaller than what stood there."""
+        if size_of(state) < size_of(self.best):
+            counts = self._counts.setdefault(reducer, [0, 0, 0, 0.0])
+            counts[1] += 1
+            counts[2] += calls_of(self.best.graph) - calls_of(state.graph)
+            self.best = state
+            self.listener.smaller(reducer, state)
+        return self.best
+
+    def statistics(self) -> tuple[ReducerStatistics, ...]:
+        """What each reducer did, in the order in which they first ran."""
+        return tuple(
+            ReducerStatistics(name, int(q), int(s), int(c), round(t, 3))
+            for name, (q, s, c, t) in self._counts.items()
+        )
+
+    def _ask(
+        self, reducer: str, candidates: Sequence[tuple[str, State]], every: bool = False
+    ) -> list[bool | None]:
+        keys = [state_key(state) for _, state in candidates]
+        new = [place for place, key in enumerate(keys) if key not in self.known]
+        if new:
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                raise OutOfBudget("the time is used up")
+            if self.most_queries is not None and self.queries >= self.most_queries:
+                raise OutOfBudget("the number of questions is used up")
+            started = time.monotonic()
+            # Most oracles answer all they are asked; one that gives up what comes after a failure need not.
+            ask = getattr(self.oracle, "each", self.oracle) if every else self.oracle
+            answers = list(ask([candidates[place][1] for place in new]))
+            counts = self._counts.setdefault(reducer, [0, 0, 0, 0.0])
+            counts[0] += len(new)
+            counts[3] += time.monotonic() - started
+            self.queries += len(new)
+            for place, failed in zip(new, answers):
+                if failed is not None:
+                    self.known[keys[place]] = failed
+            self.listener.asked(reducer, candidates[new[0]][0], answers)
+        return [self.known.get(key) for key in keys]
+
+
+def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
+    """Applies what a reducer proposes until nothing of it holds any more.
+
+    >>> settle(engine, "outputs", drop_outputs, state)
+    """
+    while True:
+        edits = list(reducer(state))
+        if len(edits) > 1:
+            together = combined(edits, state)
+            if together is not None and engine.fails(name, "all together", together):
+                state = engine.accept(name, together)
+                continue
+        before = size_of(state)
+        state = _one_by_one(engine, name, edits, state)
+        if size_of(state) == before:
+            return state
+
+
+def _one_by_one(engine: Engine, name: str, edits: Sequence[Edit | Dial], state: State) -> State:
+    """Each edit on top of those that held; several are asked at once where there are workers for it."""
+    place = 0
+    while place < len(edits):
+        edit = edits[place]
+        if isinstance(edit, Dial):
+            state = _turned(engine, name, edit, state)
+            place += 1
+            continue
+        batch = list(itertools.takewhile(lambda e: isinstance(e, Edit), edits[place : place + engine.width]))
+        found = engine.first(name, [(e.what, partial(_edited, e, state)) for e in batch])
+        if found is not None:
+            state = engine.accept(name, found[1])
+        place += len(batch) if found is None else found[0] + 1
+    return state
+
+
+def _edited(edit: Edit | Dial, state: State) -> State | None:
+    candidate = edit.apply(state)
+    return candidate if candidate is not None and _smaller(candidate, state) else None
+
+
+def combined(edits: Iterable[Edit | Dial], state: State) -> State | None:
+    """All edits on top of each other, those left out that do not fit or do not help; None where none does."""
+    changed = None
+    for edit in edits:
+        nearer = edit.apply(changed or state)
+        if nearer is not None and _smaller(nearer, changed or state):
+            changed = nearer
+    return changed
+
+
+def _turned(engine: Engine, name: str, dial: Dial, state: State) -> State:
+    """Turns a dial as low as it goes.
+
+    Its two ends come first, because most dials go all the way or not at all. Where it can be turned a little, the rest
+    of the way is bisected; where it cannot, the number may matter by what divides it.
+    """
+
+    def at(number: int) -> State | None:
+        candidate = dial.turn(state, number)
+        return candidate if candidate is not None and _smaller(candidate, state) else None
+
+    def ask(numbers: Sequence[int]) -> tuple[int, State] | None:
+        return engine.first(name, [(f"{dial.what} to {number}", partial(at, number)) for number in numbers])
+
+    lowest = partial(_lowest, ask, engine.width)
+    held: State | None = None
+    ends = sorted({dial.low, dial.high - 1}) if dial.low < dial.high else []
+    found = ask(ends)
+    if found is not None and found[0] == 0:
+        held = found[1]
+    elif found is not None:
+        upper, held = ends[-1], found[1]
+        octaves = [number for number in _powers(upper) if dial.low < number]
+        place, better = lowest(octaves)
+        lower = octaves[place - 1] if place else dial.low
+        upper, held = (octaves[place], better) if better is not None else (upper, held)
+        held = lowest(range(lower + 1, upper))[1] or held
+    elif len(ends) > 1:
+        coarse = sorted({*(p for p in _powers(dial.high) if dial.high % p == 0), dial.high // 2} - {*ends})
+        found = ask(coarse[-2:])
+        if found is not None:
+            finer = [number for number in coarse if dial.low < number < coarse[-2:][found[0]]]
+            held = lowest(finer)[1] or found[1]
+    return state if held is None else engine.accept(name, held)
+
+
+def _lowest(
+    ask: Callable[[Sequence[int]], tuple[int, State] | None], width: int, numbers: Sequence[int]
+) -> tuple[int, State | None]:
+    """The place of the first number that fails, where all after it do, and its state; past the end for none."""
+    lower, upper, held = -1, len(numbers), None
+    while upper - lower > 1:
+        between = _spaced(lower, upper, width)
+        found = ask([numbers[place] for place in between])
+        if found is None:
+            lower = between[-1]
+        else:
+            lower = between[found[0] - 1] if found[0] else lower
+            upper, held = between[found[0]], found[1]
+    return upper, held
+
+
+def _powers(limit: int) -> list[int]:
+    """The powers of two below a number.
+
+    >>> _powers(9)
+    [1, 2, 4, 8]
+    """
+    return [1 << place for place in range(limit.bit_length()) if 1 << place < limit]
+
+
+def _spaced(lower: int, upper: int, count: int) -> list[int]:
+    """Up to `count` numbers that part the open interval evenly.
+
+    >>> _spaced(0, 4, 1)
+    [2]
+    """
+    numbers = [lower + (upper - lower) * part // (count + 1) for part in range(1, count + 1)]
+    return sorted({number for number in numbers if lower < number < upper}) or [lower + 1]
+
+
+def _smaller(candidate: State, state: State) -> bool:
+    return size_of(candidate) < size_of(state)
+
+
+def state_key(state: State) -> str:
+    """Equal for states that ask the same question."""
+    graphs = [str(part.graph) for part in state.graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    values = [_value_key(i.value) for i in state.inputs]
+    parts: list[Any] = [graphs, state.description.to_json(), values, dict(state.settings)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _value_key(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    if value.untyped_storage().nbytes() > 1 << 20:
+        return f"at {value.untyped_storage().data_ptr()} {value._version}"
+    flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage()).cpu()
+    return hashlib.sha256(bytes(flat.tolist())).hexdigest()

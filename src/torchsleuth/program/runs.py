@@ -1,0 +1,186 @@
+"""Runs the user's program again, unchanged, with its compiles overridden: bare, or under watch.
+
+Each run has a kernel cache of its own, gone afterwards: torch keeps compiled graphs by graph and settings, so a run
+with an override could answer from one without it, and leave its own kernels to the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torchsleuth
+from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.processes.compiler_probes import hand_probes_to
+from torchsleuth.script_runtime.signature import Signature, signature_from_json
+from torchsleuth.watched.overrides import Overrides
+
+PACKAGE = Path(torchsleuth.__file__).resolve().parent
+# How long a program that is told to end may take to do so.
+GRACE_SECONDS = 5.0
+# Of what a program prints, what is kept to say how it ended.
+TAIL_BYTES = 64 << 10
+
+
+class CannotRunProgram(SleuthError):
+    """The program cannot be started again; says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """How to start the user's program: `Program(("python", "train.py"), "/home/me")`."""
+
+    command: tuple[str, ...]
+    cwd: str | None = None
+
+
+@dataclass(frozen=True)
+class ProgramRun:
+    """How a run ended. `status` is 128+N where signal N ended it; `tail` is the end of what it wrote to stderr."""
+
+    status: int
+    seconds: float
+    timed_out: bool = False
+    tail: str = ""
+    cases: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        return self.status == 0 and not self.timed_out
+
+    @property
+    def last_word(self) -> str:
+        """The type of the error it ended with: `AssertionError`; empty where there is none.
+
+        >>> ProgramRun(1, 0.1, tail="Traceback ...\\nValueError: no").last_word
+        'ValueError'
+        """
+        for line in reversed(self.tail.splitlines()):
+            head = line.partition(":")[0].strip()
+            if (
+                line[:1].isalpha()
+                and head != "torchsleuth"
+                and head.replace(".", "").isidentifier()
+                and head[-1:].isalnum()
+            ):
+                return head.rpartition(".")[2]
+        return ""
+
+    @property
+    def signatures(self) -> list[Signature]:
+        """How the failures look that were recorded, where the run was watched."""
+        return [signature_from_json(dict(case["signature"])) for case in self.cases]
+
+
+def program_of(folder: CaseFolder) -> Program:
+    """How the program of a case was started; raises `CannotRunProgram` where that is not known or not possible."""
+    case = folder.case
+    if case.rank is not None:
+        raise CannotRunProgram(
+            f"case {case.id} is from one rank of a distributed program, which cannot be started by itself; "
+            "put the workaround into the program and run it with its launcher"
+        )
+    try:
+        record = json.loads(folder.file("record.json").read_text(encoding="utf-8"))
+        known = record["program"]
+        command, cwd = [str(word) for word in known["command"]], known["cwd"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CannotRunProgram(
+            f"case {case.id} does not say how its program was started; record it again with: torchsleuth run"
+        ) from None
+    if not command or not cwd or not Path(cwd).is_dir():
+        raise CannotRunProgram(f"the folder in which the program of case {case.id} ran is not here: {cwd}")
+    return Program(tuple(command), cwd)
+
+
+def run_program(
+    program: Program, overrides: Overrides, *, timeout: float | None = None, **environment: str
+) -> ProgramRun:
+    """A bare run: only its end is looked at.
+
+    >>> run_program(Program(("python", "train.py")), Overrides(backend="sleuth_eager"), timeout=60).healthy
+    """
+    with _changed_environment(overrides, environment) as changed:
+        paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        changed.update(PYTHONPATH=os.pathsep.join(paths), TORCHSLEUTH_HOME=str(PACKAGE.parent))
+        return _run(list(program.command), program.cwd, changed, timeout)[0]
+
+
+def watch_program(
+    program: Program,
+    overrides: Overrides,
+    *,
+    options: Sequence[str] = (),
+    timeout: float | None = None,
+    cases_dir: Path | None = None,
+) -> ProgramRun:
+    """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given."""
+    with _changed_environment(overrides, {}) as changed, tempfile.TemporaryDirectory() as gone:
+        cases = str(cases_dir.absolute() if cases_dir is not None else gone)
+        ours = [sys.executable, "-m", "torchsleuth", "run", "--record-only", "--json", "--cases", cases]
+        run, stdout = _run([*ours, *options, "--", *program.command], program.cwd, changed, timeout)
+    try:
+        said = json.loads(stdout)
+        status, found = int(said["program_status"]), tuple(said["cases"])
+    except (ValueError, KeyError, TypeError):
+        return run  # ended before it could say anything
+    return ProgramRun(status, run.seconds, run.timed_out, run.tail, found)
+
+
+@contextlib.contextmanager
+def _changed_environment(overrides: Overrides, more: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHSLEUTH_")}
+    with tempfile.TemporaryDirectory(prefix="torchsleuth-cache-") as cache:
+        hand_probes_to(Path(cache))
+        yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **overrides.to_environment(), **more}
+
+
+def _run(
+    command: list[str], cwd: str | None, environment: Mapping[str, str], timeout: float | None
+) -> tuple[ProgramRun, str]:
+    """Runs in a session of its own, so that everything it started ends with it."""
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            child = subprocess.Popen(
+                command, cwd=cwd, env=environment, stdout=out, stderr=err, start_new_session=True
+            )
+        except OSError as error:
+            raise CannotRunProgram(f"the program cannot be started ({error})") from error
+        timed_out = False
+        try:
+            child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            _end(child)
+        code = child.wait()
+        seconds = round(time.monotonic() - started, 2)
+        status = 128 - code if code < 0 else code
+        return ProgramRun(status, seconds, timed_out, _tail(err)), _tail(out, 64 << 20)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(OSError):
+            if child.poll() is None or number == signal.SIGKILL:
+                os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE_SECONDS)
+
+
+def _tail(file: BinaryIO, most: int = TAIL_BYTES) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - most))
+    return file.read().decode("utf-8", errors="replace")

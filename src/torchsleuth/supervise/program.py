@@ -1,0 +1,249 @@
+"""Runs the user's program as a child and watches it from outside, where no crash or hang can reach.
+
+The child keeps the terminal, the standard streams and the process group it would have without us; the hook is
+reached through PYTHONPATH, so the program's own children and ranks behind a launcher are watched as well.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.cases.crash import fatal_signal, signal_of_status
+from torchsleuth.cases.spool import (
+    UnderWay,
+    WatchedProcess,
+    crash_failure,
+    hang_failure,
+    is_alive,
+    watched_processes,
+)
+from torchsleuth.watched.settings import Settings
+
+PACKAGE = Path(__file__).resolve().parent.parent
+# A compile that is slow is not a hang: autotuning may take an hour. This long, and we say that we noticed.
+SLOW_SECONDS = 300.0
+POLL_SECONDS = 0.2
+# How long the program gets to end by itself after a hang was found.
+GRACE_SECONDS = 3.0
+# Someone asked the process to end; that it did so in the middle of a compile is nobody's bug.
+ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+
+
+@dataclass
+class Supervised:
+    """What came of the program: its exit status, and the failures no living process could report."""
+
+    status: int = 0
+    lost: list[tuple[WatchedProcess, dict[str, Any]]] = field(default_factory=list)
+
+
+def child_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """The program's environment: as it was, with the hook first on PYTHONPATH and our settings beside it."""
+    changed = {**environment, **settings.to_environment(), "TORCHSLEUTH_HOME": str(PACKAGE.parent)}
+    for name in ("TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL"):
+        changed.pop(name, None)  # asked of us; torch's own tool of that name would step in as well
+    paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [environment.get("PYTHONPATH")])]
+    changed["PYTHONPATH"] = os.pathsep.join(paths)
+    return changed
+
+
+def supervise(
+    command: Sequence[str],
+    settings: Settings,
+    *,
+    timeout: float | None,
+    stdout: int | None,
+    note: Callable[[str], None],
+) -> Supervised:
+    """Runs `command` to its end under watch; `note` gets a sentence when something is worth saying meanwhile."""
+    from torchsleuth.watched.flight import STACKS_SIGNAL
+
+    result = Supervised()
+    child = subprocess.Popen(command, env=child_environment(settings, os.environ), stdout=stdout)
+    watchdog = _Watchdog(Path(settings.spool), timeout, STACKS_SIGNAL)
+    asked = _Forwarder(child)
+    with asked:
+        while True:
+            try:
+                child.wait(POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                hung = watchdog.look(note)
+                if hung is not None:
+                    result.lost.append(hung)
+                    _end(child, Path(settings.spool))
+                    break
+    code = child.wait()
+    result.status = 128 - code if code < 0 else code
+    if not result.lost and not asked.asked_to_end:
+        result.lost += _crashed(Path(settings.spool), child.pid, code)
+    return result
+
+
+class _Forwarder:
+    """Passes signals sent to us on to the program; Ctrl-C in a terminal reaches it by itself."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self.child = child
+        self.asked_to_end = False
+        self.previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Forwarder:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self.previous[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _received(self, number: int, _frame: object) -> None:
+        self.asked_to_end = True
+        if number == signal.SIGINT and _in_foreground():
+            return
+        if self.child.poll() is None:
+            self.child.send_signal(number)
+
+
+def _in_foreground() -> bool:
+    """Whether the terminal sends Ctrl-C to our process group, and so to the program, too."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+class _Watchdog:
+    """Notices when one compile or one call of a compiled graph takes too long."""
+
+    def __init__(self, spool: Path, timeout: float | None, stacks_signal: int) -> None:
+        self.spool = spool
+        self.timeout = timeout
+        self.stacks_signal = stacks_signal
+        self.since: dict[Path, tuple[UnderWay, float]] = {}
+        self.noted: set[tuple[Path, UnderWay]] = set()
+        self.next_look = 0.0
+
+    def look(self, note: Callable[[str], None]) -> tuple[WatchedProcess, dict[str, Any]] | None:
+        """One look at every watched process; the hang it found, if there is one."""
+        now = time.monotonic()
+        if now < self.next_look:
+            return None
+        # Reading the counters is cheap, but a program of an hour needs no look every 0.2 s.
+        self.next_look = now + (min(1.0, self.timeout / 10) if self.timeout else 2.0)
+        for process in watched_processes(self.spool):
+            where = None if process.finished else process.under_way()
+            before = self.since.get(process.folder)
+            if where is None or before is None or before[0] != where:
+                self.since.pop(process.folder, None)
+                if where is not None:
+                    self.since[process.folder] = (where, now)
+                continue
+            took = now - before[1]
+            if self.timeout is not None and took > self.timeout and is_alive(process.pid):
+                return process, hang_failure(where, self._stacks(process), self.timeout)
+            if took > SLOW_SECONDS and (process.folder, where) not in self.noted:
+                self.noted.add((process.folder, where))
+                self._stacks(process)
+                doing = {"run": "running a compiled graph", "compile": "compiling", "capture": "capturing"}
+                note(
+                    f"process {process.pid} has been {doing[where.phase]} for {took:.0f} s; it goes on. "
+                    f"Its stacks are in {process.folder / 'stacks.txt'}; --timeout S would end it and keep a case"
+                )
+        return None
+
+    def _stacks(self, process: WatchedProcess) -> str:
+        """Asks the process for the Python stacks of all its threads; works while native code holds the GIL."""
+        try:
+            os.kill(process.pid, self.stacks_signal)
+        except OSError:
+            return process.stacks()
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline and "most recent call first" not in process.stacks():
+            time.sleep(0.05)
+        time.sleep(0.1)
+        return process.stacks()
+
+
+def _end(child: subprocess.Popen[bytes], spool: Path) -> None:
+    """Ends a program that hangs: asked first, killed after a moment, with everything it started."""
+    started = [child.pid, *_descendants(child.pid), *(p.pid for p in watched_processes(spool))]
+    for number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+        for pid in dict.fromkeys(started):
+            try:
+                os.kill(pid, number)
+            except OSError:
+                pass
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and (child.poll() is None or any(map(is_alive, started))):
+            time.sleep(0.05)
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def _crashed(spool: Path, child: int, code: int) -> list[tuple[WatchedProcess, dict[str, Any]]]:
+    """The processes that died in the middle of a compile or a compiled call."""
+    if -code in ASKED_TO_END:
+        return []
+    processes = watched_processes(spool)
+    failed_elsewhere = any(p.failures() for p in processes)
+    found = []
+    for process in processes:
+        where = None if process.finished or is_alive(process.pid) else process.under_way()
+        if where is None:
+            continue
+        stacks = process.stacks()
+        how = _how_it_died(process, child, code, stacks)
+        # A launcher ends the other ranks once one has failed: those leave no fatal signal of their own.
+        if how is not None or not failed_elsewhere:
+            found.append((process, crash_failure(where, how or "SIGKILL", stacks)))
+    return found
+
+
+def _how_it_died(process: WatchedProcess, child: int, code: int, stacks: str) -> str | None:
+    if process.pid == child:
+        return signal_of_status(code)
+    return fatal_signal(stacks)
+
+
+def resolve_command(module: str | None, words: Sequence[str]) -> list[str] | None:
+    """The command line to run: a script by this Python, `-m module`, or a launcher as it stands."""
+    import shutil
+
+    if module is not None:
+        return [sys.executable, "-m", module, *words]
+    first = Path(words[0])
+    if first.suffix == ".py" or (first.is_file() and not os.access(first, os.X_OK)):
+        return [sys.executable, *words] if first.is_file() else None
+    if first.is_dir() and (first / "__main__.py").is_file():
+        return [sys.executable, *words]
+    return list(words) if shutil.which(words[0]) else None

@@ -1,0 +1,105 @@
+"""A program's compiles under other settings or another backend, without a change to the program.
+
+Settings are put in force at every seam a compile passes, because the program, or options= of its torch.compile, may
+set them in between; the backward that is compiled later passes the last seam by itself.
+
+Versions: the seams are those of `seams.py` (2.11 to 2.15); a setting that a version lacks is an error, not skipped.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from torchsleuth.torch_internals import hooks as seams
+
+INDUCTOR = "torch._inductor.config"
+DYNAMO = "torch._dynamo.config"
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+class UnknownSetting(RuntimeError):
+    """This torch has no such setting."""
+
+
+def settings_for_dynamic(dynamic: bool) -> dict[str, bool]:
+    """What `torch.compile(dynamic=...)` stands for.
+
+    >>> settings_for_dynamic(True)
+    {'assume_static_by_default': False}
+    """
+    if dynamic:
+        return {"assume_static_by_default": False}
+    return {"assume_static_by_default": True, "automatic_dynamic_shapes": False}
+
+
+def ignore_dynamic_marks() -> None:
+    """From now on `mark_dynamic` and `maybe_mark_dynamic` of a program do nothing, as if their lines were gone."""
+    for module_name in ("torch._dynamo", "torch._dynamo.decorators"):
+        module: Any = importlib.import_module(module_name)
+        for name in ("mark_dynamic", "maybe_mark_dynamic"):
+            if hasattr(module, name):
+                setattr(module, name, lambda *_args, **_kwargs: None)
+
+
+def check_settings(wanted: Settings) -> None:
+    """Raises `UnknownSetting` for what this torch does not have."""
+    for module_name, values in wanted.items():
+        module = importlib.import_module(module_name)
+        for key in values:
+            if key not in module._config:
+                raise UnknownSetting(f"this torch has no setting {module_name}.{key}")
+
+
+def put_in_force(wanted: Settings) -> None:
+    """Sets what differs from `wanted`: `put_in_force({"torch._inductor.config": {"max_fusion_size": 1}})`."""
+    for module_name, values in wanted.items():
+        module = importlib.import_module(module_name)
+        for key, value in values.items():
+            if getattr(module, key) != value:
+                setattr(module, key, value)
+
+
+def force_at_captures(wanted: Settings) -> None:
+    """Puts settings in force whenever Dynamo looks at a frame."""
+
+    def on_frame(call: seams.FrameCapture) -> Any:
+        put_in_force(wanted)
+        return call.as_without_us()
+
+    seams.hook_frame_captures(on_frame)
+
+
+def force_at_backend_calls(wanted: Settings, backend: str | None) -> None:
+    """Puts settings in force, and another backend in place, whenever a captured graph goes to its backend."""
+
+    def on_backend(call: seams.BackendCall) -> Any:
+        put_in_force(wanted)
+        if backend is not None:
+            return backend_named(backend)(call.graph, call.inputs)
+        given = getattr(call.backend, "config", None)
+        if seams.is_inductor(call.backend) and isinstance(given, dict):
+            # What mode= and options= stand for would be patched in over ours.
+            inductor = wanted.get(INDUCTOR, {})
+            given.update({key: value for key, value in inductor.items() if key in given})
+        return call.as_without_us()
+
+    seams.hook_backend_calls(on_backend)
+
+
+def force_at_inner_compiles(wanted: Settings) -> None:
+    """Puts settings in force whenever an aten graph goes to Inductor, also for a backward compiled later."""
+
+    def on_inner(call: seams.InnerCompile) -> Any:
+        put_in_force(wanted)
+        return call.as_without_us()
+
+    seams.hook_inner_compiles(on_inner)
+
+
+def backend_named(name: str) -> Any:
+    """The backend of that name: torchsleuth's own also where their entry points are not installed."""
+    if name.startswith("sleuth_"):
+        return getattr(importlib.import_module("torchsleuth.backends.catalog"), name)
+    return seams.lookup_backend(name)

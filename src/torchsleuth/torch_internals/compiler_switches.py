@@ -1,0 +1,159 @@
+"""Torch's own switch points, under our control and in this process only: what of the compiler is off, and what it did.
+
+The compiler asks one function before every decomposition, graph pass, lowering and CUDA graph whether to leave it out.
+We answer in its place, so that nothing is written where another process could read it. Fusion and inlining have no such
+question; there we stand in front of the function that decides.
+
+Versions: `CompilerBisector.disable_subsystem` is asked in 2.11 to 2.15; what a version lacks is told as missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchsleuth.torch_internals.compile_trace import pattern_name
+
+# Subsystems that torch asks about, in the order in which a compile comes to them.
+ASKED = (
+    "pre_grad_passes",
+    "decomposition",
+    "joint_graph_passes",
+    "post_grad_passes",
+    "lowerings",
+    "cudagraphs",
+)
+PATTERNS, INLINING, FUSION = "patterns", "inlining", "fusion"
+SUBSYSTEMS = (*ASKED, PATTERNS, INLINING, FUSION)
+
+Window = Mapping[str, Any]
+
+
+@dataclass
+class Applied:
+    """What was asked about, in order and by subsystem, and which switches this torch lacks."""
+
+    names: dict[str, list[str]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+
+def is_off(window: Window | None, place: int, names: tuple[str, ...]) -> bool:
+    """Whether the application at `place`, known under these names, is to be left out.
+
+    `{}` leaves out all; `keep` the ones from that number on; `skip` those with these numbers; `names` those so called;
+    `but` is never left out.
+
+    >>> is_off({"keep": 2}, 2, ("relu",)), is_off({"names": ["relu"]}, 0, ("relu_1", "relu"))
+    (True, True)
+    """
+    if window is None or any(name in window.get("but", ()) for name in names):
+        return False
+    if not any(key in window for key in ("keep", "skip", "names")):
+        return True
+    return (
+        place >= window.get("keep", float("inf"))
+        or place in window.get("skip", ())
+        or any(name in window.get("names", ()) for name in names)
+    )
+
+
+@contextlib.contextmanager
+def switched(off: Mapping[str, Window]) -> Iterator[Applied]:
+    """Leaves out what `off` says, by subsystem, and records all that the compiler applied or was kept from applying.
+
+    >>> with switched({"post_grad_passes": {"names": ["remove_noop_ops"]}}) as applied: compile_it()
+    """
+    applied = Applied()
+
+    def leave_out(subsystem: str, *names: str) -> bool:
+        done = applied.names.setdefault(subsystem, [])
+        done.append(names[0])
+        return is_off(off.get(subsystem), len(done) - 1, names)
+
+    with contextlib.ExitStack() as stack:
+        for module, owner, name, make in _HOOKS:
+            target = getattr(importlib.import_module(module), owner, None)
+            original = None if target is None else target.__dict__.get(name)
+            if original is None:
+                applied.missing.append(f"{owner}.{name}")
+                continue
+            setattr(target, name, make(original, leave_out))
+            stack.callback(setattr, target, name, original)
+        yield applied
+
+
+LeaveOut = Callable[..., bool]
+
+
+def _answering(_original: Any, leave_out: LeaveOut) -> Any:
+    def disable_subsystem(
+        _cls: type, _backend: str, subsystem: str, what: Callable[[], str] | None = None
+    ) -> bool:
+        name = what() if what is not None else subsystem
+        if subsystem == "lowerings":
+            return leave_out(subsystem, name, *_current_target())
+        return leave_out(subsystem, _op_name(name))
+
+    return classmethod(disable_subsystem)
+
+
+def _op_name(text: str) -> str:
+    """`aten.exp.default` of the way torch prints an operator; any other text as it is.
+
+    >>> _op_name("<OpOverload(op='aten.exp', overload='default')>")
+    'aten.exp.default'
+    """
+    if not text.startswith("<OpOverload"):
+        return text
+    parts = text.split("'")
+    return f"{parts[1]}.{parts[3]}" if len(parts) > 3 else text
+
+
+def _current_target() -> tuple[str, ...]:
+    virtual: Any = importlib.import_module("torch._inductor.virtualized").V
+    node = getattr(virtual, "current_node", None)
+    return () if node is None else (str(node.target),)
+
+
+def _fusing(original: Any, leave_out: LeaveOut) -> Any:
+    def can_fuse(self: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
+        if not original(self, one, other, *args, **kwargs):
+            return False
+        return not leave_out(FUSION, f"{one.get_name()}+{other.get_name()}")
+
+    return can_fuse
+
+
+def _inlining(original: Any, leave_out: LeaveOut) -> Any:
+    def run_node(self: Any, node: Any) -> Any:
+        result = original(self, node)
+        realize = getattr(result, "realize", None)
+        if realize is not None and node.op == "call_function" and leave_out(INLINING, node.name):
+            realize()
+        return result
+
+    return run_node
+
+
+def _matching(original: Any, leave_out: LeaveOut) -> Any:
+    def apply(self: Any, match: Any, graph: Any, node: Any) -> Any:
+        name = pattern_name(self)
+        if leave_out(PATTERNS, f"{name} at {node.name}", name):
+            return None
+        return original(self, match, graph, node)
+
+    return apply
+
+
+_MATCHER = "torch._inductor.pattern_matcher"
+_HOOKS: tuple[tuple[str, str, str, Callable[[Any, LeaveOut], Any]], ...] = (
+    ("torch._inductor.compiler_bisector", "CompilerBisector", "disable_subsystem", _answering),
+    ("torch._inductor.scheduler", "Scheduler", "can_fuse", _fusing),
+    ("torch._inductor.graph", "GraphLowering", "run_node", _inlining),
+    (_MATCHER, "GraphPatternEntry", "apply", _matching),
+    (_MATCHER, "ReplacementPatternEntry", "apply", _matching),
+    (_MATCHER, "LoweringPatternEntry", "apply", _matching),
+)

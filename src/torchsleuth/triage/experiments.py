@@ -1,0 +1,188 @@
+"""Runs that differ in one thing: an experiment is the failing graph with something of the compiler changed.
+
+An answer has four values: it fails as before, it passes, it fails in another way, or nothing can be told. Only the
+first two are evidence.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.minify.oracle import trial_of
+from torchsleuth.minify.search.contract import State
+from torchsleuth.processes.limits import Limits
+from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.torch_internals.compile_trace import Step, unfinished
+from torchsleuth.trials.trial import Outcome, Trial
+from torchsleuth.workers.queue import Desk
+
+Config = Mapping[str, Mapping[str, str]]
+
+
+class Answer(Enum):
+    """What an experiment showed."""
+
+    FAILS = "fails"
+    PASSES = "passes"
+    OTHER = "fails differently"
+    UNKNOWN = "cannot tell"
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One change to the failing run, in words and as data.
+
+    `off` are windows by subsystem (see `torch_internals.triage_switches`); `config` are settings as Python text by
+    module; `backend` replaces the case's own; `interpret` runs the lowered graph without generated code; `eager` runs
+    the graph without a compiler; `facts` replaces other facts of the script.
+    """
+
+    what: str
+    off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    config: Config = field(default_factory=dict)
+    backend: str | None = None
+    interpret: bool = False
+    eager: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    # A workaround counts only if the whole graph then runs and its numbers are right.
+    to_the_end: bool = False
+    trace: bool = False
+    # A compile that has passed this stage ("lowering", "codegen") is not run to its end.
+    stop_after: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """An experiment's answer and what it is based on."""
+
+    experiment: Experiment
+    answer: Answer
+    outcome: Outcome
+    # Where a traced run stopped, outermost step first.
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def passes(self) -> bool:
+        return self.answer is Answer.PASSES
+
+    @property
+    def fails(self) -> bool:
+        return self.answer is Answer.FAILS
+
+    def applied(self, subsystem: str) -> list[str]:
+        """What of a subsystem the compiler applied, in order."""
+        return list(self.outcome.more.get("applied", {}).get(subsystem, ()))
+
+
+@dataclass
+class Bench:
+    """Where experiments are run: `Bench(desk, signature, folder).ask(state, [Experiment("as it was")])`.
+
+    `store` holds values and traces; `say` is told of each experiment when it begins and when it ends.
+    """
+
+    desk: Desk
+    expected: Signature
+    store: Path
+    limits: Limits | None = None
+    say: Callable[[str], None] = lambda text: None
+    deadline: float | None = None
+    log: list[Result] = field(default_factory=list)
+
+    def ask(self, state: State, experiments: Sequence[Experiment]) -> list[Result]:
+        """The answers, in order; as many at a time as there are workers."""
+        started = time.monotonic()
+        asked = []
+        for experiment in experiments:
+            trial, trace = self.trial(state, experiment)
+            self.say(f"trying: {experiment.what}")
+            asked.append((experiment, trace, self.desk.submit(trial, limits=self.limits)))
+        results = [self.result(experiment, trace, ticket.result()) for experiment, trace, ticket in asked]
+        for result in results:
+            took = min(time.monotonic() - started, result.outcome.seconds)
+            self.say(f"{result.experiment.what}: {result.answer.value} ({took:.1f} s)")
+        self.log += results
+        return results
+
+    def one(self, state: State, experiment: Experiment) -> Result:
+        """One answer."""
+        return self.ask(state, [experiment])[0]
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    def trial(self, state: State, experiment: Experiment) -> tuple[Trial, Path | None]:
+        """What is asked of a worker, and the file in which a traced run writes its steps."""
+        trial = trial_of(with_config(state, experiment.config), self.expected, self.store)
+        switches: dict[str, Any] = {"off": {name: dict(window) for name, window in experiment.off.items()}}
+        switches.update(backend=experiment.backend, interpret=experiment.interpret, eager=experiment.eager)
+        switches["stop_after"] = experiment.stop_after
+        trace = None
+        if experiment.trace:
+            self.store.mkdir(parents=True, exist_ok=True)
+            trace = self.store / f"trace-{uuid.uuid4().hex[:12]}.txt"
+            switches["trace"] = str(trace.absolute())
+        facts = {**trial.facts, **experiment.facts, "switches": switches}
+        stop = not experiment.to_the_end and not experiment.eager
+        return replace(trial, facts=facts, stop_early=stop), trace
+
+    def result(self, experiment: Experiment, trace: Path | None, outcome: Outcome) -> Result:
+        """What an outcome says about the experiment."""
+        steps = () if trace is None else unfinished(trace)
+        if outcome.signature is None:
+            answer = Answer.PASSES if outcome.error is None else Answer.UNKNOWN
+        elif outcome.more.get("not_interpretable"):
+            answer = Answer.UNKNOWN
+        elif same_bug(self.expected, outcome.signature):
+            answer = Answer.FAILS
+        else:
+            answer = Answer.OTHER
+        return Result(experiment, answer, outcome, steps)
+
+
+def same_bug(expected: Signature, seen: Signature) -> bool:
+    """Whether a run under another backend or with other settings shows the same bug.
+
+    Wrong numbers are wrong numbers; an error is known by its type and message wherever it now comes from.
+
+    >>> same_bug(Signature("accuracy", "run", outputs=("outputs[0]",)), Signature("accuracy", "run"))
+    True
+    """
+    if fails_the_same_way(expected, seen):
+        return True
+    if expected.kind in ("compile_error", "runtime_error") and seen.kind in (
+        "compile_error",
+        "runtime_error",
+    ):
+        return (expected.exceptions[-1:], expected.message) == (seen.exceptions[-1:], seen.message)
+    return expected.kind == seen.kind and expected.signal == seen.signal
+
+
+def with_config(state: State, changes: Config) -> State:
+    """The state under further settings, given as Python text: `{"torch._inductor.config": {"cpp.simdlen": "1"}}`."""
+    if not changes:
+        return state
+    config = {module: dict(values) for module, values in (state.settings.get("config") or {}).items()}
+    options = dict(state.settings.get("options") or {})
+    for module, values in changes.items():
+        config.setdefault(module, {}).update(values)
+        # Options of torch.compile are applied last, so they are changed as well.
+        if module == "torch._inductor.config":
+            options.update({key: text for key, text in values.items() if key in options})
+    return state.setting(config=config, options=options)
+
+
+def few(names: Sequence[str]) -> str:
+    """Names in a sentence, however many there are.
+
+    >>> few(["a", "b"]), few(["a", "b", "c", "d"])
+    ('a, b', 'a and 3 others')
+    """
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others"

@@ -1,0 +1,236 @@
+"""Inside Inductor: which pass, lowering, fusion, setting or code generation it is.
+
+Where the compiler stopped - with an error, by a signal, at its clock - the trace says the step, and one run without
+that step confirms it. Wrong numbers and failures at run time have no such place: there, everything of one kind is
+left out at once, and what helps is narrowed down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchsleuth.minify.search.contract import State
+from torchsleuth.torch_internals.compile_trace import Step
+from torchsleuth.triage.experiments import Bench, Experiment, Result, few
+from torchsleuth.triage.settings import Flag, cautious_fix, config_of, smallest, switchable
+
+PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
+# Without these passes a graph with custom or mutating operators cannot be lowered at all.
+NEEDED = (
+    "decompose_auto_functionalized",
+    "decompose_map_to_while_loop",
+    "decompose_scan_to_while_loop",
+    "decompose_triton_kernel_wrapper_functional",
+    "fix_auto_functionalized_dtype_views",
+    "move_constructors_to_cuda",
+    "reinplace_fsdp_all_gather",
+    "reinplace_inplaceable_ops",
+    "stable_sort",
+)
+
+
+# Steps after lowering, and what is said of a compile that stopped in one.
+_LATE = {
+    "compiler": "the code that was generated does not compile",
+    "kernel": "it stopped while code was generated for {}",
+    "codegen": "it stopped while code was generated for {}",
+    "fusion": "it stopped while kernels were fused",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of Inductor, how it is known, and the operators and nodes it was at."""
+
+    part: str
+    detail: str
+    pinned: bool
+    ops: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    subsystem: str | None = None
+    application: int | None = None
+    flags: tuple[str, ...] = ()
+
+
+def stopped_at(bench: Bench, state: State, steps: Sequence[Step]) -> Part | None:
+    """The part at which a compile stopped, confirmed by a run without it.
+
+    None where the steps do not say, or where many things lead to the step: fusion, settings, one operator.
+    """
+    for step in reversed(steps):
+        if step.kind == "lower":
+            return _lowering(bench, state, step)
+        if step.kind in ("pass", "pattern") and (found := _graph_pass(bench, state, step)) is not None:
+            return found
+        if step.kind == "cudagraphs":
+            return Part("cudagraphs", "it stopped while making a CUDA graph", True, subsystem="cudagraphs")
+        if step.kind in _LATE:
+            return None
+    return None
+
+
+def _lowering(bench: Bench, state: State, step: Step) -> Part:
+    without = bench.one(
+        state,
+        Experiment(
+            f"{step.name} kept as an eager kernel",
+            off={"lowerings": {"names": [step.name]}},
+            stop_after="lowering",
+        ),
+    )
+    how = "; it passes when that operator is kept as an eager kernel" if without.passes else ""
+    number = None
+    if step.nodes and step.nodes[0] in (done := without.applied("lowerings")):
+        number = done.index(step.nodes[0]) + 1
+    return Part(
+        "lowering",
+        f"it stopped in the lowering of {step.name}{how}",
+        True,
+        (step.name,),
+        step.nodes,
+        "lowerings",
+        number,
+    )
+
+
+def _graph_pass(bench: Bench, state: State, step: Step) -> Part | None:
+    subsystem, _, name = step.name.rpartition(":") if step.kind == "pass" else ("patterns", "", step.name)
+    if not subsystem:
+        return None
+    off = {subsystem: {"names": [name]}}
+    without = bench.one(state, Experiment(f"without {name}", off=off))
+    how = "; it passes without it" if without.passes else ""
+    return Part(name, f"it stopped in the pass {name}{how}", True, subsystem=subsystem)
+
+
+def narrowed(bench: Bench, state: State, first: Result) -> Part | None:
+    """The part at fault in a graph that is compiled or runs wrongly; None where no switch makes a difference."""
+    flags = switchable(state)
+    passes = [subsystem for subsystem in PASSES if first.applied(subsystem)]
+    experiments = {
+        "lowerings": Experiment("every operator kept as an eager kernel", off={"lowerings": {}}),
+        "interpret": Experiment("lowered, but interpreted instead of generated code", interpret=True),
+        "passes": Experiment("without graph passes", off={p: {"but": NEEDED} for p in (*passes, "patterns")}),
+        "fusion": Experiment("every operator in a kernel of its own", off={"fusion": {}, "inlining": {}}),
+        "flags": Experiment("with every setting cautious", config=config_of(flags)),
+    }
+    if first.applied("cudagraphs"):
+        experiments["cudagraphs"] = Experiment("without CUDA graphs", off={"cudagraphs": {}})
+    if not passes:
+        del experiments["passes"]
+    said = dict(zip(experiments, bench.ask(state, list(experiments.values()))))
+    if "cudagraphs" in said and said["cudagraphs"].passes:
+        return Part("cudagraphs", "it passes without CUDA graphs", True, subsystem="cudagraphs")
+    if "passes" in said and said["passes"].passes:
+        return _which_pass(bench, state, first, passes)
+    if said["fusion"].passes:
+        return _which_fusion(bench, state, said["fusion"])
+    if said["flags"].passes:
+        return _which_flags(bench, state, flags, said["interpret"])
+    late = next((step for step in reversed(first.steps) if step.kind in _LATE), None)
+    if late is not None:
+        found = Part("codegen", _LATE[late.kind].format(late.name or "the graph"), True, nodes=late.nodes)
+        return replace(found, nodes=()) if late.kind == "compiler" else found
+    if not said["lowerings"].passes and not said["interpret"].passes:
+        return None
+    return _lowering_or_codegen(said["lowerings"], said["interpret"])
+
+
+def _lowering_or_codegen(eager: Result, interpreted: Result) -> Part:
+    """The lowered graph, interpreted, tells what is wrong: the lowering, or the code made of it."""
+    if interpreted.passes:
+        return Part(
+            "codegen",
+            "the lowered graph is right when it is interpreted; the code generated from it is not",
+            True,
+        )
+    if interpreted.fails:
+        why = "the lowered graph is wrong already when it is interpreted, without generated code"
+        return Part("lowering", why, True, subsystem="lowerings")
+    why = "it passes when every operator is kept as an eager kernel"
+    return Part("lowering", why, eager.passes, subsystem="lowerings")
+
+
+def _which_pass(bench: Bench, state: State, first: Result, passes: Sequence[str]) -> Part:
+    """The pass by name, then which of its applications."""
+    applied = [(p, name) for p in passes for name in dict.fromkeys(first.applied(p)) if name not in NEEDED]
+    applied += [("patterns", name) for name in dict.fromkeys(first.applied("patterns"))]
+    # What the user brought is the first suspect.
+    applied.sort(key=lambda each: "custom" not in each[1])
+
+    def enough(sets: Sequence[Sequence[tuple[str, str]]]) -> list[bool]:
+        asked = [Experiment(f"without {few([n for _, n in s])}", off=_windows(s)) for s in sets]
+        return [result.passes for result in bench.ask(state, asked)]
+
+    guilty = smallest(applied, enough)
+    subsystem, name = guilty[0]
+    places = [place for place, each in enumerate(first.applied(subsystem)) if each == name]
+    number = places[0] + 1
+    if len(places) > 1:
+        asked = [
+            Experiment(f"without application {place + 1} of {subsystem}", off={subsystem: {"skip": [place]}})
+            for place in places
+        ]
+        helped = [place for place, result in zip(places, bench.ask(state, asked)) if result.passes]
+        number = (helped or places)[0] + 1
+    names = ", ".join(each for _, each in guilty)
+    return Part(
+        names,
+        f"it passes without the pass {names} of {subsystem}",
+        True,
+        subsystem=subsystem,
+        application=number,
+    )
+
+
+def _windows(passes: Sequence[tuple[str, str]]) -> dict[str, dict[str, list[str]]]:
+    windows: dict[str, dict[str, list[str]]] = {}
+    for subsystem, name in passes:
+        windows.setdefault(subsystem, {"names": []})["names"].append(name)
+    return windows
+
+
+def _which_fusion(bench: Bench, state: State, all_apart: Result) -> Part:
+    """Fusion of kernels, inlining of operators, or both; and which, where one of them is enough."""
+    only = bench.ask(
+        state,
+        [
+            Experiment("without fusion of kernels", off={"fusion": {}}),
+            Experiment("without inlining of operators", off={"inlining": {}}),
+        ],
+    )
+    chosen = next((r for r in only if r.passes), None)
+    if chosen is None:
+        return Part(
+            "fusion", "it passes when every operator is a kernel of its own", True, subsystem="fusion"
+        )
+    subsystem = next(iter(chosen.experiment.off))
+    names = chosen.applied(subsystem)
+
+    def enough(sets: Sequence[Sequence[int]]) -> list[bool]:
+        asked = [
+            Experiment(f"without {len(s)} of {len(names)} in {subsystem}", off={subsystem: {"skip": list(s)}})
+            for s in sets
+        ]
+        return [result.passes for result in bench.ask(state, asked)]
+
+    places = smallest(list(range(len(names))), enough) if names else []
+    which = ", ".join(names[place] for place in places)
+    detail = f"it passes without {subsystem} of {which or 'anything'}"
+    number = places[0] + 1 if len(places) == 1 else None
+    nodes = tuple(names[place] for place in places) if subsystem == "inlining" else ()
+    return Part("fusion", detail, True, nodes=nodes, subsystem=subsystem, application=number)
+
+
+def _which_flags(bench: Bench, state: State, flags: Sequence[Flag], interpreted: Result) -> Part:
+    fix = cautious_fix(bench, state, flags)
+    lines = " and ".join(flag.line for flag in fix)
+    means = " and ".join(flag.means for flag in fix)
+    part = {"pattern_matcher": "pattern matcher", "max_fusion_size": "fusion"}.get(fix[0].key, "codegen")
+    if [flag.key for flag in fix] == ["emulate_precision_casts"]:
+        part = "precision casts"
+    found = Part(part, f"it passes without {means}: {lines}", True, flags=tuple(flag.line for flag in fix))
+    if interpreted.passes and part == "codegen":
+        return replace(found, detail=f"{found.detail}; the lowered graph is right when it is interpreted")
+    return found

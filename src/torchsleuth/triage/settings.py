@@ -1,0 +1,165 @@
+"""Which settings matter: those of the user without which nothing fails, and those that make the failure vanish.
+
+Both answers are sets, because some bugs need two settings at once. A set is found whole first and then made smaller,
+so that a pair costs no more than the settings it was picked from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torchsleuth.minify.search.contract import State
+from torchsleuth.torch_internals.configuration import default_setting
+from torchsleuth.triage.experiments import Bench, Config, Experiment
+
+INDUCTOR = "torch._inductor.config"
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A setting of torch and the cautious value of it, as Python text; `means` is what that value switches off."""
+
+    key: str
+    value: str
+    means: str
+    module: str = INDUCTOR
+
+    @property
+    def line(self) -> str:
+        """The line a person pastes.
+
+        >>> Flag("fallback_random", "True", "own random numbers").line
+        'torch._inductor.config.fallback_random = True'
+        """
+        return f"{self.module}.{self.key} = {self.value}"
+
+
+# Optimisations of Inductor that only make things faster, each with the value that leaves it out.
+CAUTIOUS = (
+    Flag(
+        "emulate_precision_casts",
+        "True",
+        "keeping intermediate results in a higher precision than eager does",
+    ),
+    Flag("cpp.simdlen", "1", "vectorised C++ code"),
+    Flag("cpp.threads", "1", "parallel loops in C++ code"),
+    Flag("cpp.enable_floating_point_contract_flag", "'off'", "contraction of multiply and add"),
+    Flag("cpp.enable_tiling_heuristics", "False", "tiling of C++ loops"),
+    Flag("cpp.enable_loop_tail_vec", "False", "vectorised loop tails"),
+    Flag("max_fusion_size", "1", "fusion of kernels"),
+    Flag("epilogue_fusion", "False", "fusion into matrix products"),
+    Flag("pattern_matcher", "False", "pattern matching on graphs"),
+    Flag("joint_graph_constant_folding", "False", "constant folding"),
+    Flag("layout_optimization", "False", "other memory layouts for convolutions"),
+    Flag("comprehensive_padding", "False", "padding of strides"),
+    Flag("shape_padding", "False", "padding of matrix products"),
+    Flag("split_reductions", "False", "reductions in two steps"),
+    Flag("allow_buffer_reuse", "False", "reuse of buffers"),
+    Flag("inplace_buffers", "False", "writing results over inputs of a kernel"),
+    Flag("reorder_for_locality", "False", "reordering for locality"),
+    Flag("reorder_for_peak_memory", "False", "reordering for memory"),
+    Flag("max_autotune", "False", "autotuning"),
+    Flag("max_autotune_gemm", "False", "autotuning of matrix products"),
+    Flag("freezing", "False", "freezing of weights"),
+    Flag("triton.cudagraphs", "False", "CUDA graphs"),
+    Flag("triton.persistent_reductions", "False", "persistent reductions"),
+    Flag("triton.multi_kernel", "0", "choosing between kernels at run time"),
+    Flag("use_fast_math", "False", "fast mathematics"),
+)
+
+
+def switchable(state: State, flags: Sequence[Flag] = CAUTIOUS) -> list[Flag]:
+    """Those flags that this torch has and that do not stand at their cautious value already."""
+    given = state.settings.get("config") or {}
+    options = state.settings.get("options") or {}
+    found = []
+    for flag in flags:
+        default = default_setting(flag.module, flag.key)
+        now = options.get(flag.key) or given.get(flag.module, {}).get(flag.key)
+        if default is not None and flag.value != (repr(default[0]) if now is None else now):
+            found.append(flag)
+    return found
+
+
+def config_of(flags: Sequence[Flag]) -> Config:
+    """The flags as the settings of an experiment."""
+    config: dict[str, dict[str, str]] = {}
+    for flag in flags:
+        config.setdefault(flag.module, {})[flag.key] = flag.value
+    return config
+
+
+def smallest(
+    items: Sequence[Item], enough: Callable[[Sequence[Sequence[Item]]], Sequence[bool]]
+) -> list[Item]:
+    """The fewest of `items` that are enough by themselves; all of them must be. `enough` answers several sets at once.
+
+    Halves are tried while one of them is enough, then items are left out one by one.
+
+    >>> smallest([1, 2, 3, 4], lambda sets: [3 in s for s in sets])
+    [3]
+    """
+    kept = list(items)
+    while len(kept) > 1:
+        halves = [kept[: len(kept) // 2], kept[len(kept) // 2 :]]
+        answers = enough(halves)
+        if not any(answers):
+            break
+        kept = halves[list(answers).index(True)]
+    for item in list(kept):
+        rest = [other for other in kept if other is not item]
+        if len(kept) > 1 and enough([rest])[0]:
+            kept = rest
+    return kept
+
+
+def cautious_fix(bench: Bench, state: State, flags: Sequence[Flag]) -> list[Flag]:
+    """The fewest cautious values that make the failure vanish, all of which together do."""
+
+    def enough(sets: Sequence[Sequence[Flag]]) -> list[bool]:
+        what = [", ".join(flag.key for flag in flags) for flags in sets]
+        asked = [Experiment(f"with cautious {name}", config=config_of(s)) for name, s in zip(what, sets)]
+        return [result.passes for result in bench.ask(state, asked)]
+
+    return smallest(flags, enough)
+
+
+def settings_of(state: State) -> list[tuple[str, str]]:
+    """The settings that are not torch's defaults, as (module, key); options of torch.compile under "options"."""
+    found = [
+        (module, key) for module, values in (state.settings.get("config") or {}).items() for key in values
+    ]
+    known = {key for _, key in found}
+    return found + [("options", key) for key in state.settings.get("options") or {} if key not in known]
+
+
+def only_settings(state: State, kept: Sequence[tuple[str, str]]) -> State:
+    """The state with no other settings than these."""
+    names = set(kept)
+    keys = {key for _, key in kept}
+    config = {
+        module: {key: text for key, text in values.items() if (module, key) in names}
+        for module, values in (state.settings.get("config") or {}).items()
+    }
+    options = {key: text for key, text in (state.settings.get("options") or {}).items() if key in keys}
+    return state.setting(config=config, options=options)
+
+
+def needed_settings(bench: Bench, state: State) -> list[tuple[str, str]]:
+    """The fewest of the user's settings under which it still fails; none where it fails with torch's defaults."""
+
+    def enough(sets: Sequence[Sequence[tuple[str, str]]]) -> list[bool]:
+        return [bench.one(only_settings(state, s), Experiment(_only(s))).fails for s in sets]
+
+    mine = settings_of(state)
+    if not mine or enough([[]])[0]:
+        return []
+    return smallest(mine, enough)
+
+
+def _only(kept: Sequence[tuple[str, str]]) -> str:
+    names = ", ".join(key for _, key in kept)
+    return f"with no other setting than {names}" if names else "with torch's default settings"

@@ -1,0 +1,319 @@
+"""The inside of a trial: compiles and runs one candidate the way it failed, and stops as soon as it is decided.
+
+It is the runner of a written script fed with a `Trial` instead of a file, so that what fails here fails there.
+Fork servers know it by name; `warm_up` is what they do once so that every trial starts warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import linecache
+import math
+import operator
+import os
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torchsleuth.script_runtime import runner
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.tensors.specs import describe_inputs
+from torchsleuth.torch_internals.compile_stages import failing_stage, stopping_after
+from torchsleuth.torch_internals.process_state import (
+    no_monitor_thread,
+    restore_settings,
+    saved_settings,
+    see_every_compile,
+)
+from torchsleuth.torch_internals.vector_instructions import (
+    forget_vector_instructions,
+    note_answers,
+    noted_answers,
+    probe_vector_instructions,
+    recall_vector_instructions,
+)
+from torchsleuth.trials.trial import Outcome, Trial
+
+_RULE = "# " + "-" * 64
+# Without a folder: in a signature it counts as the user's file, as it does in a script.
+_FILE = "trial.py"
+# A graph of thousands of nodes has as many lowerings; a search needs their number and the first of them.
+MOST_APPLIED = 20_000
+NOT_INTERPRETABLE = "NotInterpretable"
+_PHASES = {"compiling": "compile", "running": "run"}
+# Threads for kernels as torch chose them; the server itself runs with one, because OpenMP does not survive a fork.
+_threads: int | None = None
+_first_settings: dict[str, Any] | None = None
+
+
+class Decided(BaseException):
+    """The stage in which the original failed has passed: what comes after it cannot be the failure looked for."""
+
+
+def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None) -> Outcome:
+    """What comes of `trial` in this process; a crash takes the process along, so let `workers` call it.
+
+    >>> Workers(1).run(trial).fails_like(trial.expected)
+    """
+    global _first_settings
+    started = time.monotonic()
+    if _threads is not None:
+        torch.set_num_threads(_threads)
+    if _first_settings is None:
+        _first_settings = saved_settings()
+    try:
+        ready = runner.ReproTrial(_facts(trial), _source(trial), _namespace(trial), _options(trial))
+    except runner.CannotTell as why:
+        return Outcome(None, time.monotonic() - started, error=str(why))
+    see_every_compile()
+    forget_vector_instructions(trial.facts["config"])
+    runner._repro_phase = _teller(trial, announce)
+    text = ""
+    signature: Signature | None = None
+    decided = False
+    more: dict[str, Any] = {}
+    try:
+        with _changed(trial, more), stopping_after(_last_stage(trial), Decided):
+            observed = _observed(ready, trial, more)
+        if observed is not None:
+            signature, text = observed
+    except Decided:
+        decided = True
+    more["stopped_early"] = decided
+    return Outcome(signature, time.monotonic() - started, text=text, more=more)
+
+
+@contextlib.contextmanager
+def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
+    """The compiler with what an experiment of triage changes in it; what it applied is noted in `more`."""
+    switches = trial.facts.get("switches")
+    if not switches:
+        yield
+        return
+    # Only experiments need these, and a server has to start fast.
+    from torchsleuth.torch_internals.compile_trace import traced
+    from torchsleuth.torch_internals.compiler_switches import switched
+
+    with contextlib.ExitStack() as stack:
+        if switches.get("trace"):
+            stack.enter_context(traced(switches["trace"]))
+        if switches.get("interpret"):
+            from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
+
+            stack.enter_context(interpreted_lowering())
+        applied = stack.enter_context(switched(switches.get("off") or {}))
+        try:
+            yield
+        finally:
+            more["applied"] = {name: found[:MOST_APPLIED] for name, found in applied.names.items()}
+            more["missing"] = applied.missing
+
+
+def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature, str] | None:
+    """What the run shows; an experiment may leave the compiler out, or be one that cannot be made here."""
+    switches = trial.facts.get("switches") or {}
+    if switches.get("eager"):
+        names: list[str] = []
+        runner._repro_phase("running")
+        observed = ready.observe_eager(names)
+        more["node"] = names[-1] if names else None
+        return observed
+    observed = _observed_and_timed(ready, more) if trial.facts.get("time_runs") else ready.observe()
+    if (
+        observed is not None
+        and observed[0].exceptions[-1:]
+        and NOT_INTERPRETABLE in observed[0].exceptions[-1]
+    ):
+        more["not_interpretable"] = True
+    return observed
+
+
+def _observed_and_timed(ready: Any, more: dict[str, Any]) -> tuple[Signature, str] | None:
+    """As `observe`; where the graph ran to its end, rightly or wrongly, `more` says how long a run takes."""
+    from torchsleuth.trials.timing import keep_compiled, run_seconds
+
+    compiled = keep_compiled(ready)
+    observed = ready.observe()
+    if compiled and (observed is None or observed[0].kind == "accuracy"):
+        more["run_seconds"] = run_seconds(ready, compiled[-1])
+    return observed
+
+
+def _facts(trial: Trial) -> dict[str, Any]:
+    return {"kind": trial.expected.kind, **trial.facts}
+
+
+def _source(trial: Trial) -> str:
+    """The part of a written script that the runner reads: the graph between two headings."""
+    return f"{_RULE} the graph\n{trial.graph.rstrip()}\n{_RULE} how it was compiled, and how it failed\n"
+
+
+def _namespace(trial: Trial) -> dict[str, Any]:
+    """The names a script would have: the usual imports, the trial's own, and the user's definitions."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    scope = module.__dict__
+    scope.update(math=math, operator=operator, inf=math.inf, nan=math.nan, torch=torch, __file__=_FILE)
+    text = "\n".join([*trial.imports, trial.embedded])
+    linecache.cache[_FILE] = (len(text), None, text.splitlines(keepends=True), _FILE)
+    try:
+        exec(compile(text, _FILE, "exec"), scope)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise runner.CannotTell(f"could not set up the program's own definitions here ({why})") from error
+    return scope
+
+
+def _options(trial: Trial) -> argparse.Namespace:
+    backend = (trial.facts.get("switches") or {}).get("backend")
+    return argparse.Namespace(
+        backend=backend, accuracy=None, tracing_mode=None, save_dir=trial.store or os.devnull
+    )
+
+
+def _teller(trial: Trial, announce: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells the phases on, and stops where the one that matters is over."""
+
+    def tell(name: str) -> None:
+        phase = _PHASES[name]
+        if phase == "run" and trial.stop_early and trial.expected.phase != "run":
+            raise Decided
+        announce(phase)
+
+    return tell
+
+
+def _last_stage(trial: Trial) -> str | None:
+    """The stage after which a compile of this trial is decided; None where all of it must run."""
+    asked = (trial.facts.get("switches") or {}).get("stop_after")
+    if asked and _one_compile(trial):
+        return asked
+    if not trial.stop_early or trial.expected.kind != "compile_error":
+        return None
+    return failing_stage(trial.expected.exceptions, trial.expected.frames) if _one_compile(trial) else None
+
+
+def _one_compile(trial: Trial) -> bool:
+    """Whether Inductor compiles this trial's graph once: with gradients it compiles a backward graph as well."""
+    if trial.facts["level"] == "aot":
+        return True
+    inputs = trial.facts["inputs"]["inputs"]
+    return not trial.facts.get("constants") and not any(spec.get("requires_grad") for spec in inputs)
+
+
+_STATE = {
+    "default_dtype": "torch.float32",
+    "matmul_precision": "highest",
+    "deterministic": False,
+    "inference_mode": False,
+    "grad": False,
+    "autocast": {},
+}
+# Failures that are decided at the end of a stage.
+_EXPECTED = {
+    "lowering": Signature("compile_error", "compile", frames=("torch/_inductor/lowering.py:wrapped",)),
+    "codegen": Signature("compile_error", "compile", frames=("torch/_inductor/scheduler.py:codegen",)),
+    "run": Signature("runtime_error", "run"),
+}
+_GRAPH = """class Repro(torch.nn.Module):
+    def forward(self, a):
+        b = {call}
+        return (b,)
+"""
+
+
+def warm_up() -> dict[str, Any]:
+    """Imports and exercises everything a trial uses, up to but not including the C++ compiler; facts for the log.
+
+    The server forks after this: it must be left with one thread and no accelerator.
+    """
+    global _threads
+    no_monitor_thread()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    known = recall_vector_instructions(noted_answers())
+    _exercise("aot", "torch.ops.aten.abs.default(a)", "codegen" if known else "lowering")
+    _exercise("dynamo", "torch.abs(a)", "lowering")
+    _threads = threads
+    return {
+        "torch": torch.__version__,
+        "kernel_threads": threads,
+        "vector_instructions_known": known,
+    }
+
+
+def learn() -> dict[str, bool]:
+    """What takes seconds to find out and holds for every trial, and a first kernel in the shared cache."""
+    global _threads
+    _threads = 1  # as in the server, which will look for the very same kernel
+    answers = noted_answers() or probe_vector_instructions()
+    note_answers(answers)
+    _exercise("aot", "torch.ops.aten.abs.default(a)", "run")
+    return answers
+
+
+def recall(answers: dict[str, bool]) -> None:
+    """Takes over what `learn` found in another process, and loads the kernel it made.
+
+    What torch finds out on the way, about the compiler and its headers, is then known to every trial.
+    """
+    global _threads
+    threads, _threads = _threads, None
+    if recall_vector_instructions(answers):
+        _exercise("aot", "torch.ops.aten.abs.default(a)", "run")
+    _threads = threads
+
+
+def _exercise(level: str, call: str, stage: str) -> None:
+    """One tiny compile up to the end of `stage`, with everything set back afterwards."""
+    try:
+        run_trial(tiny_trial(level, call, stage))
+    except Exception:  # the compiler may be broken for good: that is for the trials to find out
+        pass
+    restore_settings(_first_settings or {})
+
+
+def tiny_trial(
+    level: str = "aot",
+    call: str = "torch.ops.aten.abs.default(a)",
+    stage: str = "lowering",
+    device: str = "cpu",
+) -> Trial:
+    """The least that can be asked of a worker: one operator, compiled up to the end of `stage`.
+
+    >>> workers.run(tiny_trial(device="cuda")).error is None
+    True
+    """
+    inputs = describe_inputs([torch.zeros(8)]).to_json()
+    inputs["inputs"] = [{**spec, "device": device} for spec in inputs["inputs"]]
+    facts = {
+        "level": level,
+        "backend": "inductor",
+        "options": {},
+        "compile_kwargs": {},
+        "config": {},
+        "state": _STATE,
+        "output_meta": {},
+        "constants": None,
+        "placeholders": ["a"],
+        "inputs": inputs,
+        "tolerances": {},
+    }
+    return Trial(_GRAPH.format(call=call), facts, _EXPECTED[stage])
+
+
+def still_good() -> bool:
+    """Whether this process can run another trial: settings are put back, and its accelerator still answers."""
+    try:
+        restore_settings(_first_settings or {})
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            torch.zeros(1, device="cuda").add_(1).item()
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""The environment in which trials run: the user's, less what would hide a compile or start threads.
+
+A kernel cache of the search's own is shared between its trials; caches of whole graphs are off, because a graph that
+is found there is not compiled, and the failure looked for is in the compiling.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torchsleuth
+from torchsleuth.supervise.scripts import fresh_environment
+from torchsleuth.torch_internals.compile_stages import failing_stage
+from torchsleuth.trials.trial import Trial
+
+_INDUCTOR = re.compile(r"inductor|compile_fx|torch\.compile")
+_ACCELERATOR = re.compile(r"\b(?:cuda|hip|xpu|mps|hpu|npu|mtia)\b")
+
+
+def trial_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """What the fork server and all below it are started with; `folder` is the search's own.
+
+    >>> trial_environment({}, Path("search"))["TORCHINDUCTOR_COMPILE_THREADS"]
+    '1'
+    """
+    made = fresh_environment(environment, folder / "kernels")
+    return {
+        **made,
+        "TRITON_CACHE_DIR": str(folder / "kernels" / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        # A library with threads of its own must not be forked; numpy's would start them on import.
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+def python_command(python: str, module: str, *arguments: object) -> list[str]:
+    """How a module of ours is started: the very torchsleuth that asks, wherever Python found it.
+
+    Its folder goes last: before the standard library it could hide some of it.
+    """
+    ours = str(Path(torchsleuth.__file__).resolve().parent.parent)
+    start = f"import sys; sys.path.append({ours!r}); from {module} import main; main(sys.argv[1:])"
+    return [python, "-c", start, *map(str, arguments)]
+
+
+def uses_accelerator(trial: Trial) -> bool:
+    """Whether a trial may touch a device whose context does not survive a fork.
+
+    >>> from torchsleuth.script_runtime.signature import Signature
+    >>> uses_accelerator(Trial("torch.zeros(2, device='cuda')", {}, Signature("crash", "run")))
+    True
+    """
+    described = json.dumps([trial.facts.get("inputs"), trial.facts.get("constants")], default=str)
+    return any(_ACCELERATOR.search(text) for text in (described, trial.graph, trial.embedded))
+
+
+def needs_kernels(trial: Trial) -> bool:
+    """Whether a trial may get as far as the C++ compiler.
+
+    Not where it is decided once its graph is lowered, nor with a backend that has nothing to do with Inductor.
+
+    >>> from torchsleuth.script_runtime.signature import Signature
+    >>> needs_kernels(Trial("", {"backend": "mine"}, Signature("crash", "run"), "def mine(gm, inputs): ..."))
+    False
+    """
+    expected = trial.expected
+    if trial.facts.get("backend", "inductor") != "inductor" and not _INDUCTOR.search(trial.embedded):
+        return False
+    early = trial.stop_early and expected.kind == "compile_error"
+    return not (early and failing_stage(expected.exceptions, expected.frames) == "lowering")

@@ -1,0 +1,68 @@
+"""Makes the processes in which trials run: by fork from a warm server, or started anew for an accelerator.
+
+Both wait for their first trial on a pipe. A fork takes tens of milliseconds where much is loaded, so the server makes
+the next process while the present one works.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+
+from torchsleuth.trials.child import isolate
+from torchsleuth.trials.child_process import Seat
+from torchsleuth.trials.environment import python_command
+
+Work = Callable[[int, int], None]
+
+
+def fork_seat(work: Work, inherited: Iterable[int]) -> Seat:
+    """A forked process that does `work(commands, results)` and ends; it keeps none of the `inherited` descriptors."""
+    commands, ours_commands = os.pipe()
+    ours_results, results = os.pipe()
+    ours_output, output = os.pipe()
+    server = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            isolate(server, [*inherited, ours_commands, ours_results, ours_output], output)
+            work(commands, results)
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    return _seat(pid, ours_commands, ours_results, ours_output, (commands, results, output), once=True)
+
+
+def spawn_seat(environment: Mapping[str, str], call: str, still_good: str) -> Seat:
+    """A process of its own kind, started anew, that runs trials one after the other while it is good."""
+    commands, ours_commands = os.pipe()
+    ours_results, results = os.pipe()
+    ours_output, output = os.pipe()
+    numbers = (os.getpid(), commands, results)
+    process = subprocess.Popen(
+        python_command(sys.executable, "torchsleuth.trials.device_worker", *numbers, call, still_good),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=dict(environment),
+        start_new_session=True,
+        pass_fds=(commands, results),
+    )
+    process.returncode = 0  # the server reaps all its children itself
+    return _seat(
+        process.pid, ours_commands, ours_results, ours_output, (commands, results, output), once=False
+    )
+
+
+def _seat(
+    pid: int, commands: int, results: int, output: int, theirs: tuple[int, int, int], *, once: bool
+) -> Seat:
+    for descriptor in theirs:
+        os.close(descriptor)
+    for descriptor in (results, output):
+        os.set_blocking(descriptor, False)
+    return Seat(pid, commands, results, output, once)

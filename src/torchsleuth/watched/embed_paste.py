@@ -1,0 +1,357 @@
+"""The pasted part of a script as it grows: imports, slices of files, values rebuilt from them.
+
+Everything asked for becomes an expression; asking may add statements to a file's slice, which may ask for
+more.  The text is written only when nothing asks any more, each file after those it takes names from.
+"""
+
+import ast
+import builtins
+import copy
+import functools
+import importlib.util
+import os
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchsleuth.watched.embed_origin import global_name, installed, same_literal, third_party
+from torchsleuth.watched.embed_slice import (
+    CannotEmbed,
+    SourceFile,
+    Statement,
+    closed_slice,
+    find_function,
+    names_used,
+    source_file,
+)
+
+# Values of torch whose repr, with `torch.` in front where it lacks, is an expression for them.
+_TORCH_VALUES = {"dtype", "device", "layout", "memory_format", "Size"}
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Text for a script: `imports` first, then `source`; `notes` say where from, and what it needs."""
+
+    source: str
+    imports: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Slice:
+    """What is wanted of one file, and the names that its statements take from elsewhere."""
+
+    file: SourceFile
+    live: Mapping[str, Any]
+    names: set[str] = field(default_factory=set)
+    ops: set[str] = field(default_factory=set)
+    kept: list[Statement] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)  # name to expression, set before the statements
+    given_late: dict[str, str] = field(default_factory=dict)  # and after everything
+    rewritten: dict[int, str] = field(default_factory=dict)  # place in `file.statements` to other text
+    after: set[str] = field(default_factory=set)  # files that must come first
+
+    def bound(self) -> set[str]:
+        """The names that the slice leaves behind, its imports included."""
+        return {name for statement in self.kept for name in statement.binds}
+
+
+class Paste:
+    """The script part as it grows: folders to import from, slices of files, then what is made from them."""
+
+    def __init__(self) -> None:
+        self.slices: dict[str, _Slice] = {}
+        self.imports: dict[str, None] = {}
+        self.notes: dict[str, None] = {}
+        self.head: dict[str, None] = {}
+        self.tail: list[str] = []
+        self.bound: dict[str, tuple[object, str]] = {}
+        self.made: dict[int, tuple[object, str | None]] = {}
+
+    def bind(self, name: str, value: object) -> None:
+        """Lets the script bind `name` to a value like this one."""
+        named = global_name(value)
+        if named and "." not in named[1] and installed(named[0]) and self.simple(value) is None:
+            module, root = str(named[0]["__name__"]), named[1]
+            self._needs(module)
+            self.imports[f"from {module} import {root}" + (f" as {name}" if name != root else "")] = None
+            return
+        self.bound[name] = (value, self.expression(value, name))
+
+    def expression(self, value: Any, hint: str) -> str:
+        """An expression that yields this value once the slices and the tail so far have run."""
+        if (simple := self.simple(value)) is not None:
+            return simple
+        if id(value) not in self.made:
+            self.made[id(value)] = (value, None)
+            self.made[id(value)] = (value, self._made(value, hint))
+        known = self.made[id(value)][1]
+        if known is None:
+            raise CannotEmbed(f"it refers to itself through {hint!r}; make it a top-level definition.")
+        return known
+
+    def simple(self, value: Any) -> str | None:
+        """The expression of a literal, a module or a value of torch such as a dtype; None for others."""
+        if isinstance(value, types.ModuleType):
+            line = f"import {value.__name__}"
+            if installed(value.__dict__):
+                self._needs(value.__name__)
+                self.imports[line] = None
+            else:
+                self._by_path(value)
+                self.head[line] = None
+            return value.__name__
+        if type(value).__name__ in _TORCH_VALUES and type(value).__module__ == "torch":
+            self.imports["import torch"] = None
+            return "torch." + repr(value).removeprefix("torch.")
+        try:
+            text = repr(value)
+            return text if same_literal(ast.literal_eval(text), value) else None
+        except Exception:  # a user's __repr__ may do anything; then it is no literal
+            return None
+
+    def _made(self, value: Any, hint: str) -> str:
+        if isinstance(value, functools.partial):
+            parts = [self.expression(value.func, hint)]
+            parts += [self.expression(a, hint) for a in value.args]
+            parts += [f"{k}={self.expression(v, k)}" for k, v in value.keywords.items()]
+            self.imports["import functools"] = None
+            return f"functools.partial({', '.join(parts)})"
+        if isinstance(value, types.MethodType):
+            return f"{self.expression(value.__self__, hint)}.{value.__name__}"
+        if (named := global_name(value)) is not None:
+            return self._named(*named, getattr(getattr(value, "__code__", None), "co_filename", ""))
+        if isinstance(value, types.FunctionType):
+            return self._rebuilt(value, hint)
+        inside = isinstance(value, type)
+        what = (
+            f"the class {value.__name__}, defined inside a function"
+            if inside
+            else f"an instance of {type(value).__name__}"
+        )
+        raise CannotEmbed(f"{hint!r} is {what} that no top-level name of a file holds; give it one.")
+
+    def _named(self, namespace: Mapping[str, Any], path: str, filename: str) -> str:
+        """A top-level name, or an attribute of one: imported where installed, else sliced from its file."""
+        module = str(namespace["__name__"])
+        if module == "builtins":
+            return path
+        if installed(namespace):
+            self._needs(module)
+            self.imports[f"import {module}"] = None
+            return f"{module}.{path}"
+        self.want(namespace, filename).names.add(path.partition(".")[0])
+        return path
+
+    def want(self, namespace: Mapping[str, Any], filename: str = "") -> _Slice:
+        """The slice of a module's file, to add names and ops to."""
+        path = str(namespace.get("__file__") or filename)
+        if not path:
+            raise CannotEmbed("it was typed at a prompt or given with -c; define it in a file and run that.")
+        if path not in self.slices:
+            self.slices[path] = _Slice(source_file(path), namespace)
+        return self.slices[path]
+
+    def _rebuilt(self, function: types.FunctionType, hint: str) -> str:
+        """A nested function or lambda: its definition inside a factory that takes its free variables.
+
+        They are arguments, because a value is often found under its own name: `torch = torch` inside binds nothing.
+        """
+        code, live = function.__code__, function.__globals__
+        file = source_file(code.co_filename)
+        node = copy.deepcopy(find_function(file, code))
+        _plain_signature(node, function, lambda value: self.expression(value, hint))
+        statement = node if isinstance(node, ast.FunctionDef) else ast.Return(node)
+        cells = dict(zip(code.co_freevars, function.__closure__ or ()))
+        given = []
+        for name in sorted(names_used(node if isinstance(node, ast.FunctionDef) else ast.Expr(node))):
+            if name in cells:
+                value = _content(cells[name], name)
+                if value is not function:
+                    given.append((name, self.expression(value, name)))
+            elif name in live:
+                self.want(live, code.co_filename).names.add(name)
+            elif name != code.co_name and not hasattr(builtins, name):
+                raise CannotEmbed(f"its definition uses {name!r}, a local variable that is gone by now.")
+        body = [ast.unparse(ast.fix_missing_locations(statement))]
+        if isinstance(node, ast.FunctionDef):
+            body.append(f"return {node.name}")
+        variable = f"_made_{len(self.tail)}"
+        inner = textwrap.indent("\n".join(body), "    ")
+        takes = ", ".join(name for name, _ in given)
+        gets = ", ".join(text for _, text in given)
+        self.tail.append(f"def _make{variable}({takes}):\n{inner}\n\n\n{variable} = _make{variable}({gets})")
+        for name, value in vars(function).items():
+            if name != "__wrapped__" and not name.startswith(
+                "_torchdynamo"
+            ):  # torch's marks on what it wrapped
+                self.tail.append(f"{variable}.{name} = {self.expression(value, name)}")
+        self.notes[f"{hint}: rebuilt from line {code.co_firstlineno} of {os.path.basename(file.path)}"] = None
+        return variable
+
+    def _close(self, part: _Slice) -> None:
+        """Brings a slice up to date with what is wanted of it, and asks other files for what it takes."""
+        part.kept, missing = closed_slice(part.file, part.names, part.ops, part.live)
+        used = part.names.union(*(s.uses for s in part.kept))
+        for statement in part.kept:
+            if isinstance(statement.node, ast.ImportFrom):
+                self._import_from(part, statement, statement.node, used)
+            elif isinstance(statement.node, ast.Import):
+                for alias in statement.node.names:
+                    self._by_path(sys.modules.get(alias.name))
+                    self._needs(alias.name)
+        for name in sorted(missing - part.given.keys() - part.given_late.keys()):
+            if name in part.live and not self._from_another_file(part, name):
+                simple = self.simple(part.live[name])
+                late = self.expression(part.live[name], name) if simple is None else name
+                (part.given_late if simple is None else part.given)[name] = simple or late
+
+    def _import_from(self, part: _Slice, statement: Statement, node: ast.ImportFrom, used: set[str]) -> None:
+        """`from m import a`: kept where `m` is installed; else `a` is sliced from the user's file of `m`."""
+        package = str(part.live.get("__package__") or "")
+        name = (
+            importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            if node.level
+            else node.module
+        )
+        module = sys.modules.get(name or "")
+        if module is None or installed(module.__dict__):
+            self._needs(name or "")
+            return
+        left = []
+        for alias in node.names:
+            bound = alias.asname or alias.name
+            value = module.__dict__.get(alias.name)
+            if alias.name == "*" or isinstance(value, types.ModuleType):
+                left.append(ast.unparse(alias))
+                self._by_path(module)
+            elif bound in used:
+                self.want(module.__dict__).names.add(alias.name)
+                part.after.add(str(module.__file__))
+                if bound != alias.name:
+                    part.given[bound] = alias.name
+        text = f"from {name} import {', '.join(left)}" if left else ""
+        part.rewritten[part.file.statements.index(statement)] = text
+
+    def _from_another_file(self, part: _Slice, name: str) -> bool:
+        """Whether a name that no statement binds, as after `from m import *`, is top level in a file of the user's."""
+        named = global_name(part.live[name])
+        if named is None or named[0] is part.live or "." in named[1]:
+            return False
+        if installed(named[0]) or not named[0].get("__file__"):
+            return False
+        source = self.want(named[0])
+        source.names.add(named[1])
+        part.after.add(source.file.path)
+        if named[1] != name:
+            part.given[name] = named[1]
+        return True
+
+    def _by_path(self, module: types.ModuleType | None) -> None:
+        """Lets the script import a module of the user's that is not pasted, from the folder it lies in."""
+        path = getattr(module, "__file__", None)
+        if module is None or not path or installed(module.__dict__):
+            return
+        ups = module.__name__.count(".") + (os.path.basename(path) == "__init__.py")
+        folder = functools.reduce(lambda p, _: os.path.dirname(p), range(ups + 1), os.path.abspath(path))
+        self.head["import sys"] = None
+        self.head[f"sys.path.insert(0, {folder!r})"] = None
+        self.notes[f"imports {module.__name__} from the folder it was written in, which must be there"] = None
+
+    def _needs(self, module: str) -> None:
+        package = sys.modules.get(module.partition(".")[0])
+        if package is not None and third_party(package):
+            self.notes[f"needs the package {package.__name__} to be installed"] = None
+
+    def finish(self) -> Embedded:
+        """The text, once nothing asks for more."""
+        before: list[tuple[str, int, int]] = []
+        while before != (now := [(p, len(s.names), len(s.ops)) for p, s in self.slices.items()]):
+            before = now
+            for part in list(self.slices.values()):
+                self._close(part)
+        _refuse_clashes(list(self.slices.values()), self.bound)
+        blocks = ["\n".join(self.head)]
+        late: dict[str, str] = {}
+        for part in _in_order(self.slices):
+            blocks += [f"{name} = {text}" for name, text in part.given.items() if name != text]
+            places = {id(s): i for i, s in enumerate(part.file.statements)}
+            blocks += [part.rewritten.get(places[id(s)], s.text) for s in part.kept]
+            late.update(part.given_late)
+            wanted = ", ".join(sorted(part.names | part.ops))
+            self.notes[f"{wanted}: source from {os.path.basename(part.file.path)}"] = None
+        late.update({name: expression for name, (_, expression) in self.bound.items()})
+        blocks += [*self.tail, *(f"{name} = {text}" for name, text in late.items() if name != text)]
+        return Embedded(_joined(blocks), tuple(self.imports), tuple(self.notes))
+
+
+def _plain_signature(
+    node: ast.FunctionDef | ast.Lambda, function: types.FunctionType, expression: Callable[[Any], str]
+) -> None:
+    """Defaults become the values they had; annotations and decorators go: they may name locals that are gone.
+
+    The function at hand is the one the decorators were given, so nothing of it is lost.
+    """
+    parse = functools.partial(ast.parse, mode="eval")
+    node.args.defaults = [parse(expression(v)).body for v in function.__defaults__ or ()]
+    given = function.__kwdefaults__ or {}
+    node.args.kw_defaults = [
+        parse(expression(given[a.arg])).body if a.arg in given else None for a in node.args.kwonlyargs
+    ]
+    for argument in ast.walk(node.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    if isinstance(node, ast.FunctionDef):
+        node.returns = None
+        node.decorator_list = []
+
+
+def _content(cell: types.CellType, name: str) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        raise CannotEmbed(f"its free variable {name!r} has no value yet.") from None
+
+
+def _refuse_clashes(slices: list[_Slice], bound: Mapping[str, tuple[object, str]]) -> None:
+    owners: dict[str, _Slice] = {}
+    for part in slices:
+        for name in part.bound() - {"_"}:
+            other = owners.setdefault(name, part)
+            if other.live.get(name) is not part.live.get(name):
+                files = " and ".join(os.path.basename(p.file.path) for p in (other, part))
+                raise CannotEmbed(f"{files} both define {name!r}; give one of them another name.")
+    for name, (value, expression) in bound.items():
+        if name in owners and name != expression and owners[name].live.get(name) is not value:
+            raise CannotEmbed(f"the program uses the name {name!r} for something else; rename that.")
+
+
+def _in_order(slices: Mapping[str, _Slice]) -> list[_Slice]:
+    """Each file after those it takes names from."""
+    ordered: dict[str, _Slice] = {}
+
+    def visit(path: str, above: tuple[str, ...]) -> None:
+        if path in ordered or path in above:
+            return
+        for first in sorted(slices[path].after):
+            visit(first, (*above, path))
+        ordered[path] = slices[path]
+
+    for path in slices:
+        visit(path, ())
+    return list(ordered.values())
+
+
+def _joined(blocks: list[str]) -> str:
+    """Statements as a person would set them: definitions apart, the rest line by line."""
+    text = ""
+    apart = False
+    for block in filter(None, blocks):
+        was_apart, apart = apart, re.match(r"@|def |class |async ", block) is not None
+        text += ("\n\n\n" if apart or was_apart else "\n") + block
+    return text.strip("\n") + "\n"

@@ -1,0 +1,191 @@
+"""A failure in the user's process, put on disk: signature, traceback, and the input values that are still there.
+
+The exception itself is left as it is; a mark on it keeps the outer seam from telling the same failure again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchsleuth.script_runtime.signature import Signature, signature_of_exception
+from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.watched.flight import Flight
+from torchsleuth.watched.record import GraphRecord, keep_values
+
+if TYPE_CHECKING:
+    from torchsleuth.watched.watch import Watch
+
+# Values beyond this are kept by spec: a case folder should stay something one can copy.
+KEPT_BYTES = 256 << 20
+
+_MARK = "__torchsleuth_reported__"
+_OUR_FOLDER = str(Path(__file__).resolve().parent.parent)
+
+
+def describe(error: BaseException) -> str:
+    """`Type: message` with the place it was raised at, for our own log."""
+    last = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ else []
+    place = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def already_reported(error: BaseException) -> bool:
+    """True where this exception, or one it was raised from, has become a failure on disk already."""
+    return any(getattr(e, _MARK, False) for e in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    queue: list[BaseException | None] = [error]
+    while queue:
+        current = queue.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        queue += [getattr(current, "inner_exception", None), current.__cause__, current.__context__]
+
+
+def report_failure(
+    watch: Watch,
+    flight: Flight,
+    record: GraphRecord,
+    error: BaseException,
+    kind: str,
+    phase: str,
+    inputs: Sequence[Any],
+) -> None:
+    """One failing graph becomes a failure on disk."""
+    with contextlib.suppress(AttributeError):
+        setattr(error, _MARK, True)
+    signature = signature_of_exception(error, kind, phase)
+    values = phase == "run"
+    _report(watch, flight, record, signature, _traceback_text(error), inputs if values else ())
+
+
+def report_wrong_result(
+    watch: Watch,
+    flight: Flight,
+    record: GraphRecord,
+    signature: Signature,
+    detail: dict[str, Any],
+    inputs: Sequence[Any],
+) -> None:
+    """A graph whose result differs from eager becomes a failure on disk."""
+    _report(watch, flight, record, signature, detail.get("sentence", ""), inputs, accuracy=detail)
+
+
+def _report(
+    watch: Watch,
+    flight: Flight,
+    record: GraphRecord,
+    signature: Signature,
+    text: str,
+    inputs: Sequence[Any],
+    **more: Any,
+) -> None:
+    failure = {
+        "record": str(record.folder),
+        "signature": signature.to_json(),
+        "traceback": text,
+        "time": time.time(),
+        **more,
+    }
+    with watch.our_own_work():
+        keep_inputs(record, inputs)
+    failure["inputs"] = record.facts.get("inputs")
+    flight.report(failure)
+    if watch.finish is not None:
+        watch.finish(flight)
+
+
+def keep_inputs(record: GraphRecord, inputs: Sequence[Any]) -> dict[str, Any] | None:
+    """Keeps the values of all inputs that are still there, smallest first, up to the cap."""
+    if record.inputs is None or len(inputs) != len(record.placeholders):
+        return None
+    there = [v for v in inputs if isinstance(v, torch.Tensor)]
+    there.sort(key=lambda t: t.untyped_storage().nbytes())
+    wanted: list[torch.Tensor] = []
+    total = 0
+    for tensor in there:
+        total += tensor.untyped_storage().nbytes()
+        if total > KEPT_BYTES:
+            break
+        wanted.append(tensor)
+    kept = keep_values(record.inputs, inputs, wanted, record.folder / "inputs").to_json()
+    record.update(inputs=kept)
+    return kept
+
+
+def report_capture_error(
+    watch: Watch, flight: Flight, frame: seams.FrameCapture, error: BaseException
+) -> None:
+    """Dynamo failed before there was a graph: a failure without one, told apart from a bug of the program."""
+    with contextlib.suppress(AttributeError):
+        setattr(error, _MARK, True)
+    stack = getattr(error, "real_stack", None) or []
+    user = stack[-1] if stack else None
+    call = seams.failed_call(error)
+    flight.report(
+        {
+            "record": None,
+            "signature": signature_of_exception(error, "capture_error", "capture").to_json(),
+            "traceback": _traceback_text(error),
+            "time": time.time(),
+            "function": frame.function,
+            "torch": torch.__version__,
+            "user_line": [user.filename, user.lineno] if user else [frame.file, frame.line],
+            "op": None if call is None else seams.target_name(call[0]),
+            "fails_in_eager": None if call is None else seams.fails_in_eager(*call),
+        }
+    )
+    if watch.finish is not None:
+        watch.finish(flight)
+
+
+def _traceback_text(error: BaseException) -> str:
+    hide_our_frames(error)
+    return "".join(traceback.format_exception(error))
+
+
+def hide_our_frames(error: BaseException) -> None:
+    """Takes torchsleuth's own frames out of the tracebacks of `error` and what it was raised from."""
+    for each in _chain(error):
+        each.__traceback__ = _without_our_frames(each.__traceback__)
+
+
+def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and _is_ours(tb):
+        tb = tb.tb_next
+    current = tb
+    while current is not None:
+        following = current.tb_next
+        while following is not None and _is_ours(following):
+            following = following.tb_next
+        current.tb_next = following
+        current = following
+    return tb
+
+
+def _is_ours(tb: TracebackType) -> bool:
+    return tb.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER)
+
+
+def keep_our_frames_out_of_printed_tracebacks() -> None:
+    """The traceback of an uncaught exception looks as it would without us."""
+    before = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        hide_our_frames(error)
+        before(kind, error, error.__traceback__)
+
+    sys.excepthook = excepthook

@@ -1,0 +1,188 @@
+"""What stands around a compiled graph while it runs: two counter steps and an exception handler.
+
+The first call is attended: small inputs are put on disk before it, the device is synchronised after it, so
+that an asynchronous error is caught in the graph that caused it. Later calls pay two memory accesses. Where
+results are checked, the calls that are due go through `shadow`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchsleuth.tensors.specs import TensorSpec
+from torchsleuth.watched import failures, shadow
+from torchsleuth.watched.flight import Flight
+from torchsleuth.watched.record import GraphRecord, keep_values
+
+if TYPE_CHECKING:
+    from torchsleuth.watched.watch import Watch
+
+# Before a first call: index tensors decide what a kernel touches, so they are worth more room than floats.
+INTEGER_BYTES = 1 << 20
+FLOAT_BYTES = 64 << 10
+TOTAL_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class GuardedGraph:
+    """A compiled graph under guard: whose watch, which record, and the graph as eager would run it."""
+
+    watch: Watch
+    flight: Flight
+    record: GraphRecord
+    eager: torch.fx.GraphModule | None
+
+    def failed(self, error: Exception, inputs: Sequence[Any]) -> None:
+        with self.watch.our_own_work():
+            if failures.already_reported(error):
+                # By a graph inside this one. Should that one not fail by itself, this one's inputs are needed.
+                failures.keep_inputs(self.record, inputs)
+            else:
+                failures.report_failure(
+                    self.watch, self.flight, self.record, error, "runtime_error", "run", inputs
+                )
+
+    def checks(self, calls: int) -> bool:
+        return self.eager is not None and shadow.is_due(self.watch.settings, calls)
+
+
+def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Callable[[list[Any]], Any]:
+    """Guards a callable that takes one list and empties it, as the inner compiler returns it."""
+    flight, slot = graph.flight, graph.flight.run_slot(graph.record.number)
+    calls = 0
+    attend = graph.eager is not None
+
+    def call(args: list[Any]) -> Any:
+        nonlocal calls
+        calls += 1
+        flight.counters[slot] += 1
+        try:
+            if (attend or calls == 1) and not graph.watch.suspended:
+                return _attended(graph, compiled, args, calls, boxed=True)
+            return compiled(args)
+        except Exception as error:
+            graph.failed(error, args or _still_alive(error, graph.record))
+            raise
+        finally:
+            flight.counters[slot] += 1
+
+    return call
+
+
+def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable[..., Any]:
+    """Guards a callable that takes its arguments one by one, as a Dynamo backend returns it.
+
+    A `_boxed_call` flag on such a callable is not to be trusted: torch's own wrappers copy it around.
+    """
+    flight, slot = graph.flight, graph.flight.run_slot(graph.record.number)
+    calls = 0
+    attend = graph.eager is not None
+
+    def call(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        flight.counters[slot] += 1
+        try:
+            if (attend or calls == 1) and not graph.watch.suspended:
+                graph.watch.latest = graph
+                return _attended(graph, compiled, args, calls, boxed=False)
+            return compiled(*args)
+        except Exception as error:
+            graph.failed(error, args)
+            raise
+        finally:
+            flight.counters[slot] += 1
+
+    # What torch reads from the backend's result it must find on ours; plain methods carry no dict.
+    functools.update_wrapper(call, compiled, updated=("__dict__",) if hasattr(compiled, "__dict__") else ())
+    return call
+
+
+def _attended(
+    graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any], calls: int, boxed: bool
+) -> Any:
+    if calls == 1:
+        with graph.watch.our_own_work():
+            _record_inputs(graph.record, args)
+    check = graph.checks(calls)
+    on_accelerator = any(isinstance(a, torch.Tensor) and a.is_cuda for a in args)
+    if check:
+        return shadow.checked_call(graph, compiled, args, boxed)
+    result = compiled(args) if boxed else compiled(*args)
+    if on_accelerator:
+        torch.cuda.synchronize()
+    return result
+
+
+def _record_inputs(record: GraphRecord, args: Sequence[Any]) -> None:
+    """Puts indices and small non-parameter values on disk, for a crash that needs them."""
+    if record.inputs is None or len(args) != len(record.placeholders):
+        return
+    static = set(record.facts["compile_kwargs"].get("static_input_idxs", ()))
+    if record.facts["direction"] == "backward":
+        static = set()  # there it names saved activations too
+    wanted: list[torch.Tensor] = []
+    room = TOTAL_BYTES
+    for position, value in enumerate(args):
+        if not isinstance(value, torch.Tensor) or value.is_meta:
+            continue
+        floating = value.is_floating_point() or value.is_complex()
+        size = value.untyped_storage().nbytes()
+        if floating and (position in static or isinstance(value, torch.nn.Parameter) or size > FLOAT_BYTES):
+            continue
+        if size <= min(INTEGER_BYTES, room):
+            wanted.append(value)
+            room -= size
+    if wanted:
+        kept = keep_values(record.inputs, args, wanted, record.folder / "inputs")
+        record.update(inputs=kept.to_json())
+
+
+def _still_alive(error: BaseException, record: GraphRecord) -> list[Any]:
+    """The inputs of a boxed call that emptied its list, as far as anyone still holds them.
+
+    Inductor's generated code unpacks the list into locals named after the placeholders and drops them as it
+    goes; what it had not dropped is still in the traceback. What it had dropped, the Dynamo-level call around it
+    may hold: a forward graph's inputs are that call's, so one of the same dtype, shape and strides is taken.
+    """
+    names = record.placeholders
+    found: dict[str, Any] = {}
+    tb = error.__traceback__
+    while tb is not None:
+        local = tb.tb_frame.f_locals
+        here = {name: local[name] for name in names if name in local}
+        found = max(found, here, key=len)
+        tb = tb.tb_next
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not _UNBOXED_CALL:
+        frame = frame.f_back  # type: ignore[assignment]
+    around = list(frame.f_locals["args"]) if frame is not None and record.inputs is not None else []
+    taken = {id(value) for value in found.values()}
+    for name, spec in zip(names, record.inputs.inputs if record.inputs is not None else ()):
+        for value in around if name not in found else ():
+            if id(value) not in taken and _fits(value, spec):
+                found[name] = value
+                taken.add(id(value))
+                break
+    return [found.get(name) for name in names] if found else []
+
+
+def _fits(value: Any, spec: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and isinstance(spec, TensorSpec)
+        and str(value.dtype).removeprefix("torch.") == spec.dtype
+        and tuple(value.shape) == spec.shape
+        and value.stride() == spec.stride
+    )
+
+
+_UNBOXED_CALL = next(
+    code for code in guard_unboxed.__code__.co_consts if getattr(code, "co_name", "") == "call"
+)

@@ -1,0 +1,111 @@
+"""Puts the watch into a process: as soon as the compiler's modules are imported, and not before.
+
+A program that never compiles anything pays for one entry in `sys.meta_path` and nothing else. torch itself
+is never imported from here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from torchsleuth.torch_internals import module_names
+from torchsleuth.watched.settings import Settings, settings_from_environment
+
+_watching = False
+# The folder the program was started in; None where that is gone. It may change to another later.
+try:
+    started_in: str | None = os.getcwd()
+except OSError:
+    started_in = None
+
+
+def watch_this_process(settings: Settings | None = None) -> None:
+    """Watches every compile of this process from now on; does nothing where that is not asked for."""
+    global _watching
+    if os.environ.get("TORCHSLEUTH_OVERRIDES"):
+        # Before the watch, which then sees what comes of it.
+        from torchsleuth.watched.overrides import override_this_process
+
+        override_this_process()
+    settings = settings or settings_from_environment()
+    if settings is None or _watching:
+        return
+    _watching = True
+
+    # torch's modules import each other in circles: while one of them is being imported nothing but a thin hook is
+    # put in, and the watch itself is imported when the hook is first used.
+    def hook(name: str, seam: str, handler: str) -> None:
+        def put_in(_module: ModuleType) -> None:
+            from torchsleuth.torch_internals import hooks as seams
+
+            seams.require_supported_torch()
+            getattr(seams, seam)(lambda call: _hand_on(settings, handler, call))
+
+        after_import(name, put_in)
+
+    hook(module_names.FRAME_CAPTURE, "hook_frame_captures", "on_frame")
+    hook(module_names.BACKEND_CALL, "hook_backend_calls", "on_backend")
+    hook(module_names.INNER_COMPILE, "hook_inner_compiles", "on_inner")
+
+
+def _hand_on(settings: Settings, handler: str, call: Any) -> Any:
+    watch = _watch(settings)
+    return call.as_without_us() if watch is None else getattr(watch, handler)(call)
+
+
+@functools.cache
+def _watch(settings: Settings) -> Any:
+    try:
+        from torchsleuth.watched.watch import Watch
+
+        return Watch(settings)
+    except Exception as error:  # the user's program comes first
+        sys.stderr.write(f"torchsleuth: not watching: {type(error).__name__}: {error}\n")
+        return None
+
+
+def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Calls `then(module)` once the module `name` has been imported, at once if it is there already."""
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
+    else:
+        sys.meta_path.insert(0, _Announcer(name, then))
+
+
+class _Announcer(importlib.abc.MetaPathFinder):
+    """Finds one module the way everyone else would, and speaks up after it has been executed."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_tell(module: ModuleType) -> Any:
+            result = execute(module)
+            try:
+                self.then(module)
+            except Exception as error:  # the user's program comes first
+                sys.stderr.write(f"torchsleuth: not watching: {type(error).__name__}: {error}\n")
+            return result
+
+        spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+        return spec

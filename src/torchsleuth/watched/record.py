@@ -1,0 +1,254 @@
+"""One graph as it was before the compiler touched it: source, inputs, settings, provenance, on disk.
+
+Everything a repro needs is written before the compile starts, from the process that knows it. Values are a
+matter of cost: specs always; integers and small non-parameter floats before the first call; the rest only once
+something has failed. Parameters are never copied while nothing fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchsleuth.graphs.identity import structural_hash
+from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
+from torchsleuth.graphs.provenance import calling_line, module_and_call, user_lines
+from torchsleuth.tensors.specs import (
+    InputsDescription,
+    ScalarSpec,
+    TensorSpec,
+    Unsupported,
+    describe_inputs,
+)
+from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.torch_internals.configuration import changed_settings, versions
+from torchsleuth.watched.embed import CannotEmbed, embed
+from torchsleuth.watched.flight import write_json
+from torchsleuth.watched.install import started_in
+
+# A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
+CONSTANT_BYTES = 4 << 20
+# Operators that need the process groups of the program, which a script of one process does not have.
+COLLECTIVES = {"_c10d_functional", "c10d_functional", "c10d", "_c10d_functional_autograd", "symm_mem"}
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """A recorded graph: its number in this process, the folder of its record and what is in it."""
+
+    number: int
+    folder: Path
+    facts: dict[str, Any] = field(repr=False)
+    placeholders: tuple[str, ...] = ()
+    inputs: InputsDescription | None = None
+
+    def update(self, **facts: Any) -> None:
+        self.facts.update(facts)
+        write_json(self.folder / "record.json", self.facts)
+
+
+@dataclass(frozen=True)
+class GraphOrigin:
+    """Where a graph came from: at which seam, for which backend, in which compile."""
+
+    level: str  # "dynamo" or "aot"
+    backend: str
+    direction: str
+    state: Mapping[str, Any]
+    compile_id: str | None = None
+    function: str | None = None
+    outer: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    compile_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    custom_backend: Any = None
+
+
+def record_graph(
+    folder: Path, number: int, graph: torch.fx.GraphModule, inputs: Sequence[Any], origin: GraphOrigin
+) -> GraphRecord:
+    """Writes the record of `graph` into `folder` and returns it."""
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    facts: dict[str, Any] = {
+        "number": number,
+        "level": origin.level,
+        "backend": origin.backend,
+        "direction": origin.direction,
+        "compile_id": origin.compile_id,
+        "function": origin.function,
+        "outer": origin.outer,
+        "options": _as_source(origin.options)[0],
+        "compile_kwargs": dict(origin.compile_kwargs),
+        "state": dict(origin.state),
+        "versions": versions(),
+        "hash": structural_hash(graph),
+        "source_lines": list(user_lines(graph)),
+        "output_meta": _output_meta(graph),
+        "placeholders": [p.name for p in placeholders],
+        "no_repro": None,
+        # How to start the program again, for a workaround that is tried on the whole of it.
+        "program": {"command": list(sys.orig_argv), "cwd": started_in},
+    }
+    # What is left to say where no node has a line: a model made of a library's modules.
+    if not facts["source_lines"]:
+        line = calling_line()
+        facts["called_from"] = None if line is None else asdict(line)
+        facts["modules"] = {
+            n.name: dict(zip(("module", "call", "gradient"), module_and_call(n)))
+            for n in graph.graph.nodes
+            if n.op.startswith("call_")
+        }
+    wanted: dict[str, Any] = {}
+    if origin.custom_backend is not None:
+        wanted["backend"] = origin.custom_backend
+    facts["config"], config_objects = _settings_as_source()
+    wanted.update(config_objects)
+    printed = _print(graph, folder, facts)
+    description = _describe(inputs, placeholders, facts)
+    _embed(wanted, printed, facts)
+    record = GraphRecord(number, folder, facts, tuple(p.name for p in placeholders), inputs=description)
+    record.update()
+    return record
+
+
+def _print(graph: torch.fx.GraphModule, folder: Path, facts: dict[str, Any]) -> PrintedGraph | None:
+    try:
+        printed = print_graph(graph)
+    except Unprintable as reason:
+        facts["no_repro"] = str(reason)
+        facts["calls"] = sum(n.op.startswith("call_") for n in graph.graph.nodes)
+        facts["ops"] = sorted({str(n.target) for n in graph.graph.nodes if n.op == "call_function"})
+        text = graph.print_readable(print_output=False)
+        (folder / "graph.py").write_text(f"# For reading only: {reason}\n{text}", encoding="utf-8")
+        return None
+    (folder / "graph.py").write_text(printed.source, encoding="utf-8")
+    facts["calls"], facts["ops"] = printed.calls, list(printed.ops)
+    facts["imports"] = list(printed.imports)
+    facts["nodes"] = {name: asdict(line) for name, line in printed.nodes.items()}
+    facts["constants"] = _keep_constants(printed.constants, folder)
+    between = next((op for op in printed.ops if op.partition(".")[0] in COLLECTIVES), None)
+    if between is not None:
+        facts["no_repro"] = (
+            f"the graph communicates between processes ({between}), and a script is one process"
+        )
+    return printed
+
+
+def _keep_constants(constants: Mapping[str, torch.Tensor], folder: Path) -> dict[str, Any]:
+    if not constants:
+        return {}
+    description = describe_inputs(list(constants.values()), None)
+    small = [t for t in constants.values() if t.untyped_storage().nbytes() <= CONSTANT_BYTES]
+    description = keep_values(description, list(constants.values()), small, folder / "inputs")
+    return {"names": list(constants), "description": description.to_json()}
+
+
+def _describe(
+    inputs: Sequence[Any], placeholders: Sequence[torch.fx.Node], facts: dict[str, Any]
+) -> InputsDescription | None:
+    fakes = [p.meta.get("val", p.meta.get("example_value")) for p in placeholders]
+    try:
+        description = describe_inputs(list(inputs), fakes)
+    except Unsupported as reason:
+        facts["no_repro"] = facts["no_repro"] or str(reason)
+        facts["inputs"] = None
+        return None
+    facts["inputs"] = description.to_json()
+    return description
+
+
+def _embed(wanted: dict[str, Any], printed: PrintedGraph | None, facts: dict[str, Any]) -> None:
+    """Source of what the user's program defines and the repro needs: backend, passes, functions, custom ops."""
+    references = printed.references if printed is not None else {}
+    custom_ops = printed.custom_ops if printed is not None else ()
+    if not (wanted or references or custom_ops):
+        return
+    try:
+        made = embed({**wanted, **references}, custom_ops, loaded_libraries=torch.ops.loaded_libraries)
+    except CannotEmbed as reason:
+        facts["no_repro"] = facts["no_repro"] or str(reason)
+        return
+    facts["embedded"] = {"source": made.source, "imports": list(made.imports), "notes": list(made.notes)}
+
+
+def keep_values(
+    description: InputsDescription, values: Sequence[Any], wanted: Sequence[torch.Tensor], store: Path
+) -> InputsDescription:
+    """Writes the storages of `wanted` into the tensor store and notes their hashes in the description."""
+    description = _as_called(description, values)
+    if not wanted:
+        return description
+    writer = ContentStoreWriter(store)
+    chosen = {id(t) for t in wanted}
+    specs = list(description.inputs)
+    for position, value in enumerate(values):
+        spec = specs[position]
+        if id(value) in chosen and isinstance(spec, TensorSpec):
+            specs[position] = replace(spec, storage=writer.write_storage(value.untyped_storage()))
+    return replace(description, inputs=tuple(specs))
+
+
+def _as_called(description: InputsDescription, values: Sequence[Any]) -> InputsDescription:
+    """The description with the sizes of this very call: a dynamic graph may run on others than it was compiled with."""
+    symbols = dict(description.symbols)
+    specs = list(description.inputs)
+    for position, (spec, value) in enumerate(zip(specs, values)):
+        if isinstance(spec, TensorSpec) and isinstance(value, torch.Tensor):
+            if spec.shape_expr is None or value.dim() != len(spec.shape):
+                continue
+            sizes = tuple(int(size) for size in value.shape)
+            strides, offset = tuple(int(s) for s in value.stride()), int(value.storage_offset())
+            nbytes = value.untyped_storage().nbytes()
+            specs[position] = replace(
+                spec, shape=sizes, stride=strides, storage_offset=offset, storage_nbytes=nbytes
+            )
+            named = dict(zip(spec.shape_expr, sizes))
+        elif isinstance(spec, ScalarSpec) and spec.expr is not None and isinstance(value, int):
+            specs[position] = replace(spec, value=value)
+            named = {spec.expr: value}
+        else:
+            continue
+        for name, size in named.items():
+            if name in symbols:
+                symbols[name] = replace(symbols[name], hint=size)
+    return replace(description, inputs=tuple(specs), symbols=symbols)
+
+
+def _output_meta(graph: torch.fx.GraphModule) -> dict[str, Any]:
+    output = next(iter(reversed(graph.graph.nodes)))
+    visible = output.meta.get("user_visible_output_idxs")
+    return {} if visible is None else {"user_visible_output_idxs": list(visible)}
+
+
+def _settings_as_source() -> tuple[dict[str, dict[str, str]], dict[str, Any]]:
+    written: dict[str, dict[str, str]] = {}
+    objects: dict[str, Any] = {}
+    for module, values in changed_settings().items():
+        texts, needed = _as_source(values)
+        if texts:
+            written[module] = texts
+        objects.update(needed)
+    return written, objects
+
+
+def _as_source(values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Each value as a Python expression; callables by name, with the objects those names stand for."""
+    texts: dict[str, str] = {}
+    objects: dict[str, Any] = {}
+    for key, value in values.items():
+        if callable(value) and not isinstance(value, type):
+            name = "setting_" + "".join(c if c.isalnum() else "_" for c in key)
+            objects[name], texts[key] = value, name
+        else:
+            text = repr(value)
+            try:
+                ast.literal_eval(text)
+            except (ValueError, SyntaxError):
+                continue
+            texts[key] = text
+    return texts, objects

@@ -1,0 +1,173 @@
+"""Checks a compiled graph's result against eager, in the call that the program itself makes.
+
+The program's call runs once, on its own inputs, and its result is what the program gets. Eager runs beside it
+on copies taken before, with the same random numbers; the verdict of `compare` says whether they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchsleuth.compare.reference.cloning import clone_inputs, same_bits
+from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.reference.trees import leaves
+from torchsleuth.compare.verdict.evidence import MUTATED
+from torchsleuth.compare.verdict.gradients import judge_gradients
+from torchsleuth.compare.verdict.judge import judge_results
+from torchsleuth.compare.verdict.verdict import DIVERGED
+from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.watched import failures
+from torchsleuth.watched.settings import Settings
+
+if TYPE_CHECKING:
+    from torchsleuth.watched.guard import GuardedGraph
+
+# Some wrong results show from the second call on only: stale buffers, recorded CUDA graphs.
+CHECKED_CALLS = 3
+# Units in the last place that fused and unfused code may differ by; beyond that the graph's noise is measured.
+LAST_BITS = 2
+
+
+def is_due(settings: Settings, calls: int) -> bool:
+    """Whether the `calls`-th call of a graph is one to check.
+
+    >>> is_due(Settings(spool="", level=4), 1), is_due(Settings(spool="", level=4), 50)
+    (True, False)
+    """
+    if not settings.checks_accuracy:
+        return False
+    if settings.check_every:
+        return calls % settings.check_every == 1 % settings.check_every
+    return calls <= CHECKED_CALLS
+
+
+def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any], boxed: bool) -> Any:
+    """Makes the program's call and judges its result; what the program gets is what the call returned."""
+    held = list(args)
+    before: list[Any] | None = None
+    state: RngState | None = None
+    with graph.watch.our_own_work():
+        before, state = clone_inputs(held), save_rng()
+    failures_before = graph.flight.failures
+    result = compiled(args) if boxed else compiled(*args)
+    if before is None or state is None or graph.flight.failures != failures_before:
+        return result  # a graph inside this one is to blame, and has been
+    with graph.watch.our_own_work(), rng_kept():
+        found = _wrong_result(graph, before, state, result, held)
+        if found is not None:
+            failures.report_wrong_result(graph.watch, graph.flight, graph.record, *found, before)
+    if not boxed and graph.flight.failures == failures_before and _trains(result):
+        _check_gradients(graph, compiled, before, state)
+    return result
+
+
+def _wrong_result(
+    graph: GuardedGraph, before: list[Any], state: RngState, result: Any, after: Sequence[Any]
+) -> tuple[Signature, dict[str, Any]] | None:
+    """What is wrong with a result, judged against the graph run in eager and in float64; None where nothing is."""
+    assert graph.eager is not None
+    if graph.record.facts["direction"] == "backward":
+        after = ()  # activations saved for the backward are its own: compiled code may reuse their memory
+    eager = with_reshapes(graph.eager)
+    values = clone_inputs(before)
+    restore_rng(state)
+    expected = eager(*values)
+    apart = _differences((expected, values if after else ()), (result, after))
+    if not apart:
+        return None
+    verdict = judge_results(
+        eager, before, expected, result, mutated_inputs_after=after or None, rng_matched=True, rng_state=state
+    )
+    graph.flight.log(f"graph {graph.record.number}: {verdict.kind}: {verdict.sentence}")
+    if not verdict.diverged:
+        return None
+    wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)
+    detail = {
+        "sentence": str(verdict),
+        "verdict": verdict.to_json(),
+        "tolerances": tolerances_again(apart, wrong),
+    }
+    return Signature("accuracy", "run", outputs=wrong), detail
+
+
+def tolerances_again(apart: dict[str, float], wrong: Sequence[str]) -> dict[str, float]:
+    """How far from eager each leaf may be where the graph runs again, from how far it was here.
+
+    A leaf is wrong again when it is half as far as it was here, and one that was judged right when it is much further.
+
+    >>> tolerances_again({"outputs[0]": 1e-6, "inputs[1]": 1.0}, ["inputs[1] (mutated)"])
+    {'outputs[0]': 4e-06, 'inputs[1]': 0.5}
+    """
+    places = {path.removesuffix(MUTATED) for path in wrong}
+    return {path: far * (0.5 if path in places else 4.0) for path, far in apart.items()}
+
+
+def _differences(expected: tuple[Any, Any], got: tuple[Any, Any]) -> dict[str, float]:
+    """How far each leaf of outputs and inputs is from eager's, where that is more than the last bits."""
+    found: dict[str, float] = {}
+    for label, want, have in zip(("outputs", "inputs"), expected, got):
+        wanted, had = dict(leaves(want, label)), dict(leaves(have, label))
+        for path in wanted.keys() | had.keys():
+            far = _distance(wanted.get(path), had.get(path))
+            if far > 0:
+                found[path] = far
+    return found
+
+
+def _distance(a: Any, b: Any) -> float:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return 0.0 if isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor) else 1.0
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return 1.0
+    if a.numel() == 0 or same_bits(a, b):
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float((a != b).sum())
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    far = (a.detach().to(wide) - b.detach().to(wide)).abs()
+    last_bits = LAST_BITS * torch.finfo(a.dtype).eps * a.detach().to(wide).abs()
+    beyond = torch.where(far <= last_bits, torch.zeros_like(far), far)
+    agree = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    beyond = torch.where(agree, torch.zeros_like(far), torch.nan_to_num(beyond, nan=float("inf")))
+    return min(float(beyond.max()), 1e300)
+
+
+def _trains(result: Any) -> bool:
+    outputs = result if isinstance(result, (list, tuple)) else [result]
+    return any(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs)
+
+
+def _check_gradients(
+    graph: GuardedGraph, compiled: Callable[..., Any], before: list[Any], state: RngState
+) -> None:
+    """Runs forward and backward once more, on copies, compiled and eager, and compares the gradients.
+
+    Graphs compiled in here are watched like any other: the backward that torch compiles lazily is the one the
+    program will use.
+    """
+    if graph.eager is None or graph.record.number in graph.watch.gradients_checked:
+        return
+    # A CUDA graph's outputs live in memory that its next run overwrites: it must not be run on the side.
+    if graph.record.facts["options"].get("triton.cudagraphs") == "True":
+        return
+    graph.watch.gradients_checked.add(graph.record.number)
+    seen, verdict = graph.flight.failures, None
+    with rng_kept(), torch.enable_grad():
+        restore_rng(state)
+        try:
+            verdict = judge_gradients(graph.eager, before, lambda *args: compiled(*args), rng_matched=True)
+        except Exception as error:
+            graph.flight.log(
+                f"graph {graph.record.number}: gradients not compared: {failures.describe(error)}"
+            )
+    if verdict is None or not verdict.diverged or graph.flight.failures != seen:
+        return
+    wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)
+    detail = {"sentence": str(verdict), "verdict": verdict.to_json(), "tolerances": {}}
+    with graph.watch.our_own_work():
+        signature = Signature("accuracy", "run", outputs=wrong)
+        failures.report_wrong_result(graph.watch, graph.flight, graph.record, signature, detail, before)

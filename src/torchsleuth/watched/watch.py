@@ -1,0 +1,294 @@
+"""The watch itself: what happens at each seam when a frame is captured, a graph compiled, a graph handed on.
+
+At each seam: record, mark as under way, let torch do what it was going to do, unmark; a failure is reported
+and then goes its way unchanged. What goes wrong in our own code is logged, and the program goes on as if we
+were not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torchsleuth.script_runtime.compiling import lazy_backward
+from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals.configuration import global_state
+from torchsleuth.torch_internals.modes import outside_all_modes
+from torchsleuth.watched import failures
+from torchsleuth.watched.flight import CAPTURE, Flight
+from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
+from torchsleuth.watched.record import GraphOrigin, GraphRecord, record_graph
+from torchsleuth.watched.settings import Settings
+
+# Keyword arguments of the inner compile that change its result and can be given to it again. The others are
+# callbacks and counters of the process that compiles.
+RESULT_KWARGS = (
+    "is_inference",
+    "is_backward",
+    "static_input_idxs",
+    "cpp_wrapper",
+    "fx_wrapper",
+    "layout_opt",
+)
+
+
+class Watch:
+    """What one watched process knows: its settings, its flight recorder, and which frame is being captured."""
+
+    def __init__(
+        self, settings: Settings, *, finish: Callable[[Flight], None] | None = None, everything: bool = True
+    ) -> None:
+        """`everything` is False where only graphs of one backend object are watched; `finish` makes cases at once."""
+        self.settings = settings
+        self.finish = finish
+        self.everything = everything
+        self.suspended = False
+        self._flight: Flight | None = None
+        self._broken = False
+        self._function: str | None = None
+        self._function_of: dict[str, str] = {}
+        self._outer_of: dict[str, int] = {}
+        self._captured: dict[str, GraphRecord] = {}
+        self.latest: GuardedGraph | None = None
+        self.gradients_checked: set[int] = set()
+        os.register_at_fork(after_in_child=self._after_fork)
+        failures.keep_our_frames_out_of_printed_tracebacks()
+        seams.hook_backward_runs(self.on_backward)
+        seams.disable_autograd_cache()
+        if settings.checks_accuracy:
+            seams.use_eager_random_numbers()
+
+    @property
+    def flight(self) -> Flight | None:
+        """This process's recorder; None where its folder cannot be written (said once, on stderr)."""
+        if self._flight is None and not self._broken:
+            try:
+                self._flight = Flight(self.settings.spool)
+            except OSError as error:
+                self._broken = True
+                sys.stderr.write(f"torchsleuth: cannot record, the program goes on unwatched: {error}\n")
+        return self._flight
+
+    def _after_fork(self) -> None:
+        if self._flight is not None:
+            with self.our_own_work():
+                self._flight.continue_in_child(self.settings.spool)
+
+    @contextlib.contextmanager
+    def our_own_work(self) -> Iterator[None]:
+        """Our code in the user's process: what fails in here is logged, and what it compiles is not watched."""
+        before, self.suspended = self.suspended, True
+        try:
+            with outside_all_modes(), torch.no_grad():
+                yield
+        except Exception as error:
+            if self._flight is not None:
+                self._flight.log(f"internal error: {failures.describe(error)}")
+        finally:
+            self.suspended = before
+
+    # ---- graph capture
+
+    def on_frame(self, frame: seams.FrameCapture) -> Any:
+        """Dynamo looks at one frame: its function's name is remembered for the graphs that come of it."""
+        flight = self.flight
+        if flight is None or self.suspended:
+            return frame.capture()
+        before, self._function = self._function, frame.function
+        flight.counters[CAPTURE] += 1
+        try:
+            return frame.capture()
+        except Exception as error:
+            if self._wanted() and not failures.already_reported(error):
+                with self.our_own_work():
+                    failures.report_capture_error(self, flight, frame, error)
+            failures.hide_our_frames(error)
+            raise
+        finally:
+            flight.counters[CAPTURE] += 1
+            self._function = before
+
+    def _wanted(self, compile_id: str | None = None) -> bool:
+        only = self.settings.only
+        if only is None:
+            return True
+        function = self._function or self._function_of.get(compile_id or "")
+        # After a graph break the rest of `forward` is traced as `torch_dynamo_resume_in_forward_at_12`.
+        return function is not None and (function == only or f"_resume_in_{only}_at_" in function)
+
+    # ---- the three places where a graph is handed to a compiler
+
+    def on_backend(self, call: seams.BackendCall) -> Callable[..., Any]:
+        """After Dynamo: one captured graph goes to its backend."""
+        origin = self._quietly(self._origin_of_backend_call, call)
+        if origin is None:
+            return call.as_without_us()
+        return self._attend(call, origin, guard_unboxed)
+
+    def _origin_of_backend_call(self, call: seams.BackendCall) -> GraphOrigin | None:
+        compile_id = seams.current_compile_id()
+        if compile_id is not None and self._function is not None:
+            self._function_of[compile_id] = self._function
+        if self.suspended or not self._wanted(compile_id):
+            return None
+        return GraphOrigin(
+            level="dynamo",
+            backend=call.name,
+            direction=_direction(),
+            state=global_state(),
+            compile_id=compile_id,
+            function=self._function,
+            options=call.options,
+            custom_backend=None if seams.ships_with_torch(call.backend) else call.backend,
+        )
+
+    def on_inner(self, call: seams.InnerCompile) -> Any:
+        """After AOTAutograd: one aten graph goes to Inductor, forward, backward or inference."""
+        origin = self._quietly(self._origin_of_inner_compile, call)
+        if origin is None:
+            return call.as_without_us()
+        return self._attend(call, origin, _guard_inner)
+
+    def _origin_of_inner_compile(self, call: seams.InnerCompile) -> GraphOrigin | None:
+        compile_id = seams.current_compile_id()
+        foreign = not self.everything and compile_id not in self._outer_of
+        if self.suspended or foreign or self.settings.after == "dynamo" or not self._wanted(compile_id):
+            return None
+        kwargs = {k: call.kwargs[k] for k in RESULT_KWARGS if call.kwargs.get(k)}
+        kwargs["static_input_idxs"] = list(kwargs.get("static_input_idxs", ()))
+        kwargs["cudagraphs"] = bool(getattr(call.kwargs.get("cudagraphs"), "value", False))
+        return GraphOrigin(
+            level="aot",
+            backend="inductor",
+            direction="backward" if kwargs.get("is_backward") else _direction(),
+            state=global_state(),
+            compile_id=compile_id,
+            function=self._function or self._function_of.get(compile_id or ""),
+            outer=self._outer_of.get(compile_id or ""),
+            compile_kwargs=kwargs,
+        )
+
+    def on_backward(self, run: Callable[[], Any]) -> Any:
+        """The autograd engine runs: what fails in there and was seen at no other seam is a backend's own backward."""
+        try:
+            return run()
+        except Exception as error:
+            if self.latest is not None and not self.suspended and not failures.already_reported(error):
+                with self.our_own_work():
+                    self._report_backward(self.latest, error)
+            raise
+
+    def _report_backward(self, latest: GuardedGraph, error: Exception) -> None:
+        found = lazy_backward(error)
+        if found is None:
+            return
+        compiling, compile_id = found
+        record = self._captured.get(compile_id or "", latest.record)
+        kind, phase = ("compile_error", "compile") if compiling else ("runtime_error", "run")
+        record.update(direction="backward")
+        failures.report_failure(self, latest.flight, record, error, kind, phase, ())
+
+    def on_compiler(self, call: seams.BackendCall, kwargs: dict[str, Any]) -> Any:
+        """After AOTAutograd: one aten graph goes to a compiler that someone else wrote."""
+        if self.suspended:
+            return call.as_without_us()
+        origin = GraphOrigin(
+            level="aot",
+            backend=call.name,
+            direction=_direction(),
+            state=global_state(),
+            compile_id=seams.current_compile_id(),
+            compile_kwargs={k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float, str))},
+            custom_backend=None if seams.is_inner_compile(call.backend) else call.backend,
+        )
+        return self._attend(call, origin, _guard_by_flag)
+
+    def _quietly(self, look: Callable[[Any], GraphOrigin | None], call: Any) -> GraphOrigin | None:
+        """What `look` says about a call, in the caller's own modes; None, and a line in the log, where it fails."""
+        try:
+            return look(call)
+        except Exception as error:
+            if self.flight is not None:
+                self.flight.log(f"internal error: {failures.describe(error)}")
+            return None
+
+    # ---- what they have in common
+
+    def _attend(
+        self,
+        call: seams.BackendCall | seams.InnerCompile,
+        origin: GraphOrigin,
+        guard: Callable[[Any, GuardedGraph], Any],
+    ) -> Any:
+        """Record the graph, let it be compiled, and put a guard around what comes of it."""
+        flight, record = self.flight, None
+        eager: torch.fx.GraphModule | None = None
+        if flight is not None:
+            with self.our_own_work():
+                number, folder = flight.new_graph()
+                record = record_graph(folder, number, call.graph, call.inputs, origin)
+                if self.settings.checks_accuracy or self.settings.keep_going:
+                    eager = copy.deepcopy(call.graph)  # the compiler takes the graph over and changes it
+        if flight is None or record is None:
+            return call.as_without_us()
+        if origin.level == "dynamo" and origin.compile_id is not None:
+            self._outer_of[origin.compile_id] = record.number
+            self._captured[origin.compile_id] = record
+        compiled = self._compile(flight, record, call, eager)
+        return guard(compiled, GuardedGraph(self, flight, record, eager))
+
+    def _compile(
+        self,
+        flight: Flight,
+        record: GraphRecord,
+        call: seams.BackendCall | seams.InnerCompile,
+        eager: torch.fx.GraphModule | None,
+    ) -> Any:
+        slot = flight.compile_slot(record.number)
+        flight.counters[slot] += 1
+        try:
+            return call.as_without_us()
+        except Exception as error:
+            if seams.is_control_flow(error):
+                raise
+            if not failures.already_reported(error):
+                with self.our_own_work():
+                    failures.report_failure(self, flight, record, error, "compile_error", "compile", ())
+            if self.settings.keep_going and eager is not None:
+                return eager
+            raise
+        finally:
+            flight.counters[slot] += 1
+
+
+def _guard_inner(compiled: Any, graph: GuardedGraph) -> Any:
+    if compiled is graph.eager:
+        return _boxed(compiled)
+    return seams.replace_callable(compiled, lambda inner: guard_boxed(inner, graph))
+
+
+def _guard_by_flag(compiled: Any, graph: GuardedGraph) -> Any:
+    # At this seam AOTAutograd itself goes by the flag.
+    if getattr(compiled, "_boxed_call", False):
+        return _guard_inner(compiled, graph)
+    return guard_unboxed(compiled, graph)
+
+
+def _direction() -> str:
+    return "inference" if torch.is_inference_mode_enabled() else "forward"
+
+
+def _boxed(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    def call(args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        return graph(*values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,292 @@
+"""Tries workarounds on the user's whole graph: it must compile, run to its end, and give eager's numbers.
+
+A change that leaves nodes eager is tried by compiling the rest, fed with the values those nodes had; a graph break by
+compiling both halves. Where the fully compiled graph runs at all, what works is timed against it.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from torchsleuth.graphs.cut import cut
+from torchsleuth.graphs.cut_record import Recording
+from torchsleuth.minify.reducers.forms import static_sizes
+from torchsleuth.minify.reducers.nodes import recording_of
+from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.states import ambient, state_of_cut
+from torchsleuth.minify.tolerances import tolerances_of
+from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.triage.experiments import Answer, Bench, Experiment, Result
+from torchsleuth.workaround.candidates import Candidate, Change
+
+# The fastest of so many eager runs of the part that stays eager.
+EAGER_RUNS = 5
+# A trial is not begun with less than this left, and gets at least this.
+LEAST_SECONDS = 15.0
+# Each costs a compile more.
+MOST_TIMED = 3
+TIMED = {"time_runs": True}
+NO_TIME = "there was no time left to try it"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of a candidate: `error` says in a sentence why it is not verified; `run_seconds` where it was timed."""
+
+    candidate: Candidate
+    error: str | None
+    seconds: float = 0.0
+    run_seconds: float | None = None
+
+    @property
+    def verified(self) -> bool:
+        return self.error is None
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the time is that of parts, without the graph breaks between them."""
+        return bool(self.candidate.change.without) or self.candidate.change.parted_before is not None
+
+
+class NotApplicable(Exception):
+    """The change cannot be made to this graph; says why."""
+
+
+@dataclass
+class Original:
+    """The user's graph as it was captured, with what is worked out about it once."""
+
+    state: State
+    accuracy: bool
+    # Of a wrong result: how far from eager the outputs that were wrong may be, from how far they were when seen.
+    allowed: Mapping[str, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def relaxed(self) -> State:
+        """The state as eager can run it: a compiled forward may hand over activations that cannot be viewed so."""
+        if self.state.settings.get("level") != "aot":
+            return self.state
+        return self.state.having(graph=with_reshapes(self.state.graph))
+
+    @functools.cached_property
+    def recording(self) -> Recording:
+        found = recording_of(self.relaxed)
+        if found.stopped is not None:
+            why = str(found.stopped).strip().splitlines() or [type(found.stopped).__name__]
+            raise NotApplicable(f"the graph does not run in eager on these inputs ({why[0]})")
+        return found
+
+    @functools.cached_property
+    def tolerances(self) -> dict[str, float]:
+        return {} if self.accuracy else tolerances_of(self.state)
+
+    def facts(self, state: State) -> dict[str, Any]:
+        """Facts that make a trial compare with eager."""
+        facts: dict[str, Any] = {"kind": "accuracy"}
+        whole = state is self.state or state is self.relaxed
+        if not self.accuracy:
+            facts["tolerances"] = self.tolerances if whole else tolerances_of(state)
+        elif self.allowed:
+            # Those of a trial are coarse: in a long graph of low precision they would hide the failure.
+            facts["tolerances"] = {
+                **tolerances_of(state),
+                **(self.allowed if whole else self._allowed_in(state)),
+            }
+        return facts
+
+    def _allowed_in(self, part: State) -> dict[str, float]:
+        """The tolerances of a part of the graph: an output of the whole is measured as it is there."""
+        places = {name: f"outputs[{place}]" for place, name in enumerate(_output_names(self.state))}
+        return {
+            f"outputs[{place}]": self.allowed[places[name]]
+            for place, name in enumerate(_output_names(part))
+            if places.get(name) in self.allowed
+        }
+
+
+def _output_names(state: State) -> list[str]:
+    outputs = state.graph.graph.output_node().args[0]
+    return [str(node) for node in (outputs if isinstance(outputs, (list, tuple)) else (outputs,))]
+
+
+def parts_of(original: Original, change: Change) -> list[State]:
+    """The states to compile for a change: one, or the two halves of a graph that is parted."""
+    state = original.state
+    if change.static:
+        edit = next((e for e in static_sizes(state) if e.what == "static sizes"), None)
+        fixed = None if edit is None else edit.apply(state)
+        if fixed is None:
+            raise NotApplicable("the graph does not fit together with fixed sizes")
+        return [fixed]
+    if change.plain:
+        config = {k: v for k, v in (state.settings.get("config") or {}).items() if "inductor" not in k}
+        return [state.setting(config=config, options={})]
+    if change.without:
+        return [_piece(original, [n for n in original.recording.calls if n not in change.without])]
+    if change.parted_before is not None:
+        calls = original.recording.calls
+        place = calls.index(change.parted_before)
+        return [_piece(original, calls[:place]), _piece(original, calls[place:])]
+    return [original.relaxed if change.backend is not None else state]
+
+
+def _piece(original: Original, names: Sequence[str]) -> State:
+    recording = original.recording
+    try:
+        return state_of_cut(original.state, cut(recording, set(names)), recording.symbolic)
+    except Exception as error:
+        raise NotApplicable(f"the graph cannot be cut there ({type(error).__name__}: {error})") from error
+
+
+def eager_seconds(original: Original, names: frozenset[str]) -> float | None:
+    """How long the nodes that stay eager take; None where that cannot be measured."""
+    known = [name for name in original.recording.calls if name in names]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the compiled part was timed
+    try:
+        piece = cut(original.recording, set(known))
+        best = float("inf")
+        for _ in range(EAGER_RUNS):
+            with ambient(original.state), torch.no_grad():
+                started = time.perf_counter()
+                piece.graph(*piece.values)
+                if torch.cuda.is_available() and torch.cuda.is_initialized():
+                    torch.cuda.synchronize()
+                best = min(best, time.perf_counter() - started)
+        return best
+    except Exception:  # an in-place write that cannot be repeated: the workaround stands without a cost
+        return None
+    finally:
+        torch.set_num_threads(threads)
+
+
+def experiment_of(original: Original, state: State, candidate: Candidate, timed: bool = False) -> Experiment:
+    """The trial of one part of a candidate."""
+    change = candidate.change
+    return Experiment(
+        f"{'time of: ' if timed else ''}{candidate.name}",
+        off=change.off,
+        config=change.config,
+        backend=change.backend,
+        facts={**original.facts(state), **(TIMED if timed else {})},
+        to_the_end=True,
+    )
+
+
+def as_it_was(original: Original) -> Experiment:
+    """The control: the whole graph with nothing changed, checked as the workarounds are."""
+    return Experiment("as it was", facts=original.facts(original.state), to_the_end=True)
+
+
+def ask_pairs(bench: Bench, asked: Sequence[tuple[State, Experiment]], deadline: float) -> list[Result]:
+    """The answers about different states, as many at a time as there are workers."""
+    left = max(LEAST_SECONDS, deadline - time.monotonic())
+    limits = bench.limits or bench.desk.limits
+    within = replace(limits, compile=min(limits.compile, left), run=min(limits.run, left))
+    tickets = []
+    for state, experiment in asked:
+        trial, trace = bench.trial(state, experiment)
+        bench.say(f"trying: {experiment.what}")
+        tickets.append((experiment, trace, bench.desk.submit(trial, limits=within)))
+    results = []
+    for experiment, trace, ticket in tickets:
+        result = bench.result(experiment, trace, ticket.result())
+        bench.say(f"{experiment.what}: {result.answer.value} ({result.outcome.seconds:.1f} s)")
+        results.append(result)
+    bench.log += results
+    return results
+
+
+def try_all(
+    bench: Bench, original: Original, candidates: Sequence[Candidate], deadline: float
+) -> list[Tried]:
+    """Every candidate tried, in waves, until the time is over."""
+    tried: list[Tried] = []
+    waiting = list(candidates)
+    while waiting:
+        if time.monotonic() > deadline:
+            return tried + [Tried(each, NO_TIME) for each in waiting]
+        wave, waiting = waiting[: bench.desk.count], waiting[bench.desk.count :]
+        tried += _wave(bench, original, wave, deadline)
+    return tried
+
+
+def _wave(bench: Bench, original: Original, wave: Sequence[Candidate], deadline: float) -> list[Tried]:
+    asked: list[tuple[State, Experiment]] = []
+    spans: dict[int, tuple[int, int]] = {}
+    refused: dict[int, str] = {}
+    for number, candidate in enumerate(wave):
+        try:
+            states = parts_of(original, candidate.change)
+        except NotApplicable as why:
+            refused[number] = str(why)
+            continue
+        spans[number] = (len(asked), len(asked) + len(states))
+        asked += [(state, experiment_of(original, state, candidate)) for state in states]
+    results = ask_pairs(bench, asked, deadline)
+    return [
+        Tried(candidate, refused[number])
+        if number in refused
+        else judged(original, candidate, results[slice(*spans[number])])
+        for number, candidate in enumerate(wave)
+    ]
+
+
+def judged(original: Original, candidate: Candidate, results: Sequence[Result]) -> Tried:
+    """What the trials of a candidate's parts say about it."""
+    seconds = round(sum(result.outcome.seconds for result in results), 2)
+    error = next((why for result in results if (why := why_not(result)) is not None), None)
+    return Tried(candidate, error, seconds)
+
+
+def timed(
+    bench: Bench, original: Original, tried: Sequence[Tried], deadline: float
+) -> tuple[list[Tried], float | None]:
+    """The same with the time of a run for the best few that are verified; and that of the fully compiled graph."""
+    chosen = [each for each in tried if each.verified][:MOST_TIMED]
+    if not chosen or time.monotonic() > deadline:
+        return list(tried), None
+    control = as_it_was(original)
+    control = replace(control, what="time of: full compilation", facts={**control.facts, **TIMED})
+    asked = [(original.state, control)]
+    spans = []
+    for each in chosen:
+        states = parts_of(original, each.candidate.change)
+        spans.append((len(asked), len(asked) + len(states)))
+        asked += [(state, experiment_of(original, state, each.candidate, timed=True)) for state in states]
+    results = ask_pairs(bench, asked, deadline)
+    found = {
+        id(each): replace(each, run_seconds=_run_seconds(original, each.candidate, results[slice(*span)]))
+        for each, span in zip(chosen, spans)
+    }
+    return [found.get(id(each), each) for each in tried], results[0].outcome.more.get("run_seconds")
+
+
+def _run_seconds(original: Original, candidate: Candidate, results: Sequence[Result]) -> float | None:
+    times = [result.outcome.more.get("run_seconds") for result in results]
+    if candidate.change.without:
+        times.append(eager_seconds(original, candidate.change.without))
+    known = [float(each) for each in times if each is not None]
+    return sum(known) if len(known) == len(times) else None
+
+
+def why_not(result: Result) -> str | None:
+    """Why a trial does not verify a workaround, in a sentence; None where it does."""
+    signature = result.outcome.signature
+    if result.answer is Answer.PASSES:
+        return None
+    if result.answer is Answer.FAILS:
+        return "it fails as before"
+    if signature is not None and signature.kind == "accuracy":
+        return "it runs, but the numbers are wrong"
+    if signature is not None and signature.kind == "hang":
+        return f"it was not done with {signature.phase} in time"
+    if signature is not None:
+        return f"it fails in another way: {signature.summary}"
+    return f"it cannot be tried here: {result.outcome.error}"

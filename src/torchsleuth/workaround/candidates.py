@@ -1,0 +1,352 @@
+"""What could make the user's graph pass, each as one change: how to try it, and the line to paste.
+
+Nothing is tried here. A candidate says what it changes in a trial (`Change`) and in a whole program (`Overrides`);
+`reach` is how much of the compiler it gives up, so that the smallest one that works can be put first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchsleuth.cases.model import Triage
+from torchsleuth.triage.experiments import Config
+from torchsleuth.triage.settings import CAUTIOUS, INDUCTOR, Flag, config_of
+from torchsleuth.watched.overrides import Overrides
+from torchsleuth.workaround.places import (
+    Function,
+    Lines,
+    Suspects,
+    class_of,
+    function_of,
+    is_library,
+    module_expression,
+    nodes_of_functions,
+    nodes_of_modules,
+)
+
+# How much each kind gives up, least first.
+SETTING, OPERATOR, MODULE, FUNCTION, BREAK, MODE, RELEASE, BACKEND = range(8)
+PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
+# More lines than this are no workaround that anyone would paste.
+MOST_PLACES = 4
+# Inside a loop Dynamo answers a graph break by leaving the whole function that holds the loop eager.
+BREAKS = "with a graph break at each; within a loop all of the looping function stays eager"
+_FLAG = re.compile(r"(torch\._\w+\.config)\.([\w.]+) = (.+)")
+_OPERATOR = re.compile(r"\w+\.\w+\.\w+")
+# The setting that stands for a subsystem which torch lets one switch off as a whole only.
+_WHOLE = {
+    "patterns": Flag("pattern_matcher", "False", "pattern matching on graphs"),
+    "fusion": Flag("max_fusion_size", "1", "fusion of kernels"),
+    "inlining": Flag("max_fusion_size", "1", "fusion of kernels"),
+    "cudagraphs": Flag("triton.cudagraphs", "False", "CUDA graphs"),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a trial of the whole graph does differently.
+
+    `without` are nodes that stay eager; `parted_before` is the node before which the graph is cut in two; `static`
+    makes all sizes fixed; `plain` goes back to torch's default settings.
+    """
+
+    config: Config = field(default_factory=dict)
+    off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    backend: str | None = None
+    without: frozenset[str] = frozenset()
+    parted_before: str | None = None
+    static: bool = False
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One workaround to be tried. `overrides` is None where a whole program cannot be run with it."""
+
+    name: str
+    how: str
+    disables: str
+    reach: int
+    change: Change
+    overrides: Overrides | None = None
+
+
+@dataclass(frozen=True)
+class About:
+    """What candidates depend on. `calls` are the graph's in order; `settings` those that are not torch's defaults."""
+
+    kind: str
+    backend: str
+    calls: tuple[str, ...]
+    suspects: Suspects = field(default_factory=Suspects)
+    lines: Lines = field(default_factory=dict)
+    triage: Triage = field(default_factory=Triage)
+    backward: bool = False
+    symbols: bool = False
+    low_precision: bool = False
+    settings: Config = field(default_factory=dict)
+    defaults: Config = field(default_factory=dict)
+    several_calls: bool = False  # the smallest repro has more than one
+
+
+def candidates_for(about: About) -> list[Candidate]:
+    """What is worth trying, the least harmful first.
+
+    >>> [c.name for c in candidates_for(About("compile_error", "inductor", ("relu",)))]
+    ['backend aot_eager']
+    """
+    found = [
+        *_settings(about),
+        *_operators(about),
+        *_modules(about),
+        *_functions(about),
+        *_breaks(about),
+        *_modes(about),
+        *_backends(about),
+    ]
+    return list({(each.name, each.how): each for each in found}.values())
+
+
+def _settings(about: About) -> Iterator[Candidate]:
+    triage = about.triage
+    cures = [flag for line in triage.flags if (flag := _cure(line)) is not None]
+    if cures:
+        yield setting_candidate(cures)
+    for line in triage.flags:
+        if (flag := _back_to_default(line, about)) is not None:
+            yield setting_candidate([flag])
+    if triage.subsystem in PASSES and triage.part:
+        # Names of passes are parted by commas, and torch reads them in any case.
+        before = about.settings.get(INDUCTOR, {}).get("disabled_passes", "''").strip("'\"")
+        names = ",".join(filter(None, [before, triage.part.replace(", ", ",")]))
+        yield setting_candidate([Flag("disabled_passes", repr(names), f"the graph pass {triage.part}")])
+    if triage.subsystem in _WHOLE:
+        yield setting_candidate([_WHOLE[triage.subsystem]])
+    if triage.part == "random numbers":
+        yield setting_candidate([RANDOM])
+    if about.kind == "accuracy" and about.low_precision and about.backend == "inductor":
+        yield setting_candidate([CAUTIOUS[0]])
+
+
+RANDOM = Flag("fallback_random", "True", "Inductor's own random numbers")
+
+
+def setting_candidate(flags: list[Flag]) -> Candidate:
+    """A candidate that is one setting, or a few together."""
+    config = config_of(flags)
+    return Candidate(
+        "setting " + ", ".join(flag.key for flag in flags),
+        "\n".join(flag.line for flag in flags),
+        " and ".join(flag.means for flag in flags),
+        SETTING,
+        Change(config=config),
+        Overrides(config=config),
+    )
+
+
+def _cure(line: str) -> Flag | None:
+    """The setting of a line such as `torch._inductor.config.max_fusion_size = 1`, with which triage saw it pass."""
+    match = _FLAG.fullmatch(line.strip())
+    if match is None:
+        return None
+    module, key, value = match.groups()
+    means = next(
+        (flag.means for flag in CAUTIOUS if (flag.key, flag.value) == (key, value)), f"{key} = {value}"
+    )
+    return Flag(key, value, means, module)
+
+
+def _back_to_default(name: str, about: About) -> Flag | None:
+    """The default of a setting of the user's own, without which it does not fail: `torch._inductor.config.freezing`."""
+    for module, values in about.defaults.items():
+        for key, default in values.items():
+            if name in (f"{module}.{key}", f"options.{key}"):
+                return Flag(key, default, f"{key} = {about.settings[module][key]}", module)
+    return None
+
+
+def _operators(about: About) -> Iterator[Candidate]:
+    if about.backend != "inductor" or about.triage.component not in (None, "inductor", "decompositions"):
+        return
+    ops = tuple(op for op in about.suspects.ops if _OPERATOR.fullmatch(op))
+    if about.triage.subsystem == "decomposition":
+        yield _without_decompositions(ops)
+        return
+    if 1 < len(ops) <= MOST_PLACES:
+        for op in ops:
+            yield _fallback((op,))
+    if ops and len(ops) <= MOST_PLACES:
+        yield _fallback(ops)
+
+
+def _fallback(ops: tuple[str, ...]) -> Candidate:
+    calls = "\n".join(f"make_fallback(torch.ops.{op}, warn=False, override_decomp=True)" for op in ops)
+    return Candidate(
+        f"{', '.join(ops)} kept eager",
+        f"from torch._inductor.graph import make_fallback\n{calls}",
+        f"fusion of {', '.join(ops)}: Inductor calls the eager kernel",
+        OPERATOR,
+        Change(off={"lowerings": {"names": list(ops)}}),
+        Overrides(fallback=ops),
+    )
+
+
+def _without_decompositions(ops: tuple[str, ...]) -> Candidate:
+    pops = "\n".join(f"decompositions.pop(torch.ops.{op}, None)" for op in ops)
+    return Candidate(
+        f"{', '.join(ops)} not decomposed",
+        f"from torch._inductor.decomposition import decompositions\n{pops}",
+        f"the decomposition of {', '.join(ops)}, and its fusion",
+        OPERATOR,
+        # What is not decomposed has no lowering either.
+        Change(off={"decomposition": {"names": list(ops)}, "lowerings": {"names": list(ops)}}),
+        Overrides(decompositions=ops),
+    )
+
+
+def _modules(about: About) -> Iterator[Candidate]:
+    """The modules of the suspects under torch.compiler.disable: first that of the node seen to fail, then all alike."""
+    for nodes in dict.fromkeys((about.suspects.nodes, about.suspects.alike)):
+        lines = [about.lines.get(name) for name in nodes]
+        paths = list(dict.fromkeys(str(line["module"]) for line in lines if line and line.get("module")))
+        inside = sum(bool(line and line.get("module")) for line in lines)
+        if not paths or inside < len(nodes):
+            continue
+        if len(paths) <= MOST_PLACES:
+            left_out = nodes_of_modules(about.lines, paths)
+            if _leaves_something(about, left_out):
+                yield _module_candidate(paths, left_out)
+        name = class_of(about.lines, nodes)
+        if len(paths) > 1 and name is not None:
+            of_class = [n for n, line in about.lines.items() if line.get("call") == name]
+            if _leaves_something(about, frozenset(of_class)):
+                yield _class_candidate(name, frozenset(of_class))
+
+
+def _module_candidate(paths: list[str], nodes: frozenset[str]) -> Candidate:
+    spelled = [module_expression(path) for path in paths]
+    lines = [f"{each}.forward = torch.compiler.disable({each}.forward)" for each in spelled]
+    what = ", ".join(paths)
+    return Candidate(
+        f"module {what} eager",
+        "\n".join(lines) + "  # model: what you compile",
+        f"compilation of {_several(len(paths), 'module')} ({_several(len(nodes), 'call')} here), {BREAKS}",
+        MODULE,
+        Change(without=nodes),
+        Overrides(modules=tuple(paths)),
+    )
+
+
+def _class_candidate(name: str, nodes: frozenset[str]) -> Candidate:
+    return Candidate(
+        f"every {name} eager",
+        f"torch.{name}.forward = torch.compiler.disable(torch.{name}.forward)",
+        f"compilation of every torch.{name} ({_several(len(nodes), 'call')} here), {BREAKS}",
+        MODULE,
+        Change(without=nodes),
+        Overrides(classes=(name,)),
+    )
+
+
+def _functions(about: About) -> Iterator[Candidate]:
+    for nodes in dict.fromkeys((about.suspects.nodes, about.suspects.alike)):
+        lines = [about.lines.get(name) for name in nodes]
+        found = [function_of(line) for line in lines if line and not is_library(line["file"])]
+        by_place = {(f.file, f.name, f.define): f for f in found if f is not None}
+        if not by_place or len(found) < len(nodes) or None in found or len(by_place) > MOST_PLACES:
+            continue
+        left_out = nodes_of_functions(about.lines, by_place.values())
+        if _leaves_something(about, left_out):
+            yield _function_candidate(list(by_place.values()), left_out)
+
+
+def _function_candidate(functions: list[Function], nodes: frozenset[str]) -> Candidate:
+    names = ", ".join(f"{f.name}" for f in functions)
+    return Candidate(
+        f"function {names} eager",
+        "\n".join(f"@torch.compiler.disable  # above `def {f.name}` in {f.place}" for f in functions),
+        f"compilation of {names} and all it calls ({_several(len(nodes), 'call')} here), {BREAKS}",
+        FUNCTION,
+        Change(without=nodes),
+        Overrides(functions=tuple((f.file, f.name, f.line) for f in functions)),
+    )
+
+
+def _leaves_something(about: About, left_out: frozenset[str]) -> bool:
+    return bool(left_out) and any(name not in left_out for name in about.calls)
+
+
+def _breaks(about: About) -> Iterator[Candidate]:
+    """A graph break before the line: helps only where a node fails because of its neighbours."""
+    triage = about.triage
+    together = triage.subsystem in (*PASSES, "fusion", "inlining", "patterns")
+    first = next((name for name in about.suspects.nodes if name in about.lines), None)
+    if first is None or not (together or about.several_calls or not triage.pinned):
+        return
+    line = about.lines[first]
+    same = [n for n in about.calls if _at(about.lines.get(n)) == _at(line)]
+    # A backward runs the program's lines in reverse: what comes after the break in the program comes first in it.
+    place = about.calls.index(same[-1]) + 1 if about.backward else about.calls.index(same[0])
+    if is_library(line["file"]) or not 0 < place < len(about.calls):
+        return
+    where = f"{line['file'].rpartition('/')[2]}:{line['line']}"
+    yield Candidate(
+        f"graph break before {where}",
+        f"torch._dynamo.graph_break()  # before {where}: {line.get('code', '').strip()}",
+        "fusion across that line, and fullgraph=True",
+        BREAK,
+        Change(parted_before=about.calls[place]),
+    )
+
+
+def _at(line: Mapping[str, Any] | None) -> tuple[Any, Any] | None:
+    return (line["file"], line["line"]) if line else None
+
+
+def _modes(about: About) -> Iterator[Candidate]:
+    if about.symbols:
+        yield Candidate(
+            "dynamic=False",
+            "torch.compile(model, dynamic=False)  # and without mark_dynamic",
+            "one compile for many sizes: every new size is compiled again",
+            MODE,
+            Change(static=True),
+            Overrides(dynamic=False),
+        )
+    inductor = about.settings.get(INDUCTOR, {})
+    if inductor:
+        keys = ", ".join(inductor)
+        yield Candidate(
+            "default settings",
+            f"torch.compile(model)  # without mode= and options=, and without setting {keys}",
+            keys,
+            MODE,
+            Change(plain=True),
+            Overrides(config={INDUCTOR: dict(about.defaults.get(INDUCTOR, {}))}),
+        )
+
+
+def _backends(about: About) -> Iterator[Candidate]:
+    """The last resort: another compiler, or none."""
+    names = ["aot_eager"] if about.backend == "inductor" else ["inductor", "aot_eager"]
+    if about.triage.component == "aot_autograd":
+        names = ["eager"]
+    for name in names:
+        gives_up = (
+            "nothing but your backend" if name == "inductor" else "all code generation: kernels are eager's"
+        )
+        yield Candidate(
+            f"backend {name}",
+            f'torch.compile(model, backend="{name}")',
+            gives_up,
+            BACKEND,
+            Change(backend=name),
+            Overrides(backend=name),
+        )
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,254 @@
+"""What gets the user going again: candidates tried on the user's own graph, the cheapest that works first.
+
+A control run says that the graph still fails when it is checked as the workarounds are; without it, anything would
+look like a cure. Where the check's own random numbers are the cure, that is the answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torchsleuth.bisect.releases import bisection_of, newest_working
+from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cases.model import Case, Triage, Workaround
+from torchsleuth.compare.verdict.evidence import MUTATED
+from torchsleuth.minify.case_state import OpenedCase, open_for_search
+from torchsleuth.minify.search.contract import State
+from torchsleuth.tensors.specs import TensorSpec
+from torchsleuth.torch_internals.configuration import default_setting
+from torchsleuth.triage.experiments import Bench, Experiment
+from torchsleuth.triage.settings import INDUCTOR, cautious_fix, config_of, switchable
+from torchsleuth.watched.overrides import Overrides
+from torchsleuth.workaround.attempts import Original, Tried, as_it_was, ask_pairs, timed, try_all
+from torchsleuth.workaround.candidates import (
+    BACKEND,
+    RANDOM,
+    RELEASE,
+    About,
+    Candidate,
+    candidates_for,
+    setting_candidate,
+)
+from torchsleuth.workaround.places import lines_of, suspects_of
+
+# Runs of the same code on a busy machine differ by this much; below it, what is given up decides.
+NOISE = 1.5
+# What a call costs before any kernel runs; differences of that size say nothing about kernels.
+CALL_SECONDS = 2e-4
+_LOW = ("torch.float16", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2")
+
+
+class NothingToWorkAround(SleuthError):
+    """There is no failure of the compiler's that a workaround could avoid; says why."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A workaround as the case keeps it, and how to run a whole program with it (None where that cannot be done)."""
+
+    workaround: Workaround
+    overrides: Overrides | None
+    reach: int
+
+
+def find_workarounds(
+    folder: CaseFolder, bench: Bench, *, budget_seconds: float, say: Callable[[str], None] = lambda text: None
+) -> tuple[Workaround, ...]:
+    """What was tried to make the case's graph pass, the cheapest verified one first.
+
+    >>> find_workarounds(folder, bench, budget_seconds=60)[0].how
+    'torch._inductor.config.emulate_precision_casts = True'
+    """
+    return tuple(attempt.workaround for attempt in attempts(folder, bench, budget_seconds, say))
+
+
+def _wrong_by(case: Case) -> dict[str, float]:
+    """The tolerance of each output that was wrong, as the check that found it set it."""
+    known = (case.extra.get("accuracy") or {}).get("tolerances") or {}
+    places = [path.removesuffix(MUTATED) for path in case.signature.outputs]
+    return {path: known[path] for path in places if path in known}
+
+
+def attempts(
+    folder: CaseFolder, bench: Bench, budget_seconds: float, say: Callable[[str], None] = lambda text: None
+) -> list[Attempt]:
+    """As `find_workarounds`, each with what a run of the whole program needs."""
+    deadline = time.monotonic() + budget_seconds
+    case = folder.case
+    if case.triage is not None and case.triage.component == "program":
+        raise NothingToWorkAround(
+            f"case {case.id} fails without the compiler, too; what has to change is the program"
+            + (f", at {case.triage.user_line}" if case.triage.user_line else "")
+        )
+    if case.no_repro is not None:
+        where = f" around {case.triage.user_line}" if case.triage and case.triage.user_line else ""
+        raise NothingToWorkAround(
+            f"case {case.id} has no graph to try anything on: {case.no_repro}. What always keeps code away from the "
+            f"compiler, untried: @torch.compiler.disable above the function{where}"
+        )
+    opened = open_for_search(folder)
+    original = Original(opened.state, case.kind == "accuracy", _wrong_by(case))
+    about = about_case(folder, opened)
+    wanted = candidates_for(about)
+    # What needs no compile comes first: then there is something, however short the time.
+    wanted.sort(key=lambda each: (each.reach != BACKEND, each.reach))
+    mine = _check_that_it_fails(folder, bench, original, about, deadline)
+    tried = try_all(bench, original, mine if mine is not None else wanted, deadline)
+    if mine is None and not any(t.verified and t.candidate.reach < BACKEND for t in tried):
+        found = _settings_that_help(bench, opened.state, about, deadline)
+        tried += try_all(bench, original, found, deadline) if found else []
+    say(f"{sum(t.verified for t in tried)} of {len(tried)} workarounds verified")
+    tried, full = ordered(tried), None
+    if case.kind == "accuracy":  # else there is nothing to time against
+        tried, full = timed(bench, original, tried, deadline)
+    return [*(_attempt(each, full) for each in ordered(tried)), *_release(folder)]
+
+
+def _check_that_it_fails(
+    folder: CaseFolder, bench: Bench, original: Original, about: About, deadline: float
+) -> list[Candidate] | None:
+    """The control run; the only candidates that can be judged, where the check itself is a cure, else None."""
+    case = folder.case
+    seen_here = case.verified is not None and bool(case.verified.reproduced)
+    if case.kind == "hang" and seen_here:
+        return None  # it would cost its whole clock to see it once more
+    result = ask_pairs(bench, [(original.state, as_it_was(original))], deadline)[0]
+    if not result.passes:
+        return None
+    plain = bench.one(original.state, Experiment("as it was, with random numbers of its own"))
+    if plain.passes:
+        raise NothingToWorkAround(
+            f"case {case.id} does not fail here, so no workaround can be tried; "
+            f"see whether it fails at all: torchsleuth verify {case.id} --times 3"
+        )
+    others = [each for each in candidates_for(about) if each.reach == BACKEND]
+    return [setting_candidate([RANDOM]), *others]
+
+
+def _settings_that_help(bench: Bench, state: State, about: About, deadline: float) -> list[Candidate]:
+    """Settings that make the failure vanish, for a fault that nobody has pinned down."""
+    if about.backend != "inductor" or about.triage.pinned or time.monotonic() > deadline:
+        return []
+    flags = switchable(state)
+    if not bench.one(state, Experiment("with every setting cautious", config=config_of(flags))).passes:
+        return []
+    if time.monotonic() > deadline:
+        return [setting_candidate(flags)]
+    return [setting_candidate(cautious_fix(bench, state, flags))]
+
+
+def about_case(folder: CaseFolder, opened: OpenedCase) -> About:
+    """What the candidates for a case depend on."""
+    case, state = folder.case, opened.state
+    dtypes = {i.spec.dtype for i in state.inputs if isinstance(i.spec, TensorSpec)}
+    settings = {k: dict(v) for k, v in (state.settings.get("config") or {}).items()}
+    settings.setdefault(INDUCTOR, {}).update(state.settings.get("options") or {})
+    if case.kind == "accuracy":
+        settings[INDUCTOR].pop(RANDOM.key, None)  # the check's own
+    defaults = {
+        module: {key: repr(found[0]) for key in values if (found := default_setting(module, key)) is not None}
+        for module, values in settings.items()
+    }
+    return About(
+        kind=case.kind,
+        backend=case.backend,
+        calls=tuple(n.name for n in state.graph.graph.nodes if n.op.startswith("call_")),
+        suspects=suspects_of(case, opened),
+        lines=lines_of(opened.record),
+        triage=case.triage or Triage(),
+        backward=case.direction == "backward",
+        symbols=bool(state.symbols),
+        low_precision=any(str(dtype) in _LOW for dtype in dtypes),
+        settings={module: values for module, values in settings.items() if values},
+        defaults=defaults,
+        several_calls=case.minified is not None and (case.minified.calls or 0) > 1,
+    )
+
+
+def ordered(tried: Iterable[Tried]) -> list[Tried]:
+    """Verified ones first; of those, the faster ones beyond noise; then the ones that give up least.
+
+    Another backend is the last resort, however fast: it gives up the compiler itself.
+
+    >>> ordered([])
+    []
+    """
+    listed = list(tried)
+    good = [each for each in listed if each.verified]
+    fastest = min((each.run_seconds for each in good if each.run_seconds), default=None)
+
+    def slower(each: Tried) -> int:
+        own = _slower(each.run_seconds, fastest)
+        if not each.estimated:
+            return own
+        # Graph breaks are not in an estimate: it is no reason to go before something that gives up less.
+        milder = [o for o in good if not o.estimated and o.candidate.reach < each.candidate.reach]
+        return max(own, min((_slower(o.run_seconds, fastest) for o in milder), default=0))
+
+    def key(each: Tried) -> tuple[bool, bool, int, int, int]:
+        reach = each.candidate.reach
+        speed = slower(each) if each.verified else 0
+        return not each.verified, reach == BACKEND, speed, reach, len(each.candidate.how)
+
+    return sorted(listed, key=key)
+
+
+def _slower(seconds: float | None, fastest: float | None) -> int:
+    """How many times slower than the fastest, in steps larger than noise; what was not timed counts as fast."""
+    if not seconds or not fastest:
+        return 0
+    return math.floor(math.log((seconds + CALL_SECONDS) / (fastest + CALL_SECONDS), NOISE))
+
+
+def _attempt(tried: Tried, full_seconds: float | None) -> Attempt:
+    candidate = tried.candidate
+    cost = None
+    if tried.run_seconds and full_seconds:
+        cost = round(tried.run_seconds / full_seconds, 2)
+    made = Workaround(
+        candidate.name,
+        candidate.how,
+        tried.verified,
+        tried.error,
+        candidate.disables,
+        cost,
+        None,
+        tried.seconds,
+    )
+    return Attempt(made, candidate.overrides, candidate.reach)
+
+
+def _release(folder: CaseFolder) -> list[Attempt]:
+    """Another torch, where `bisect` has found one in which the repro passes."""
+    result = bisection_of(folder.case)
+    version = newest_working(result) if result is not None else None
+    if version is None or version == folder.case.torch.partition("+")[0]:
+        return []
+    smaller = folder.file("repro.py").is_file()
+    error = "only the smallest repro was run with it, not the whole graph" if smaller else None
+    made = Workaround(
+        f"torch {version}", f"pip install torch=={version}", not smaller, error, f"torch {folder.case.torch}"
+    )
+    return [Attempt(made, None, RELEASE)]
+
+
+def with_program(attempt: Attempt, passes: bool | None, why: str | None) -> Attempt:
+    """The attempt with what its run on the whole program showed."""
+    made = replace(attempt.workaround, program=passes)
+    if passes is False:
+        made = replace(made, error=why)
+    return replace(attempt, workaround=made)
+
+
+def best_of(found: Sequence[Workaround]) -> Workaround | None:
+    """The one to show first: verified, and not one that the whole program refused.
+
+    >>> best_of([Workaround("a", "a = 1", True, program=False), Workaround("b", "b = 1", True)]).name
+    'b'
+    """
+    good = [each for each in found if each.verified and each.program is not False]
+    return next((each for each in good if each.program), good[0] if good else None)

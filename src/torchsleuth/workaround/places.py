@@ -1,0 +1,166 @@
+"""Where in the program the fault lies, as something a person can switch off: a function, a module, a class of modules.
+
+The record of a graph says for each node which line of the program it comes from and in which module that ran. The nodes
+at fault are those that triage named, else those that call what the smallest repro calls, else those the error names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchsleuth.cases.model import Case
+from torchsleuth.minify.blame import seeds
+from torchsleuth.minify.case_state import OpenedCase
+
+# What Dynamo calls the rest of a function after a graph break.
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+# A smallest repro of more calls than this says little about any one of them.
+FEW_OPS = 3
+
+Lines = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the program: `define` is the line of its `def`, None where the file cannot be read here."""
+
+    file: str
+    name: str
+    line: int
+    define: int | None
+
+    @property
+    def place(self) -> str:
+        """`model.py:12`, or `model.py` where the line is not known."""
+        return Path(self.file).name + (f":{self.define}" if self.define is not None else "")
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """The operators at fault, the nodes that were seen to fail, and all nodes that call the same operators."""
+
+    ops: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
+
+
+def suspects_of(case: Case, opened: OpenedCase) -> Suspects:
+    """Who may be at fault, best knowledge first; nobody where nothing says so.
+
+    >>> suspects_of(folder.case, opened).ops
+    ('aten.erf.default',)
+    """
+    calls = {n.name: str(n.target) for n in opened.state.graph.graph.nodes if n.op.startswith("call_")}
+    lines = lines_of(opened.record)
+    triage, minified = case.triage, case.minified
+    ops = list(triage.ops) if triage else []
+    nodes = [name for name in (triage.nodes if triage else ()) if name in calls]
+    if not ops and not nodes and minified and 0 < len(minified.ops) <= FEW_OPS:
+        ops = list(minified.ops)
+    if not ops and not nodes:
+        nodes = seeds(opened.state.graph, opened.traceback, opened.expected.message, lines)[:1]
+    ops = ops or list(dict.fromkeys(calls[name] for name in nodes))
+    alike = [name for name, target in calls.items() if target in ops]
+    if not nodes and not alike and triage and triage.user_line:
+        nodes = [name for name in calls if _place(lines.get(name)) == triage.user_line]
+    nodes = nodes or alike[:1]
+    return Suspects(tuple(ops), tuple(nodes), tuple(dict.fromkeys([*nodes, *alike])))
+
+
+def lines_of(record: Mapping[str, Any]) -> Lines:
+    """The user's line of each node; of a model made of a library's modules, the line that calls it."""
+    called = record.get("called_from")
+    modules = record.get("modules") or {}
+    found = {} if called is None else {name: {**called, **place} for name, place in modules.items()}
+    return {**found, **(record.get("nodes") or {})}
+
+
+def _place(line: Mapping[str, Any] | None) -> str | None:
+    return f"{Path(line['file']).name}:{line['line']}" if line else None
+
+
+def function_of(line: Mapping[str, Any]) -> Function | None:
+    """The function that a line of the record lies in; None for code outside of any function."""
+    match = _RESUMED.fullmatch(line["function"])
+    name = match[1] if match else line["function"]
+    if not name.isidentifier():
+        return None
+    return Function(line["file"], name, int(line["line"]), _definition(line, name))
+
+
+def _definition(line: Mapping[str, Any], name: str) -> int | None:
+    """The line of the `def` around a line, where the file is here and still holds that line."""
+    try:
+        text = Path(line["file"]).read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError):
+        return None
+    wanted = int(line["line"])
+    source = text.splitlines()
+    if wanted > len(source) or str(line.get("code", "")).strip() not in source[wanted - 1]:
+        return None
+    around = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.name == name
+        and node.lineno <= wanted <= (node.end_lineno or 0)
+    ]
+    return max(around, default=None)
+
+
+def nodes_of_functions(lines: Lines, functions: Iterable[Function]) -> frozenset[str]:
+    """The nodes that come from these functions."""
+    wanted = set(functions)
+    known: dict[tuple[str, str, int], Function | None] = {}
+
+    def function(line: Mapping[str, Any]) -> tuple[str, str, int | None] | None:
+        key = (line["file"], line["function"], int(line["line"]))
+        if key not in known:
+            known[key] = function_of(line)
+        found = known[key]
+        return None if found is None else (found.file, found.name, found.define)
+
+    keys = {(f.file, f.name, f.define) for f in wanted}
+    return frozenset(name for name, line in lines.items() if function(line) in keys)
+
+
+def nodes_of_modules(lines: Lines, paths: Iterable[str]) -> frozenset[str]:
+    """The nodes that ran in the modules at these paths or below them."""
+    tops = tuple(paths)
+
+    def inside(path: str) -> bool:
+        return any(path == top or path.startswith(f"{top}.") for top in tops)
+
+    return frozenset(name for name, line in lines.items() if inside(line.get("module") or ""))
+
+
+def module_expression(path: str) -> str:
+    """The module at a path as Python: `model.encoder.layers[3].mlp` for `encoder.layers.3.mlp`.
+
+    >>> module_expression("layers.3.mlp"), module_expression("2")
+    ('model.layers[3].mlp', 'model[2]')
+    """
+    return "model" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split("."))
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is an installed package's, which nobody should edit."""
+    return re.search(r"[/\\](site|dist)-packages[/\\]", file) is not None
+
+
+def class_of(lines: Lines, nodes: Iterable[str]) -> str | None:
+    """The one class of torch.nn whose modules hold all these nodes, e.g. `nn.ReLU`; None where there is none."""
+    calls = {str((lines.get(name) or {}).get("call") or "") for name in nodes}
+    if len(calls) != 1:
+        return None
+    name = calls.pop()
+    found = getattr(torch.nn, name.removeprefix("nn."), None) if name.startswith("nn.") else None
+    return name if isinstance(found, type) and issubclass(found, torch.nn.Module) else None

@@ -1,0 +1,88 @@
+"""Failures that come only sometimes: how often, and how often a pass must be seen before it is believed.
+
+One failure proves itself; one pass proves little where the original fails half of the time. With a failure rate p,
+m passes in a row are by chance in (1-p)^m of all cases, and m is chosen so that this is below one in a hundred.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torchsleuth.trials.trial import Outcome, Trial
+from torchsleuth.workers.queue import Desk
+
+# The chance at which a pass that is none may be believed.
+RISK = 0.01
+# Below this rate a search would take longer than anyone waits: 44 runs to believe one pass.
+LEAST_RATE = 0.1
+
+
+@dataclass(frozen=True)
+class FailureRate:
+    """How often a trial failed as expected, in how many runs that said anything.
+
+    >>> FailureRate(3, 3).repeats, FailureRate(2, 4).repeats
+    (1, 7)
+    """
+
+    failures: int
+    runs: int
+    slowest: float = 0.0
+    # Other failures that were seen on the way, and runs that told nothing.
+    others: tuple[Outcome, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        return self.failures / self.runs if self.runs else 0.0
+
+    @property
+    def flaky(self) -> bool:
+        return 0 < self.failures < self.runs
+
+    @property
+    def repeats(self) -> int:
+        """How many passes in a row make a pass."""
+        return repeats_for(self.rate)
+
+    def clock(self, least: float = 5.0, most: float = 300.0) -> float:
+        """Seconds a phase may take before it counts as hung: ten times the slowest run seen, within reason."""
+        return min(most, max(least, 10 * self.slowest))
+
+
+def repeats_for(rate: float, risk: float = RISK) -> int:
+    """How many passes in a row are needed at a failure rate, so that a wrong pass is rarer than `risk`.
+
+    >>> [repeats_for(p) for p in (1.0, 0.7, 0.5)]
+    [1, 4, 7]
+    """
+    if rate >= 1 - risk or rate <= 0:
+        return 1
+    rate = max(rate, LEAST_RATE)
+    return math.floor(math.log(risk) / math.log1p(-rate)) + 1
+
+
+def failure_rate(workers: Desk, trial: Trial, k: int = 3, more: int = 7) -> FailureRate:
+    """Runs the trial `k` times, and `more` times again where it neither always nor never failed.
+
+    >>> failure_rate(workers, original).flaky
+    False
+    """
+    outcomes = _several(workers, trial, k)
+    failures = sum(outcome.fails_like(trial.expected) for outcome in outcomes)
+    if 0 < failures < len(outcomes):
+        outcomes += _several(workers, trial, more)
+    told = [outcome for outcome in outcomes if outcome.error is None]
+    return FailureRate(
+        sum(outcome.fails_like(trial.expected) for outcome in told),
+        len(told),
+        max((outcome.seconds for outcome in told), default=0.0),
+        tuple(o for o in told if o.signature is not None and not o.fails_like(trial.expected)),
+        tuple(o.error for o in outcomes if o.error is not None),
+    )
+
+
+def _several(workers: Desk, trial: Trial, times: int) -> list[Outcome]:
+    tickets = [workers.submit(trial, fresh=True) for _ in range(times)]
+    return [ticket.result() for ticket in tickets]

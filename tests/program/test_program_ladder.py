@@ -1,0 +1,148 @@
+"""The ladder of a whole program, with runs that are made up: which rungs are run, and whom they blame."""
+
+import pytest
+
+from torchsleuth.program import ladder as program
+from torchsleuth.program.ladder import ends_alike, program_ladder, program_named
+from torchsleuth.program.runs import ProgramRun
+
+DECOMPOSED = "sleuth_aot_eager_decomp_partition"
+BAD = ProgramRun(1, 1.0, tail="Traceback\nAssertionError: differ\n")
+GOOD = ProgramRun(0, 1.0)
+
+
+def climbed(monkeypatch, fails, first=BAD, **answers):
+    """The finding, and what was overridden in each run; `fails(overrides, environment)` says how a run ends."""
+    seen = []
+
+    def run(_program, overrides, *, timeout=None, **environment):
+        what = overrides.backend or next(iter(overrides.config.get("torch._inductor.config", {})), None)
+        seen.append(what or "uncompiled")
+        outcome = fails(overrides, environment)
+        return outcome if isinstance(outcome, ProgramRun) else BAD if outcome else GOOD
+
+    monkeypatch.setattr(program, "watch_program", lambda *_args, **_kwargs: first)
+    monkeypatch.setattr(program, "run_program", run)
+    return program_ladder(["train.py"], **answers), seen
+
+
+def level(name):
+    order = ["uncompiled", "sleuth_eager", "sleuth_aot_eager", DECOMPOSED]
+
+    def fails(overrides, environment):
+        backend = "uncompiled" if environment else overrides.backend
+        return backend not in order or order.index(backend) >= order.index(name)
+
+    return fails
+
+
+@pytest.mark.parametrize(
+    ("failing", "component"),
+    [
+        ("uncompiled", "program"),
+        ("sleuth_eager", "dynamo"),
+        ("sleuth_aot_eager", "aot_autograd"),
+        (DECOMPOSED, "decompositions"),
+    ],
+)
+def test_the_first_rung_that_fails_names_the_component(monkeypatch, failing, component):
+    found, _ = climbed(monkeypatch, level(failing))
+    assert found.component == component and found.pinned
+
+
+def test_a_program_that_does_not_fail_blames_nobody(monkeypatch):
+    found, seen = climbed(monkeypatch, lambda *_: True, first=GOOD)
+    assert found.component is None and not found.pinned and seen == []
+
+
+def test_rungs_below_one_that_passes_are_not_run(monkeypatch):
+    case = {"id": "1a2b3c4d", "kind": "compile_error", "phase": "compile", "backend": "inductor"}
+    first = ProgramRun(1, 1.0, tail="RuntimeError: no", cases=(case,))
+    found, seen = climbed(monkeypatch, lambda *_: False, first=first)
+    assert found.component == "inductor" and found.case == "1a2b3c4d"
+    assert seen == ["uncompiled", DECOMPOSED]
+
+
+def test_only_the_users_own_backend_fails(monkeypatch):
+    case = {"id": "1a2b3c4d", "kind": "compile_error", "phase": "compile", "backend": "mine"}
+    found, _ = climbed(monkeypatch, lambda *_: False, first=ProgramRun(1, 1.0, cases=(case,)))
+    assert (found.component, found.part) == ("backend", "mine")
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("fallback_random", "random numbers"),
+        ("emulate_precision_casts", "precision casts"),
+        ("max_fusion_size", "fusion"),
+        ("deterministic", "determinism"),
+    ],
+)
+def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setting, part):
+    def fails(overrides, environment):
+        inductor = overrides.config.get("torch._inductor.config", {})
+        return not environment and overrides.backend is None and setting not in inductor
+
+    found, _ = climbed(monkeypatch, fails)
+    assert (found.component, found.part) == ("inductor", part)
+    assert found.flags[0].startswith(f"torch._inductor.config.{setting} = ")
+
+
+def test_decompositions_that_only_draw_other_random_numbers_are_not_blamed(monkeypatch):
+    def fails(overrides, _environment):
+        return overrides.backend == DECOMPOSED and not overrides.config
+
+    assert climbed(monkeypatch, fails)[0].part == "random numbers"
+
+
+def test_a_fake_kernel_that_does_not_match_is_found_by_the_check(monkeypatch):
+    told = ProgramRun(1, 1.0, tail="FakeMismatch: mylib.op (fake kernel): sizes differ\n")
+
+    def fails(overrides, _environment):
+        return told if (overrides.backend or "").endswith("crossref") else False
+
+    found, _ = climbed(monkeypatch, fails)
+    assert (found.component, found.part) == ("aot_autograd", "fake kernel")
+    assert "mylib.op" in found.detail
+
+
+def test_a_rung_that_fails_in_another_way_is_no_evidence(monkeypatch):
+    def fails(overrides, _environment):
+        return ProgramRun(1, 1.0, tail="ImportError: no") if overrides.backend == "sleuth_eager" else False
+
+    assert climbed(monkeypatch, fails)[0].component == "inductor"
+
+
+def test_each_rung_is_told_when_it_begins_and_when_it_ends(monkeypatch):
+    said = []
+    found, _ = climbed(monkeypatch, level("uncompiled"), say=said.append)
+    assert said == [
+        "trying: the program as it is",
+        "the program as it is: fails, status 1 (1 s)",
+        "trying: nothing compiled",
+        "nothing compiled: fails, status 1 (1 s)",
+    ]
+    assert [(r.what, r.answer) for r in found.rungs] == [
+        ("the program as it is", "fails"),
+        ("nothing compiled", "fails"),
+    ]
+    assert found.as_triage().component == "program"
+
+
+def test_two_runs_end_alike_by_status_and_type_of_error():
+    assert ends_alike(BAD, ProgramRun(1, 2.0, tail="my.AssertionError: other text"))
+    assert not ends_alike(BAD, ProgramRun(1, 2.0, tail="ValueError: differ"))
+    assert not ends_alike(BAD, ProgramRun(139, 2.0))
+    late = ProgramRun(143, 9.0, timed_out=True)
+    assert ends_alike(late, late) and not ends_alike(late, BAD)
+
+
+def test_our_own_lines_are_not_the_programs_last_word():
+    said = "ValueError: bad\ntorchsleuth: case 1a2b3c4d: compile_error\n"
+    assert ProgramRun(1, 1.0, tail=said).last_word == "ValueError"
+    assert ProgramRun(1, 1.0, tail="some text\n  indented: x\n").last_word == ""
+
+
+def test_a_script_is_run_by_this_python_and_a_command_as_it_is():
+    assert program_named(["train.py", "--x"]).command[1:] == ("train.py", "--x")
+    assert program_named(["torchrun", "train.py"]).command == ("torchrun", "train.py")

@@ -1,0 +1,189 @@
+"""Scripts run in interpreters that were started before; what they do to themselves is told, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from faulty import FAILS, trial
+
+from torchsleuth.processes.tree import descendants_of, kill_marked, marked_processes
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.supervise.interpreter import Prestarted
+from torchsleuth.supervise.scripts import run_script
+from torchsleuth.torch_internals.vector_instructions import noted_answers
+from torchsleuth.workers.pool import Workers
+
+ERROR = Signature("compile_error", "compile", ("ValueError",), "it failed")
+BEGIN = "import os, sys, time\nprint('torchsleuth: compiling', file=sys.stderr, flush=True)\n"
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "script.py"
+    path.write_text(BEGIN + text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def early():
+    with Prestarted() as made:
+        yield made
+
+
+def test_a_script_runs_as_it_would_by_itself_with_a_torch_that_compiled_nothing(tmp_path):
+    path = script(
+        tmp_path,
+        "import torch\n"
+        "cache = os.environ['TORCHINDUCTOR_CACHE_DIR']\n"
+        "kernels = [f for _, _, files in os.walk(cache) for f in files if '.main.' in f]\n"
+        "threads = len(os.listdir('/proc/self/task'))\n"
+        "graphs = len(torch._dynamo.utils.counters['stats'])\n"
+        f"with open({str(tmp_path / 'seen')!r}, 'a') as file:\n"
+        "    print([__name__, sys.argv, sys.path[0], kernels, threads, graphs], os.getpid(), cache, sep='|', file=file)\n"
+        "print('REPRODUCED: it failed')\n"
+        "sys.exit(1)\n",
+    )
+    with Prestarted() as early:
+        runs = early.verify(path, ERROR)
+    assert [run.answer for run in runs] == ["reproduced"] * 3
+    seen = [line.split("|") for line in (tmp_path / "seen").read_text().splitlines()]
+    assert {facts for facts, _, _ in seen} == {repr(["__main__", [str(path)], str(tmp_path), [], 1, 0])}
+    assert len({pid for _, pid, _ in seen}) == len({cache for _, _, cache in seen}) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "answer"),
+    [
+        ("print('NOT REPRODUCED')", ERROR, "not_reproduced"),
+        ("print('DIFFERENT FAILURE: other')\nsys.exit(2)", ERROR, "different"),
+        ("raise RuntimeError('not caught')", ERROR, "cannot_tell"),
+        ("os.kill(os.getpid(), 11)", Signature("crash", "compile", signal="SIGSEGV"), "reproduced"),
+        ("os.kill(os.getpid(), 6)", Signature("crash", "compile", signal="SIGSEGV"), "different"),
+        ("time.sleep(60)", Signature("hang", "compile"), "reproduced"),
+        ("time.sleep(60)", ERROR, "different"),
+    ],
+)
+def test_what_a_script_does_to_itself_is_its_answer(early, tmp_path, text, expected, answer):
+    runs = early.verify(script(tmp_path, text), expected, times=2, phase_seconds=1.5)
+    assert [run.answer for run in runs] == [answer] * 2
+
+
+def test_a_hung_script_and_what_it_started_are_gone_afterwards(tmp_path):
+    path = script(
+        tmp_path,
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '61.25'])\n"
+        f"open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w').write(str(child.pid))\n"
+        "time.sleep(60)\n",
+    )
+    with Prestarted() as early:
+        assert early.verify(path, Signature("hang", "compile"), phase_seconds=2.0)[0].reproduced
+        started = [int(f.name) for f in tmp_path.iterdir() if f.name.isdecimal()]
+        started += [int((tmp_path / str(pid)).read_text()) for pid in started]
+        assert len(started) == 6
+        deadline = time.monotonic() + 5
+        while any(map(alive, started)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(alive, started))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_interpreter_that_was_killed_is_replaced_by_fresh_ones(tmp_path):
+    with Prestarted() as early:
+        os.kill(early._process.pid, signal.SIGKILL)
+        early._process.wait()
+        runs = early.verify(script(tmp_path, "print('REPRODUCED: x')\nsys.exit(1)"), ERROR)
+    assert [run.answer for run in runs] == ["reproduced"] * 3
+
+
+def test_nothing_is_left_when_the_parent_is_killed(tmp_path):
+    program = (
+        "import sys, time\nfrom torchsleuth.supervise.interpreter import Prestarted\n"
+        "early = Prestarted()\nearly._control.recv(1)\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
+    below = descendants_of(parent.pid)
+    assert len(below) == 1
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(map(alive, below)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, below))
+
+
+def test_a_run_that_outlasts_the_time_for_everything_is_no_hang(tmp_path):
+    path = script(tmp_path, "time.sleep(30)")
+    run = run_script(path, Signature("hang", "compile"), deadline=time.monotonic() + 1.0)
+    assert run.answer == "cannot_tell" and "time" in run.summary
+
+
+def test_runs_that_are_given_up_end_at_once_and_no_more_begin(tmp_path):
+    path = script(tmp_path, "time.sleep(60)")
+    with Prestarted() as early, ThreadPoolExecutor(1) as pool:
+        runs = pool.submit(early.verify, path, ERROR)
+        time.sleep(6)
+        started = time.monotonic()
+        early.give_up()
+        assert len(runs.result(timeout=10)) == 3
+        assert early.run(path, ERROR).answer == "cannot_tell"
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(("more", "known"), [("", True), ("# torch._inductor.config.cpp.cxx = ...", False)])
+def test_what_the_cpp_compiler_can_do_is_known_unless_the_script_names_another(early, tmp_path, more, known):
+    if not noted_answers():
+        pytest.skip("no trial with kernels ran on this machine yet")
+    text = (
+        "from torch._inductor.cpu_vec_isa import valid_vec_isa_list\n"
+        f"assert valid_vec_isa_list.cache_info().currsize == {int(known)}\n"
+        f"print('NOT REPRODUCED')\n{more}\n"
+    )
+    assert early.run(script(tmp_path, text), ERROR).answer == "not_reproduced"
+
+
+@pytest.fixture
+def home(monkeypatch):
+    """A loaded interpreter that finds the trials of this folder, as its children will."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with Prestarted() as made:
+        yield made
+
+
+def forked_workers(home, folder):
+    names = {"call": "faulty:run", "warm_up": None, "still_good": "faulty:good"}
+    return Workers(2, folder=folder, home=home, **names)
+
+
+def test_workers_forked_from_a_loaded_interpreter_survive_a_crash_and_leave_it_clean(home, tmp_path):
+    with forked_workers(home, tmp_path) as workers:
+        crash, failure = workers.run(trial("segv")), workers.run(trial("fail"))
+        token = workers._token
+        assert workers.start_up > 0 and marked_processes(token)
+        stray = workers.run(trial("grandchild"))
+    assert crash.signature is not None and crash.signature.kind == "crash"
+    assert failure.fails_like(FAILS) and stray.error is None
+    assert not marked_processes(token)
+    assert home.verify(script(tmp_path, "print('NOT REPRODUCED')"), ERROR)[0].answer == "not_reproduced"
+
+
+def test_a_forked_server_that_is_killed_is_replaced_and_leaves_nothing(home, tmp_path):
+    with forked_workers(home, tmp_path) as workers:
+        assert workers.run(trial("fail")).fails_like(FAILS)
+        token = workers._token
+        assert kill_marked(token) >= 1
+        assert workers.run(trial("fail"), fresh=True).fails_like(FAILS)
+        assert workers._token != token and not marked_processes(token)

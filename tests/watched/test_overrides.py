@@ -1,0 +1,150 @@
+"""A program's compiles changed from outside, without a change to the program; and left alone where nobody asks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import torchsleuth
+from program_runs import environment, write_program
+from torchsleuth.torch_internals.compile_overrides import UnknownSetting, check_settings
+from torchsleuth.torch_internals.eager_regions import NotThere, class_named, is_place, operator_named
+from torchsleuth.watched.overrides import OVERRIDES_VARIABLE, Overrides, overrides_from_environment
+
+INJECT = Path(torchsleuth.__file__).parent / "watched" / "inject"
+INDUCTOR = "torch._inductor.config"
+
+PROGRAM = """
+    import sys
+
+    def wave(x):
+        return x.sin() + 1
+
+    if __name__ == "__main__":
+        import torch
+        from torch._dynamo.utils import counters
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = torch.nn.Linear(8, 8)
+                self.act = torch.nn.ReLU()
+
+            def forward(self, x):
+                y = self.act(self.first(x))
+                return wave(y) * 2
+
+        net = Net()
+        compiled = torch.compile(net, options={"max_fusion_size": 32})
+        compiled(torch.ones(2, 8)).sum().backward()
+        import torch._inductor.config as config
+        print("graphs", counters["stats"]["unique_graphs"])
+        print("breaks", sum(counters["graph_break"].values()))
+        print("fusion", config.max_fusion_size)
+        print("ours", sorted(m for m in sys.modules if m.startswith("torchsleuth")))
+        print("slope", net.first.bias.grad.abs().sum().item() > 0)
+"""
+
+
+def run(folder, overrides=None, fault=None, **more):
+    program = write_program(folder, PROGRAM)
+    env = environment(folder, fault, **(overrides.to_environment() if overrides else {}), **more)
+    env["PYTHONPATH"] = os.pathsep.join([str(INJECT), env["PYTHONPATH"]])
+    ran = subprocess.run(
+        [sys.executable, program.name], cwd=folder, env=env, capture_output=True, text=True, timeout=250
+    )
+    return ran, dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
+
+
+texts = st.text(max_size=20)
+
+
+@given(
+    st.builds(
+        Overrides,
+        config=st.dictionaries(st.just(INDUCTOR), st.dictionaries(texts, texts, min_size=1)),
+        backend=st.none() | texts.filter(bool),
+        dynamic=st.none() | st.booleans(),
+        fallback=st.lists(texts).map(tuple),
+        decompositions=st.lists(texts).map(tuple),
+        functions=st.lists(st.tuples(texts, texts, st.integers(1, 99))).map(tuple),
+        modules=st.lists(texts).map(tuple),
+        classes=st.lists(texts).map(tuple),
+    )
+)
+def test_what_is_asked_for_arrives_in_the_process(wanted):
+    arrived = overrides_from_environment(wanted.to_environment())
+    assert (arrived or Overrides()) == wanted
+
+
+def test_nothing_is_said_where_nothing_is_changed():
+    assert Overrides().to_environment() == {}
+    assert overrides_from_environment({}) is None
+
+
+def test_a_program_nobody_overrides_never_sees_us(tmp_path):
+    ran, said = run(tmp_path, TORCH_COMPILE_DISABLE="1")
+    assert ran.returncode == 0 and said["ours"] == "[]", ran.stderr
+
+
+def test_functions_and_modules_are_left_eager_and_the_backend_is_another(tmp_path):
+    program = str((tmp_path / "program.py").absolute())
+    wanted = Overrides(
+        backend="sleuth_aot_eager",
+        functions=(("program.py", "wave", 5), (program, "wave", 5)),
+        modules=("act",),
+        config={INDUCTOR: {"max_fusion_size": "7"}},
+    )
+    # Every kernel of Inductor would fail.
+    ran, said = run(tmp_path, wanted, fault="aten.sin.default:raise")
+    assert ran.returncode == 0, ran.stderr
+    assert said["breaks"] == "2" and said["graphs"] == "2" and said["slope"] == "True"
+    assert said["fusion"] == "7"
+
+
+def test_an_operator_is_kept_eager_under_a_setting_that_options_would_change(tmp_path):
+    wanted = Overrides(
+        fallback=("aten.sin.default", "aten.cos.default"), config={INDUCTOR: {"max_fusion_size": "1"}}
+    )
+    # The gradient of sin is a cos: its graph is compiled later, when the backward is run.
+    ran, said = run(tmp_path, wanted, fault="aten.cos.default:raise")
+    assert ran.returncode == 0, ran.stderr
+    assert said["breaks"] == "0" and said["fusion"] == "1" and said["slope"] == "True"
+
+
+def test_what_cannot_be_put_in_place_ends_the_program(tmp_path):
+    ran, _ = run(tmp_path, Overrides(config={INDUCTOR: {"no_such_setting": "1"}}))
+    assert ran.returncode != 0 and "no_such_setting" in ran.stderr
+
+
+def test_a_function_is_known_by_file_name_and_line():
+    def inner():
+        first = 1
+        return first
+
+    code = inner.__code__
+    start = code.co_firstlineno
+    assert is_place(code, (code.co_filename, "inner", start + 2))
+    assert not is_place(code, (code.co_filename, "inner", start + 9))
+    assert not is_place(code, (code.co_filename, "outer", start + 1))
+    assert not is_place(code, ("/elsewhere.py", "inner", start + 1))
+
+
+def test_what_this_torch_does_not_have_is_an_error():
+    assert str(operator_named("aten.sin.default")) == "aten.sin.default"
+    with pytest.raises(NotThere):
+        operator_named("aten.sin.no_such_overload")
+    with pytest.raises(NotThere):
+        class_named("nn.functional")
+    with pytest.raises(UnknownSetting):
+        check_settings({INDUCTOR: {"no_such_setting": 1}})
+
+
+def test_the_variable_is_plain_json():
+    text = Overrides(backend="eager").to_environment()[OVERRIDES_VARIABLE]
+    assert json.loads(text) == {"backend": "eager"}

@@ -1,0 +1,56 @@
+"""The record of one graph: what a script needs is in it, what cannot be written is said."""
+
+import importlib
+import json
+
+import pytest
+import torch
+import torch.fx
+
+from torchsleuth.torch_internals.configuration import global_state
+from torchsleuth.watched.record import GraphOrigin, keep_values, record_graph
+
+
+def origin(**more):
+    return GraphOrigin("aot", "inductor", "forward", global_state(), **more)
+
+
+def graph_of(*calls):
+    graph = torch.fx.Graph()
+    value = graph.placeholder("x")
+    for target, *args in calls:
+        value = graph.call_function(target, (value, *args))
+    graph.output((value,))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_a_graph_that_communicates_is_refused_with_a_plain_sentence(tmp_path):
+    if not torch.distributed.is_available():
+        pytest.skip("this torch was built without torch.distributed")
+    importlib.import_module("torch.distributed._functional_collectives")
+
+    graph = graph_of((torch.ops._c10d_functional.all_reduce.default, "sum", "0"))
+    record = record_graph(tmp_path, 1, graph, [torch.ones(2)], origin())
+    assert "communicates between processes" in record.facts["no_repro"]
+
+
+def test_a_graph_with_a_user_object_that_cannot_be_embedded_says_which(tmp_path):
+    graph = graph_of((torch.ops.aten.sin.default,))
+
+    class Backend:
+        def __call__(self, gm, inputs):
+            return gm
+
+    record = record_graph(tmp_path, 1, graph, [torch.ones(2)], origin(custom_backend=Backend()))
+    assert "backend" in record.facts["no_repro"]
+
+
+def test_a_record_is_json_and_keeps_the_sizes_of_the_call_it_describes(tmp_path):
+    graph = graph_of((torch.ops.aten.sin.default,))
+    value = torch.arange(6.0).view(2, 3).t()
+    record = record_graph(tmp_path, 1, graph, [value], origin())
+    written = json.loads((tmp_path / "record.json").read_text())
+    assert written["calls"] == 1 and written["placeholders"] == ["x"] and written["no_repro"] is None
+    kept = keep_values(record.inputs, [value], [value], tmp_path / "inputs").inputs[0]
+    assert (kept.shape, kept.stride) == ((3, 2), (1, 3)) and kept.storage is not None
+    assert list((tmp_path / "inputs" / "storages").glob("*.safetensors"))

@@ -1,0 +1,227 @@
+"""Which workarounds are worth trying, and the lines they come with; nothing is compiled here."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchsleuth.cases.model import Triage
+from torchsleuth.triage.settings import CAUTIOUS
+from torchsleuth.watched.overrides import Overrides
+from torchsleuth.workaround.candidates import BACKEND, About, candidates_for
+from torchsleuth.workaround.places import Suspects
+
+INDUCTOR = "torch._inductor.config"
+
+
+def line(module="", function="forward", number=10, call="", file="/home/me/model.py", code="y = f(x)"):
+    return {
+        "file": file,
+        "line": number,
+        "function": function,
+        "code": code,
+        "module": module,
+        "call": call,
+        "gradient": False,
+    }
+
+
+def about(calls=("mm", "relu", "add"), **changes):
+    return About(**{"kind": "compile_error", "backend": "inductor", "calls": tuple(calls), **changes})
+
+
+def named(found, start):
+    return [each for each in found if each.name.startswith(start)]
+
+
+def test_another_backend_is_always_among_them():
+    assert [c.overrides for c in candidates_for(about())] == [Overrides(backend="aot_eager")]
+
+
+def test_a_custom_backend_is_replaced_by_inductor_first():
+    found = candidates_for(about(backend="mine"))
+    assert [c.overrides.backend for c in found] == ["inductor", "aot_eager"]
+
+
+def test_the_operator_at_fault_is_kept_eager_with_lines_that_name_it():
+    found = candidates_for(about(suspects=Suspects(ops=("aten.relu.default",))))
+    (fallback,) = named(found, "aten.relu.default kept eager")
+    assert fallback.how.splitlines() == [
+        "from torch._inductor.graph import make_fallback",
+        "make_fallback(torch.ops.aten.relu.default, warn=False, override_decomp=True)",
+    ]
+    assert fallback.overrides == Overrides(fallback=("aten.relu.default",))
+    assert fallback.change.off == {"lowerings": {"names": ["aten.relu.default"]}}
+
+
+def test_of_two_operators_each_is_tried_alone_and_then_both():
+    found = candidates_for(about(suspects=Suspects(ops=("aten.exp.default", "aten.sum.dim_IntList"))))
+    assert [c.overrides.fallback for c in found if c.overrides.fallback] == [
+        ("aten.exp.default",),
+        ("aten.sum.dim_IntList",),
+        ("aten.exp.default", "aten.sum.dim_IntList"),
+    ]
+
+
+def test_functions_of_a_captured_graph_are_no_operators_to_fall_back_to():
+    found = candidates_for(about(suspects=Suspects(ops=("torch.relu", "operator.getitem"))))
+    assert all(not c.overrides.fallback for c in found)
+
+
+def test_a_bad_decomposition_is_taken_out_of_the_table():
+    triage = Triage(
+        component="decompositions", subsystem="decomposition", ops=("aten.exp.default",), pinned=True
+    )
+    (only, *_) = candidates_for(about(triage=triage, suspects=Suspects(ops=("aten.exp.default",))))
+    assert only.overrides == Overrides(decompositions=("aten.exp.default",))
+    assert "decompositions.pop(torch.ops.aten.exp.default, None)" in only.how
+
+
+def test_settings_that_triage_saw_to_help_go_together():
+    flags = (f"{INDUCTOR}.max_fusion_size = 1", f"{INDUCTOR}.cpp.simdlen = 1")
+    (both, *_) = candidates_for(about(triage=Triage(component="inductor", flags=flags, pinned=True)))
+    assert both.how == "\n".join(flags)
+    assert both.change.config == {INDUCTOR: {"max_fusion_size": "1", "cpp.simdlen": "1"}}
+    assert both.disables == "fusion of kernels and vectorised C++ code"
+
+
+def test_settings_of_the_users_own_that_the_failure_needs_go_back_to_their_defaults_one_by_one():
+    found = candidates_for(
+        about(
+            triage=Triage(component="inductor", flags=(f"{INDUCTOR}.freezing", "options.max_autotune")),
+            settings={INDUCTOR: {"freezing": "True", "max_autotune": "True"}},
+            defaults={INDUCTOR: {"freezing": "False", "max_autotune": "False"}},
+        )
+    )
+    assert [c.how for c in named(found, "setting")] == [
+        f"{INDUCTOR}.freezing = False",
+        f"{INDUCTOR}.max_autotune = False",
+    ]
+    (plain,) = named(found, "default settings")
+    assert plain.overrides.config == {INDUCTOR: {"freezing": "False", "max_autotune": "False"}}
+
+
+def test_a_named_pass_is_disabled_beside_those_that_are_disabled_already():
+    triage = Triage(component="inductor", part="b2b_gemm", subsystem="post_grad_passes", pinned=True)
+    found = candidates_for(about(triage=triage, settings={INDUCTOR: {"disabled_passes": "'other'"}}))
+    assert found[0].how == f"{INDUCTOR}.disabled_passes = 'other,b2b_gemm'"
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "tried"),
+    [("accuracy", True, True), ("accuracy", False, False), ("compile_error", True, False)],
+)
+def test_precision_casts_are_emulated_where_numbers_of_few_bits_are_wrong(kind, low, tried):
+    found = candidates_for(about(kind=kind, low_precision=low))
+    assert (CAUTIOUS[0].line in [c.how for c in found]) is tried
+
+
+def test_the_module_at_fault_is_left_eager_by_its_path():
+    lines = {"mm": line("fc1"), "relu": line("layers.3.act"), "add": line("fc2")}
+    found = candidates_for(about(suspects=Suspects((), ("relu",), ("relu",)), lines=lines))
+    (module,) = named(found, "module")
+    expected = "model.layers[3].act.forward = torch.compiler.disable(model.layers[3].act.forward)"
+    assert module.how.startswith(expected)
+    assert module.change.without == {"relu"} and module.overrides.modules == ("layers.3.act",)
+
+
+def test_where_every_module_of_a_class_may_fail_the_class_is_left_eager_in_one_line():
+    lines = {
+        "relu": line("1", call="nn.ReLU"),
+        "mm": line("2", call="nn.Linear"),
+        "relu_1": line("3", call="nn.ReLU"),
+    }
+    suspects = Suspects(("aten.relu.default",), ("relu",), ("relu", "relu_1"))
+    found = candidates_for(about(("relu", "mm", "relu_1"), suspects=suspects, lines=lines))
+    assert [c.change.without for c in named(found, "module")] == [{"relu"}, {"relu", "relu_1"}]
+    (every,) = named(found, "every nn.ReLU")
+    assert every.how == "torch.nn.ReLU.forward = torch.compiler.disable(torch.nn.ReLU.forward)"
+    assert every.change.without == {"relu", "relu_1"}
+
+
+def test_the_function_at_fault_is_left_eager_with_all_its_nodes():
+    lines = {"mm": line(), "relu": line(function="act", number=3), "add": line(function="act", number=4)}
+    found = candidates_for(about(suspects=Suspects((), ("relu",), ("relu",)), lines=lines))
+    (function,) = named(found, "function act eager")
+    assert function.how == "@torch.compiler.disable  # above `def act` in model.py"
+    assert function.change.without == {"relu", "add"}
+    assert function.overrides.functions == (("/home/me/model.py", "act", 3),)
+
+
+def test_a_function_that_is_the_whole_graph_is_not_left_eager():
+    lines = {name: line(function="act") for name in ("mm", "relu", "add")}
+    found = candidates_for(about(suspects=Suspects((), ("relu",), ("relu",)), lines=lines))
+    assert not named(found, "function")
+
+
+def test_nobody_is_told_to_edit_an_installed_package():
+    library = "/usr/lib/python3/site-packages/transformers/llama.py"
+    lines = {"mm": line(), "relu": line(function="act", file=library)}
+    found = candidates_for(about(suspects=Suspects((), ("relu",), ("relu",)), lines=lines))
+    assert not named(found, "function") and not named(found, "graph break")
+
+
+def test_the_rest_of_a_function_after_a_graph_break_is_that_function():
+    lines = {"mm": line(), "relu": line(function="torch_dynamo_resume_in_act_at_12")}
+    found = candidates_for(about(suspects=Suspects((), ("relu",), ("relu",)), lines=lines))
+    assert named(found, "function act eager")
+
+
+@pytest.mark.parametrize(("backward", "second_half"), [(False, "relu"), (True, "add")])
+def test_a_graph_break_parts_the_graph_before_the_line_as_the_program_runs_it(backward, second_half):
+    lines = {"mm": line(number=1), "relu": line(number=2), "add": line(number=3)}
+    suspects = Suspects((), ("relu",), ("relu",))
+    found = candidates_for(about(suspects=suspects, lines=lines, backward=backward))
+    (parted,) = named(found, "graph break before model.py:2")
+    assert parted.change.parted_before == second_half
+    assert parted.how.startswith("torch._dynamo.graph_break()")
+
+
+def test_a_single_operator_that_fails_by_itself_gets_no_graph_break():
+    lines = {"mm": line(number=1), "relu": line(number=2)}
+    triage = Triage(component="inductor", subsystem="lowerings", pinned=True)
+    found = candidates_for(about(suspects=Suspects((), ("relu",), ("relu",)), lines=lines, triage=triage))
+    assert not named(found, "graph break")
+
+
+def test_fixed_sizes_are_tried_only_where_there_are_others():
+    assert not named(candidates_for(about()), "dynamic")
+    (fixed,) = named(candidates_for(about(symbols=True)), "dynamic=False")
+    assert fixed.change.static and fixed.overrides == Overrides(dynamic=False)
+
+
+names = st.sampled_from(["mm", "relu", "add", "exp", "sum"])
+places = st.builds(
+    line,
+    module=st.sampled_from(["", "fc", "fc.act", "2", "layers.1"]),
+    function=st.sampled_from(["forward", "act", "<lambda>", "torch_dynamo_resume_in_act_at_3"]),
+    number=st.integers(1, 5),
+    call=st.sampled_from(["", "nn.ReLU", "relu", "nn.Nothing"]),
+)
+
+
+@given(
+    calls=st.lists(names, min_size=1, unique=True),
+    lines=st.dictionaries(names, places),
+    suspects=st.lists(names, unique=True),
+    backward=st.booleans(),
+    component=st.sampled_from([None, "inductor", "aot_autograd", "backend"]),
+)
+def test_whatever_is_known_each_candidate_is_one_change_that_leaves_something_compiled(
+    calls, lines, suspects, backward, component
+):
+    known = tuple(name for name in suspects if name in calls)
+    lines = {name: where for name, where in lines.items() if name in calls}
+    found = candidates_for(
+        about(
+            calls,
+            lines=lines,
+            suspects=Suspects((), known, known),
+            backward=backward,
+            triage=Triage(component=component),
+        )
+    )
+    assert found[-1].reach == BACKEND
+    assert len({(c.name, c.how) for c in found}) == len(found)
+    for each in found:
+        assert not each.change.without or set(calls) - each.change.without
+        assert each.change.parted_before is None or each.change.parted_before in calls[1:]
