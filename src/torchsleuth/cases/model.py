@@ -14,7 +14,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -237,3 +237,13 @@ def _signature(value: Any, where: str) -> Signature:
         return signature_from_json(value if isinstance(value, dict) else {"kind": value})
     except TypeError as failure:
         raise WrongShape(f"{where!r} is not a signature ({failure})") from None
+
+
+def best_workaround(found: Sequence[Workaround]) -> Workaround | None:
+    """The one to show first: verified, and not one that the whole program refused.
+
+    >>> best_workaround([Workaround("a", "a = 1", True, program=False), Workaround("b", "b = 1", True)]).name
+    'b'
+    """
+    good = [each for each in found if each.verified and each.program is not False]
+    return next((each for each in good if each.program), good[0] if good else None)

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import json
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import WORK, budget_option, cases_option, json_option, print_json, workers_option
-
-if TYPE_CHECKING:
-    from torchsleuth.minify.case import MinifyResult
-    from torchsleuth.minify.search.contract import State
-    from torchsleuth.supervise.interpreter import Prestarted
+from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.progress import StatusLine
+from torchsleuth.supervise.pipeline import MinifyOutcome, Processes, minify_step, processes_for
+from torchsleuth.supervise.verification import REPRO
 
 # A short repro compiles in seconds; one that takes longer hangs, as it says it does.
 HANG_SECONDS = 30
@@ -51,127 +46,50 @@ def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Pat
     torchsleuth minify minifier_launcher.py
     """
     started = time.monotonic()
-    from torchsleuth.supervise.interpreter import Prestarted
-    from torchsleuth.workers.cluster import open_workers
-
     folder = _known_case(case_or_script, cases_dir)
-    place = {} if folder is None else {"folder": folder.path / WORK}
-    # It loads torch for the trials and for the verification, while this process does for the search.
-    with Prestarted() as early, open_workers(workers, home_for(folder, early), **place) as desk:
-        if folder is None:
-            from torchsleuth.minify.script_cases import case_of_script
-
-            folder = case_of_script(Path(case_or_script), cases_dir, desk)  # type: ignore[arg-type]
-        result = minify(folder, desk, budget - (time.monotonic() - started), early)
+    line = StatusLine(budget)
+    with processes_for(folder, workers) as processes:
+        try:
+            if folder is None:
+                folder = _adopted(Path(case_or_script), cases_dir, processes, budget)
+            left = max(1.0, budget - (time.monotonic() - started))
+            outcome = minify_step(folder, processes, left, _say, line.hear)
+        except KeyboardInterrupt:
+            line.end()
+            _say("stopped; the best script so far is repro.py in the case, and the same command goes on")
+            raise
+        finally:
+            line.end()
     if as_json:
-        print_json({**result.folder.case.to_json(), **_for_programs(result, desk.start_up)})
-    else:
-        show_result(result)
-    return 0 if result.verified else 1
+        print_json({**outcome.folder.case.to_json(), **_for_programs(outcome)})
+    elif outcome.repro is not None:
+        show_result(outcome)
+    minified = outcome.folder.case.minified
+    if outcome.repro is None and minified is not None and minified.error is not None:
+        return 2
+    return 0 if outcome.verified else 1
 
 
-def _for_programs(result: MinifyResult, start_up: float) -> dict[str, Any]:
+def _say(sentence: str) -> None:
+    click.echo(f"torchsleuth: {printable(sentence)}", err=True)
+
+
+def _adopted(script: Path, cases_dir: Path, processes: Processes, budget: float) -> CaseFolder:
+    """The case that a script of someone else's becomes."""
+    assert processes.host is not None
+    where = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
+    told = processes.host.ask("adopt", budget, said=_say, **where)
+    return open_case(cases_dir, told["case"])
+
+
+def _for_programs(outcome: MinifyOutcome) -> dict[str, Any]:
     """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
     return {
-        "path": str(result.folder.path),
-        "form": result.form,
-        "seconds": {
-            "start_up": round(start_up, 2),
-            "search": result.reduction.seconds,
-            "trials": result.trial_seconds,
-            "whole": result.seconds,
-        },
-        "reducers": [dataclasses.asdict(row) for row in result.reduction.statistics],
+        "path": str(outcome.folder.path),
+        "form": outcome.repro.script.form if outcome.repro else None,
+        "seconds": {**outcome.told.get("seconds", {}), "whole": outcome.seconds},
+        "reducers": outcome.told.get("reducers", []),
     }
-
-
-def minify(folder: CaseFolder, workers: Any, budget: float, early: Prestarted | None = None) -> MinifyResult:
-    """Minifies one case, with a status line on stderr."""
-    load_search()
-    from torchsleuth.minify.case import minify_case
-
-    line = StatusLine(max(1.0, budget))
-    try:
-        return minify_case(
-            folder, budget_seconds=max(1.0, budget), workers=workers, listener=line, early=early
-        )
-    except KeyboardInterrupt:
-        line.end()
-        click.echo(
-            "torchsleuth: stopped; the best script so far is repro.py in the case, and the same command goes on",
-            err=True,
-        )
-        raise
-    finally:
-        line.end()
-
-
-def load_search() -> None:
-    """Loads what a search needs, torch first of all."""
-    from torchsleuth.torch_internals.loading import without_collecting
-
-    with without_collecting():
-        from torchsleuth.minify.states import warm_up
-
-        importlib.import_module("torchsleuth.minify.case")
-        warm_up()
-
-
-class StatusLine:
-    """One line that answers: is it moving, how small, how many trials, how fast, how long still, may I stop now."""
-
-    def __init__(self, budget: float) -> None:
-        self.started_at = self.last = time.monotonic()
-        self.budget = budget
-        self.first = self.calls = self.trials = 0
-        self.live = sys.stderr.isatty()
-        self.shown = False
-
-    def started(self, state: State) -> None:
-        self.first = self.calls = _calls(state)
-        self._show("")
-
-    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
-        self.trials += len(failed)
-        self._show(reducer)
-
-    def smaller(self, reducer: str, state: State) -> None:
-        self.last, self.calls = time.monotonic(), _calls(state)
-        self._show(reducer, always=True)
-
-    def said(self, text: str) -> None:
-        self.end()
-        click.echo(f"torchsleuth: {printable(text)}", err=True)
-
-    def end(self) -> None:
-        if self.shown and self.live:
-            click.echo("", err=True)
-        self.shown = False
-
-    def _show(self, reducer: str, always: bool = False) -> None:
-        now = time.monotonic()
-        took = max(0.1, now - self.started_at)
-        text = (
-            f"torchsleuth: {self.first} → {self.calls} calls, {self.trials} trials in {took:.0f} s "
-            f"({self.trials / took:.1f}/s), smaller {now - self.last:.0f} s ago, now {reducer or 'starting'}, "
-            f"at most {max(0.0, self.budget - took):.0f} s more; Ctrl-C keeps the best so far"
-        )
-        if self.live:
-            click.echo(f"\r\x1b[2K{text}", err=True, nl=False)
-            self.shown = True
-        elif always:
-            click.echo(text, err=True)
-
-
-def _calls(state: State) -> int:
-    from torchsleuth.graphs.cut import calls_of
-
-    return calls_of(state.graph)
-
-
-def home_for(folder: CaseFolder | None, early: Prestarted) -> Prestarted | None:
-    """What the server of the trials is forked from; a device's driver, once looked at, does not survive that."""
-    return early if folder is not None and folder.case.device == "cpu" else None
 
 
 def _known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
@@ -206,23 +124,24 @@ def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
     return open_case(cases_dir, cases[-1]["path"])
 
 
-def show_result(result: MinifyResult) -> None:
+def show_result(outcome: MinifyOutcome) -> None:
     """The result for a person: how small, what may vary, what each reducer did, and where the script is."""
-    minified, verified = result.folder.case.minified, result.folder.case.verified
-    assert minified is not None and verified is not None
+    minified, repro = outcome.folder.case.minified, outcome.repro
+    assert minified is not None and repro is not None
     click.echo(
         f"calls left: {minified.calls}, inputs: {minified.inputs}, {minified.queries} trials, "
-        f"{result.seconds:.1f} s; failed the same way in {verified.reproduced} of {verified.times} fresh processes"
+        f"{outcome.seconds:.1f} s; failed the same way in {repro.reproduced} of {len(repro.runs)} fresh processes"
     )
-    for sentence in result.explanation.sentences:
+    for sentence in outcome.told.get("explanation", ()):
         click.echo(f"  {printable(sentence)}")
-    for other in result.also:
+    for other in outcome.told.get("also", ()):
         click.echo(f"  another failure was met on the way and kept under also/: {printable(other)}")
     click.echo("\nreducer                 trials  kept  calls gone  seconds")
-    for row in result.reduction.statistics:
-        if row.queries:
+    for row in outcome.told.get("reducers", ()):
+        if row["queries"]:
             click.echo(
-                f"{row.reducer:<22}  {row.queries:>6}  {row.successes:>4}  {row.calls_removed:>10}  {row.seconds:>7.1f}"
+                f"{row['reducer']:<22}  {row['queries']:>6}  {row['successes']:>4}  "
+                f"{row['calls_removed']:>10}  {row['seconds']:>7.1f}"
             )
-    script = result.folder.file("repro.py")
+    script = outcome.folder.file(REPRO)
     click.echo(f"\n{script.read_text(encoding='utf-8').rstrip()}\n\nrun it: python {script}")

@@ -12,8 +12,6 @@ import click
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 DEFAULT_CASES = "torchsleuth-cases"
-# In a case, where all verbs that try something keep kernels and answers, so that each finds those of the others.
-WORK = "minify"
 
 
 def cases_option(function: Function) -> Function:

@@ -239,22 +239,18 @@ def _finish(
 
     An interrupt leaves what was done so far.
     """
-    from torchsleuth.supervise.pipeline import (
-        blame_case,
-        finish_case,
-        helpers_for,
-        shrink_case,
-        work_around_case,
-    )
+    from torchsleuth.cli.progress import StatusLine
+    from torchsleuth.supervise.pipeline import investigate
 
     done = list(cases)
     for position, (folder, process) in enumerate(cases):
+        line = StatusLine(max(1.0, deadline - time.monotonic()))
         try:
-            with helpers_for(folder, workers) as helpers:
-                done[position] = (finish_case(folder, process, deadline, _say, helpers), process)
-                for step in (blame_case, shrink_case, work_around_case) if workers is not None else ():
-                    done[position] = (step(done[position][0], deadline, _say, helpers), process)
+            for known in investigate(folder, process, deadline, workers, _say, line.hear):
+                line.end()
+                done[position] = (known, process)
         except KeyboardInterrupt:
+            line.end()
             _say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")
             break
     return done

@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from torchsleuth.cases.errors import SleuthError
-from torchsleuth.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.cases.folder import open_case
 from torchsleuth.cases.model import Triage
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import WORK, budget_option, cases_option, json_option, print_json, workers_option
-
-if TYPE_CHECKING:
-    from torchsleuth.workers.queue import Desk
+from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.supervise.pipeline import processes_for, triage_step
 
 
 @click.command("triage", context_settings={"ignore_unknown_options": True})
@@ -43,16 +39,15 @@ def triage_verb(
     torchsleuth triage last
     torchsleuth triage train.py --epochs 1
     """
-    from torchsleuth.workers.cluster import open_workers
-
     started = time.monotonic()
     if Path(case_or_script).suffix == ".py" and Path(case_or_script).is_file():
         return _program([case_or_script, *arguments], cases_dir, budget, as_json)
     if arguments:
         raise click.UsageError(f"a case takes no arguments, and {case_or_script} is not a script here")
     folder = open_case(cases_dir, case_or_script)
-    with open_workers(workers, folder=folder.path / WORK) as desk:
-        folder = triage(folder, desk, budget - (time.monotonic() - started))
+    with processes_for(folder, workers) as processes:
+        left = max(1.0, budget - (time.monotonic() - started))
+        folder = triage_step(folder, processes, left, _say, doing=_say)
     if as_json:
         print_json({**folder.case.to_json(), "path": str(folder.path)})
     else:
@@ -79,18 +74,6 @@ def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> 
 
 def _say(text: str) -> None:
     click.echo(f"torchsleuth: triage: {printable(text)}", err=True)
-
-
-def triage(folder: CaseFolder, desk: Desk, budget: float, *, quiet: bool = False) -> CaseFolder:
-    """Triage of one case, with its steps on stderr; what stops it is in the case."""
-    from torchsleuth.triage.case import triage_case
-
-    say = (lambda text: None) if quiet else _say
-    try:
-        return triage_case(folder, workers=desk, budget_seconds=max(1.0, budget), say=say)
-    except SleuthError as why:
-        say(str(why))
-        return update_case(folder, triage=Triage(error=str(why)))
 
 
 def show_triage(found: Triage) -> None:

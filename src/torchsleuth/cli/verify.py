@@ -12,7 +12,8 @@ from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Verified
 from torchsleuth.cli.options import cases_option, json_option, print_json
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
-from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, run_script
+from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
+from torchsleuth.supervise.verification import phase_clock
 
 
 class NoRepro(SleuthError):
@@ -39,15 +40,11 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
     torchsleuth verify torchsleuth-cases/3f9a1c07/original.py --times 1
     """
     folder, script, expected = script_of(case_or_repro, cases_dir)
+    clock = timeout or (PHASE_SECONDS if folder is None else phase_clock(folder.case))
     runs: list[ScriptRun] = []
     for number in range(1, times + 1):
         click.echo(f"torchsleuth: run {number} of {times}: {script.name} …", err=True)
-        if folder is not None:
-            from torchsleuth.supervise.pipeline import run_case_script
-
-            runs.append(run_case_script(folder, script, timeout=timeout))
-        else:
-            runs.append(run_script(script, expected, phase_seconds=timeout or PHASE_SECONDS))
+        runs.append(ScriptRunner().run(script, expected, phase_seconds=clock))
         click.echo(f"torchsleuth:   {_words(runs[-1])}", err=True)
     reproduced = sum(run.reproduced for run in runs)
     verified = Verified(times, reproduced, reproduced == times)
@@ -60,7 +57,12 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
                 "reproduced": reproduced,
                 "same_signature": reproduced == times,
                 "runs": [
-                    {"answer": r.answer, "summary": r.summary, "seconds": round(r.seconds, 2)} for r in runs
+                    {
+                        "answer": r.words.replace(" ", "_"),
+                        "summary": r.summary,
+                        "seconds": round(r.seconds, 2),
+                    }
+                    for r in runs
                 ],
             }
         )
@@ -70,7 +72,7 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
 
 
 def _words(run: ScriptRun) -> str:
-    return f"{run.answer.replace('_', ' ')}: {run.summary} ({run.seconds:.1f} s)"
+    return f"{run.words}: {run.summary} ({run.seconds:.1f} s)"
 
 
 def script_of(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Signature]:

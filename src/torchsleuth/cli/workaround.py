@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
-from torchsleuth.cases.model import Case, Workaround
+from torchsleuth.cases.model import Case, Workaround, best_workaround
 from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import WORK, budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.program.workarounds import Attempt, attempt_from_json, run_program
+from torchsleuth.supervise.pipeline import processes_for, triage_step, workaround_step
 
-if TYPE_CHECKING:
-    from torchsleuth.workaround.find import Attempt
-    from torchsleuth.workers.queue import Desk
-
-STORE = ".workarounds"
 # Of the time to spend, where the case has not been triaged yet.
 SHARE_FOR_TRIAGE = 0.4
 
@@ -51,15 +46,14 @@ def workaround_verb(
         from torchsleuth.program.runs import program_of
 
         program_of(folder)  # before minutes are spent on the rest
-    found = _tried(folder, workers, budget)
-    folder = _kept(folder, found)
+    folder, found = _tried(folder, workers, budget)
     if on_program:
-        found = _run_program(folder, found, budget, everything)
-        folder = _kept(folder, found)
-    from torchsleuth.workaround.find import best_of
-
+        found = run_program(
+            folder, found, deadline=time.monotonic() + budget, everything=everything, say=_say
+        )
+        folder = update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
     kept = folder.case.workarounds or ()
-    best = best_of(kept)
+    best = best_workaround(kept)
     if as_json:
         print_json({**folder.case.to_json(), "path": str(folder.path)})
     else:
@@ -67,47 +61,15 @@ def workaround_verb(
     return 0 if best is not None else 1
 
 
-def _tried(folder: CaseFolder, workers: str, budget: float) -> list[Attempt]:
-    from torchsleuth.workers.cluster import open_workers
-
+def _tried(folder: CaseFolder, workers: str, budget: float) -> tuple[CaseFolder, list[Attempt]]:
     started = time.monotonic()
-    with open_workers(workers, folder=folder.path / WORK) as desk:
+    with processes_for(folder, workers) as processes:
         if folder.case.triage is None:
-            from torchsleuth.cli.triage import triage
-
             _say("nobody has said yet who is at fault; that comes first")
-            folder = triage(folder, desk, budget * SHARE_FOR_TRIAGE)
-        return _attempts(folder, desk, budget - (time.monotonic() - started), _say)
-
-
-def workarounds(folder: CaseFolder, desk: Desk, budget: float, *, quiet: bool = False) -> CaseFolder:
-    """The case with what was tried on its graph, the cheapest that works first."""
-    say: Callable[[str], None] = (lambda text: None) if quiet else _say
-    return _kept(folder, _attempts(folder, desk, budget, say))
-
-
-def _attempts(folder: CaseFolder, desk: Desk, budget: float, say: Callable[[str], None]) -> list[Attempt]:
-    from torchsleuth.processes.limits import clock_of_a_hang
-    from torchsleuth.triage.experiments import Bench
-    from torchsleuth.workaround.find import attempts
-
-    # The whole graph is compiled, which takes longer than it took to come to where it hung.
-    limits = clock_of_a_hang(desk.limits, folder.case.kind, folder.case.extra.get("timeout"), room=1.5)
-    store = folder.path / STORE
-    try:
-        return attempts(folder, Bench(desk, folder.case.signature, store, limits, say), budget, say)
-    finally:
-        shutil.rmtree(store, ignore_errors=True)
-
-
-def _run_program(folder: CaseFolder, found: list[Attempt], budget: float, everything: bool) -> list[Attempt]:
-    from torchsleuth.program.workarounds import on_program
-
-    return on_program(folder, found, deadline=time.monotonic() + budget, everything=everything, say=_say)
-
-
-def _kept(folder: CaseFolder, found: Sequence[Attempt]) -> CaseFolder:
-    return update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
+            folder = triage_step(folder, processes, budget * SHARE_FOR_TRIAGE, _say, doing=_say)
+        left = max(1.0, budget - (time.monotonic() - started))
+        folder, found = workaround_step(folder, processes, left, _say, doing=_say)
+        return folder, [attempt_from_json(each) for each in found]
 
 
 def _say(sentence: str) -> None:

@@ -44,16 +44,25 @@ class Limits:
         return asdict(self)
 
 
+def hang_seconds(timeout: object) -> float:
+    """The clock under which a hang is told: the one it was caught under, where there was one.
+
+    >>> hang_seconds(20), hang_seconds(None)
+    (20.0, 30.0)
+    """
+    return float(timeout) if isinstance(timeout, (int, float)) and timeout else NO_TIMEOUT
+
+
 def clock_of_a_hang(limits: Limits, kind: str, timeout: object, room: float = 1.0) -> Limits:
-    """The limits under which a failure of this kind is tried: a hang is told by the clock it was caught under.
+    """The limits under which a failure of this kind is tried.
 
     >>> clock_of_a_hang(Limits(), "hang", 20).compile
     20.0
     """
     if kind != "hang":
         return limits
-    seconds = float(timeout) if isinstance(timeout, (int, float)) and timeout else NO_TIMEOUT
-    return replace(limits, compile=seconds * room, run=seconds * room)
+    seconds = hang_seconds(timeout) * room
+    return replace(limits, compile=seconds, run=seconds)
 
 
 def limits_from_json(doc: Mapping[str, Any]) -> Limits:

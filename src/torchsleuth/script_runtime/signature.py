@@ -23,7 +23,7 @@ _SIG_VAGUE_TEXT = re.compile(r"NoneType|out of range|^(unhandled|unknown|interna
 _SIG_GENERATED = re.compile(r"<[^>]*>|\.py:|(?:^|[/\\])c[a-z2-7]{51}\.py$|[/\\]torchinductor_[^/\\]+[/\\]")
 _SIG_PACKAGED = re.compile(r".*(?:site|dist)-packages/(.+)|.*?/((?:torch/(?:_|fx|nn|ops|util)|triton/).+)")
 _SIG_OURS = re.compile(
-    r"[/\\]torchsleuth[/\\](?:wat|tri|scr|cas|com|gr|rep|ten|tor|wor|sup|pro|hos|min)[a-z_]*[/\\]|^<frozen"
+    r"[/\\]torchsleuth[/\\](?!backends|examples|tests|docs|benchmarks)[a-z_]+[/\\]|^<frozen"
 )
 _SIG_REMOTE = "Traceback (most recent call last):"
 _SIG_TAILS = re.compile(

@@ -1,247 +1,142 @@
-"""What follows the capture of a case: its script is tried, it is blamed on someone, made small and worked around."""
+"""What follows the capture of a case: its script is tried, it is blamed on someone, made small and worked around.
+
+Each step stands alone: one that fails, dies or runs out of time leaves its reason in the case, and the others run.
+Nothing here loads torch: scripts run in fresh processes, everything that searches in the search host.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+from torchsleuth.cases.answer import Answer
 from torchsleuth.cases.errors import SleuthError
-from torchsleuth.cases.folder import CaseFolder, update_case
-from torchsleuth.cases.model import Minified, Triage, Verified
+from torchsleuth.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.cases.model import Minified, Triage, Verified, Workaround, best_workaround
 from torchsleuth.cases.spool import WatchedProcess
+from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.repro.assemble import script_after_dynamo, user_line_of_node
-from torchsleuth.supervise.interpreter import Prestarted
-from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, run_script
-from torchsleuth.workers.queue import Desk
+from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
+from torchsleuth.supervise.scripts import ScriptRun, ScriptRunner
+from torchsleuth.supervise.verification import (
+    CHECKPOINTS,
+    REPRO,
+    ScriptToVerify,
+    VerifiedRepro,
+    in_words,
+    phase_clock,
+    script_from_json,
+    verified_repro,
+)
 
 ORIGINAL = "original.py"
 OUTER = "original-after-dynamo.py"
+# In a case, where all steps that try something keep kernels and answers, so that each finds those of the others.
+WORK = "minify"
 # Most of a budget is for making the case small; what is not used goes to the next step.
 TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
 WORKAROUND_SECONDS = 120.0
+VERIFY_TIMES = 3
+
+Say = Callable[[str], None]
+Hear = Callable[[dict[str, Any]], None]
+
+
+def _nothing(_: Any) -> None:
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
-class Helpers:
-    """Processes that load torch while something else is waited for: workers for trials, an interpreter for scripts."""
+class Processes:
+    """What works on one case: runs of its scripts, and the search host; no host where nothing is searched."""
 
-    desk: Desk | None = None
-    early: Prestarted | None = None
+    scripts: ScriptRunner = dataclasses.field(default_factory=ScriptRunner)
+    host: SearchHost | None = None
 
 
 @contextlib.contextmanager
-def helpers_for(folder: CaseFolder, workers: str | None) -> Iterator[Helpers]:
-    """The helpers for one case; no workers where it is not made smaller, nothing at all where it has no script.
+def processes_for(
+    folder: CaseFolder | None, workers: str | None, python: str | None = None
+) -> Iterator[Processes]:
+    """The processes for one case, which load torch while something else is waited for.
 
-    >>> with helpers_for(folder, "2") as helpers: finish_case(folder, process, deadline, say, helpers)
+    >>> with processes_for(folder, "2") as processes: triage_step(folder, processes, 60, print)
     """
+    if folder is not None and folder.case.no_repro is not None and workers is None:
+        yield Processes()
+        return
     with contextlib.ExitStack() as stack:
-        if folder.case.no_repro is not None:
-            yield Helpers()
-            return
-        early, desk = stack.enter_context(Prestarted()), None
+        prepared = stack.enter_context(PreparedInterpreter())
+        on_cpu = folder is None or folder.case.device == "cpu"
+        runner = ScriptRunner(prepared if on_cpu else None, **({"python": python} if python else {}))
+        host = None
         if workers is not None:
-            from torchsleuth.cli.minify import home_for, load_search
-            from torchsleuth.cli.options import WORK
-            from torchsleuth.workers.cluster import open_workers
-
-            # The search's own modules take two seconds to load, while scripts are waited for anyway.
-            threading.Thread(target=load_search, daemon=True).start()
-            desk = open_workers(workers, home_for(folder, early), folder=folder.path / WORK)
-            stack.enter_context(desk)
-        yield Helpers(desk, early)
+            host = stack.enter_context(SearchHost(prepared, workers, folder.path / WORK if folder else None))
+        yield Processes(runner, host)
 
 
-def finish_case(
-    folder: CaseFolder,
-    process: WatchedProcess,
-    deadline: float,
-    say: Callable[[str], None],
-    helpers: Helpers = Helpers(),  # noqa: B008 - it is frozen
+# -- the script of the whole graph
+
+
+def verify_original(
+    folder: CaseFolder, process: WatchedProcess, deadline: float, say: Say, processes: Processes
 ) -> CaseFolder:
-    """Verifies the script of a fresh case, cutting it after Dynamo where the graph after AOTAutograd does not fail."""
+    """Runs the script of a fresh case, cut after Dynamo where the graph after AOTAutograd does not fail by itself."""
     case = folder.case
     if case.no_repro is not None:
         say(f"case {case.id} has no repro: {case.no_repro}")
         return folder
-    python = process.facts.get("executable")
-    early = helpers.early if python in (None, sys.executable) else None
-    run = _try(folder, ORIGINAL, deadline, say, python, early)
+    run = _tried(folder, ORIGINAL, deadline, say, processes)
     if not run.reproduced and case.after == "aot":
         outer = script_after_dynamo(folder, process)
         if outer is not None:
             say("the graph after AOTAutograd does not fail by itself; trying the one after Dynamo")
             folder = update_case(folder, {OUTER: outer.script})
-            outer_run = _try(folder, OUTER, deadline, say, python, early)
+            outer_run = _tried(folder, OUTER, deadline, say, processes)
             folder.file(OUTER).unlink()
             if outer_run.reproduced:
                 run, folder = outer_run, update_case(folder, outer.files, **outer.sections)
     verified = Verified(1, int(run.reproduced), run.reproduced)
-    if run.answer == "cannot_tell":
+    if run.answer is Answer.CANNOT_TELL:
         verified = dataclasses.replace(verified, error=run.summary)
     folder = update_case(folder, verified=verified)
     if not run.reproduced:
-        say(f"case {case.id}: original.py answers: {run.answer.replace('_', ' ')} ({run.summary})")
-    # Where there are workers, triage tells a bug of the program apart.
-    if case.phase == "run" and case.kind != "accuracy" and helpers.desk is None:
-        folder = _tell_program_apart(folder, deadline, say, python, early)
+        say(f"case {case.id}: original.py answers: {run.words} ({run.summary})")
+    # Where there is a host, triage tells a bug of the program apart.
+    if case.phase == "run" and case.kind != "accuracy" and processes.host is None:
+        folder = _tell_program_apart(folder, deadline, say, processes)
     return folder
 
 
-def _try(
-    folder: CaseFolder,
-    name: str,
-    deadline: float,
-    say: Callable[[str], None],
-    python: str | None,
-    early: Prestarted | None,
-) -> ScriptRun:
+def _tried(folder: CaseFolder, name: str, deadline: float, say: Say, processes: Processes) -> ScriptRun:
     say(f"case {folder.case.id}: running its repro in a fresh process")
-    run = run_case_script(folder, folder.file(name), deadline=deadline, python=python, early=early)
-    say(f"case {folder.case.id}: {run.answer.replace('_', ' ')} in {run.seconds:.1f} s")
+    run = processes.scripts.run(
+        folder.file(name), folder.case.signature, phase_seconds=phase_clock(folder.case), deadline=deadline
+    )
+    say(f"case {folder.case.id}: {run.words} in {run.seconds:.1f} s")
     return run
 
 
-def run_case_script(
-    folder: CaseFolder,
-    script: Path,
-    *,
-    arguments: tuple[str, ...] = (),
-    deadline: float | None = None,
-    python: str | None = None,
-    timeout: float | None = None,
-    early: Prestarted | None = None,
-) -> ScriptRun:
-    """One run of a script of the case; a hang gets the clock under which it was found."""
-    case = folder.case
-    # The clock of a hang is the one it was caught under, with room for a loaded machine.
-    hang = max(20.0, float(case.extra.get("timeout") or 30.0) * 1.5)
-    phase_seconds = timeout or (hang if case.kind == "hang" else PHASE_SECONDS)
-    if early is not None and case.device == "cpu":  # a device's driver does not survive a fork
-        return early.run(
-            script, case.signature, arguments=arguments, phase_seconds=phase_seconds, deadline=deadline
-        )
-    return run_script(
-        script,
-        case.signature,
-        arguments=arguments,
-        python=python or sys.executable,
-        phase_seconds=phase_seconds,
-        deadline=deadline,
-    )
-
-
-def blame_case(
-    folder: CaseFolder, deadline: float, say: Callable[[str], None], helpers: Helpers
-) -> CaseFolder:
-    """Finds who is at fault, where the failure was seen again, and says it with the user's line."""
-    left = deadline - time.monotonic()
-    if helpers.desk is None or not _can_be_tried(folder) or left < 5:
-        return folder
-    from torchsleuth.cli.triage import triage
-
-    say(f"case {folder.case.id}: finding out who is at fault")
-    folder = triage(folder, helpers.desk, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), quiet=True)
-    found = folder.case.triage
-    if found is not None and found.component is not None:
-        part = f", {found.part}" if found.part else ""
-        ops = f" ({', '.join(found.ops[:3])})" if found.ops else ""
-        say(f"case {folder.case.id}: at fault: {found.component}{part}{ops}")
-        if found.user_line:
-            say(f"case {folder.case.id}: your line {found.user_line}: {found.code or ''}")
-    return folder
-
-
-def work_around_case(
-    folder: CaseFolder, deadline: float, say: Callable[[str], None], helpers: Helpers
-) -> CaseFolder:
-    """Tries what could make the user's graph pass, and says the cheapest way that works."""
-    left = deadline - time.monotonic()
-    if helpers.desk is None or not _is_the_compilers(folder) or left < 5:
-        return folder
-    from torchsleuth.cli.workaround import workarounds
-    from torchsleuth.workaround.find import best_of
-
-    most = min(WORKAROUND_SECONDS, left)
-    say(f"case {folder.case.id}: trying workarounds on the whole graph, {most:.0f} s at most")
-    try:
-        folder = workarounds(folder, helpers.desk, most, quiet=True)
-    except SleuthError as why:
-        say(f"case {folder.case.id}: no workaround was looked for: {why}")
-        return folder
-    best = best_of(folder.case.workarounds or ())
-    if best is None:
-        say(f"case {folder.case.id}: nothing that was tried makes the graph pass")
-        return folder
-    say(f"case {folder.case.id}: tried and works: {best.name}; paste:")
-    for line in best.how.splitlines():
-        say(f"    {line}")
-    return folder
-
-
-def _can_be_tried(folder: CaseFolder) -> bool:
-    verified = folder.case.verified
-    return verified is not None and bool(verified.reproduced)
-
-
-def _is_the_compilers(folder: CaseFolder) -> bool:
-    """Whether the failure was seen again and is not the program's own."""
-    triage = folder.case.triage
-    return _can_be_tried(folder) and (triage is None or triage.component != "program")
-
-
-def shrink_case(
-    folder: CaseFolder, deadline: float, say: Callable[[str], None], helpers: Helpers
-) -> CaseFolder:
-    """Makes the case small where its failure was seen again and is the compiler's; what stops it is in the case."""
-    case = folder.case
-    left = deadline - time.monotonic()
-    if helpers.desk is None or not _is_the_compilers(folder) or left < 5:
-        return folder
-    from torchsleuth.cli.minify import minify
-
-    try:
-        result = minify(folder, helpers.desk, left, helpers.early)
-    except Exception as error:
-        why = str(error) if isinstance(error, SleuthError) else f"{type(error).__name__}: {error}"
-        say(f"case {case.id} was not made smaller: {why}")
-        return update_case(folder, minified=Minified(error=why))
-    small = result.folder.case.minified
-    if small is not None:
-        say(
-            f"case {case.id}: {small.calls} {'call' if small.calls == 1 else 'calls'} left of "
-            f"{case.graph.calls if case.graph else '?'}, "
-            f"{small.queries} trials, {result.seconds:.0f} s; python {result.folder.file('repro.py')}"
-        )
-    return result.folder
-
-
-def _tell_program_apart(
-    folder: CaseFolder,
-    deadline: float,
-    say: Callable[[str], None],
-    python: str | None,
-    early: Prestarted | None,
-) -> CaseFolder:
+def _tell_program_apart(folder: CaseFolder, deadline: float, say: Say, processes: Processes) -> CaseFolder:
     """A graph that fails in eager as well is the program's own bug, not the compiler's."""
     started = time.monotonic()
-    script = folder.file(ORIGINAL)
-    run = run_case_script(
-        folder, script, arguments=("--eager",), deadline=deadline, python=python, early=early
+    run = processes.scripts.run(
+        folder.file(ORIGINAL),
+        folder.case.signature,
+        arguments=("--eager",),
+        phase_seconds=phase_clock(folder.case),
+        deadline=deadline,
     )
-    if run.answer != "different":
+    if run.answer is not Answer.OTHER:
         return folder
     node, _, summary = run.summary.partition(" | ")
     line, op = user_line_of_node(folder, node)
-    say(
-        f"case {folder.case.id}: it fails without the compiler, too: {summary}"
-        + (f" ({line})" if line else "")
-    )
+    where = f" ({line})" if line else ""
+    say(f"case {folder.case.id}: it fails without the compiler, too: {summary}{where}")
     triage = Triage(
         component="program",
         part="operator",
@@ -252,3 +147,227 @@ def _tell_program_apart(
         pinned=True,
     )
     return update_case(folder, triage=triage)
+
+
+# -- the steps of the search host
+
+
+def triage_step(
+    folder: CaseFolder, processes: Processes, budget: float, say: Say, doing: Say = _nothing
+) -> CaseFolder:
+    """Who is at fault, written into the case; what stopped it as well."""
+    assert processes.host is not None
+    try:
+        processes.host.ask(
+            "triage", budget, said=say, heard=_sentences(doing), case=str(folder.path.absolute())
+        )
+    except (StepRefused, HostLost) as why:
+        say(f"case {folder.case.id}: {why}")
+        return update_case(folder, triage=Triage(error=str(why)))
+    return reopened(folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinifyOutcome:
+    """The case as it stands, the repro that was verified, and what the host tells beyond the case."""
+
+    folder: CaseFolder
+    repro: VerifiedRepro | None
+    seconds: float
+    told: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def verified(self) -> bool:
+        return self.repro is not None and self.repro.holds
+
+
+def minify_step(
+    folder: CaseFolder, processes: Processes, budget: float, say: Say, heard: Hear = _nothing
+) -> MinifyOutcome:
+    """The smallest case that fails the same way, its script verified while the host asks what may vary.
+
+    A host that is lost leaves the best script it had found, which is verified like any other.
+    """
+    assert processes.host is not None
+    started = time.monotonic()
+    search = _Search(folder, processes.scripts, started + budget, heard)
+    error: SleuthError | None = None
+    told: dict[str, Any] = {}
+    with ThreadPoolExecutor(1) as beside:
+        search.beside = beside
+        try:
+            case = str(folder.path.absolute())
+            told = processes.host.ask("minify", budget, said=say, heard=search.hear, case=case)
+        except (StepRefused, HostLost) as why:
+            error = why
+            say(f"case {folder.case.id}: {why}")
+        except BaseException:  # an interrupt, mostly: the scripts that run are not waited for
+            processes.scripts.stop()
+            raise
+        repro = search.repro()
+    seconds = round(time.monotonic() - started, 2)
+    folder = _with_minified(reopened(folder), search, repro, error, seconds)
+    if repro is not None:
+        verified = Verified(len(repro.runs), repro.reproduced, repro.holds)
+        words = in_words(processes.scripts, len(repro.runs))
+        folder = update_case(folder, verified=verified, extra={**folder.case.extra, "verified_in": words})
+    return MinifyOutcome(folder, repro, seconds, told)
+
+
+@dataclasses.dataclass
+class _Search:
+    """A search as the front follows it: how small, how many trials, and the verification once there are scripts."""
+
+    folder: CaseFolder
+    runner: ScriptRunner
+    deadline: float
+    heard: Hear
+    beside: ThreadPoolExecutor | None = None
+    calls: int | None = None
+    trials: int = 0
+    running: Future[VerifiedRepro] | None = None
+
+    def hear(self, message: dict[str, Any]) -> None:
+        self.trials += message.get("trials", 0)
+        self.calls = message.get("smaller", self.calls)
+        if "scripts" in message:
+            scripts = [script_from_json(each) for each in message["scripts"]]
+            self.running = self._verify(scripts, message["times"], message["at_once"], message["always"])
+        self.heard(message)
+
+    def _verify(
+        self, scripts: list[ScriptToVerify], times: int, at_once: int, always: bool
+    ) -> Future[VerifiedRepro]:
+        assert self.beside is not None
+        return self.beside.submit(
+            verified_repro,
+            self.folder,
+            scripts,
+            self.runner,
+            times=times,
+            at_once=at_once,
+            always=always,
+            deadline=self.deadline,
+        )
+
+    def repro(self) -> VerifiedRepro | None:
+        """The verified repro; of a search that did not come to its end, the best script it had found."""
+        best = self.folder.file(f"{CHECKPOINTS}/{self.calls}.py")
+        if self.running is None and self.calls is not None and best.is_file():
+            self.running = self._verify([ScriptToVerify(best.stem)], VERIFY_TIMES, VERIFY_TIMES, True)
+        return None if self.running is None else self.running.result()
+
+
+def _with_minified(
+    folder: CaseFolder,
+    search: _Search,
+    repro: VerifiedRepro | None,
+    error: SleuthError | None,
+    seconds: float,
+) -> CaseFolder:
+    """The section of the case: the host's, completed by what the script turned out to be."""
+    known = folder.case.minified
+    if error is not None:
+        known = Minified(calls=search.calls, queries=search.trials or None, seconds=seconds, error=str(error))
+    if known is None:
+        return folder
+    if repro is not None:
+        lines = len(folder.file(REPRO).read_text(encoding="utf-8").splitlines())
+        kept = known.input_bytes if repro.script.input_bytes is None else repro.script.input_bytes
+        known = dataclasses.replace(known, lines=lines, input_bytes=kept)
+    return update_case(folder, minified=known)
+
+
+def workaround_step(
+    folder: CaseFolder, processes: Processes, budget: float, say: Say, doing: Say = _nothing
+) -> tuple[CaseFolder, list[dict[str, Any]]]:
+    """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
+    assert processes.host is not None
+    told = processes.host.ask(
+        "workaround", budget, said=say, heard=_sentences(doing), case=str(folder.path.absolute())
+    )
+    return reopened(folder), told["attempts"]
+
+
+def _sentences(doing: Say) -> Hear:
+    return lambda message: doing(message["said"]) if "said" in message else None
+
+
+def reopened(folder: CaseFolder) -> CaseFolder:
+    """The case as it is on disk now."""
+    return open_case(folder.path.parent, str(folder.path))
+
+
+# -- all of it, after a run
+
+
+def investigate(
+    folder: CaseFolder, process: WatchedProcess, deadline: float, workers: str | None, say: Say, heard: Hear
+) -> Iterator[CaseFolder]:
+    """Every step for one case, as long as there is time; yields the case after each."""
+    with processes_for(folder, workers, process.facts.get("executable")) as processes:
+        folder = verify_original(folder, process, deadline, say, processes)
+        yield folder
+        if processes.host is None or not _fails_here(folder):
+            return
+        for step in (_blame, _shrink, _work_around):
+            left = deadline - time.monotonic()
+            if left >= 5:
+                folder = step(folder, processes, left, say, heard)
+                yield folder
+
+
+def _fails_here(folder: CaseFolder) -> bool:
+    verified = folder.case.verified
+    return verified is not None and bool(verified.reproduced)
+
+
+def _is_the_programs(folder: CaseFolder) -> bool:
+    return folder.case.triage is not None and folder.case.triage.component == "program"
+
+
+def _blame(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
+    say(f"case {folder.case.id}: finding out who is at fault")
+    folder = triage_step(folder, processes, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), say)
+    found = folder.case.triage
+    if found is not None and found.component is not None:
+        part = f", {found.part}" if found.part else ""
+        ops = f" ({', '.join(found.ops[:3])})" if found.ops else ""
+        say(f"case {folder.case.id}: at fault: {found.component}{part}{ops}")
+        if found.user_line:
+            say(f"case {folder.case.id}: your line {found.user_line}: {found.code or ''}")
+    return folder
+
+
+def _shrink(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
+    if _is_the_programs(folder):
+        return folder
+    outcome = minify_step(folder, processes, left, say, heard)
+    small, case = outcome.folder.case.minified, outcome.folder.case
+    if small is not None and small.calls is not None and outcome.repro is not None:
+        say(
+            f"case {case.id}: {small.calls} {'call' if small.calls == 1 else 'calls'} left of "
+            f"{case.graph.calls if case.graph else '?'}, "
+            f"{small.queries} trials, {outcome.seconds:.0f} s; python {outcome.folder.file(REPRO)}"
+        )
+    return outcome.folder
+
+
+def _work_around(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
+    if _is_the_programs(folder):
+        return folder
+    most = min(WORKAROUND_SECONDS, left)
+    say(f"case {folder.case.id}: trying workarounds on the whole graph, {most:.0f} s at most")
+    try:
+        folder, _ = workaround_step(folder, processes, most, say)
+    except (StepRefused, HostLost) as why:
+        say(f"case {folder.case.id}: no workaround was found: {why}")
+        return folder
+    best: Workaround | None = best_workaround(folder.case.workarounds or ())
+    if best is None:
+        say(f"case {folder.case.id}: nothing that was tried makes the graph pass")
+        return folder
+    say(f"case {folder.case.id}: tried and works: {best.name}; paste:")
+    for line in best.how.splitlines():
+        say(f"    {line}")
+    return folder

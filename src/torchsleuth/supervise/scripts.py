@@ -1,7 +1,8 @@
 """Runs a written script in a fresh process with a fresh kernel cache, and says what came of it.
 
-Three answers, not two: a script that could not be set up has told nothing about the bug. Crashes and hangs are
-answers like any other; a hang is a phase that outlasts its clock, and the clock starts when the phase does.
+A script that could not be set up has told nothing about the bug. Crashes and hangs are answers like any other; a hang
+is a phase that outlasts its clock, and the clock starts when the phase does. A fresh process is `python script`, or a
+fork of an interpreter that had loaded torch and compiled nothing, where that comes to the same.
 """
 
 from __future__ import annotations
@@ -11,23 +12,34 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from torchsleuth.cases.answer import Answer, answer_of
 from torchsleuth.cases.crash import signature_of_crash
 from torchsleuth.processes.compiler_probes import hand_probes_to, keep_probes_of
+from torchsleuth.processes.prepared import NotThere, PreparedInterpreter
+from torchsleuth.processes.starting import fresh_environment
 from torchsleuth.processes.tree import kill_group
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.script_runtime.signature import Signature
 
 # Importing torch on a loaded machine with a cold disk, and building the inputs.
 SETUP_SECONDS = 180.0
 PHASE_SECONDS = 600.0
 POLL_SECONDS = 0.02
 
-_ANSWERS = {1: "reproduced", 0: "not_reproduced", 2: "different", 3: "cannot_tell"}
+_STATUS = {1: Answer.FAILS, 0: Answer.PASSES, 2: Answer.OTHER, 3: Answer.CANNOT_TELL}
+_WORDS = {
+    Answer.FAILS: "reproduced",
+    Answer.PASSES: "not reproduced",
+    Answer.OTHER: "different",
+    Answer.CANNOT_TELL: "cannot tell",
+}
 _LAST_LINE = re.compile(
     r"(REPRODUCED|DIFFERENT FAILURE|CANNOT TELL): (.*)|(NOT REPRODUCED)|(EAGER \w+)(?:: (.*))?"
 )
@@ -35,15 +47,20 @@ _LAST_LINE = re.compile(
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """One run of a script: `answer` is reproduced, not_reproduced, different or cannot_tell."""
+    """One run of a script: whether it failed as expected, what it said, and how long it took."""
 
-    answer: str
+    answer: Answer
     summary: str
     seconds: float
 
     @property
     def reproduced(self) -> bool:
-        return self.answer == "reproduced"
+        return self.answer is Answer.FAILS
+
+    @property
+    def words(self) -> str:
+        """The answer in the words of a script's last line: "reproduced", "not reproduced", ..."""
+        return _WORDS[self.answer]
 
 
 class Running(Protocol):
@@ -63,28 +80,84 @@ class Places:
     cache: Path
 
 
-def run_script(
-    script: Path,
-    expected: Signature,
-    *,
-    arguments: Sequence[str] = (),
-    python: str = sys.executable,
-    phase_seconds: float = PHASE_SECONDS,
-    deadline: float | None = None,
-) -> ScriptRun:
-    """Runs `script` once, by `python script`, and compares what happened with `expected`.
+@dataclass
+class ScriptRunner:
+    """Runs scripts, in forks of `prepared` where there is one that can: `ScriptRunner().run(script, expected)`.
 
-    `phase_seconds` is what compiling or running may take; `deadline` (of time.monotonic) bounds the whole.
+    `stop` ends the runs that are under way; they and all later ones then answer that they were stopped.
     """
 
-    def begin(places: Places) -> Running:
-        return _Interpreter([python, str(script), *arguments], places)
+    prepared: PreparedInterpreter | None = None
+    python: str = sys.executable
+    stopped: threading.Event = field(default_factory=threading.Event)
 
-    return watched_run(begin, expected, phase_seconds=phase_seconds, deadline=deadline)
+    @property
+    def forks(self) -> bool:
+        return (
+            self.prepared is not None
+            and self.prepared.runs_scripts
+            and os.path.samefile(self.python, sys.executable)
+        )
+
+    def run(
+        self,
+        script: Path,
+        expected: Signature,
+        *,
+        arguments: Sequence[str] = (),
+        phase_seconds: float = PHASE_SECONDS,
+        deadline: float | None = None,
+    ) -> ScriptRun:
+        """Runs `script` once and compares what happened with `expected`.
+
+        `phase_seconds` is what compiling or running may take; `deadline` (of time.monotonic) bounds the whole.
+        """
+
+        def fork(places: Places) -> Running:
+            assert self.prepared is not None
+            return self.prepared.fork_script(script, arguments, places.stdout, places.stderr, places.cache)
+
+        def start(places: Places) -> Running:
+            return _Interpreter([self.python, str(script), *arguments], places)
+
+        clocks = {"phase_seconds": phase_seconds, "deadline": deadline}
+        if self.forks:
+            try:
+                return watched_run(fork, expected, stopped=self.stopped, **clocks)
+            except NotThere:
+                pass  # it is gone: a new interpreter for each from here on
+        return watched_run(start, expected, stopped=self.stopped, **clocks)
+
+    def run_times(
+        self,
+        script: Path,
+        expected: Signature,
+        times: int,
+        *,
+        at_once: int = 3,
+        phase_seconds: float = PHASE_SECONDS,
+        deadline: float | None = None,
+    ) -> list[ScriptRun]:
+        """Runs the script `times` times, several at once."""
+
+        def once(_: int) -> ScriptRun:
+            return self.run(script, expected, phase_seconds=phase_seconds, deadline=deadline)
+
+        with ThreadPoolExecutor(max(1, min(times, at_once))) as pool:
+            return list(pool.map(once, range(times)))
+
+    def stop(self) -> None:
+        """Ends what runs, and runs no more."""
+        self.stopped.set()
 
 
 def watched_run(
-    begin: Callable[[Places], Running], expected: Signature, *, phase_seconds: float, deadline: float | None
+    begin: Callable[[Places], Running],
+    expected: Signature,
+    *,
+    stopped: threading.Event,
+    phase_seconds: float,
+    deadline: float | None,
 ) -> ScriptRun:
     """Begins a run in new places, follows its phases, and says what came of it."""
     started = time.monotonic()
@@ -95,15 +168,18 @@ def watched_run(
         hand_probes_to(places.cache)
         child = begin(places)
         try:
-            how, phase = _await(child, places.stderr, phase_seconds, deadline)
+            how, phase = _await(child, places.stderr, phase_seconds, deadline, stopped)
         finally:
             child.end()
         keep_probes_of(places.cache)
         seconds = time.monotonic() - started
-        if how == "late":
-            return ScriptRun(
-                "cannot_tell", "the time for everything ran out before the script ended", seconds
+        if how in ("late", "stopped"):
+            why = (
+                "the time for everything ran out before the script ended"
+                if how == "late"
+                else "it was stopped"
             )
+            return ScriptRun(Answer.CANNOT_TELL, why, seconds)
         code = child.poll() if how == "ended" else None
         return _answer(code, phase, places.stdout, places.stderr, expected, seconds)
 
@@ -130,21 +206,10 @@ class _Interpreter:
         self._child.wait()
 
 
-def fresh_environment(environment: Mapping[str, str], cache: Path) -> dict[str, str]:
-    """The environment of a fresh process: not watched, and with a kernel cache of its own."""
-    kept = {k: v for k, v in environment.items() if not k.startswith("TORCHSLEUTH_")}
-    paths = [p for p in kept.get("PYTHONPATH", "").split(os.pathsep) if not p.endswith(_INJECT)]
-    kept["PYTHONPATH"] = os.pathsep.join(paths)
-    if not kept["PYTHONPATH"]:
-        del kept["PYTHONPATH"]
-    return {**kept, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONUNBUFFERED": "1"}
-
-
-_INJECT = os.path.join("torchsleuth", "watched", "inject")
-
-
-def _await(child: Running, err: Path, phase_seconds: float, deadline: float | None) -> tuple[str, str | None]:
-    """Waits for the child; how that ended (ended, hung, late), and the last phase it announced."""
+def _await(
+    child: Running, err: Path, phase_seconds: float, deadline: float | None, stopped: threading.Event
+) -> tuple[str, str | None]:
+    """Waits for the child; how that ended (ended, hung, late, stopped), and the last phase it announced."""
     phase: str | None = None
     since = time.monotonic()
     seen = 0
@@ -158,6 +223,8 @@ def _await(child: Running, err: Path, phase_seconds: float, deadline: float | No
             return "hung", phase
         if deadline is not None and now > deadline:
             return "late", phase
+        if stopped.is_set():
+            return "stopped", phase
     return "ended", _phases(err, seen)[1] or phase
 
 
@@ -176,23 +243,20 @@ def _phases(err: Path, seen: int) -> tuple[int, str | None]:
 def _answer(
     code: int | None, phase: str | None, out: Path, err: Path, expected: Signature, seconds: float
 ) -> ScriptRun:
-    if code is None or code < 0:
-        if phase is None:
+    match = _LAST_LINE.fullmatch(_tail(out)) if code is not None and code >= 0 else None
+    if match is not None and match[4]:
+        eager = Answer.OTHER if code else Answer.PASSES
+        return ScriptRun(eager, match[5] or match[4], seconds)
+    if match is not None:
+        return ScriptRun(_STATUS.get(code or 0, Answer.CANNOT_TELL), match[2] or match[3], seconds)
+    if code is None or code < 0 or expected.kind == "crash":
+        if phase is not None:
+            seen = Signature("hang", phase) if code is None else signature_of_crash(code, phase)
+            return ScriptRun(answer_of(expected, seen), seen.summary, seconds)
+        if code is None or code < 0:
             how = "took too long to start" if code is None else f"died of signal {-code} before compiling"
-            return ScriptRun("cannot_tell", f"the script {how}", seconds)
-        seen = Signature("hang", phase) if code is None else signature_of_crash(code, phase)
-        same = fails_the_same_way(expected, seen)
-        return ScriptRun("reproduced" if same else "different", seen.summary, seconds)
-    match = _LAST_LINE.fullmatch(_tail(out))
-    if match is None:
-        if phase is not None and expected.kind == "crash":
-            seen = signature_of_crash(code, phase)
-            same = fails_the_same_way(expected, seen)
-            return ScriptRun("reproduced" if same else "different", seen.summary, seconds)
-        return ScriptRun("cannot_tell", f"the script ended with status {code}: {_tail(err)}", seconds)
-    if match[4]:
-        return ScriptRun("different" if code else "not_reproduced", match[5] or match[4], seconds)
-    return ScriptRun(_ANSWERS.get(code, "cannot_tell"), match[2] or match[3], seconds)
+            return ScriptRun(Answer.CANNOT_TELL, f"the script {how}", seconds)
+    return ScriptRun(Answer.CANNOT_TELL, f"the script ended with status {code}: {_tail(err)}", seconds)
 
 
 def _tail(path: Path) -> str:

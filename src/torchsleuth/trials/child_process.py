@@ -47,7 +47,7 @@ class Job:
 
 
 @dataclass
-class Seat:
+class ChildProcess:
     """A process and the descriptors we hold of it; one that serves `once` was forked, another was started anew."""
 
     pid: int

@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torchsleuth
-from torchsleuth.supervise.scripts import fresh_environment
+from torchsleuth.processes.starting import fresh_environment
 from torchsleuth.torch_internals.compile_stages import failing_stage
 from torchsleuth.trials.trial import Trial
 
@@ -36,16 +35,6 @@ def trial_environment(environment: Mapping[str, str], folder: Path) -> dict[str,
         # A library with threads of its own must not be forked; numpy's would start them on import.
         "OPENBLAS_NUM_THREADS": "1",
     }
-
-
-def python_command(python: str, module: str, *arguments: object) -> list[str]:
-    """How a module of ours is started: the very torchsleuth that asks, wherever Python found it.
-
-    Its folder goes last: before the standard library it could hide some of it.
-    """
-    ours = str(Path(torchsleuth.__file__).resolve().parent.parent)
-    start = f"import sys; sys.path.append({ours!r}); from {module} import main; main(sys.argv[1:])"
-    return [python, "-c", start, *map(str, arguments)]
 
 
 def uses_accelerator(trial: Trial) -> bool:

@@ -12,14 +12,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 
+from torchsleuth.processes.starting import python_command
 from torchsleuth.trials.child import isolate
-from torchsleuth.trials.child_process import Seat
-from torchsleuth.trials.environment import python_command
+from torchsleuth.trials.child_process import ChildProcess
 
 Work = Callable[[int, int], None]
 
 
-def fork_seat(work: Work, inherited: Iterable[int]) -> Seat:
+def fork_child(work: Work, inherited: Iterable[int]) -> ChildProcess:
     """A forked process that does `work(commands, results)` and ends; it keeps none of the `inherited` descriptors."""
     commands, ours_commands = os.pipe()
     ours_results, results = os.pipe()
@@ -34,10 +34,10 @@ def fork_seat(work: Work, inherited: Iterable[int]) -> Seat:
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(0)
-    return _seat(pid, ours_commands, ours_results, ours_output, (commands, results, output), once=True)
+    return _child(pid, ours_commands, ours_results, ours_output, (commands, results, output), once=True)
 
 
-def spawn_seat(environment: Mapping[str, str], call: str, still_good: str) -> Seat:
+def spawn_child(environment: Mapping[str, str], call: str, still_good: str) -> ChildProcess:
     """A process of its own kind, started anew, that runs trials one after the other while it is good."""
     commands, ours_commands = os.pipe()
     ours_results, results = os.pipe()
@@ -53,16 +53,16 @@ def spawn_seat(environment: Mapping[str, str], call: str, still_good: str) -> Se
         pass_fds=(commands, results),
     )
     process.returncode = 0  # the server reaps all its children itself
-    return _seat(
+    return _child(
         process.pid, ours_commands, ours_results, ours_output, (commands, results, output), once=False
     )
 
 
-def _seat(
+def _child(
     pid: int, commands: int, results: int, output: int, theirs: tuple[int, int, int], *, once: bool
-) -> Seat:
+) -> ChildProcess:
     for descriptor in theirs:
         os.close(descriptor)
     for descriptor in (results, output):
         os.set_blocking(descriptor, False)
-    return Seat(pid, commands, results, output, once)
+    return ChildProcess(pid, commands, results, output, once)

@@ -242,13 +242,3 @@ def with_program(attempt: Attempt, passes: bool | None, why: str | None) -> Atte
     if passes is False:
         made = replace(made, error=why)
     return replace(attempt, workaround=made)
-
-
-def best_of(found: Sequence[Workaround]) -> Workaround | None:
-    """The one to show first: verified, and not one that the whole program refused.
-
-    >>> best_of([Workaround("a", "a = 1", True, program=False), Workaround("b", "b = 1", True)]).name
-    'b'
-    """
-    good = [each for each in found if each.verified and each.program is not False]
-    return next((each for each in good if each.program), good[0] if good else None)

@@ -12,14 +12,14 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torchsleuth
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.processes.limits import Limits, limits_from_json
-from torchsleuth.supervise.interpreter import Prestarted
+from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.trials.trial import Trial, outcome_from_json, outcome_to_json, trial_from_json, trial_to_json
 from torchsleuth.workers.pool import Workers
 from torchsleuth.workers.queue import Desk, Ticket
@@ -93,13 +93,14 @@ class RayWorkers(Desk):
         limits: Limits | None = None,
         repeats: int = 1,
         per_node: int | None = None,
+        environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         self._ray = _ray()
         self._joined = not self._ray.is_initialized()
         if self._joined:
             _join(self._ray, address)
-        self._hosts = self._settle_in(per_node, options)
+        self._hosts = self._settle_in(per_node, settings_in(environment or os.environ), options)
         log = folder / "trials.jsonl" if folder is not None else None
         super().__init__(sum(self._hosts.values()), limits or Limits(), repeats, log)
         self._at: dict[int, Any] = {}
@@ -114,12 +115,13 @@ class RayWorkers(Desk):
         """On how many nodes trials run."""
         return len(self._hosts)
 
-    def _settle_in(self, per_node: int | None, options: Mapping[str, Any]) -> dict[Any, int]:
+    def _settle_in(
+        self, per_node: int | None, settings: Sequence[tuple[str, str]], options: Mapping[str, Any]
+    ) -> dict[Any, int]:
         """One host per node, each with as many workers as the node has processors: {host: workers}."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         hosts: dict[Any, int] = {}
-        settings = dict(settings_in(os.environ))
         for node in self._ray.nodes():
             count = per_node or int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
             if count:
@@ -128,7 +130,7 @@ class RayWorkers(Desk):
                     num_cpus=min(count, int(node["Resources"].get("CPU", 0))),
                     max_concurrency=2 * count + 2,
                 )
-                hosts[host.remote(count, settings, dict(options))] = count
+                hosts[host.remote(count, dict(settings), dict(options))] = count
         if not hosts:
             raise ClusterUnfit(
                 "The Ray cluster has no node with a processor to spare; use --workers N instead."
@@ -276,7 +278,7 @@ def storages_of(trial: Trial) -> Iterator[str]:
                 yield digest
 
 
-def open_workers(wanted: str | int = 1, home: Prestarted | None = None, **options: Any) -> Desk:
+def open_workers(wanted: str | int = 1, home: PreparedInterpreter | None = None, **options: Any) -> Desk:
     """The workers that `--workers` names: a number of them here, `ray`, or `ray://host:port`.
 
     `home` is for workers here: an interpreter with torch loaded that their server can be forked from.

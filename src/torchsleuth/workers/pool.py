@@ -23,8 +23,9 @@ from torchsleuth.processes.compiler_probes import hand_probes_to
 from torchsleuth.processes.frames import BrokenFrame, Frames, frame
 from torchsleuth.processes.limits import Limits, fair_memory
 from torchsleuth.processes.tree import kill_group, kill_marked, marked
-from torchsleuth.supervise.interpreter import Forked, Prestarted
-from torchsleuth.trials.environment import needs_kernels, python_command, trial_environment, uses_accelerator
+from torchsleuth.processes.prepared import Forked, NotThere, PreparedInterpreter
+from torchsleuth.processes.starting import python_command
+from torchsleuth.trials.environment import needs_kernels, trial_environment, uses_accelerator
 from torchsleuth.trials.trial import Outcome, Trial, outcome_from_json, trial_to_json
 from torchsleuth.workers.queue import Desk, Ticket
 
@@ -60,7 +61,7 @@ class Workers(Desk):
         still_good: str = STILL_GOOD,
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
-        home: Prestarted | None = None,
+        home: PreparedInterpreter | None = None,
     ) -> None:
         self._home = home
         limits = limits or Limits(memory=fair_memory(max(1, count)))
@@ -109,9 +110,11 @@ class Workers(Desk):
         log = self.folder / "server.log"
         log.write_bytes(b"")
         home, self._home = self._home, None  # what replaces a server owes it nothing
-        if home is not None:
-            self._server = home.start_server(SERVER, arguments, theirs, environment, log)
-        else:
+        try:
+            if home is None:
+                raise NotThere
+            self._server = home.fork_call(SERVER, arguments, [theirs], environment, log)
+        except NotThere:
             self._server = self._start_anew(arguments, theirs, environment, log)
         theirs.close()
         self._control = ours

@@ -1,0 +1,56 @@
+"""The line on stderr that says how a search goes: is it moving, how small, how many trials, how long still."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from torchsleuth.cases.printable import printable
+
+
+class StatusLine:
+    """One line that answers: is it moving, how small, how many trials, how fast, how long still, may I stop now."""
+
+    def __init__(self, budget: float) -> None:
+        self.started_at = self.last = time.monotonic()
+        self.budget = budget
+        self.first = self.calls = self.trials = 0
+        self.live = sys.stderr.isatty()
+        self.shown = False
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """What the search host tells: `line.hear({"smaller": 3, "reducer": "nodes"})`."""
+        if "started" in message:
+            self.first = self.calls = message["started"]
+            self._show("")
+        elif "asked" in message:
+            self.trials += message["trials"]
+            self._show(message["asked"])
+        elif "smaller" in message:
+            self.last, self.calls = time.monotonic(), message["smaller"]
+            self._show(message["reducer"], always=True)
+        elif "said" in message:
+            self.end()
+            click.echo(f"torchsleuth: {printable(message['said'])}", err=True)
+
+    def end(self) -> None:
+        if self.shown and self.live:
+            click.echo("", err=True)
+        self.shown = False
+
+    def _show(self, reducer: str, always: bool = False) -> None:
+        now = time.monotonic()
+        took = max(0.1, now - self.started_at)
+        text = (
+            f"torchsleuth: {self.first} → {self.calls} calls, {self.trials} trials in {took:.0f} s "
+            f"({self.trials / took:.1f}/s), smaller {now - self.last:.0f} s ago, now {reducer or 'starting'}, "
+            f"at most {max(0.0, self.budget - took):.0f} s more; Ctrl-C keeps the best so far"
+        )
+        if self.live:
+            click.echo(f"\r\x1b[2K{text}", err=True, nl=False)
+            self.shown = True
+        elif always:
+            click.echo(text, err=True)

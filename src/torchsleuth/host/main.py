@@ -1,0 +1,106 @@
+"""The inside of the search host: hears one order at a time from the front, does that step, says what came of it.
+
+It decides what to ask and reads answers; whatever could end a process - the graph's kernels, the user's code, the
+compiler - runs in trials. It says what it is about to do before it does it, so that its own end has a place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.cases.errors import SleuthError
+from torchsleuth.processes.frames import Frames, frame
+from torchsleuth.processes.prepared import PreparedInterpreter
+from torchsleuth.processes.starting import without_devices
+from torchsleuth.workers.cluster import open_workers
+from torchsleuth.workers.queue import Desk
+
+
+class Front:
+    """The front as the host sees it: someone to tell things to, who may have said what to leave out."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._frames = Frames()
+        self.leave_out: frozenset[str] = frozenset()
+
+    def orders(self) -> Any:
+        """The orders as they come, until nobody is there any more."""
+        while data := self._control.recv(1 << 18):
+            yield from self._frames.feed(data)
+
+    def tell(self, **message: Any) -> None:
+        """Sends one message; a front that is gone ends this process."""
+        try:
+            self._control.sendall(frame(message))
+        except OSError:
+            os._exit(0)
+
+    def said(self, text: str) -> None:
+        """A sentence for the person."""
+        self.tell(said=text)
+
+    def begins(self, doing: str) -> bool:
+        """Says what comes next; False where it is to be left out, because a host ended in it."""
+        self.tell(doing=doing)
+        return doing not in self.leave_out
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--control=FRONT [--control=PREPARED] --workers=N [--work=FOLDER]`: started by `supervise.host`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control", type=int, action="append", required=True)
+    parser.add_argument("--workers", required=True)
+    parser.add_argument("--work", type=Path)
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    environment = dict(os.environ)
+    # The host itself needs no device; its trials get the environment from before.
+    os.environ.update(without_devices())
+    front = Front(socket.socket(fileno=options.control[0]))
+    front.tell(pid=os.getpid())
+    home = None
+    if len(options.control) > 1:
+        home = PreparedInterpreter.joined(socket.socket(fileno=options.control[1]), environment)
+    try:
+        place = {} if options.work is None else {"folder": options.work}
+        desk = open_workers(options.workers, home, environment=environment, **place)
+    except SleuthError as error:
+        desk = None
+        refusal = error
+    # While the workers load: what a search needs.
+    from torchsleuth.host.steps import STEPS
+
+    for order in front.orders():
+        if desk is None:
+            front.tell(refused=str(refusal), status=refusal.exit_status)
+            continue
+        front.leave_out = frozenset(order.pop("leave_out"))
+        _do(STEPS[order.pop("step")], front, desk, order)
+    if desk is not None:
+        desk.close()
+    os._exit(0)
+
+
+def _do(step: Any, front: Front, desk: Desk, order: dict[str, Any]) -> None:
+    try:
+        front.tell(done=step(front, desk, **order))
+    except SleuthError as error:
+        front.tell(refused=str(error), status=error.exit_status)
+    except Exception as error:
+        traceback.print_exc()
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        front.tell(refused=f"a bug in torchsleuth: {type(error).__name__}: {error} ({place})", status=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
