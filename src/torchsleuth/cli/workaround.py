@@ -14,9 +14,9 @@ from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Case, Workaround
 from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import WORK, budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.program.attempt import Attempt
 
 if TYPE_CHECKING:
-    from torchsleuth.workaround.find import Attempt
     from torchsleuth.workers.queue import Desk
 
 STORE = ".workarounds"
