@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from made_index import make_wheel, served
 
+from made_index import make_wheel, served
 from torchsleuth.bisect import environments
 from torchsleuth.bisect.environments import (
     READY,
@@ -25,7 +25,7 @@ from torchsleuth.bisect.environments import (
     builder,
     python_of,
 )
-from torchsleuth.bisect.release_provider import CannotBuild
+from torchsleuth.bisect.provider import CannotBuild
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from cases.made import make
 from torchsleuth.bisect.environments import NoNetwork, Stopped
+from torchsleuth.bisect.provider import CannotBuild, Offer, plan_of
 from torchsleuth.bisect.release_names import range_of
-from torchsleuth.bisect.release_provider import CannotBuild, Offer, plan_of
 from torchsleuth.bisect.releases import (
     ScriptRunner,
     Search,

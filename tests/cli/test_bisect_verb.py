@@ -10,9 +10,9 @@ import textwrap
 import time
 
 import pytest
-from triage.made_index import make_wheel, served
 
 from cases.made import make
+from made_index import make_wheel, served
 from program_runs import environment, sleuth
 from torchsleuth.bisect.releases import bisection_of, newest_working
 from torchsleuth.cases.folder import open_case, write_case

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchsleuth.cases.flags import INDUCTOR, Flag
 from torchsleuth.minify.search.contract import State
 from torchsleuth.triage.experiments import with_config
-from torchsleuth.triage.settings import INDUCTOR, Flag, only_settings, settings_of, smallest, switchable
+from torchsleuth.triage.settings import only_settings, settings_of, smallest, switchable
 
 
 @given(st.sets(st.integers(0, 24), min_size=1, max_size=4))

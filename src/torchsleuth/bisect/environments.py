@@ -26,9 +26,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchsleuth.bisect.release_index import this_target
+from torchsleuth.bisect.index_page import this_target
+from torchsleuth.bisect.provider import CannotBuild
 from torchsleuth.bisect.release_names import public, release_named
-from torchsleuth.bisect.release_provider import CannotBuild
 from torchsleuth.cases.errors import SleuthError
 
 try:

@@ -1,8 +1,8 @@
 """In which releases of torch a script fails: rounds of k runs, each in the environment of one release.
 
-`sections` says which releases come next and what the outcomes mean; a `Provider` has a Python for each; a `Runner`
-runs the script once. What one release says is told at once (`on_tried`), so whoever stops the search loses only the
-runs under way.
+`schedule` says which releases come next and what the answers mean; a `Provider` has a Python for each; a `Runner` runs
+the script once. What one release says is told at once (`on_tried`), so whoever stops the search loses only the runs
+under way.
 """
 
 from __future__ import annotations
@@ -12,46 +12,47 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from torchsleuth.bisect.environments import Stopped
+from torchsleuth.bisect.provider import CannotBuild, Provider
 from torchsleuth.bisect.release_names import is_name, release_named
-from torchsleuth.bisect.release_provider import CannotBuild, Provider
-from torchsleuth.bisect.schedule import FAILS, PASSES, Change, finding_of, next_to_try
+from torchsleuth.bisect.schedule import ReleaseFinding, finding_of, next_to_try
+from torchsleuth.cases.answer import Answer
 from torchsleuth.cases.model import Case, WrongShape, read_dataclass
 from torchsleuth.processes.tree import descendants_of, kill_group
 from torchsleuth.supervise.scripts import ScriptRun
 
-CANNOT_TELL, NOT_BUILT = "cannot tell", "not built"
-_OUTCOMES = {"reproduced": FAILS, "not_reproduced": PASSES}
+NOT_BUILT = "not built"
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One release and what came of it: fails, passes, cannot tell, or not built."""
+class TriedRelease:
+    """One release and what came of it, as case.json has it: the text of an `Answer`, or "not built"."""
 
     version: str
     outcome: str
     seconds: float
     why: str
 
+    @property
+    def answer(self) -> Answer:
+        """What the search goes by; a release that was not built cannot tell."""
+        return next((answer for answer in Answer if answer.value == self.outcome), Answer.CANNOT_TELL)
+
 
 @dataclass(frozen=True)
-class Bisection:
-    """The answer, "broken since", "fixed in", "always", "never" or "unclear", and all that was tried for it."""
+class Bisection(ReleaseFinding):
+    """The section `bisect` of case.json: what was found, and all that was tried for it."""
 
-    answer: str
-    version: str | None
-    changes: tuple[Change, ...] = ()
-    notes: tuple[str, ...] = ()
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedRelease, ...] = ()
     error: str | None = None
-    of: str | None = None  # names script, index and Python: outcomes count again only for the same
+    of: str | None = None  # names script, index and Python: answers count again only for the same
 
     def to_json(self) -> dict[str, Any]:
-        """The section `bisect` of case.json."""
+        """Plain values; `bisection_of` reads them back."""
         return json.loads(json.dumps(asdict(self)))
 
 
@@ -78,9 +79,9 @@ class ScriptRunner:
         started = time.monotonic()
         for _ in range(self.times):
             run = self.once(python, deadline)
-            if run.answer != "not_reproduced":
+            if answer_of_script(run) is not Answer.PASSES:
                 break
-        return ScriptRun(run.answer, run.summary, time.monotonic() - started)
+        return replace(run, seconds=time.monotonic() - started)
 
     def end(self) -> None:
         """Ends this process's own children that run the script, each with all it started."""
@@ -93,6 +94,12 @@ class ScriptRunner:
                 kill_group(pid)
 
 
+def answer_of_script(run: ScriptRun) -> Answer:
+    """What a run of the script says about the failure: `answer_of_script(ScriptRun("reproduced", "", 1.0))`."""
+    known = {"reproduced": Answer.FAILS, "not_reproduced": Answer.PASSES, "different": Answer.OTHER}
+    return known.get(run.answer, Answer.CANNOT_TELL)
+
+
 @dataclass
 class Search:
     """A search under way: what it asks and whom it tells."""
@@ -102,20 +109,20 @@ class Search:
     runner: Runner
     deadline: float
     workers: int = 2
-    on_tried: Callable[[Tried], None] = lambda _tried: None
+    on_tried: Callable[[TriedRelease], None] = lambda _tried: None
     say: Callable[[str], None] = lambda _text: None
-    tried: dict[str, Tried] = field(default_factory=dict)
+    tried: dict[str, TriedRelease] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)  # known beforehand not to be there
 
     @property
-    def seen(self) -> dict[str, str]:
-        return {version: tried.outcome for version, tried in self.tried.items()}
+    def seen(self) -> dict[str, Answer]:
+        return {version: tried.answer for version, tried in self.tried.items()}
 
 
 def bisect_releases(search: Search) -> Bisection:
     """Tries releases until the answer is found or the time is over.
 
-    `search.tried` may hold outcomes of an earlier, stopped search: they are not asked for again.
+    `search.tried` may hold what an earlier, stopped search learned: that is not asked for again.
     """
     _refuse_beforehand(search)
     while batch := _next(search, search.workers):
@@ -128,7 +135,7 @@ def so_far(search: Search, error: str | None) -> Bisection:
     """What a search has learned, also where it was stopped: `so_far(search, "stopped by Ctrl-C")`."""
     tried = tuple(search.tried[v] for v in search.versions if v in search.tried)
     found = finding_of(search.versions, search.seen, _next(search, len(search.versions)))
-    return Bisection(found.answer, found.version, found.changes, found.notes, tried, error)
+    return Bisection(**vars(found), tried=tried, error=error)
 
 
 def may_be_tried(search: Search) -> list[str]:
@@ -140,7 +147,7 @@ def may_be_tried(search: Search) -> list[str]:
 
 def newest_working(result: Bisection) -> str | None:
     """The newest release in which the script passed, None where there was none: `newest_working(result)`."""
-    passed = [t.version for t in result.tried if t.outcome == PASSES and is_name(t.version)]
+    passed = [t.version for t in result.tried if t.answer is Answer.PASSES and is_name(t.version)]
     return max(passed, key=release_named, default=None)
 
 
@@ -153,12 +160,10 @@ def bisection_of(case: Case) -> Bisection | None:
         return None
 
 
-def tried_before(result: Bisection | None, of: str, versions: Sequence[str]) -> dict[str, Tried]:
+def tried_before(result: Bisection | None, of: str, versions: Sequence[str]) -> dict[str, TriedRelease]:
     """What an earlier search of the same learned about these releases; what was not built is worth another look."""
     known = () if result is None or result.of != of else result.tried
-    return {
-        t.version: t for t in known if t.version in versions and t.outcome in (FAILS, PASSES, CANNOT_TELL)
-    }
+    return {t.version: t for t in known if t.version in versions and t.outcome != NOT_BUILT}
 
 
 def _refuse_beforehand(search: Search) -> None:
@@ -166,14 +171,14 @@ def _refuse_beforehand(search: Search) -> None:
     for version in search.versions:
         if version not in search.tried and (why := search.provider.offer(version).refused) is not None:
             search.refused.add(version)
-            _note(search, Tried(version, NOT_BUILT, 0.0, why))
+            _note(search, TriedRelease(version, NOT_BUILT, 0.0, why))
 
 
 def _round(search: Search, batch: Sequence[str]) -> bool:
     """Tries several releases at a time; False where the time was over before one of them was decided."""
     decided = True
     with ThreadPoolExecutor(len(batch)) as pool:
-        futures: list[Future[Tried | None]] = [pool.submit(_try, search, version) for version in batch]
+        futures: list[Future[TriedRelease | None]] = [pool.submit(_try, search, version) for version in batch]
         try:
             for future in as_completed(futures):
                 tried = future.result()
@@ -188,7 +193,7 @@ def _round(search: Search, batch: Sequence[str]) -> bool:
     return decided
 
 
-def _try(search: Search, version: str) -> Tried | None:
+def _try(search: Search, version: str) -> TriedRelease | None:
     started = time.monotonic()
     try:
         offer = search.provider.offer(version)
@@ -200,18 +205,16 @@ def _try(search: Search, version: str) -> Tried | None:
         search.say(f"torch {version}: running the script")
         run = search.runner.run(python, search.deadline)
     except CannotBuild as why:
-        return Tried(version, NOT_BUILT, round(time.monotonic() - started, 2), str(why))
+        return TriedRelease(version, NOT_BUILT, round(time.monotonic() - started, 2), str(why))
     except Stopped:
         return None
     # A run that the clock of the whole search ended looks like a hang, and is none.
     if time.monotonic() > search.deadline:
         return None
-    outcome = _OUTCOMES.get(run.answer, CANNOT_TELL)
-    differs = "it fails differently: " if run.answer == "different" else ""
-    return Tried(version, outcome, round(run.seconds, 2), differs + run.summary)
+    return TriedRelease(version, answer_of_script(run).value, round(run.seconds, 2), run.summary)
 
 
-def _note(search: Search, tried: Tried) -> None:
+def _note(search: Search, tried: TriedRelease) -> None:
     search.tried[tried.version] = tried
     search.on_tried(tried)
 

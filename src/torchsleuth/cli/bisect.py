@@ -8,20 +8,31 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from torchsleuth.bisect.index_provider import IndexProvider, installed_cuda, nightly_index
+from torchsleuth.bisect.provider import Plan, plan_of
+from torchsleuth.bisect.release_names import BadRange, names_listed, range_of
+from torchsleuth.bisect.releases import (
+    Bisection,
+    ScriptRunner,
+    Search,
+    TriedRelease,
+    bisect_releases,
+    bisection_of,
+    may_be_tried,
+    so_far,
+    tried_before,
+)
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json
+from torchsleuth.cli.verify import script_of
 from torchsleuth.script_runtime.signature import Signature
-
-if TYPE_CHECKING:
-    from torchsleuth.bisect.package_index import PackageIndex
-    from torchsleuth.bisect.release_provider import Plan
-    from torchsleuth.bisect.releases import Bisection, ScriptRunner, Search, Tried
+from torchsleuth.supervise.pipeline import run_case_script
+from torchsleuth.supervise.scripts import ScriptRun, run_script
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -74,12 +85,7 @@ def bisect_verb(
     torchsleuth bisect 3f9a --torch 2.11..2.15 --index-url https://download.pytorch.org/whl/cpu --yes
     torchsleuth bisect repro.py --torch 2026-10-01..2026-11-01
     """
-    from torchsleuth.bisect.release_provider import plan_of
-    from torchsleuth.bisect.releases import Search, bisection_of, may_be_tried, tried_before
-
     deadline = time.monotonic() + budget
-    from torchsleuth.cli.verify import script_of
-
     folder, script, expected = script_of(case_or_repro, cases_dir)
     script = script.resolve()
     provider = _provider(folder, index_url)
@@ -100,9 +106,7 @@ def bisect_verb(
 
 
 def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
-    """The search, with progress on stderr and every outcome put into the case at once."""
-    from torchsleuth.bisect.releases import bisect_releases, so_far
-
+    """The search, with progress on stderr and every answer put into the case at once."""
     started = time.monotonic()
     search.say = _say
 
@@ -111,7 +115,7 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
             section = dataclasses.replace(result, of=key).to_json()
             update_case(folder, extra={"bisect": section})
 
-    def heard(tried: Tried) -> None:
+    def heard(tried: TriedRelease) -> None:
         _say(
             f"torch {tried.version} {tried.outcome}: {tried.why} ({tried.seconds:.0f} s); "
             f"{len(search.tried)} of {len(search.versions)} known after {time.monotonic() - started:.0f} s"
@@ -122,36 +126,24 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
     try:
         result = bisect_releases(search)
     except KeyboardInterrupt:
-        _say("stopped; environments and outcomes so far are kept, and the same command goes on")
+        _say("stopped; environments and answers so far are kept, and the same command goes on")
         raise
     keep(result)
     return result
 
 
-def _provider(folder: CaseFolder | None, index_url: str | None) -> PackageIndex:
-    from torchsleuth.bisect.package_index import PackageIndex, nightly_index
-
-    cuda = None
-    if folder is not None and folder.case.device.startswith("cuda"):
-        import torch
-
-        cuda = torch.version.cuda
-    return PackageIndex(index_url, nightlies=nightly_index(cuda), say=_say)
+def _provider(folder: CaseFolder | None, index_url: str | None) -> IndexProvider:
+    on_cuda = folder is not None and folder.case.device.startswith("cuda")
+    return IndexProvider(index_url, nightlies=nightly_index(installed_cuda() if on_cuda else None), say=_say)
 
 
-def _versions(provider: PackageIndex, torch_range: str | None, releases: str | None) -> list[str]:
-    from torchsleuth.bisect.release_names import BadRange, names_listed, range_of
-
+def _versions(provider: IndexProvider, torch_range: str | None, releases: str | None) -> list[str]:
     if (torch_range is None) == (releases is None):
         raise BadRange("Say which releases to try: either --torch 2.11..2.15 or --releases 2.11.0,2.12.1.")
     return names_listed(releases) if releases is not None else provider.versions(range_of(torch_range or ""))
 
 
 def _runner(folder: CaseFolder | None, script: Path, expected: Signature, times: int) -> ScriptRunner:
-    from torchsleuth.bisect.releases import ScriptRunner
-    from torchsleuth.supervise.pipeline import run_case_script
-    from torchsleuth.supervise.scripts import ScriptRun, run_script
-
     def once(python: str, deadline: float) -> ScriptRun:
         if folder is None:
             return run_script(script, expected, python=python, deadline=deadline)
@@ -161,7 +153,7 @@ def _runner(folder: CaseFolder | None, script: Path, expected: Signature, times:
 
 
 def _key(script: Path, index_url: str | None, times: int) -> str:
-    """What outcomes kept in the case must agree on to count again."""
+    """What answers kept in the case must agree on to count again."""
     about = (script.read_bytes(), (index_url or "").encode(), sys.version.encode(), str(times).encode())
     return hashlib.sha256(b"\0".join(about)).hexdigest()[:16]
 
@@ -192,9 +184,9 @@ def _agree(plan: Plan, yes: bool, cheaper: str) -> None:
 
 def show_bisection(result: Bisection) -> None:
     """The result for a person: the table, then the answer in a sentence."""
-    click.echo(f"{'torch':<22}  {'outcome':<12}  {'seconds':>7}  why")
+    click.echo(f"{'torch':<22}  {'outcome':<17}  {'seconds':>7}  why")
     for tried in result.tried:
-        click.echo(f"{tried.version:<22}  {tried.outcome:<12}  {tried.seconds:>7.1f}  {printable(tried.why)}")
+        click.echo(f"{tried.version:<22}  {tried.outcome:<17}  {tried.seconds:>7.1f}  {printable(tried.why)}")
     click.echo(f"\n{sentence_of(result)}")
     for note in (*result.notes, *([result.error] if result.error else [])):
         click.echo(f"  {printable(note)}")
@@ -202,7 +194,7 @@ def show_bisection(result: Bisection) -> None:
 
 def sentence_of(result: Bisection) -> str:
     """The answer as one sentence: `broken since 2.13.0 (2.12.1 passes)`."""
-    tested = [t.version for t in result.tried if t.outcome in ("fails", "passes")]
+    tested = [t.version for t in result.tried if t.answer.is_evidence]
     where = f"the {len(tested)} {_releases(len(tested))} tested" + (
         f" ({', '.join(tested)})" if tested else ""
     )

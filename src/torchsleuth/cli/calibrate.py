@@ -1,12 +1,30 @@
-"""`calibrate`: how far healthy compiled results lie from the truth on this machine, so that verdicts can go by it."""
+"""`calibrate`: how far healthy compiled results lie from the truth on this machine, so that verdicts can go by it.
+
+The graphs are compiled and run by a process of their own, which may crash; here is only what is shown of it.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
 
 import click
 
+from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import json_option, print_json
+from torchsleuth.processes.tree import kill_group
+
+_MEASURE = ("-m", "torchsleuth.compare.verdict.calibrate_process")
+
+
+class NotMeasured(SleuthError):
+    """The process that compiles the healthy graphs did not come to its end."""
 
 
 @click.command("calibrate")
@@ -26,26 +44,47 @@ def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> in
     torchsleuth calibrate
     torchsleuth calibrate --device cuda --graphs 60
     """
-    from torchsleuth.compare.verdict.calibrate import DTYPES, SEEDS, calibrate
-    from torchsleuth.compare.verdict.calibration import save_calibration
-
     started = time.monotonic()
-    total = graphs * len(DTYPES)
-    done = 0
 
-    def tell(case: object, verdict: object) -> None:
-        nonlocal done
-        done += 1
+    def tell(done: int, total: int) -> None:
         left = (time.monotonic() - started) / done * (total - done)
         click.echo(f"\rtorchsleuth: {done} of {total} graphs, about {left:.0f} s left ", err=True, nl=False)
 
-    found = calibrate(device, seeds=range(SEEDS.start, SEEDS.start + graphs), on_graph=tell)
-    click.echo("", err=True)
-    path = None if dry_run else save_calibration(found)
+    found = _measured([*_MEASURE, device, str(graphs), "try" if dry_run else "keep"], tell)
     if as_json:
-        print_json({**found.to_json(), "path": str(path) if path else None})
+        print_json(found)
         return 0
-    for name, quantiles in found.measured.items():
-        click.echo(f"{name}: {quantiles}")
-    click.echo("nothing kept" if path is None else f"kept in {path}")
+    for name, quantiles in found["measured"].items():
+        click.echo(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in quantiles.items())}")
+    click.echo(f"kept in {found['path']}" if found["path"] else "nothing kept")
     return 0
+
+
+def _measured(arguments: list[str], tell: Callable[[int, int], None]) -> dict[str, Any]:
+    """The last line of the measuring process; each line before it is told."""
+    said: dict[str, Any] = {}
+    with tempfile.TemporaryFile() as err:
+        child = subprocess.Popen(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=err, start_new_session=True
+        )
+        try:
+            for line in child.stdout or ():
+                said = json.loads(line)
+                if "done" in said:
+                    tell(said["done"], said["total"])
+            child.wait()
+        finally:
+            kill_group(child.pid)  # with the compile workers it started
+            child.wait()
+            click.echo("", err=True)
+        if child.returncode or "measured" not in said:
+            err.seek(0)
+            raise NotMeasured(_why(child.returncode, said, err.read().decode("utf-8", errors="replace")))
+    return said
+
+
+def _why(code: int, said: dict[str, Any], wrote: str) -> str:
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+    where = f"after {said['done']} of {said['total']} graphs" if "done" in said else "before the first graph"
+    last = printable((wrote.strip().splitlines() or ["it said nothing"])[-1])
+    return f"The process that compiles the healthy graphs {how} {where} ({last}), so nothing was kept."

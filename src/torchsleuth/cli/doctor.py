@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -19,7 +21,7 @@ _ASK_TORCH = ("-m", "torchsleuth.torch_internals.check")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One thing that was looked at: `good` is False where something is missing, with the remedy in `text`."""
 
     name: str
@@ -37,60 +39,59 @@ def doctor_verb(cases_dir: Path, as_json: bool) -> int:
     torchsleuth doctor
     torchsleuth doctor --json
     """
-    findings = [_python(), *_torch(), _compiler(), _folder(cases_dir), _stacks()]
+    checks = [_python(), *_torch(), _compiler(), _folder(cases_dir), _stacks()]
     if as_json:
-        print_json([{"name": f.name, "good": f.good, "text": f.text} for f in findings])
+        print_json([asdict(check) for check in checks])
     else:
-        for finding in findings:
-            click.echo(f"{'ok     ' if finding.good else 'MISSING'}  {finding.name}: {finding.text}")
-    return 0 if all(f.good for f in findings) else 1
+        for check in checks:
+            click.echo(f"{'ok     ' if check.good else 'MISSING'}  {check.name}: {check.text}")
+    return 0 if all(check.good for check in checks) else 1
 
 
-def _python() -> Finding:
+def _python() -> Check:
     version = sys.version.split()[0]
-    return Finding("python", sys.version_info >= (3, 11), f"{version} (3.11 or later is needed)")
+    return Check("python", sys.version_info >= (3, 11), f"{version} (3.11 or later is needed)")
 
 
-def _torch() -> list[Finding]:
-    import json
-
+def _torch() -> list[Check]:
     if importlib.util.find_spec("torch") is None:
-        return [Finding("torch", False, "not installed here: pip install 'torch>=2.11'")]
+        return [Check("torch", False, "not installed here: pip install 'torch>=2.11'")]
     try:
         asked = subprocess.run([sys.executable, *_ASK_TORCH], capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired:
+        return [Check("torch", False, "its compiler cannot be watched here: no answer in 300 s")]
+    try:
         answer = json.loads(asked.stdout.strip().splitlines()[-1])
-    except (subprocess.TimeoutExpired, ValueError, IndexError):
-        reason = asked.stderr.strip().splitlines()[-1:] if "asked" in locals() else ["no answer in 300 s"]
-        return [Finding("torch", False, f"its compiler cannot be watched here: {' '.join(reason)}")]
+    except (ValueError, IndexError):
+        reason = " ".join(asked.stderr.strip().splitlines()[-1:])
+        return [Check("torch", False, f"its compiler cannot be watched here: {reason}")]
     release = tuple(int(part) for part in answer["torch"].split("+")[0].split(".")[:2] if part.isdigit())
     device = answer["device"] or "no CUDA device; CPU failures only"
     return [
-        Finding(
+        Check(
             "torch",
             release >= (2, 11),
             f"{answer['torch']} (2.11 or later is needed); its compiler can be watched",
         ),
-        Finding("accelerator", True, device),
+        Check("accelerator", True, device),
     ]
 
 
-def _compiler() -> Finding:
+def _compiler() -> Check:
     for name in (os.environ.get("CXX"), "g++", "clang++"):
         if name and shutil.which(name):
-            return Finding("C++ compiler", True, f"{name}; Inductor needs one for CPU kernels")
-    return Finding("C++ compiler", False, "none found; Inductor cannot compile for the CPU: install g++")
+            return Check("C++ compiler", True, f"{name}; Inductor needs one for CPU kernels")
+    return Check("C++ compiler", False, "none found; Inductor cannot compile for the CPU: install g++")
 
 
-def _folder(cases_dir: Path) -> Finding:
+def _folder(cases_dir: Path) -> Check:
     existing = next(p for p in [cases_dir.absolute(), *cases_dir.absolute().parents] if p.exists())
     if not os.access(existing, os.W_OK):
-        return Finding("cases", False, f"{cases_dir} cannot be written; name another folder with --cases DIR")
+        return Check("cases", False, f"{cases_dir} cannot be written; name another folder with --cases DIR")
     free = shutil.disk_usage(existing).free / 2**30
-    return Finding("cases", free > 0.5, f"{cases_dir}, {free:.1f} GiB free on its disk")
+    return Check("cases", free > 0.5, f"{cases_dir}, {free:.1f} GiB free on its disk")
 
 
-def _stacks() -> Finding:
-    import signal
-
+def _stacks() -> Check:
     known = hasattr(signal, "SIGRTMAX")
-    return Finding("stacks of hanging processes", True, "by a real-time signal" if known else "by SIGUSR2")
+    return Check("stacks of hanging processes", True, "by a real-time signal" if known else "by SIGUSR2")

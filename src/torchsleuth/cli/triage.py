@@ -58,10 +58,10 @@ def triage_verb(
 
 def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> int:
     """The ladder for a whole program; a case that it leaves is named for what comes next."""
-    from torchsleuth.program.ladder import program_ladder
+    from torchsleuth.program.component import component_of_program
 
     started = time.monotonic()
-    found = program_ladder(argv, cases_dir=cases_dir, say=_say, timeout=budget)
+    found = component_of_program(argv, cases_dir=cases_dir, say=_say, timeout=budget)
     finding = found.as_triage(round(time.monotonic() - started, 2))
     if as_json:
         print_json({"program": argv, "case": found.case, "triage": dataclasses.asdict(finding)})

@@ -12,7 +12,9 @@ from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Case, Workaround, best_workaround
 from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
-from torchsleuth.program.workarounds import Attempt, attempt_from_json, run_program
+from torchsleuth.program.attempt import Attempt, attempt_from_json
+from torchsleuth.program.runs import program_of
+from torchsleuth.program.workarounds import on_program as run_program
 from torchsleuth.supervise.pipeline import processes_for, triage_step, workaround_step
 
 # Of the time to spend, where the case has not been triaged yet.
@@ -43,8 +45,6 @@ def workaround_verb(
         raise click.UsageError("--all says which workarounds to run the program with: add --program")
     folder = open_case(cases_dir, case)
     if on_program:
-        from torchsleuth.program.runs import program_of
-
         program_of(folder)  # before minutes are spent on the rest
     folder, found = _tried(folder, workers, budget)
     if on_program:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.model import Case
+from torchsleuth.program.attempt import Attempt
 from torchsleuth.program.runs import ProgramRun, program_of, watch_program
 from torchsleuth.script_runtime.signature import fails_the_same_way
-from torchsleuth.workaround.find import Attempt, with_program
 
 
 def on_program(
@@ -35,16 +36,17 @@ def on_program(
     passed = False
     for attempt in found:
         left = deadline - time.monotonic()
-        wanted = attempt.workaround.verified and attempt.overrides is not None
-        if not wanted or attempt.overrides is None or (passed and not everything) or left <= 0:
+        tried = attempt.workaround
+        if not tried.verified or attempt.overrides is None or (passed and not everything) or left <= 0:
             done.append(attempt)
             continue
-        say(f"running the program with: {attempt.workaround.name}")
+        say(f"running the program with: {tried.name}")
         run = watch_program(program, attempt.overrides, options=options, timeout=left)
         why = why_unhealthy(folder.case, run)
-        say(f"{attempt.workaround.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
+        say(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
         passed = passed or why is None
-        done.append(with_program(attempt, why is None, why))
+        tried = replace(tried, program=why is None, error=tried.error if why is None else why)
+        done.append(replace(attempt, workaround=tried))
     return done
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchsleuth.cases.flags import Flag, config_of
 from torchsleuth.minify.search.contract import State
 from torchsleuth.torch_internals.compile_trace import Step
 from torchsleuth.triage.experiments import Bench, Experiment, Result, few
-from torchsleuth.triage.settings import Flag, cautious_fix, config_of, smallest, switchable
+from torchsleuth.triage.settings import cautious_fix, smallest, switchable
 
 PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
 # Without these passes a graph with custom or mutating operators cannot be lowered at all.

@@ -7,43 +7,18 @@ so that a pair costs no more than the settings it was picked from.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
+from torchsleuth.cases.flags import PRECISION_CASTS, Flag, config_of
 from torchsleuth.minify.search.contract import State
 from torchsleuth.torch_internals.configuration import default_setting
-from torchsleuth.triage.experiments import Bench, Config, Experiment
+from torchsleuth.triage.experiments import Bench, Experiment
 
-INDUCTOR = "torch._inductor.config"
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A setting of torch and the cautious value of it, as Python text; `means` is what that value switches off."""
-
-    key: str
-    value: str
-    means: str
-    module: str = INDUCTOR
-
-    @property
-    def line(self) -> str:
-        """The line a person pastes.
-
-        >>> Flag("fallback_random", "True", "own random numbers").line
-        'torch._inductor.config.fallback_random = True'
-        """
-        return f"{self.module}.{self.key} = {self.value}"
-
 
 # Optimisations of Inductor that only make things faster, each with the value that leaves it out.
 CAUTIOUS = (
-    Flag(
-        "emulate_precision_casts",
-        "True",
-        "keeping intermediate results in a higher precision than eager does",
-    ),
+    PRECISION_CASTS,
     Flag("cpp.simdlen", "1", "vectorised C++ code"),
     Flag("cpp.threads", "1", "parallel loops in C++ code"),
     Flag("cpp.enable_floating_point_contract_flag", "'off'", "contraction of multiply and add"),
@@ -82,14 +57,6 @@ def switchable(state: State, flags: Sequence[Flag] = CAUTIOUS) -> list[Flag]:
         if default is not None and flag.value != (repr(default[0]) if now is None else now):
             found.append(flag)
     return found
-
-
-def config_of(flags: Sequence[Flag]) -> Config:
-    """The flags as the settings of an experiment."""
-    config: dict[str, dict[str, str]] = {}
-    for flag in flags:
-        config.setdefault(flag.module, {})[flag.key] = flag.value
-    return config
 
 
 def smallest(

@@ -32,7 +32,7 @@ def watch_this_process(settings: Settings | None = None) -> None:
     global _watching
     if os.environ.get("TORCHSLEUTH_OVERRIDES"):
         # Before the watch, which then sees what comes of it.
-        from torchsleuth.watched.overrides import override_this_process
+        from torchsleuth.watched.apply_overrides import override_this_process
 
         override_this_process()
     settings = settings or settings_from_environment()

@@ -1,24 +1,17 @@
 """Changes to the compiles of a program that is not touched itself, handed over in one environment variable.
 
 Whoever tries a workaround on the user's whole program, or runs it with less of the compiler, starts it with this
-variable; processes that the program starts inherit it. Without the variable nothing here is ever imported. What cannot
-be put in place ends the program: a run without it would be taken for a run with it.
+variable; processes that the program starts inherit it. `apply_overrides.py` puts them in place there; here is only
+what both sides agree on, so no torch.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
 import json
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import ModuleType
 from typing import Any
-
-from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.install import after_import
 
 OVERRIDES_VARIABLE = "TORCHSLEUTH_OVERRIDES"
 
@@ -45,99 +38,22 @@ class Overrides:
 
     def to_environment(self) -> dict[str, str]:
         """The variable for the program's environment; none where nothing is changed."""
-        given = {key: value for key, value in asdict(self).items() if value not in (None, (), {})}
+        given = self.to_json()
         return {OVERRIDES_VARIABLE: json.dumps(given)} if given else {}
+
+    def to_json(self) -> dict[str, Any]:
+        """What is changed, and nothing else; `overrides_from_json` reads it back."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, (), {})}
 
 
 def overrides_from_environment(environment: Mapping[str, str] = os.environ) -> Overrides | None:
     """What this process was started with, or None."""
     text = environment.get(OVERRIDES_VARIABLE)
-    if not text:
-        return None
-    given = json.loads(text)
-    for key in ("fallback", "decompositions", "modules", "classes"):
-        given[key] = tuple(given.get(key, ()))
+    return overrides_from_json(json.loads(text)) if text else None
+
+
+def overrides_from_json(document: Mapping[str, Any]) -> Overrides:
+    """What `to_json` wrote: `overrides_from_json({"fallback": ["aten.erf.default"]})`."""
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
     given["functions"] = tuple((file, name, line) for file, name, line in given.get("functions", ()))
     return Overrides(**given)
-
-
-@functools.cache
-def override_this_process() -> None:
-    """Puts in place what the environment asks for, as the parts of the compiler are imported."""
-    with _or_end():
-        wanted = overrides_from_environment()
-        if wanted is not None:
-            _override(wanted)
-
-
-class _or_end:
-    """Ends the process where an override cannot be put in place."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            sys.stderr.write(f"torchsleuth: cannot override: {type(error).__name__}: {error}\n")
-            raise SystemExit(2) from error
-
-
-def _override(wanted: Overrides) -> None:
-    settings: dict[str, dict[str, Any]] = {
-        module: {key: ast.literal_eval(text) for key, text in values.items()}
-        for module, values in wanted.config.items()
-    }
-
-    def at_capture(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as forced
-        from torchsleuth.torch_internals import eager_regions as eager
-
-        if wanted.dynamic is not None:
-            settings.setdefault(forced.DYNAMO, {}).update(forced.settings_for_dynamic(wanted.dynamic))
-        if settings:
-            forced.force_at_captures(settings)
-        if wanted.functions:
-            eager.leave_functions_eager(wanted.functions)
-        if wanted.modules or wanted.classes:
-            eager.leave_modules_eager(wanted.modules, wanted.classes)
-
-    def at_backend(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as forced
-
-        if settings or wanted.backend:
-            forced.force_at_backend_calls(settings, wanted.backend)
-
-    def at_inductor(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as forced
-        from torchsleuth.torch_internals import eager_regions as eager
-
-        forced.check_settings(settings)
-        if settings:
-            forced.force_at_inner_compiles(settings)
-        eager.forget_decompositions(wanted.decompositions)
-
-    def at_lowering(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import eager_regions as eager
-
-        eager.keep_operators_eager(wanted.fallback)
-
-    def at_dynamo(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as forced
-
-        forced.ignore_dynamic_marks()
-
-    if wanted.dynamic is False:
-        _when(module_names.DYNAMO, at_dynamo)
-    _when(module_names.FRAME_CAPTURE, at_capture)
-    _when(module_names.BACKEND_CALL, at_backend)
-    _when(module_names.INNER_COMPILE, at_inductor)
-    if wanted.fallback:
-        _when(module_names.LOWERING, at_lowering)
-
-
-def _when(name: str, then: Callable[[ModuleType], None]) -> None:
-    def put_in(module: ModuleType) -> None:
-        with _or_end():
-            then(module)
-
-    after_import(name, put_in)

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchsleuth.cases.flags import INDUCTOR, PRECISION_CASTS, RANDOM, Flag, config_of
 from torchsleuth.cases.model import Triage
 from torchsleuth.triage.experiments import Config
-from torchsleuth.triage.settings import CAUTIOUS, INDUCTOR, Flag, config_of
+from torchsleuth.triage.settings import CAUTIOUS
 from torchsleuth.watched.overrides import Overrides
 from torchsleuth.workaround.places import (
     Function,
@@ -28,7 +29,7 @@ from torchsleuth.workaround.places import (
 )
 
 # How much each kind gives up, least first.
-SETTING, OPERATOR, MODULE, FUNCTION, BREAK, MODE, RELEASE, BACKEND = range(8)
+SETTING, OPERATOR, MODULE, FUNCTION, BREAK, MODE, BACKEND = range(7)
 PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
 # More lines than this are no workaround that anyone would paste.
 MOST_PLACES = 4
@@ -128,10 +129,7 @@ def _settings(about: About) -> Iterator[Candidate]:
     if triage.part == "random numbers":
         yield setting_candidate([RANDOM])
     if about.kind == "accuracy" and about.low_precision and about.backend == "inductor":
-        yield setting_candidate([CAUTIOUS[0]])
-
-
-RANDOM = Flag("fallback_random", "True", "Inductor's own random numbers")
+        yield setting_candidate([PRECISION_CASTS])
 
 
 def setting_candidate(flags: list[Flag]) -> Candidate:

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 
 from torchsleuth.bisect.releases import bisection_of, newest_working
 from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.flags import INDUCTOR, RANDOM, config_of
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.model import Case, Triage, Workaround
 from torchsleuth.compare.verdict.evidence import MUTATED
 from torchsleuth.minify.case_state import OpenedCase, open_for_search
 from torchsleuth.minify.search.contract import State
+from torchsleuth.program.attempt import Attempt
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.torch_internals.configuration import default_setting
 from torchsleuth.triage.experiments import Bench, Experiment
-from torchsleuth.triage.settings import INDUCTOR, cautious_fix, config_of, switchable
-from torchsleuth.watched.overrides import Overrides
+from torchsleuth.triage.settings import cautious_fix, switchable
 from torchsleuth.workaround.attempts import Original, Tried, as_it_was, ask_pairs, timed, try_all
 from torchsleuth.workaround.candidates import (
     BACKEND,
-    RANDOM,
-    RELEASE,
     About,
     Candidate,
     candidates_for,
@@ -44,15 +42,6 @@ _LOW = ("torch.float16", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_
 
 class NothingToWorkAround(SleuthError):
     """There is no failure of the compiler's that a workaround could avoid; says why."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A workaround as the case keeps it, and how to run a whole program with it (None where that cannot be done)."""
-
-    workaround: Workaround
-    overrides: Overrides | None
-    reach: int
 
 
 def find_workarounds(
@@ -219,7 +208,7 @@ def _attempt(tried: Tried, full_seconds: float | None) -> Attempt:
         None,
         tried.seconds,
     )
-    return Attempt(made, candidate.overrides, candidate.reach)
+    return Attempt(made, candidate.overrides)
 
 
 def _release(folder: CaseFolder) -> list[Attempt]:
@@ -233,12 +222,4 @@ def _release(folder: CaseFolder) -> list[Attempt]:
     made = Workaround(
         f"torch {version}", f"pip install torch=={version}", not smaller, error, f"torch {folder.case.torch}"
     )
-    return [Attempt(made, None, RELEASE)]
-
-
-def with_program(attempt: Attempt, passes: bool | None, why: str | None) -> Attempt:
-    """The attempt with what its run on the whole program showed."""
-    made = replace(attempt.workaround, program=passes)
-    if passes is False:
-        made = replace(made, error=why)
-    return replace(attempt, workaround=made)
+    return [Attempt(made)]

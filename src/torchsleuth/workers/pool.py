@@ -22,9 +22,9 @@ from typing import Any
 from torchsleuth.processes.compiler_probes import hand_probes_to
 from torchsleuth.processes.frames import BrokenFrame, Frames, frame
 from torchsleuth.processes.limits import Limits, fair_memory
-from torchsleuth.processes.tree import kill_group, kill_marked, marked
 from torchsleuth.processes.prepared import Forked, NotThere, PreparedInterpreter
 from torchsleuth.processes.starting import python_command
+from torchsleuth.processes.tree import kill_group, kill_marked, marked
 from torchsleuth.trials.environment import needs_kernels, trial_environment, uses_accelerator
 from torchsleuth.trials.trial import Outcome, Trial, outcome_from_json, trial_to_json
 from torchsleuth.workers.queue import Desk, Ticket

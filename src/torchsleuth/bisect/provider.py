@@ -1,6 +1,6 @@
 """Where releases come from, as the search sees it: a list, what each would cost, and a Python that has it.
 
-The search knows this interface alone, so it is tested with a made-up history; `package_index.py` is the real one.
+The search knows this interface alone, so it is tested with a made-up history; `index_provider` is the real one.
 """
 
 from __future__ import annotations

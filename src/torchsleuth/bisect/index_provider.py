@@ -1,9 +1,16 @@
-"""Releases from a package index, each in an environment of its own; the one installed here is used as it is."""
+"""The real `Provider`: releases that a package index lists, each installed into an environment of its own.
+
+`index_page` reads the list, `environments` builds; here they are put together, with what each release costs. The
+release that is installed here is used as it is, and costs nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from torchsleuth.bisect.environments import Recipe, build_environment, environments_folder, python_of
-from torchsleuth.bisect.release_index import (
+from torchsleuth.bisect.index_page import (
     KNOWN,
     NIGHTLIES,
     PYPI,
@@ -22,8 +29,8 @@ from torchsleuth.bisect.release_index import (
     this_target,
     wheels_of,
 )
+from torchsleuth.bisect.provider import CannotBuild, Offer
 from torchsleuth.bisect.release_names import Range, public, release_named
-from torchsleuth.bisect.release_provider import CannotBuild, Offer
 from torchsleuth.cases.errors import SleuthError
 
 # torch's wheel on PyPI for Linux x86_64 (2.11 to 2.15: 0.53 to 0.54 GB), and the sum of the CUDA packages it brings (14
@@ -37,8 +44,8 @@ class NoRelease(SleuthError):
     """The range holds nothing that could be tried."""
 
 
-class PackageIndex:
-    """The releases of an index: `PackageIndex().versions(range_of("2.11..2.15"))`.
+class IndexProvider:
+    """The releases of an index: `IndexProvider().versions(range_of("2.11..2.15"))`.
 
     `index` is what the person gave; a range that ends at a nightly takes its releases from the usual index all the
     same. `say` hears what is worth knowing about the list.
@@ -174,6 +181,17 @@ def usual_index() -> str:
         check=False,
     )
     return asked.stdout.strip() if asked.returncode == 0 and asked.stdout.strip() else PYPI
+
+
+def installed_cuda() -> str | None:
+    """The CUDA version that the torch of this Python was built for, such as "13.0", read without importing it."""
+    found = importlib.util.find_spec("torch")
+    for place in (found and found.submodule_search_locations) or ():
+        with contextlib.suppress(OSError):
+            text = Path(place, "version.py").read_text(encoding="utf-8")
+            if named := re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)", text, re.MULTILINE):
+                return named[1]
+    return None
 
 
 def nightly_index(cuda: str | None) -> str:

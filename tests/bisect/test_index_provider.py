@@ -3,10 +3,9 @@
 import sys
 
 import pytest
-from made_index import make_wheel, served
 
-from torchsleuth.bisect.package_index import CUDA_BYTES, NoRelease, PackageIndex, nightly_index
-from torchsleuth.bisect.release_index import (
+from made_index import make_wheel, served
+from torchsleuth.bisect.index_page import (
     KNOWN,
     IndexSilent,
     Target,
@@ -15,8 +14,9 @@ from torchsleuth.bisect.release_index import (
     this_target,
     wheels_of,
 )
+from torchsleuth.bisect.index_provider import CUDA_BYTES, IndexProvider, NoRelease, nightly_index
+from torchsleuth.bisect.provider import CannotBuild
 from torchsleuth.bisect.release_names import range_of
-from torchsleuth.bisect.release_provider import CannotBuild
 
 SILENT = "http://127.0.0.1:9/simple"
 
@@ -68,14 +68,14 @@ def test_a_wheel_fits_by_python_and_machine(name, fits):
 def test_a_range_without_releases_and_nightlies_without_an_index_are_one_sentence(tmp_path):
     wheel = make_wheel(tmp_path / "made", "0.1.0")
     with served(tmp_path, [wheel]) as url, pytest.raises(NoRelease, match=r"no torch in 8\.1\.\.8\.2"):
-        PackageIndex(url).versions(range_of("8.1..8.2"))
+        IndexProvider(url).versions(range_of("8.1..8.2"))
     with pytest.raises(NoRelease, match="index of nightlies does not answer"):
-        PackageIndex(SILENT).versions(range_of("2026-10-01..2026-11-01"))
+        IndexProvider(SILENT).versions(range_of("2026-10-01..2026-11-01"))
 
 
 def test_a_silent_index_leaves_the_known_releases_with_estimated_sizes(tmp_path):
     told = []
-    index = PackageIndex(SILENT, folder=tmp_path, say=told.append)
+    index = IndexProvider(SILENT, folder=tmp_path, say=told.append)
     found = index.versions(range_of("2.11..2.15"))
     assert found == list(KNOWN[KNOWN.index("2.11.0") :]) and len(found) == 7
     other = next(v for v in found if v != index.installed)
@@ -89,13 +89,13 @@ def test_a_nightly_end_takes_the_newest_nightly_of_the_given_index(tmp_path, mon
     releases = [make_wheel(tmp_path / "made", "9.0.0")]
     with served(tmp_path / "a", nights) as own, served(tmp_path / "b", releases) as usual:
         monkeypatch.setenv("PIP_INDEX_URL", usual)
-        assert PackageIndex(own).versions(range_of("9.0..nightly")) == ["9.0.0", "9.1.0.dev20261003"]
+        assert IndexProvider(own).versions(range_of("9.0..nightly")) == ["9.0.0", "9.1.0.dev20261003"]
         dates = range_of("2026-10-01..2026-10-02")
-        assert PackageIndex(own).versions(dates) == ["9.1.0.dev20261001", "9.1.0.dev20261002"]
+        assert IndexProvider(own).versions(dates) == ["9.1.0.dev20261001", "9.1.0.dev20261002"]
 
 
 def test_the_installed_release_costs_nothing_and_is_used_as_it_is(tmp_path):
-    index = PackageIndex(SILENT, folder=tmp_path)
+    index = IndexProvider(SILENT, folder=tmp_path)
     assert index.installed and index.offer(index.installed).at_hand
     assert index.python_for(index.installed, 0) == sys.executable and not list(tmp_path.iterdir())
 
@@ -104,7 +104,7 @@ def test_a_release_without_a_wheel_for_this_python_is_refused_before_any_downloa
     wheel = make_wheel(tmp_path / "made", "0.1.0")
     old = wheel.rename(wheel.with_name("torch-0.1.0-cp27-cp27mu-manylinux1_x86_64.whl"))
     with served(tmp_path, [old]) as url:
-        index = PackageIndex(url, folder=tmp_path / "environments")
+        index = IndexProvider(url, folder=tmp_path / "environments")
         assert "no wheel of it for Python" in index.offer("0.1.0").refused
         with pytest.raises(CannotBuild):
             index.python_for("0.1.0", 0)
@@ -115,7 +115,7 @@ def test_the_cuda_packages_are_part_of_the_cost(tmp_path):
     plain, cpu = (make_wheel(tmp_path / "made", version) for version in ("0.1.0", "0.2.0+cpu"))
     sizes = [wheel.stat().st_size for wheel in (plain, cpu)]
     with served(tmp_path, [plain, cpu]) as url:
-        index = PackageIndex(url, folder=tmp_path / "environments")
+        index = IndexProvider(url, folder=tmp_path / "environments")
         plain, cpu = index.offer("0.1.0"), index.offer("0.2.0")
         assert (plain.bytes, plain.exact) == (sizes[0] + CUDA_BYTES, False)
         assert (cpu.bytes, cpu.exact) == (sizes[1], True)

@@ -1,8 +1,8 @@
-"""What a package index offers of torch: which releases, wheels for which Python and machine, and how large.
+"""The page about torch on a package index, read: the wheels it lists, for which Python and machine, and how large.
 
-Reads the simple index that pip and uv read, as JSON where the server speaks it (then sizes come with it) and as HTML
-elsewhere (then a wheel's size is asked for by itself). An index that does not answer leaves a list of releases known
-when this was written.
+It is the simple index that pip and uv read, as JSON where the server speaks it (then sizes come with it) and as HTML
+elsewhere (then a wheel's size is asked for by itself). Nothing is installed here; `index_provider` does that with what
+was read. Where an index does not answer, there is a list of the releases known when this was written.
 """
 
 from __future__ import annotations

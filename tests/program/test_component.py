@@ -3,7 +3,7 @@
 import pytest
 
 from torchsleuth.program import ladder as program
-from torchsleuth.program.ladder import ends_alike, program_ladder, program_named
+from torchsleuth.program.component import ends_alike, program_ladder, program_named
 from torchsleuth.program.runs import ProgramRun
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"

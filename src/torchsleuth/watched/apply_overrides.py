@@ -1,0 +1,100 @@
+"""Puts overrides in place in the process of the user's program, each when the part of the compiler it is about arrives.
+
+What cannot be put in place ends the program: a run without it would be taken for a run with it. Without the variable of
+`overrides.py` nothing here is ever imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torchsleuth.torch_internals import module_names
+from torchsleuth.watched.install import after_import
+from torchsleuth.watched.overrides import Overrides, overrides_from_environment
+
+
+@functools.cache
+def override_this_process() -> None:
+    """Puts in place what the environment asks for, as the parts of the compiler are imported."""
+    with _or_end():
+        wanted = overrides_from_environment()
+        if wanted is not None:
+            _override(wanted)
+
+
+class _or_end:
+    """Ends the process where an override cannot be put in place."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            sys.stderr.write(f"torchsleuth: cannot override: {type(error).__name__}: {error}\n")
+            raise SystemExit(2) from error
+
+
+def _override(wanted: Overrides) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        module: {key: ast.literal_eval(text) for key, text in values.items()}
+        for module, values in wanted.config.items()
+    }
+
+    def at_capture(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as forced
+        from torchsleuth.torch_internals import eager_regions as eager
+
+        if wanted.dynamic is not None:
+            settings.setdefault(forced.DYNAMO, {}).update(forced.settings_for_dynamic(wanted.dynamic))
+        if settings:
+            forced.force_at_captures(settings)
+        if wanted.functions:
+            eager.leave_functions_eager(wanted.functions)
+        if wanted.modules or wanted.classes:
+            eager.leave_modules_eager(wanted.modules, wanted.classes)
+
+    def at_backend(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as forced
+
+        if settings or wanted.backend:
+            forced.force_at_backend_calls(settings, wanted.backend)
+
+    def at_inductor(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as forced
+        from torchsleuth.torch_internals import eager_regions as eager
+
+        forced.check_settings(settings)
+        if settings:
+            forced.force_at_inner_compiles(settings)
+        eager.forget_decompositions(wanted.decompositions)
+
+    def at_lowering(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import eager_regions as eager
+
+        eager.keep_operators_eager(wanted.fallback)
+
+    def at_dynamo(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as forced
+
+        forced.ignore_dynamic_marks()
+
+    if wanted.dynamic is False:
+        _when(module_names.DYNAMO, at_dynamo)
+    _when(module_names.FRAME_CAPTURE, at_capture)
+    _when(module_names.BACKEND_CALL, at_backend)
+    _when(module_names.INNER_COMPILE, at_inductor)
+    if wanted.fallback:
+        _when(module_names.LOWERING, at_lowering)
+
+
+def _when(name: str, then: Callable[[ModuleType], None]) -> None:
+    def put_in(module: ModuleType) -> None:
+        with _or_end():
+            then(module)
+
+    after_import(name, put_in)
