@@ -14,16 +14,13 @@ from typing import Any
 
 import torch
 
-from torchsleuth.graphs.cut_record import MISSING, Recording
+from torchsleuth.graphs.recording import Opaque, Recorded, RecordedTensor, Recording
+from torchsleuth.tensors.specs import ScalarSpec
 from torchsleuth.torch_internals.schemas import nesting
 
 __all__ = ["Cut", "calls_of", "cut", "units"]
 
 _CALLS = ("call_function", "call_method", "call_module")
-_PLAIN = (
-    *(int, float, bool, complex, str, type(None), type(Ellipsis), slice),
-    *(torch.dtype, torch.device, torch.layout, torch.Size, torch.memory_format),
-)
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Cut:
 
     graph: torch.fx.GraphModule
     names: tuple[str, ...]
-    values: tuple[Any, ...]
+    values: tuple[Recorded, ...]
 
 
 def calls_of(graph: torch.fx.GraphModule) -> int:
@@ -124,20 +121,10 @@ def cut(recording: Recording, keep: Iterable[str], *, severed: bool = False, exp
 
 def _kind(recording: Recording, node: torch.fx.Node) -> str:
     """What can carry a node's result across a cut: an `input`, a `literal`, or nothing (`opaque`)."""
-    if node.name in recording.symbolic and isinstance(
-        recording.symbolic[node.name], torch.SymInt | torch.SymFloat | torch.SymBool
-    ):
-        return "input"
     value = recording.value(node.name)
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (RecordedTensor, ScalarSpec)):
         return "input"
-    return "literal" if _is_plain(value) else "opaque"
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return all(_is_plain(item) for item in value)
-    return value is not MISSING and isinstance(value, _PLAIN)
+    return "opaque" if isinstance(value, Opaque) else "literal"
 
 
 def _completed(recording: Recording, keep: set[str]) -> set[str]:

@@ -128,7 +128,7 @@ def describe_inputs(
     for position, value in enumerate(values):
         fake = fakes[position] if fakes is not None and position < len(fakes) else None
         if not isinstance(value, torch.Tensor):
-            specs.append(_describe_scalar(value, fake, symbols))
+            specs.append(describe_scalar(value, fake, symbols))
             continue
         spec = describe_tensor(value, fake, symbols)
         if store is not None and not is_fake_tensor(value) and value.device.type != "meta":
@@ -176,6 +176,18 @@ def describe_tensor(
     )
 
 
+def describe_scalar(value: Any, fake: Any, symbols: dict[str, SymbolSpec]) -> ScalarSpec:
+    """Describe a number, string or None, with the expression of `fake` where that is symbolic."""
+    symbol = value if type(value) in _SYMBOL_KINDS else fake if type(fake) in _SYMBOL_KINDS else None
+    if symbol is not None:
+        number = hint_of(value)
+        _collect(symbol, number, symbols)
+        return ScalarSpec(_SYMBOL_KINDS[type(symbol)], number, expression_of(symbol))
+    if type(value) not in _SCALAR_KINDS:
+        raise Unsupported(f"An input is a {type(value).__qualname__}, which cannot be written down.")
+    return ScalarSpec(_SCALAR_KINDS[type(value)], value)
+
+
 def tensor_spec(data: Mapping[str, Any]) -> TensorSpec:
     """The description of a tensor from its JSON form.
 
@@ -196,17 +208,6 @@ def _refuse(tensor: torch.Tensor) -> None:
         )
     if tensor.is_conj() or tensor.is_neg():
         raise Unsupported(f"{name} is a lazy conjugate or negative view, which cannot be rebuilt.")
-
-
-def _describe_scalar(value: Any, fake: Any, symbols: dict[str, SymbolSpec]) -> ScalarSpec:
-    symbol = value if type(value) in _SYMBOL_KINDS else fake if type(fake) in _SYMBOL_KINDS else None
-    if symbol is not None:
-        number = hint_of(value)
-        _collect(symbol, number, symbols)
-        return ScalarSpec(_SYMBOL_KINDS[type(symbol)], number, expression_of(symbol))
-    if type(value) not in _SCALAR_KINDS:
-        raise Unsupported(f"An input is a {type(value).__qualname__}, which cannot be written down.")
-    return ScalarSpec(_SCALAR_KINDS[type(value)], value)
 
 
 def _collect(number: Any, value: Any, symbols: dict[str, SymbolSpec]) -> None:
