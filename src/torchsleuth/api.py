@@ -118,9 +118,9 @@ def save_graph_repro(
         folder = Path(scratch)
         origin = GraphOrigin(level, compiler_name, "forward", global_state())
         record = record_graph(folder, 0, gm, args, origin)
-        if record.facts["no_repro"] is not None or record.inputs is None:
-            raise ValueError(f"no repro can be written for this graph: {record.facts['no_repro']}")
-        inputs = record.facts["inputs"]
+        if record.facts.no_repro is not None or record.inputs is None:
+            raise ValueError(f"no repro can be written for this graph: {record.facts.no_repro}")
+        inputs = record.facts.inputs
         if save_dir is not None:
             tensors = [a for a in args if isinstance(a, torch.Tensor)]
             inputs = keep_values(record.inputs, args, tensors, Path(save_dir)).to_json()

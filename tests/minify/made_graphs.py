@@ -2,14 +2,17 @@
 
 import torch
 
+from torchsleuth.cases.record import CompileSettings
+from torchsleuth.minify.search import contract
 from torchsleuth.minify.states import state_of
 
 aten = torch.ops.aten
 
 
-def traced(function, *values, fakes=None, **settings):
-    """The state of a function on these inputs."""
-    return state_of(torch.fx.symbolic_trace(function), list(values), fakes=fakes, settings=settings)
+def traced(function, *values, fakes=None, any_values=False, **settings):
+    """The state of a function on these inputs, under settings as they stand in a record."""
+    graph, settings = torch.fx.symbolic_trace(function), CompileSettings.from_json(settings)
+    return state_of(graph, list(values), fakes=fakes, settings=settings, any_values=any_values)
 
 
 def holds(state, *targets):
@@ -24,7 +27,7 @@ def holds(state, *targets):
     return all(target in called for target in targets)
 
 
-class Oracle:
+class Oracle(contract.Oracle):
     """Answers by a predicate on states, and remembers what it was asked."""
 
     def __init__(self, fails):

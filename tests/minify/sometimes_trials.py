@@ -15,9 +15,9 @@ def good() -> bool:
 def run(trial, announce):
     announce("compile")
     announce("run")
-    rhythm = trial.facts["options"]["rhythm"]
-    with open(trial.facts["options"]["file"], "ab", buffering=0) as file:
+    rhythm = trial.settings.options["rhythm"]
+    with open(trial.settings.options["file"], "ab", buffering=0) as file:
         file.write(b"x")
-    number = os.path.getsize(trial.facts["options"]["file"]) - 1
+    number = os.path.getsize(trial.settings.options["file"]) - 1
     fails = "relu" in trial.graph and rhythm[number % len(rhythm)] == "f"
     return Outcome(FAILS if fails else None, 0.01, text="ValueError: now and then it fails")

@@ -2,6 +2,7 @@
 
 import torch
 
+from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.blame import seeds
 
 aten = torch.ops.aten
@@ -16,8 +17,8 @@ def graph():
 def test_the_target_of_a_lowering_is_named_and_the_users_line_decides_among_several():
     text = 'LoweringException: Oops\n  target: aten.relu.default\nFound from :\n  File "/m/model.py", line 7, in forward'
     lines = {
-        "relu_default_1": {"file": "/m/model.py", "line": 7},
-        "relu_default": {"file": "/m/model.py", "line": 5},
+        "relu_default_1": SourceLine("/m/model.py", 7),
+        "relu_default": SourceLine("/m/model.py", 5),
     }
     assert seeds(graph(), text, "Oops", lines) == ["relu_default_1", "relu_default"]
 

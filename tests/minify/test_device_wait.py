@@ -22,7 +22,7 @@ def test_a_tiny_trial_goes_to_the_device_and_none_to_the_cpu():
     wait_for_device(desk, "cpu", 5.0)
     assert not desk.trials
     wait_for_device(desk, "cuda:0", 5.0)
-    assert [spec["device"] for spec in desk.trials[0].facts["inputs"]["inputs"]] == ["cuda:0"]
+    assert [spec["device"] for spec in desk.trials[0].inputs["inputs"]] == ["cuda:0"]
 
 
 def test_a_device_that_never_comes_up_is_not_waited_for_without_end():

@@ -237,23 +237,21 @@ def test_settings_go_back_to_their_defaults_one_by_one():
     found = settled(
         default_settings,
         state,
-        lambda s: (
-            s.settings["config"]["torch._inductor.config"].get("b") == "2" if s.settings["config"] else False
-        ),
+        lambda s: s.settings.config["torch._inductor.config"].get("b") == "2" if s.settings.config else False,
     )
-    assert found.settings["config"] == {"torch._inductor.config": {"b": "2"}}
-    assert found.settings["options"] == {}
-    assert not found.settings["state"]["grad"]
-    assert not found.settings["state"]["deterministic"]
+    assert found.settings.config == {"torch._inductor.config": {"b": "2"}}
+    assert found.settings.options == {}
+    assert not found.settings.state.grad
+    assert not found.settings.state.deterministic
 
 
 def test_training_becomes_inference_where_it_does_not_matter():
     state = traced(
         lambda x: x.relu(), torch.ones(2), compile_kwargs={"is_backward": True, "cudagraphs": False}
     )
-    assert settled(for_inference, state, lambda s: True).settings["compile_kwargs"] == {"is_inference": True}
-    stays = settled(for_inference, state, lambda s: s.settings["compile_kwargs"].get("is_backward"))
-    assert stays.settings["compile_kwargs"]["is_backward"]
+    assert settled(for_inference, state, lambda s: True).settings.compile_kwargs == {"is_inference": True}
+    stays = settled(for_inference, state, lambda s: s.settings.compile_kwargs.get("is_backward"))
+    assert stays.settings.compile_kwargs["is_backward"]
 
 
 def dynamic_state():
@@ -380,13 +378,12 @@ def test_a_graph_is_lifted_to_the_whole_compiler_where_it_fails_there_too():
         torch.ones(2),
         level="aot",
         compile_kwargs={"is_backward": True},
-        static_names=["x"],
-    )
+    ).having(static_names=("x",))
     found = settled(lift, state, lambda s: True)
-    assert found.settings["level"] == "dynamo"
-    assert found.settings["compile_kwargs"] == {}
-    assert "static_names" not in found.settings
-    assert settled(lift, state, lambda s: s.settings["level"] == "aot").settings["level"] == "aot"
+    assert found.settings.level == "dynamo"
+    assert found.settings.compile_kwargs == {}
+    assert found.static_names is None
+    assert settled(lift, state, lambda s: s.settings.level == "aot").settings.level == "aot"
 
 
 def test_values_are_recorded_under_the_autocast_the_graph_ran_under():

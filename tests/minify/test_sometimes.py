@@ -10,11 +10,10 @@ from made_graphs import aten, traced
 from sometimes_trials import FAILS
 
 from program_runs import environment, sleuth, write_program
-from torchsleuth.minify.flaky import ComesSometimes, measured, told
 from torchsleuth.minify.oracle import TrialOracle, trial_of
 from torchsleuth.minify.search.driver import search
 from torchsleuth.minify.search.subsets import NothingFails
-from torchsleuth.workers.failure_rate import FailureRate
+from torchsleuth.workers.failure_rate import ComesSometimes, FailureRate, measured
 from torchsleuth.workers.pool import Workers
 
 
@@ -84,7 +83,7 @@ def test_the_rate_is_measured_with_few_runs_unless_it_is_needed(workers, tmp_pat
 
 
 def test_the_sentence_says_how_often_and_what_that_means():
-    assert "5 of 10 runs" in told(FailureRate(5, 10)) and "7 times" in told(FailureRate(5, 10))
+    assert "5 of 10 runs" in str(FailureRate(5, 10)) and "7 times" in str(FailureRate(5, 10))
 
 
 FLAKY = """

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchsleuth.cases.record import CompileSettings, Embedded
 from torchsleuth.repro.small import SmallGraph, SmallInput, small_scripts
 from torchsleuth.repro.small_inputs import TooLarge, input_expression
 from torchsleuth.script_runtime.signature import Signature
@@ -27,9 +28,9 @@ def small(function, *values, signature=ERROR, level="dynamo", backend="inductor"
     names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
     specs = describe_inputs(list(values)).inputs
     inputs = tuple(SmallInput(n, s, v if keep else None) for n, s, v in zip(names, specs, values))
-    facts = {"level": level, "backend": backend, "config": {}, "options": {}, "state": {}}
-    embedded = more.pop("embedded", {})
-    return SmallGraph(graph, inputs, {**facts, **more}, signature, embedded, case="0123abcd")
+    embedded = more.pop("embedded", Embedded())
+    settings = CompileSettings.from_json({"level": level, "backend": backend, **more})
+    return SmallGraph(graph, inputs, settings, signature, embedded, case="0123abcd")
 
 
 def first(graph):
@@ -90,8 +91,7 @@ def test_the_function_computes_what_the_graph_computes(data):
     gm = torch.fx.GraphModule(torch.nn.Module(), graph)
     values = [torch.arange(9.0).view(3, 3) / 7, torch.ones(3, 3)]
     inputs = tuple(SmallInput(n, describe_tensor(v)) for n, v in zip("ab", values))
-    facts = {"level": "dynamo", "backend": "inductor"}
-    for script in small_scripts(SmallGraph(gm, inputs, facts, ERROR, {})):
+    for script in small_scripts(SmallGraph(gm, inputs, CompileSettings(), ERROR)):
         got = function_of(script.text)(*values)
         for ours, theirs in zip(got if isinstance(got, tuple) else (got,), gm(*values)):
             torch.testing.assert_close(ours, theirs)
@@ -191,7 +191,7 @@ def test_a_script_with_the_users_backend_reproduces_and_tells_other_failures(tmp
         torch.ones(2),
         signature=wanted,
         backend="backend",
-        embedded={"source": BACKEND, "imports": []},
+        embedded=Embedded(BACKEND),
     )
     code, last, errors = run(first(graph), tmp_path)
     assert (code, last) == (1, "REPRODUCED: ValueError: no relu here")
@@ -273,7 +273,7 @@ def half(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_custom_operator_is_pasted_only_where_the_graph_calls_it():
     exec(OWN_OPERATOR, {"torch": torch})
-    pasted = {"source": OWN_OPERATOR, "imports": ["import torch"], "notes": []}
+    pasted = Embedded(OWN_OPERATOR, ("import torch",))
     one = small(lambda x: (torch.ops.smallown.half.default(x),), torch.ones(2), embedded=pasted)
     other = small(lambda x: (aten.cos.default(x),), torch.ones(2), embedded=pasted)
     assert "custom_op" in first(one)

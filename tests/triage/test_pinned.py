@@ -3,7 +3,8 @@
 import torch
 
 from torchsleuth.minify.states import state_of
-from torchsleuth.triage.case import _Found, _with_calls
+from torchsleuth.triage.case import _with_calls
+from torchsleuth.triage.finding import Finding
 
 
 def calls_of_three():
@@ -12,7 +13,7 @@ def calls_of_three():
 
 
 def test_calls_that_are_left_when_the_time_is_up_are_named_but_not_pinned_down():
-    found = _Found("inductor", "lowering", "it passes without lowerings", True)
+    found = Finding("inductor", "lowering", "it passes without lowerings", True)
     late = _with_calls(calls_of_three(), found, fewest=False)
     assert len(late.ops) == 3 and not late.pinned
     assert "it passes without lowerings" in late.detail and "--budget" in late.detail
@@ -20,5 +21,5 @@ def test_calls_that_are_left_when_the_time_is_up_are_named_but_not_pinned_down()
 
 
 def test_a_part_that_names_its_operator_needs_no_fewer_calls():
-    found = _Found("inductor", "lowering", None, True, ops=("aten.cos.default",), nodes=("cos",))
+    found = Finding("inductor", "lowering", None, True, ops=("aten.cos.default",), nodes=("cos",))
     assert _with_calls(calls_of_three(), found, fewest=False).pinned

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchsleuth.cases.flags import INDUCTOR, Flag
+from torchsleuth.cases.record import CompileSettings
 from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.search.subsets import smallest
 from torchsleuth.triage.experiments import with_config
-from torchsleuth.triage.settings import only_settings, settings_of, smallest, switchable
+from torchsleuth.triage.settings import only_settings, settings_of, switchable
 
 
 @given(st.sets(st.integers(0, 24), min_size=1, max_size=4))
@@ -40,22 +42,22 @@ def test_one_of_several_that_are_each_enough_is_found_fast(good):
 
 
 def state(**settings) -> State:
-    return State(torch.fx.symbolic_trace(torch.nn.Identity()), (), {}, settings)
+    return State(torch.fx.symbolic_trace(torch.nn.Identity()), (), {}, CompileSettings(**settings))
 
 
 def test_settings_of_both_kinds_are_counted_once_and_can_be_left_out():
     given_state = state(config={INDUCTOR: {"a": "1", "b": "2"}}, options={"b": "2", "c": "3"})
     assert settings_of(given_state) == [(INDUCTOR, "a"), (INDUCTOR, "b"), ("options", "c")]
     left = only_settings(given_state, [(INDUCTOR, "b")])
-    assert left.settings["config"] == {INDUCTOR: {"b": "2"}} and left.settings["options"] == {"b": "2"}
+    assert left.settings.config == {INDUCTOR: {"b": "2"}} and left.settings.options == {"b": "2"}
 
 
 def test_a_setting_given_as_an_option_is_changed_there_as_well():
     changed = with_config(
         state(config={}, options={"epilogue_fusion": "True"}), {INDUCTOR: {"epilogue_fusion": "False"}}
     )
-    assert changed.settings["options"] == {"epilogue_fusion": "False"}
-    assert changed.settings["config"] == {INDUCTOR: {"epilogue_fusion": "False"}}
+    assert changed.settings.options == {"epilogue_fusion": "False"}
+    assert changed.settings.config == {INDUCTOR: {"epilogue_fusion": "False"}}
 
 
 def test_flags_that_stand_at_their_cautious_value_or_are_unknown_to_this_torch_are_not_tried():

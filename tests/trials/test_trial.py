@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.tensors.specs import describe_inputs
@@ -15,14 +16,6 @@ from torchsleuth.torch_internals.compile_stages import failing_stage
 from torchsleuth.trials.trial import Trial
 from torchsleuth.workers.pool import Workers
 
-STATE = {
-    "default_dtype": "torch.float32",
-    "matmul_precision": "highest",
-    "deterministic": False,
-    "inference_mode": False,
-    "grad": True,
-    "autocast": {},
-}
 # A compiler with a bug: what a trial's own definitions may do, for a test.
 NO_RELU = """
 import torch._inductor.lowering as lowering
@@ -53,27 +46,22 @@ LOWERING = Signature(
 )
 
 
-def aten_trial(call: str, expected: Signature = LOWERING, embedded: str = NO_RELU, **facts: object) -> Trial:
-    return _trial(f"torch.ops.aten.{call}", expected, embedded, {"level": "aot", **facts})
+def aten_trial(call: str, expected: Signature = LOWERING, embedded: str = NO_RELU) -> Trial:
+    return _trial(f"torch.ops.aten.{call}", expected, embedded, level="aot")
 
 
-def _trial(call: str, expected: Signature, embedded: str, facts: dict) -> Trial:
+def _trial(call: str, expected: Signature, embedded: str, **settings: str) -> Trial:
     graph = (
         f"class Repro(torch.nn.Module):\n    def forward(self, a):\n        b = {call}\n        return (b,)\n"
     )
-    usual = {
-        "backend": "inductor",
-        "options": {},
-        "compile_kwargs": {},
-        "config": {},
-        "state": STATE,
-        "output_meta": {},
-        "constants": None,
-        "placeholders": ["a"],
-        "inputs": describe_inputs([torch.zeros(8)]).to_json(),
-        "tolerances": {},
-    }
-    return Trial(graph, {**usual, **facts}, expected, embedded)
+    return Trial(
+        graph,
+        expected,
+        CompileSettings(state=AmbientState(), **settings),
+        placeholders=("a",),
+        inputs=describe_inputs([torch.zeros(8)]).to_json(),
+        embedded=embedded,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +125,8 @@ def test_a_trial_killed_while_it_draws_a_progress_bar_does_not_hang_those_after_
 
 def test_a_backend_of_the_program_is_tried_on_the_captured_graph(workers):
     expected = Signature("compile_error", "compile", ("KeyError",), "'b'", ("trial.py:backend",))
-    facts = {"level": "dynamo", "backend": "backend"}
-    assert workers.run(_trial("torch.relu(a)", expected, BACKEND, facts)).fails_like(expected)
-    passed = workers.run(_trial("torch.neg(a)", expected, BACKEND, facts))
+    assert workers.run(_trial("torch.relu(a)", expected, BACKEND, backend="backend")).fails_like(expected)
+    passed = workers.run(_trial("torch.neg(a)", expected, BACKEND, backend="backend"))
     assert passed.signature is None and passed.more["stopped_early"]
 
 

@@ -31,7 +31,7 @@ def test_a_graph_that_communicates_is_refused_with_a_plain_sentence(tmp_path):
 
     graph = graph_of((torch.ops._c10d_functional.all_reduce.default, "sum", "0"))
     record = record_graph(tmp_path, 1, graph, [torch.ones(2)], origin())
-    assert "communicates between processes" in record.facts["no_repro"]
+    assert "communicates between processes" in record.facts.no_repro
 
 
 def test_a_graph_with_a_user_object_that_cannot_be_embedded_says_which(tmp_path):
@@ -42,7 +42,7 @@ def test_a_graph_with_a_user_object_that_cannot_be_embedded_says_which(tmp_path)
             return gm
 
     record = record_graph(tmp_path, 1, graph, [torch.ones(2)], origin(custom_backend=Backend()))
-    assert "backend" in record.facts["no_repro"]
+    assert "backend" in record.facts.no_repro
 
 
 def test_a_record_is_json_and_keeps_the_sizes_of_the_call_it_describes(tmp_path):

@@ -17,6 +17,8 @@ from made_graphs import aten, traced
 
 from torchsleuth.cases.folder import write_case
 from torchsleuth.cases.model import Triage, Verified
+from torchsleuth.cases.record import CompileSettings, GraphRecord
+from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.case_state import OpenedCase
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
@@ -60,7 +62,7 @@ class FakeDesk:
 
 
 def off(trial, subsystem):
-    return trial.facts["switches"]["off"].get(subsystem, {}).get("names", ())
+    return trial.switches.off.get(subsystem, {}).get("names", ())
 
 
 def made(tmp_path, monkeypatch, answer, *, kind="compile_error", triage=None, **changes):
@@ -75,24 +77,16 @@ def made(tmp_path, monkeypatch, answer, *, kind="compile_error", triage=None, **
     )
     case = make(kind=kind, phase=signature.phase, signature=signature, triage=triage, **changes)
     folder = write_case(tmp_path / "cases", case, {})
-    settings = {"level": "aot", "backend": "inductor", "config": {}, "options": {}, "compile_kwargs": {}}
 
     def graph(x):
         return (aten.cos.default(aten.sin.default(aten.exp.default(x))),)
 
     def line(number, function):
-        return {
-            "file": "/home/me/m.py",
-            "line": number,
-            "function": function,
-            "code": "",
-            "module": "",
-            "call": "",
-        }
+        return SourceLine("/home/me/m.py", number, function)
 
     lines = {"exp_default": line(1, "f"), "sin_default": line(9, "wave"), "cos_default": line(2, "f")}
-    state = traced(graph, torch.ones(3), **settings, state={})
-    opened = OpenedCase(state, signature, {"nodes": lines}, "")
+    state = traced(graph, torch.ones(3), level="aot")
+    opened = OpenedCase(state, signature, GraphRecord(CompileSettings(), nodes=lines), "")
     monkeypatch.setattr(workarounds, "open_for_search", lambda _folder: opened)
     desk = FakeDesk(answer)
     return folder, Bench(desk, signature, tmp_path / "store"), desk
@@ -102,8 +96,7 @@ def broken_lowering(signature):
     """A compiler that fails on a sin unless it is left out."""
 
     def answer(trial):
-        switches = trial.facts["switches"]
-        cured = switches["backend"] or "aten.sin.default" in off(trial, "lowerings")
+        cured = trial.switches.backend or "aten.sin.default" in off(trial, "lowerings")
         return None if cured or "aten.sin" not in trial.graph else signature
 
     return answer
@@ -127,8 +120,8 @@ def test_every_trial_runs_to_the_end_and_is_compared_with_eager(tmp_path, monkey
     folder, bench, desk = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
     find_workarounds(folder, bench, budget_seconds=60)
     assert len(desk.trials) == 4
-    assert all(not t.stop_early and t.facts["kind"] == "accuracy" for t in desk.trials)
-    assert all(t.facts["tolerances"].keys() == {"outputs[0]"} for t in desk.trials if "aten.sin" in t.graph)
+    assert all(not t.stop_early and t.kind == "accuracy" for t in desk.trials)
+    assert all(t.tolerances.keys() == {"outputs[0]"} for t in desk.trials if "aten.sin" in t.graph)
 
 
 def test_numbers_that_are_wrong_do_not_verify_a_workaround(tmp_path, monkeypatch):
@@ -155,9 +148,7 @@ def test_a_bug_of_the_program_has_none_either(tmp_path, monkeypatch):
 
 
 def test_where_the_checks_own_random_numbers_cure_it_that_is_the_answer(tmp_path, monkeypatch):
-    folder, bench, _ = made(
-        tmp_path, monkeypatch, lambda trial: None if trial.facts.get("kind") == "accuracy" else BROKEN
-    )
+    folder, bench, _ = made(tmp_path, monkeypatch, lambda trial: None if trial.kind == "accuracy" else BROKEN)
     found = find_workarounds(folder, bench, budget_seconds=60)
     assert found[0].how == "torch._inductor.config.fallback_random = True" and found[0].verified
     assert [w.name for w in found[1:]] == ["backend aot_eager"]
@@ -165,8 +156,8 @@ def test_where_the_checks_own_random_numbers_cure_it_that_is_the_answer(tmp_path
 
 def test_settings_are_searched_for_where_nothing_else_helps(tmp_path, monkeypatch):
     def answer(trial):
-        config = trial.facts["config"].get("torch._inductor.config", {})
-        return None if config.get("max_fusion_size") == "1" or trial.facts["switches"]["backend"] else BROKEN
+        config = trial.settings.config.get("torch._inductor.config", {})
+        return None if config.get("max_fusion_size") == "1" or trial.switches.backend else BROKEN
 
     folder, bench, _ = made(tmp_path, monkeypatch, answer, triage=Triage())
     found = find_workarounds(folder, bench, budget_seconds=60)
@@ -182,7 +173,7 @@ def test_when_the_time_is_over_the_rest_says_so(tmp_path, monkeypatch):
 def test_the_last_resort_is_tried_first_so_that_there_is_something(tmp_path, monkeypatch):
     folder, bench, desk = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
     find_workarounds(folder, bench, budget_seconds=60)
-    assert [t.facts["switches"]["backend"] for t in desk.trials[:2]] == [None, "aot_eager"]
+    assert [t.switches.backend for t in desk.trials[:2]] == [None, "aot_eager"]
 
 
 def test_a_hang_seen_here_before_is_not_waited_for_again(tmp_path, monkeypatch):
@@ -197,8 +188,8 @@ def test_a_hang_seen_here_before_is_not_waited_for_again(tmp_path, monkeypatch):
 def test_wrong_numbers_come_with_a_cost_against_the_compiled_graph(tmp_path, monkeypatch):
     def answer(trial):
         cured = broken_lowering(WRONG)(trial)
-        fast = 0.3 if off(trial, "lowerings") else 0.9 if trial.facts["switches"]["backend"] else 0.2
-        return Outcome(cured, 0.1, more={"run_seconds": fast} if trial.facts.get("time_runs") else {})
+        fast = 0.3 if off(trial, "lowerings") else 0.9 if trial.switches.backend else 0.2
+        return Outcome(cured, 0.1, more={"run_seconds": fast} if trial.time_runs else {})
 
     folder, bench, _ = made(tmp_path, monkeypatch, answer, kind="accuracy")
     costs = {w.name: w.cost for w in find_workarounds(folder, bench, budget_seconds=60)}
@@ -250,9 +241,9 @@ def test_nothing_is_begun_after_the_deadline(tmp_path, monkeypatch):
 def test_a_wrong_result_is_measured_by_how_far_it_was_when_it_was_seen():
     state = traced(lambda x: (aten.cos.default(x), aten.sin.default(aten.cos.default(x))), torch.ones(3))
     original = Original(state, accuracy=True, allowed={"outputs[1]": 0.04})
-    told = original.facts(state)["tolerances"]
+    told = original.tolerances_in(state)
     assert told["outputs[1]"] == 0.04
     assert 0 < told["outputs[0]"] < 1e-4  # it was right: rounding alone may move it
     (part,) = parts_of(original, Change(without=frozenset({"cos_default", "cos_default_1"})))
-    assert original.facts(part)["tolerances"] == {"outputs[0]": 0.04}
-    assert "tolerances" not in Original(state, accuracy=True).facts(state)
+    assert original.tolerances_in(part) == {"outputs[0]": 0.04}
+    assert Original(state, accuracy=True).tolerances_in(state) is None

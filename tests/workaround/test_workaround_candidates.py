@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchsleuth.cases.model import Triage
+from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.triage.settings import CAUTIOUS
 from torchsleuth.watched.overrides import Overrides
 from torchsleuth.workaround.candidates import BACKEND, About, candidates_for
@@ -14,15 +15,7 @@ INDUCTOR = "torch._inductor.config"
 
 
 def line(module="", function="forward", number=10, call="", file="/home/me/model.py", code="y = f(x)"):
-    return {
-        "file": file,
-        "line": number,
-        "function": function,
-        "code": code,
-        "module": module,
-        "call": call,
-        "gradient": False,
-    }
+    return SourceLine(file, number, function, code, module, call)
 
 
 def about(calls=("mm", "relu", "add"), **changes):

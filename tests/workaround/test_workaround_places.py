@@ -13,6 +13,8 @@ from made import make
 from made_graphs import aten, traced
 
 from torchsleuth.cases.model import Minified, Triage
+from torchsleuth.cases.record import CompileSettings, GraphRecord
+from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.case_state import OpenedCase
 from torchsleuth.workaround.places import (
     class_of,
@@ -31,7 +33,7 @@ def opened(traceback=""):
         return (aten.sin.default(b),)
 
     case = make()
-    return OpenedCase(traced(graph, torch.ones(2)), case.signature, {"nodes": {}}, traceback)
+    return OpenedCase(traced(graph, torch.ones(2)), case.signature, GraphRecord(CompileSettings()), traceback)
 
 
 def test_what_triage_named_comes_before_every_guess():
@@ -82,7 +84,7 @@ def model(tmp_path):
 
 
 def at(file, number, code, function="forward"):
-    return {"file": file, "line": number, "function": function, "code": code, "module": "", "call": ""}
+    return SourceLine(file, number, function, code)
 
 
 def test_of_several_functions_of_one_name_it_is_the_one_around_the_line(model):
@@ -106,7 +108,8 @@ def test_nodes_of_a_function_are_not_those_of_another_of_the_same_name(model):
 
 
 def test_nodes_of_a_module_are_those_below_it_too():
-    lines = {"a": {"module": "fc"}, "b": {"module": "fc.act"}, "c": {"module": "fc2"}, "d": {"module": ""}}
+    modules = {"a": "fc", "b": "fc.act", "c": "fc2", "d": ""}
+    lines = {name: SourceLine("m.py", 1, module=module) for name, module in modules.items()}
     assert nodes_of_modules(lines, ["fc"]) == {"a", "b"}
 
 
@@ -116,8 +119,11 @@ def test_paths_of_modules_are_written_as_python():
 
 
 def test_only_a_class_of_torch_is_named_as_one():
-    assert class_of({"a": {"call": "nn.ReLU"}, "b": {"call": "nn.ReLU"}}, ["a", "b"]) == "nn.ReLU"
-    assert class_of({"a": {"call": "nn.ReLU"}, "b": {"call": "nn.GELU"}}, ["a", "b"]) is None
-    assert class_of({"a": {"call": "relu"}}, ["a"]) is None
-    assert class_of({"a": {"call": "nn.Mine"}}, ["a"]) is None
+    def calling(name):
+        return SourceLine("m.py", 1, call=name)
+
+    assert class_of({"a": calling("nn.ReLU"), "b": calling("nn.ReLU")}, ["a", "b"]) == "nn.ReLU"
+    assert class_of({"a": calling("nn.ReLU"), "b": calling("nn.GELU")}, ["a", "b"]) is None
+    assert class_of({"a": calling("relu")}, ["a"]) is None
+    assert class_of({"a": calling("nn.Mine")}, ["a"]) is None
     assert class_of({}, ["a"]) is None

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from torchsleuth.cases.record import CompileSettings
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.trial import Outcome, Trial
@@ -17,8 +19,13 @@ from torchsleuth.workers.pool import Workers
 FAILS = Signature("runtime_error", "run", ("ValueError",), "it failed as expected")
 
 
-def trial(what: str, expected: Signature = FAILS, **facts: object) -> Trial:
-    return Trial(what, facts, expected)
+def trial(what: str, expected: Signature = FAILS, **more: Any) -> Trial:
+    return Trial(what, expected, **more)
+
+
+def counting(file: Path, at: int) -> Trial:
+    """A trial that fails at its `at`-th run only."""
+    return trial("count", settings=CompileSettings(options={"file": str(file), "at": str(at)}))
 
 
 def faulty_workers(count: int = 1, **options) -> Workers:
@@ -54,10 +61,10 @@ def do_sometimes(trial, announce):
 
 def do_count(trial, announce):
     """Fails at the run whose number stands in the trial; counts runs in a file."""
-    path = Path(trial.facts["file"])
+    path = Path(trial.settings.options["file"])
     with open(path, "a") as file:
         file.write("x")
-    return Outcome(FAILS if path.stat().st_size == trial.facts["at"] else None, 0.0)
+    return Outcome(FAILS if path.stat().st_size == int(trial.settings.options["at"]) else None, 0.0)
 
 
 def do_raise(trial, announce):

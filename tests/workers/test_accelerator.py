@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs
@@ -15,14 +16,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-STATE = {
-    "default_dtype": "torch.float32",
-    "matmul_precision": "highest",
-    "deterministic": False,
-    "inference_mode": False,
-    "grad": False,
-    "autocast": {},
-}
 RUN = Signature("runtime_error", "run", ("RuntimeError",), "whatever")
 LOWERING = Signature(
     "compile_error", "compile", ("LoweringException", "NotImplementedError"), "relu cannot be lowered today"
@@ -39,20 +32,11 @@ def cuda_trial(
     body: str, expected: Signature = RUN, embedded: str = "", before: str = "pass", **config: str
 ) -> Trial:
     graph = f"class Repro(torch.nn.Module):\n    def forward(self, a):\n        {before}\n        b = {body}\n        return (b,)\n"
-    facts = {
-        "level": "aot",
-        "backend": "inductor",
-        "options": {},
-        "compile_kwargs": {},
-        "config": {"torch._inductor.config": config},
-        "state": STATE,
-        "output_meta": {},
-        "constants": None,
-        "placeholders": ["a"],
-        "inputs": describe_inputs([torch.ones(64, device="cuda")]).to_json(),
-        "tolerances": {},
-    }
-    return Trial(graph, facts, expected, embedded)
+    settings = CompileSettings(
+        "aot", config={"torch._inductor.config": config}, state=AmbientState(grad=False)
+    )
+    inputs = describe_inputs([torch.ones(64, device="cuda")]).to_json()
+    return Trial(graph, expected, settings, placeholders=("a",), inputs=inputs, embedded=embedded)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from faulty import FAILS, trial
 
+from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.trial import Trial
@@ -157,24 +158,19 @@ def test_a_real_compile_is_tried_on_the_cluster_and_its_values_are_the_right_one
 
     values = torch.arange(8.0)
     described = describe_inputs([values], store=ContentStoreWriter(str(tmp_path / "store"))).to_json()
-    state = {"default_dtype": "torch.float32", "matmul_precision": "highest", "deterministic": False}
-    facts = {
-        "level": "dynamo",
-        "backend": "backend",
-        "options": {},
-        "compile_kwargs": {},
-        "config": {},
-        "state": {**state, "inference_mode": False, "grad": False, "autocast": {}},
-        "output_meta": {},
-        "constants": None,
-        "placeholders": ["a"],
-        "inputs": described,
-        "tolerances": {},
-    }
+    settings = CompileSettings(backend="backend", state=AmbientState(grad=False))
     graph = "class Repro(torch.nn.Module):\n    def forward(self, a):\n        b = torch.relu(a)\n        return (b,)\n"
     backend = "def backend(gm, inputs):\n    raise ValueError(f'the values are {inputs[0].tolist()}')\n"
     expected = Signature("compile_error", "compile", ("ValueError",), "the values are [#]")
-    asked = Trial(graph, facts, expected, backend, store=str(tmp_path / "store"))
+    asked = Trial(
+        graph,
+        expected,
+        settings,
+        placeholders=("a",),
+        inputs=described,
+        embedded=backend,
+        store=str(tmp_path / "store"),
+    )
     with RayWorkers() as workers:
         outcome = workers.run(asked)
     assert outcome.fails_like(expected)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.processes.bounded_output import KeptOutput
 from torchsleuth.processes.frames import BrokenFrame, Frames, frame
 from torchsleuth.processes.limits import Limits, clock_of_a_hang
@@ -19,6 +22,7 @@ from torchsleuth.trials.environment import needs_kernels, trial_environment, use
 from torchsleuth.trials.kernel_cache import drop_torn
 from torchsleuth.trials.trial import (
     Outcome,
+    Switches,
     Trial,
     outcome_from_json,
     outcome_to_json,
@@ -46,10 +50,45 @@ def test_nonsense_is_a_broken_frame_or_no_frame(data):
 
 
 def test_trial_and_outcome_come_back_equal():
-    trial = Trial("graph", {"level": "aot"}, LOWERING, "source", ("import os",), "store", False)
-    assert trial_from_json(trial_to_json(trial)) == trial
+    trial = Trial(
+        "graph",
+        LOWERING,
+        CompileSettings("aot", config={"a": {"b": "1"}}, state=AmbientState(), visible_outputs=(0,)),
+        ("x",),
+        {"inputs": []},
+        {"names": []},
+        {"outputs[0]": 0.5},
+        "accuracy",
+        Switches({"fusion": {"skip": [1]}}, "eager", stop_after="lowering"),
+        True,
+        "source",
+        ("import os",),
+        "store",
+        False,
+    )
+    assert trial_from_json(json.loads(json.dumps(trial_to_json(trial)))) == trial
     outcome = Outcome(LOWERING, 0.5, None, "text", more={"peak_memory": 3})
     assert outcome_from_json(outcome_to_json(outcome)) == outcome
+
+
+def test_trials_that_ask_something_else_have_another_key_wherever_their_values_lie():
+    plain = Trial("graph", LOWERING)
+    others = {
+        "expected": Signature("crash", "run"),
+        "settings": CompileSettings("aot"),
+        "inputs": {"inputs": []},
+        "constants": {"names": []},
+        "tolerances": {"outputs[0]": 0.5},
+        "kind": "accuracy",
+        "switches": Switches(interpret=True),
+        "time_runs": True,
+        "embedded": "x = 1",
+        "imports": ("import os",),
+        "stop_early": False,
+    }
+    assert replace(plain, store="elsewhere").key == plain.key
+    keys = {replace(plain, **{name: value}).key for name, value in others.items()}
+    assert len(keys | {plain.key}) == len(others) + 1
 
 
 @given(pieces=st.lists(st.binary(max_size=50), max_size=30), limit=st.integers(2, 40).map(lambda n: 2 * n))
@@ -88,30 +127,32 @@ def test_the_users_caches_are_never_used():
 
 
 def test_a_trial_that_is_decided_by_lowering_does_not_wait_for_the_compiler():
-    assert not needs_kernels(Trial("", {}, LOWERING))
-    assert needs_kernels(Trial("", {}, LOWERING, stop_early=False))
-    assert needs_kernels(Trial("", {}, Signature("crash", "compile", signal="SIGSEGV")))
+    assert not needs_kernels(Trial("", LOWERING))
+    assert needs_kernels(Trial("", LOWERING, stop_early=False))
+    assert needs_kernels(Trial("", Signature("crash", "compile", signal="SIGSEGV")))
 
 
 def test_only_a_backend_that_may_call_inductor_waits_for_the_compiler():
     crash = Signature("crash", "compile", signal="SIGSEGV")
-    assert needs_kernels(Trial("", {"backend": "inductor"}, crash))
-    assert not needs_kernels(Trial("", {"backend": "aot_eager"}, crash))
-    assert not needs_kernels(Trial("", {"backend": "mine"}, crash, "def mine(gm, inputs): return gm"))
+    assert needs_kernels(Trial("", crash, CompileSettings(backend="inductor")))
+    assert not needs_kernels(Trial("", crash, CompileSettings(backend="aot_eager")))
+    assert not needs_kernels(
+        Trial("", crash, CompileSettings(backend="mine"), embedded="def mine(gm, inputs): return gm")
+    )
     wrapping = "def mine(gm, inputs): return compile_fx(gm, inputs)"
-    assert needs_kernels(Trial("", {"backend": "mine"}, crash, wrapping))
+    assert needs_kernels(Trial("", crash, CompileSettings(backend="mine"), embedded=wrapping))
 
 
 @pytest.mark.parametrize(
     ("trial", "answer"),
     [
         (
-            Trial("torch.ops.aten.zeros.default([2], device=torch.device('cuda', index=0))", {}, LOWERING),
+            Trial("torch.ops.aten.zeros.default([2], device=torch.device('cuda', index=0))", LOWERING),
             True,
         ),
-        (Trial("", {"inputs": {"inputs": [{"device": "cuda:0"}]}}, LOWERING), True),
-        (Trial("", {"inputs": {"inputs": [{"device": "cpu"}]}}, LOWERING), False),
-        (Trial("cudagraph_like = a", {}, LOWERING), False),
+        (Trial("", LOWERING, inputs={"inputs": [{"device": "cuda:0"}]}), True),
+        (Trial("", LOWERING, inputs={"inputs": [{"device": "cpu"}]}), False),
+        (Trial("cudagraph_like = a", LOWERING), False),
     ],
 )
 def test_only_a_trial_that_names_an_accelerator_needs_one(trial, answer):

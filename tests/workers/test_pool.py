@@ -7,14 +7,14 @@ import time
 from concurrent.futures import FIRST_COMPLETED, wait
 
 import pytest
-from faulty import FAILS, faulty_workers, trial
+from faulty import FAILS, counting, faulty_workers, trial
 
 from torchsleuth.processes.limits import Limits
 from torchsleuth.workers.failure_rate import failure_rate
 
 
 def test_an_answer_is_given_once_and_then_remembered(tmp_path):
-    asked = trial("count", file=str(tmp_path / "runs"), at=1)
+    asked = counting(tmp_path / "runs", 1)
     with faulty_workers(folder=tmp_path / "search") as workers:
         first, second = workers.run(asked), workers.run(asked)
     assert first.fails_like(FAILS) and not first.cached
@@ -23,7 +23,7 @@ def test_an_answer_is_given_once_and_then_remembered(tmp_path):
 
 
 def test_a_later_search_in_the_same_folder_goes_on_where_the_first_stopped(tmp_path):
-    asked = trial("count", file=str(tmp_path / "runs"), at=1)
+    asked = counting(tmp_path / "runs", 1)
     for _ in range(2):
         with faulty_workers(folder=tmp_path / "search") as workers:
             outcome = workers.run(asked)
@@ -32,7 +32,7 @@ def test_a_later_search_in_the_same_folder_goes_on_where_the_first_stopped(tmp_p
 
 
 def test_fresh_asks_anew_whatever_is_remembered(tmp_path):
-    asked = trial("count", file=str(tmp_path / "runs"), at=2)
+    asked = counting(tmp_path / "runs", 2)
     with faulty_workers(folder=tmp_path / "search") as workers:
         assert workers.run(asked).signature is None
         assert workers.run(asked, fresh=True).fails_like(FAILS)
@@ -49,9 +49,9 @@ def test_a_time_out_is_asked_again_but_the_hang_looked_for_is_remembered(tmp_pat
 
 def test_a_pass_counts_only_after_as_many_repeats_as_asked_for(tmp_path):
     with faulty_workers(folder=tmp_path / "search", repeats=4) as workers:
-        late = trial("count", file=str(tmp_path / "late"), at=3)
+        late = counting(tmp_path / "late", 3)
         assert workers.run(late).fails_like(FAILS)
-        never = trial("count", file=str(tmp_path / "never"), at=9)
+        never = counting(tmp_path / "never", 9)
         assert workers.run(never).signature is None
         assert (tmp_path / "late").read_text() == "xxx"
         assert (tmp_path / "never").read_text() == "xxxx"

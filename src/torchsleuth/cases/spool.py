@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.cases.record import read_record
 from torchsleuth.script_runtime.signature import Signature
 
 CAPTURE = 0
@@ -117,11 +118,6 @@ def is_alive(pid: int) -> bool:
     return not Path("/proc/self").exists()
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """The facts of one recorded graph."""
-    return json.loads((folder / "record.json").read_text(encoding="utf-8"))
-
-
 def crash_failure(where: UnderWay, signal: str, stacks: str) -> dict[str, Any]:
     """The failure that a process's death stands for, in the form in which living processes report theirs."""
     return _lost(where, Signature("crash", where.phase, signal=signal), stacks)
@@ -144,7 +140,7 @@ def _lost(where: UnderWay, signature: Signature, stacks: str) -> dict[str, Any]:
 
 def _level(folder: Path) -> str | None:
     try:
-        return read_record(folder)["level"]
+        return read_record(folder / "record.json").settings.level
     except (OSError, ValueError):
         return None
 

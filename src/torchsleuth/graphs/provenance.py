@@ -11,9 +11,10 @@ import os
 import re
 import sys
 import sysconfig
-from dataclasses import dataclass
 
 import torch
+
+from torchsleuth.graphs.source_line import SourceLine
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$')
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -22,27 +23,6 @@ _STDLIB_FOLDERS = tuple(
     {os.path.abspath(sysconfig.get_paths()[key]) + os.sep for key in ("stdlib", "platstdlib")}
 )
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-
-
-@dataclass(frozen=True)
-class SourceLine:
-    """One line of the user's program, and the dotted path of the module it ran in (`""` for a function).
-
-    `call` is what the program called there (`conv2d`); of a backward node, `gradient`, the call it is the gradient of.
-    """
-
-    file: str
-    line: int
-    function: str
-    code: str
-    module: str = ""
-    call: str = ""
-    gradient: bool = False
-
-    @property
-    def place(self) -> str:
-        """`model.py:84`: short enough to print, without the folders of the user's machine."""
-        return f"{os.path.basename(self.file)}:{self.line}"
 
 
 def source_line(node: torch.fx.Node) -> SourceLine | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
+from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.repro.generated import TITLE
 from torchsleuth.torch_internals.schemas import short_name
 
@@ -20,7 +20,7 @@ from torchsleuth.torch_internals.schemas import short_name
 COMMON = 0.25
 
 
-def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[str, Any]) -> list[str]:
+def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[str, SourceLine]) -> list[str]:
     """Names of nodes, most suspicious first; `text` is the traceback, `lines` the user's line of each node.
 
     >>> seeds(gm, "target: aten.relu.default", "", {})
@@ -45,7 +45,7 @@ def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[s
         if str(node.target) in targets or (_holds(graph, node, targets) and targets):
             points += 4
         line = lines.get(node.name)
-        if points and line and (line["file"], str(line["line"])) in places:
+        if points and line and (line.file, str(line.line)) in places:
             points += 2
         name = short_name(node.target).lower()
         if len(name) > 2 and (

@@ -27,7 +27,6 @@ from torchsleuth.minify.case_state import (
     wait_for_device,
 )
 from torchsleuth.minify.explain import Explanation, explain
-from torchsleuth.minify.flaky import AGAIN, ComesSometimes
 from torchsleuth.minify.oracle import TrialOracle
 from torchsleuth.minify.search.contract import Listener, Reduction, Silence, State
 from torchsleuth.minify.search.driver import search
@@ -45,6 +44,7 @@ from torchsleuth.processes.limits import clock_of_a_hang
 from torchsleuth.supervise.interpreter import Prestarted
 from torchsleuth.supervise.scripts import ScriptRun
 from torchsleuth.tensors.specs import TensorSpec
+from torchsleuth.workers.failure_rate import AGAIN, ComesSometimes
 from torchsleuth.workers.pool import Workers
 
 # Of the time for everything, what the search leaves for writing and verifying.
@@ -163,8 +163,7 @@ def _searched(
     Whether it always fails is asked of what was found, the cheapest question there is; where it does not, the search
     starts again and believes no single pass.
     """
-    lines = opened.record.get("nodes") or {}
-    blamed = seeds(opened.state.graph, opened.traceback, opened.expected.message, lines)
+    blamed = seeds(opened.state.graph, opened.traceback, opened.expected.message, opened.record.nodes)
     deadline = time.monotonic() + budget_seconds
 
     def once() -> Reduction:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ import torch
 
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cases.record import GraphRecord, read_record
 from torchsleuth.minify.search.contract import Input, State
-from torchsleuth.minify.states import ANY_VALUES
-from torchsleuth.repro.script import FACT_KEYS
 from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
@@ -44,7 +43,7 @@ class OpenedCase:
 
     state: State
     expected: Signature
-    record: Mapping[str, Any]
+    record: GraphRecord
     traceback: str
 
 
@@ -54,7 +53,7 @@ def open_for_search(folder: CaseFolder) -> OpenedCase:
     if case.no_repro is not None:
         raise CannotMinify(f"case {case.id} has no repro to make smaller: {case.no_repro}")
     try:
-        record = json.loads(folder.file("record.json").read_text(encoding="utf-8"))
+        record = read_record(folder.file("record.json"))
         inputs = json.loads(folder.file("inputs.json").read_text(encoding="utf-8"))
         source = folder.file("graph.py").read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -102,23 +101,17 @@ def wait_for_device(workers: Desk, device: str, seconds: float) -> float:
 
 
 def state_of_record(
-    record: Mapping[str, Any], source: str, inputs: Mapping[str, Any], store: Path, expected: Signature
+    record: GraphRecord, source: str, inputs: Mapping[str, Any], store: Path, expected: Signature
 ) -> State:
     """The state of a recorded graph, with its kept values where the failure may depend on them."""
     _require_devices(inputs)
     folder = str(store) if store.is_dir() else None
-    settings = {key: record.get(key) for key in FACT_KEYS if key != "constants"}
-    embedded = record.get("embedded") or {}
-    settings["embedded"] = embedded
-    settings[ANY_VALUES] = expected.phase == "compile"
-    kwargs = dict(settings.get("compile_kwargs") or {})
-    placeholders = record["placeholders"]
-    if "static_input_idxs" in kwargs:
-        settings["static_names"] = sorted(placeholders[i] for i in kwargs.pop("static_input_idxs"))
-    settings["compile_kwargs"] = kwargs
+    any_values = expected.phase == "compile"
+    kwargs = dict(record.settings.compile_kwargs)
+    static = kwargs.pop("static_input_idxs", None)
     try:
-        graph = _read(source, _namespace(record, embedded, folder))
-        values = load_inputs(dict(inputs), folder) if not settings[ANY_VALUES] else None
+        graph = _read(source, _namespace(record, folder))
+        values = load_inputs(dict(inputs), folder) if not any_values else None
     except InputsDamaged as error:
         raise CannotMinify(str(error)) from error
     except Exception as error:
@@ -132,7 +125,15 @@ def state_of_record(
         Input(name, spec, values[place] if values is not None and isinstance(spec, TensorSpec) else None)
         for place, (name, spec) in enumerate(zip(nodes, description.inputs, strict=True))
     )
-    return State(graph, made, description.symbols, settings)
+    return State(
+        graph,
+        made,
+        description.symbols,
+        replace(record.settings, compile_kwargs=kwargs),
+        record.embedded,
+        any_values,
+        None if static is None else tuple(sorted(record.placeholders[i] for i in static)),
+    )
 
 
 def _require_devices(inputs: Mapping[str, Any]) -> None:
@@ -154,11 +155,11 @@ def _read(source: str, namespace: dict[str, Any]) -> torch.fx.GraphModule:
         return read_graph(source, "Repro", namespace)
 
 
-def _namespace(record: Mapping[str, Any], embedded: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
+def _namespace(record: GraphRecord, folder: str | None) -> dict[str, Any]:
     scope: dict[str, Any] = {"torch": torch, "__name__": "torchsleuth_case"}
-    lines = [*record.get("imports", ()), *embedded.get("imports", ()), str(embedded.get("source", ""))]
+    lines = [*record.imports, *record.embedded.imports, record.embedded.source]
     exec(compile("\n".join(lines), "<case>", "exec"), scope)
-    kept = record.get("constants")
+    kept = record.constants
     if kept:
         held = dict(zip(kept["names"], load_inputs(kept["description"], folder)))
         scope["constant"] = held.__getitem__

@@ -15,8 +15,8 @@ import torch
 
 from torchsleuth.minify.reducers.forms import with_dtype
 from torchsleuth.minify.reducers.shapes import with_shape
-from torchsleuth.minify.search.contract import Input, Oracle, State
-from torchsleuth.minify.states import ANY_VALUES, checked
+from torchsleuth.minify.search.contract import Answers, Input, Oracle, State, as_oracle
+from torchsleuth.minify.states import checked
 from torchsleuth.tensors.specs import TensorSpec
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -46,7 +46,7 @@ class _Variant:
     difference: str = ""
 
 
-def explain(state: State, oracle: Oracle) -> Explanation:
+def explain(state: State, oracle: Oracle | Answers) -> Explanation:
     """Varies sizes, dtypes, values and settings of a failing state, one at a time; all are asked at once.
 
     >>> explain(state, oracle).sentences
@@ -55,8 +55,7 @@ def explain(state: State, oracle: Oracle) -> Explanation:
     dimensions = list(_dimensions(state))
     variants = [v for name, dim in dimensions for v in _sizes(state, name, dim)]
     variants += [*_dtypes(state), *_values(state)]
-    ask = getattr(oracle, "each", oracle)
-    failed = [bool(answer) for answer in ask([variant.state for variant in variants])]
+    failed = [bool(answer) for answer in as_oracle(oracle).each([variant.state for variant in variants])]
     told = {(variant.topic, variant.to): answer for variant, answer in zip(variants, failed)}
     sentences = [_size_sentence(state, name, dim, told) for name, dim in dimensions]
     sentences += [_dtype_sentence(state, told), _value_sentence(state, told), _settings(state)]
@@ -162,13 +161,13 @@ def _kept(state: State) -> list[str]:
 
 
 def _values(state: State) -> Iterator[_Variant]:
-    if not state.settings.get(ANY_VALUES) and _kept(state):
+    if not state.any_values and _kept(state):
         free = state.having(inputs=tuple(replace(i, value=None) for i in state.inputs))
         yield _Variant("values", "any", free)
 
 
 def _value_sentence(state: State, told: _Told) -> str:
-    if state.settings.get(ANY_VALUES):
+    if state.any_values:
         return "values play no part"
     if told.get(("values", "any"), True):
         return "any values"
@@ -176,6 +175,6 @@ def _value_sentence(state: State, told: _Told) -> str:
 
 
 def _settings(state: State) -> str:
-    config = [f"{m}.{k}" for m, values in (state.settings.get("config") or {}).items() for k in values]
-    config += list(state.settings.get("options") or ())
+    config = [f"{m}.{k}" for m, values in state.settings.config.items() for k in values]
+    config += list(state.settings.options)
     return f"needs {', '.join(config)}" if config else "default settings"

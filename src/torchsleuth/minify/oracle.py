@@ -15,27 +15,24 @@ from typing import Any
 
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
-from torchsleuth.minify.flaky import ComesSometimes, measured
-from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.search.contract import Oracle, State
 from torchsleuth.minify.tolerances import tolerances_of
 from torchsleuth.processes.limits import Limits
 from torchsleuth.repro.small_writes import writers
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
-from torchsleuth.trials.trial import Outcome, Trial
-from torchsleuth.workers.failure_rate import FailureRate
+from torchsleuth.trials.trial import Outcome, Switches, Trial
+from torchsleuth.workers.failure_rate import ComesSometimes, FailureRate, measured
 from torchsleuth.workers.pool import Workers
 
 # A hang is told from a slow compile by this much: seconds at least, and times the slowest that passed.
 LEAST_CLOCK = 10.0
 SLACK = 5.0
-# Settings that are ours alone and mean nothing to a trial.
-_OURS = ("any_values", "static_names", "embedded", "imports")
 
 
 @dataclass
-class TrialOracle:
+class TrialOracle(Oracle):
     """Asks `workers` whether states fail as `expected`; `store` is the folder for their values."""
 
     workers: Workers
@@ -48,8 +45,7 @@ class TrialOracle:
     also: dict[str, tuple[Signature, State]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     passed: list[tuple[int, float]] = field(default_factory=list)
-    # The nodes whose results were wrong in the last state that failed.
-    suspects: tuple[str, ...] = ()
+    suspects: Sequence[str] = ()
     # What the last state that failed printed.
     text: str = ""
     # How often the failure comes, where it comes only sometimes.
@@ -137,7 +133,7 @@ class TrialOracle:
             return True
         if outcome.signature is None and outcome.error is None:
             self.passed.append((calls_of(state.graph), outcome.seconds))
-        if outcome.signature is not None and not state.settings.get("switches"):
+        if outcome.signature is not None and not state.interpreted:
             self.also.setdefault(fingerprint(outcome.signature), (outcome.signature, state))
         return False
 
@@ -163,29 +159,23 @@ def trial_of(state: State, expected: Signature, store: Path) -> Trial:
     >>> workers.run(trial_of(state, signature, folder)).fails_like(signature)
     """
     printed = print_graph(state.graph)
-    embedded = state.settings.get("embedded") or {}
+    settings = state.settings
+    if state.static_names is not None:
+        places = [place for place, given in enumerate(state.inputs) if given.name in state.static_names]
+        settings = replace(settings, compile_kwargs={**settings.compile_kwargs, "static_input_idxs": places})
     return Trial(
-        graph=printed.source,
-        facts=facts_of(state, printed.constants, store, expected.kind),
-        expected=expected,
-        embedded=str(embedded.get("source", "")),
-        imports=tuple(dict.fromkeys([*printed.imports, *embedded.get("imports", ())])),
+        printed.source,
+        expected,
+        settings,
+        placeholders=tuple(i.name for i in state.inputs),
+        inputs=kept_description(state, store).to_json(),
+        constants=_constants(printed.constants, store),
+        tolerances=tolerances_of(state) if expected.kind == "accuracy" else {},
+        switches=Switches(interpret=state.interpreted),
+        embedded=state.embedded.source,
+        imports=tuple(dict.fromkeys([*printed.imports, *state.embedded.imports])),
         store=str(store),
     )
-
-
-def facts_of(state: State, constants: Mapping[str, Any], store: Path, kind: str) -> dict[str, Any]:
-    """The facts of a written script for a state that fails in this kind of way."""
-    facts = {key: value for key, value in state.settings.items() if key not in _OURS}
-    facts["placeholders"] = [i.name for i in state.inputs]
-    facts["inputs"] = kept_description(state, store).to_json()
-    facts["tolerances"] = tolerances_of(state) if kind == "accuracy" else {}
-    facts["constants"] = _constants(constants, store)
-    static = state.settings.get("static_names")
-    if static is not None:
-        places = [place for place, given in enumerate(state.inputs) if given.name in static]
-        facts["compile_kwargs"] = {**facts["compile_kwargs"], "static_input_idxs": places}
-    return facts
 
 
 def kept_description(state: State, store: Path) -> InputsDescription:

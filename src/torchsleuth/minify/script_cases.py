@@ -9,7 +9,7 @@ import ast
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 
 from torchsleuth.cases.folder import CaseFolder, now, write_case
 from torchsleuth.cases.model import Case, GraphFacts, case_id
+from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.graphs.identity import structural_hash
-from torchsleuth.graphs.printer import print_graph
+from torchsleuth.graphs.printer import PrintedGraph, print_graph
 from torchsleuth.minify.case_state import CannotMinify
 from torchsleuth.repro.script import script_text
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
@@ -44,11 +45,12 @@ def case_of_script(script: Path, cases_dir: Path, workers: Workers) -> CaseFolde
             f"{script} is neither a repro that torchsleuth wrote in full nor one of PyTorch's minifier; "
             "minify the case it belongs to, or run the failing program under `torchsleuth run`"
         )
-    facts = literals["FACTS"]
     graph, embedded, imports = _parts(text)
-    record = {**facts, "imports": imports, "embedded": embedded, "no_repro": None, "nodes": {}}
+    record = replace(
+        GraphRecord.from_json(literals["FACTS"]), imports=imports, embedded=embedded, hash="script"
+    )
     expected = signature_from_json(literals["EXPECTED"])
-    return _write(cases_dir, record, graph, facts["inputs"], expected, script.parent / "inputs", "script")
+    return _write(cases_dir, record, graph, expected, script.parent / "inputs")
 
 
 def _adopt_foreign(script: Path, cases_dir: Path, workers: Workers) -> CaseFolder:
@@ -59,86 +61,71 @@ def _adopt_foreign(script: Path, cases_dir: Path, workers: Workers) -> CaseFolde
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise CannotMinify(f"{script} cannot be read as a script of PyTorch's minifier ({why})") from error
-    record = _record(foreign, graph, printed)
     with tempfile.TemporaryDirectory(prefix="torchsleuth-") as scratch:
         store = Path(scratch)
         try:
             inputs = describe_inputs(foreign.inputs, None, ContentStoreWriter(store)).to_json()
         except Unsupported as reason:
             raise CannotMinify(f"{script} has inputs that cannot be kept: {reason}") from reason
-        expected = _observed(record, printed.source, inputs, store, workers, foreign.accuracy)
+        record = replace(_record(foreign, graph, printed), inputs=inputs)
+        expected = _observed(record, printed.source, store, workers, foreign.accuracy)
         if expected is None:
             raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
-        return _write(cases_dir, record, printed.source, inputs, expected, store, structural_hash(graph))
+        return _write(cases_dir, record, printed.source, expected, store)
 
 
-def _record(foreign: ForeignScript, graph: torch.fx.GraphModule, printed: Any) -> dict[str, Any]:
-    return {
-        "level": foreign.level,
-        "backend": foreign.backend,
-        "direction": "forward",
-        "options": {},
-        "compile_kwargs": {},
-        "config": foreign.config,
-        "state": global_state() | {"grad": foreign.level == "dynamo"},
-        "versions": versions(),
-        "output_meta": {},
-        "placeholders": [n.name for n in graph.graph.nodes if n.op == "placeholder"],
-        "no_repro": None,
-        "calls": printed.calls,
-        "imports": list(printed.imports),
-        "nodes": {},
-        "source_lines": [],
-    }
+def _record(foreign: ForeignScript, graph: torch.fx.GraphModule, printed: PrintedGraph) -> GraphRecord:
+    state = AmbientState(**global_state() | {"grad": foreign.level == "dynamo"})
+    return GraphRecord(
+        CompileSettings(foreign.level, foreign.backend, config=foreign.config, state=state),
+        versions=versions(),
+        hash=structural_hash(graph),
+        placeholders=tuple(n.name for n in graph.graph.nodes if n.op == "placeholder"),
+        calls=printed.calls,
+        imports=tuple(printed.imports),
+    )
 
 
 def _observed(
-    record: Mapping[str, Any],
-    graph: str,
-    inputs: Mapping[str, Any],
-    store: Path,
-    workers: Workers,
-    accuracy: bool,
+    record: GraphRecord, graph: str, store: Path, workers: Workers, accuracy: bool
 ) -> Signature | None:
     """How a graph fails, when nothing in particular is expected."""
-    kind = "accuracy" if accuracy else "runtime_error"
-    facts = {**record, "kind": kind, "inputs": inputs, "tolerances": {}, "constants": None}
-    trial = Trial(graph, facts, Signature(kind, "run"), imports=tuple(record["imports"]), store=str(store))
+    trial = Trial(
+        graph,
+        Signature("accuracy" if accuracy else "runtime_error", "run"),
+        record.settings,
+        placeholders=record.placeholders,
+        inputs=record.inputs or {},
+        imports=record.imports,
+        store=str(store),
+    )
     outcome = workers.run(trial, fresh=True)
     if outcome.error is not None:
         raise CannotMinify(f"the script cannot be tried here: {outcome.error}")
     return outcome.signature
 
 
-def _write(
-    cases_dir: Path,
-    record: Mapping[str, Any],
-    graph: str,
-    inputs: Mapping[str, Any],
-    expected: Signature,
-    store: Path,
-    graph_hash: str,
-) -> CaseFolder:
-    kept = {k: v for k, v in record.items() if k not in ("inputs", "kind", "tolerances")}
-    calls = record.get("calls") or len(re.findall(r"^\s+\w+ = ", graph, re.MULTILINE))
+def _write(cases_dir: Path, record: GraphRecord, graph: str, expected: Signature, store: Path) -> CaseFolder:
+    calls = record.calls or len(re.findall(r"^\s+\w+ = ", graph, re.MULTILINE))
+    how = record.settings
     case = Case(
-        id=case_id(fingerprint(expected), graph_hash, None, torch.__version__, graph),
+        id=case_id(fingerprint(expected), record.hash, None, torch.__version__, graph),
         created=now(),
         torch=torch.__version__,
         device="cpu",
         kind=expected.kind,
         phase=expected.phase,
-        direction=record.get("direction"),
-        backend=str(record["backend"]),
-        after=record["level"],
+        direction=how.direction,
+        backend=how.backend,
+        after=how.level,
         signature=expected,
-        graph=GraphFacts(calls, len(record["placeholders"])),
+        graph=GraphFacts(calls, len(record.placeholders)),
     )
-    script = script_text({**record, "calls": calls}, graph, expected.to_json(), inputs=inputs, case=case.id)
+    script = script_text(replace(record, calls=calls), graph, expected.to_json(), case=case.id)
     files: dict[str, str | Path] = {
         "graph.py": graph,
-        "inputs.json": json.dumps(inputs, indent=1),
-        "record.json": json.dumps(kept, indent=1),
+        "inputs.json": json.dumps(record.inputs, indent=1),
+        "record.json": json.dumps(replace(record, inputs=None).to_json(), indent=1),
         "original.py": script,
     }
     if store.is_dir():
@@ -158,11 +145,11 @@ def _literals(text: str) -> dict[str, Any]:
     return found
 
 
-def _parts(text: str) -> tuple[str, dict[str, Any], list[str]]:
+def _parts(text: str) -> tuple[str, Embedded, tuple[str, ...]]:
     """The graph, the user's definitions and the imports of a script of ours."""
     pieces = re.split(r"(?m)^# -{20,} ([^\n]+)\n", text)
     sections = dict(zip(pieces[1::2], pieces[2::2]))
     graph = next(body for title, body in sections.items() if title == "the graph")
     embedded = sections.get("from the program that failed", "")
-    imports = [line for line in pieces[0].splitlines() if re.match(r"(import|from) ", line)]
-    return graph.strip() + "\n", {"source": embedded.strip(), "imports": [], "notes": []}, imports
+    imports = tuple(line for line in pieces[0].splitlines() if re.match(r"(import|from) ", line))
+    return graph.strip() + "\n", Embedded(embedded.strip()), imports

@@ -10,10 +10,12 @@ import contextlib
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.graphs.cut import Cut
 from torchsleuth.minify.search.contract import Input, State
 from torchsleuth.script_runtime.inputs import load_inputs
@@ -21,29 +23,28 @@ from torchsleuth.tensors.specs import ScalarSpec, TensorSpec, describe_inputs
 from torchsleuth.torch_internals.fake_results import fake_results
 from torchsleuth.torch_internals.schemas import may_write
 
-ANY_VALUES = "any_values"
-
 
 def state_of(
     graph: torch.fx.GraphModule,
     values: Sequence[Any],
     *,
     fakes: Sequence[Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: CompileSettings | None = None,
+    any_values: bool = False,
 ) -> State:
-    """A state of a graph and its real inputs; under the setting `any_values` the values themselves are dropped.
+    """A state of a graph and its real inputs; with `any_values` the values themselves are dropped.
 
     >>> state_of(gm, [torch.ones(2)])
     """
-    settings = dict(settings or {})
-    keep = not settings.get(ANY_VALUES)
     description = describe_inputs(list(values), fakes)
     names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
     inputs = tuple(
-        Input(name, spec, value if keep and isinstance(spec, TensorSpec) else None)
+        Input(name, spec, value if not any_values and isinstance(spec, TensorSpec) else None)
         for name, spec, value in zip(names, description.inputs, values, strict=True)
     )
-    return State(graph, inputs, dict(description.symbols), settings)
+    return State(
+        graph, inputs, dict(description.symbols), settings or CompileSettings(), any_values=any_values
+    )
 
 
 def state_of_cut(state: State, piece: Cut, fakes: Mapping[str, Any] | None = None) -> State:
@@ -52,22 +53,23 @@ def state_of_cut(state: State, piece: Cut, fakes: Mapping[str, Any] | None = Non
     known = {i.name: i for i in state.inputs}
     values = [v if writes or not isinstance(v, torch.Tensor) else by_itself(v) for v in piece.values]
     symbolic = [(fakes or {}).get(name) for name in piece.names]
-    settings = with_visible_outputs(state.settings, piece.graph)
-    made = state_of(piece.graph, values, fakes=symbolic if fakes else None, settings=settings)
+    made = state_of(piece.graph, values, fakes=symbolic if fakes else None, any_values=state.any_values)
     # What was free to have any value stays so.
     inputs = tuple(
         i if i.name not in known or known[i.name].value is not None else Input(i.name, i.spec)
         for i in made.inputs
     )
-    return with_bound_symbols(made.having(inputs=inputs))
+    settings = with_visible_outputs(state.settings, piece.graph)
+    return with_bound_symbols(
+        state.having(graph=piece.graph, inputs=inputs, symbols=made.symbols, settings=settings)
+    )
 
 
-def with_visible_outputs(settings: Mapping[str, Any], graph: torch.fx.GraphModule) -> dict[str, Any]:
+def with_visible_outputs(settings: CompileSettings, graph: torch.fx.GraphModule) -> CompileSettings:
     """The settings with every output of the graph marked as one that the user sees, where they mark any."""
-    if not (settings.get("output_meta") or {}).get("user_visible_output_idxs"):
-        return dict(settings)
-    count = len(graph.graph.output_node().args[0])
-    return {**settings, "output_meta": {"user_visible_output_idxs": list(range(count))}}
+    if not settings.visible_outputs:
+        return settings
+    return replace(settings, visible_outputs=tuple(range(len(graph.graph.output_node().args[0]))))
 
 
 def by_itself(value: torch.Tensor) -> torch.Tensor:
@@ -99,12 +101,12 @@ def ambient(state: State) -> Iterator[None]:
     >>> with ambient(state):
     ...     state.graph(*real_inputs(state))
     """
-    world = state.settings.get("state") or {}
-    captured = state.settings.get("level") != "aot"
+    world = state.settings.state or AmbientState()
+    captured = state.settings.level != "aot"
     needed = any(isinstance(i.spec, TensorSpec) and i.spec.requires_grad for i in state.inputs)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(captured and needed and bool(world.get("grad", True))))
-        for kind, dtype in (world.get("autocast") or {}).items() if captured else ():
+        stack.enter_context(torch.set_grad_enabled(captured and needed and world.grad))
+        for kind, dtype in world.autocast.items() if captured else ():
             stack.enter_context(torch.autocast(kind, dtype=getattr(torch, dtype.removeprefix("torch."))))
         yield
 

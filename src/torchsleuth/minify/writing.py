@@ -7,17 +7,15 @@ compiler, and last the exact script, which does what the trial did.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.compare.verdict.evidence import MUTATED
-from torchsleuth.graphs.printer import print_graph
+from torchsleuth.graphs.cut import calls_of
 from torchsleuth.minify.case_state import OpenedCase
-from torchsleuth.minify.oracle import facts_of
+from torchsleuth.minify.oracle import trial_of
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.tolerances import distance_of
 from torchsleuth.repro.script import script_text
@@ -131,30 +129,28 @@ def verified_runs(folder: CaseFolder, script: Path, how: Verification) -> list[S
 
 def exact_script(folder: CaseFolder, opened: OpenedCase, state: State) -> str:
     """The script that does exactly what the trial did, with everything it needs pasted in."""
-    printed = print_graph(state.graph)
-    facts = facts_of(state, printed.constants, folder.file("inputs"), opened.expected.kind)
-    record: dict[str, Any] = {
-        **opened.record,
-        **facts,
-        "calls": printed.calls,
-        "imports": list(printed.imports),
-    }
-    record["source_lines"] = _user_lines(opened.record, state)
+    trial = trial_of(state, opened.expected, folder.file("inputs"))
+    lines = opened.record.nodes
+    record = replace(
+        opened.record,
+        settings=trial.settings,
+        placeholders=trial.placeholders,
+        constants=trial.constants,
+        imports=trial.imports,
+        calls=calls_of(state.graph),
+        source_lines=tuple(
+            dict.fromkeys(lines[n.name].place for n in state.graph.graph.nodes if n.name in lines)
+        ),
+    )
     return script_text(
         record,
-        printed.source,
+        trial.graph,
         opened.expected.to_json(),
-        inputs=facts["inputs"],
-        tolerances=facts["tolerances"],
+        inputs=trial.inputs,
+        tolerances=trial.tolerances,
         case=folder.case.id,
         name=REPRO,
     )
-
-
-def _user_lines(record: Mapping[str, Any], state: State) -> list[str]:
-    known = record.get("nodes") or {}
-    found = [known[n.name] for n in state.graph.graph.nodes if n.name in known]
-    return list(dict.fromkeys(f"{Path(line['file']).name}:{line['line']}" for line in found))
 
 
 def small_graph(folder: CaseFolder, opened: OpenedCase, state: State, text: str = "") -> SmallGraph:
@@ -163,9 +159,9 @@ def small_graph(folder: CaseFolder, opened: OpenedCase, state: State, text: str 
     return SmallGraph(
         graph=state.graph,
         inputs=tuple(SmallInput(i.name, i.spec, i.value) for i in state.inputs),
-        facts=state.settings,
+        settings=state.settings,
         signature=_own_signature(opened.expected, state),
-        embedded=state.settings.get("embedded") or {},
+        embedded=state.embedded,
         dynamic=bool(state.symbols),
         tolerance=distance_of(state) if accuracy else None,
         case=folder.case.id,

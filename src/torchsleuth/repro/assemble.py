@@ -5,19 +5,19 @@ No torch and no user code here: everything was written as text and JSON by the p
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from torchsleuth.cases.folder import CaseFolder, write_case
 from torchsleuth.cases.model import Case, GraphFacts, Triage, case_id
+from torchsleuth.cases.record import GraphRecord, read_record
 from torchsleuth.cases.redact import environment_of
-from torchsleuth.cases.spool import WatchedProcess, read_record
+from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.repro.generated import generated_lines
 from torchsleuth.repro.script import script_text
 from torchsleuth.script_runtime.signature import fingerprint, signature_from_json
@@ -30,7 +30,7 @@ def make_case(
 ) -> CaseFolder:
     """Writes the case of one failure, or counts it where the same failure of the same graph is there already."""
     record_folder = Path(failure["record"]) if failure.get("record") else None
-    record = read_record(record_folder) if record_folder else None
+    record = read_record(record_folder / "record.json") if record_folder else None
     case = _case(process, failure, record)
     files: dict[str, str | Path] = {
         "traceback.txt": "\n".join(
@@ -55,62 +55,61 @@ class OuterScript:
 
 def script_after_dynamo(folder: CaseFolder, process: WatchedProcess) -> OuterScript | None:
     """The script of the graph as Dynamo captured it, where that graph was recorded and can be written."""
-    number = json.loads(folder.file("record.json").read_text(encoding="utf-8")).get("outer")
+    number = read_record(folder.file("record.json")).outer
     where = next((p for p in process.graph_folders() if number is not None and p.name == f"g{number}"), None)
-    record = read_record(where) if where is not None else None
-    if record is None or where is None or record["no_repro"] is not None:
+    record = read_record(where / "record.json") if where is not None else None
+    if record is None or where is None or record.no_repro is not None:
         return None
     case = folder.case
-    failure = {"signature": case.signature.to_json(), "inputs": record["inputs"], **case.extra}
+    failure = {"signature": case.signature.to_json(), "inputs": record.inputs, **case.extra}
     files = _graph_files(case, record, where, failure)
-    sections = {"after": "dynamo", "graph": _graph_facts(record), "backend": record["backend"]}
+    sections = {"after": "dynamo", "graph": _graph_facts(record), "backend": record.settings.backend}
     return OuterScript(str(files["original.py"]), files, sections)
 
 
 def user_line_of_node(folder: CaseFolder, node: str) -> tuple[str | None, str | None]:
     """The user's line (`model.py:84`) a node of the case's graph comes from, and the operator it calls."""
-    record = json.loads(folder.file("record.json").read_text(encoding="utf-8"))
-    line = record.get("nodes", {}).get(node)
+    line = read_record(folder.file("record.json")).nodes.get(node)
     graph = folder.file("graph.py").read_text(encoding="utf-8")
     call = re.search(rf"^\s+{re.escape(node)} = (?:torch\.ops\.)?([\w.]+)\(", graph, re.MULTILINE)
-    return (f"{Path(line['file']).name}:{line['line']}" if line else None), call[1] if call else None
+    return (line.place if line else None), call[1] if call else None
 
 
 def _timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _case(process: WatchedProcess, failure: Mapping[str, Any], record: Mapping[str, Any] | None) -> Case:
+def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphRecord | None) -> Case:
     signature = signature_from_json(failure["signature"])
     now = _timestamp(failure["time"])
     rank = None if process.rank is None else str(process.rank)
-    graph_hash = record["hash"] if record else str(failure.get("function"))
-    torch_version = (record or {}).get("versions", {}).get("torch") or failure.get("torch", "unknown")
+    graph_hash = record.hash if record else str(failure.get("function"))
+    torch_version = (record.versions.get("torch") if record else None) or failure.get("torch", "unknown")
+    inputs = failure.get("inputs") or (record.inputs if record else None)
     case = Case(
         id=case_id(fingerprint(signature), graph_hash, rank, torch_version),
         created=now,
         last_seen=now,
         torch=torch_version,
-        device=_device(failure.get("inputs") or (record or {}).get("inputs")),
+        device=_device(inputs),
         kind=signature.kind,
         phase=signature.phase,
-        direction=record["direction"] if record else None,
-        backend=record["backend"] if record else "none",
-        after=record["level"] if record else None,
+        direction=record.settings.direction if record else None,
+        backend=record.settings.backend if record else "none",
+        after=record.settings.level if record else None,
         signature=signature,
         rank=rank,
         script=tuple(process.facts["argv"]),
-        no_repro=record["no_repro"] if record else NO_FRAME,
+        no_repro=record.no_repro if record else NO_FRAME,
     )
     if record:
-        kept = _kept(failure.get("inputs") or record["inputs"])
         extra = {k: failure[k] for k in ("timeout", "accuracy") if k in failure}
-        return dataclasses.replace(case, graph=_graph_facts(record), kept=kept, extra=extra)
-    return dataclasses.replace(case, triage=_capture_triage(failure))
+        return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
+    return replace(case, triage=_capture_triage(failure))
 
 
-def _graph_facts(record: Mapping[str, Any]) -> GraphFacts:
-    return GraphFacts(record["calls"], len(record["placeholders"]), tuple(record["source_lines"]))
+def _graph_facts(record: GraphRecord) -> GraphFacts:
+    return GraphFacts(record.calls, len(record.placeholders), record.source_lines)
 
 
 def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
@@ -124,18 +123,18 @@ def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
 
 
 def _graph_files(
-    case: Case, record: Mapping[str, Any], folder: Path, failure: Mapping[str, Any]
+    case: Case, record: GraphRecord, folder: Path, failure: Mapping[str, Any]
 ) -> dict[str, str | Path]:
     graph = (folder / "graph.py").read_text(encoding="utf-8")
-    inputs = failure.get("inputs") or record["inputs"]
+    inputs = failure.get("inputs") or record.inputs
     files: dict[str, str | Path] = {
         "graph.py": graph,
         "inputs.json": json.dumps(inputs, indent=1),
-        "record.json": json.dumps({k: v for k, v in record.items() if k != "inputs"}, indent=1),
+        "record.json": json.dumps(replace(record, inputs=None).to_json(), indent=1),
     }
     if (folder / "inputs").is_dir():
         files["inputs"] = folder / "inputs"
-    if record["no_repro"] is None:
+    if record.no_repro is None:
         files["original.py"] = script_text(
             record,
             graph,
@@ -164,27 +163,26 @@ def _device(inputs: Mapping[str, Any] | None) -> str:
     return next(iter(sorted(devices - {"cpu"})), "cpu")
 
 
-def _log(process: WatchedProcess, failure: Mapping[str, Any], record: Mapping[str, Any] | None) -> str:
+def _log(process: WatchedProcess, failure: Mapping[str, Any], record: GraphRecord | None) -> str:
     lines = [f"process {process.pid}" + (f", rank {process.rank}" if process.rank is not None else "")]
     lines.append("program: " + " ".join(process.facts["argv"]))
     for folder in process.graph_folders():
         try:
-            each = read_record(folder)
+            each = read_record(folder / "record.json")
         except (OSError, ValueError):
             continue
-        mark = " <- failed" if record is not None and each["number"] == record["number"] else ""
+        mark = " <- failed" if record is not None and each.number == record.number else ""
+        how = each.settings
         lines.append(
-            f"graph {each['number']}: {each['level']} {each['direction']}, {each['calls']} calls, "
-            f"backend {each['backend']}, compile {each['compile_id']}, function {each['function']}{mark}"
+            f"graph {each.number}: {how.level} {how.direction}, {each.calls} calls, "
+            f"backend {how.backend}, compile {each.compile_id}, function {each.function}{mark}"
         )
     lines.append(f"failed: {failure['signature']['summary']}")
     return "\n".join([*lines, process.log()])
 
 
-def _environment(
-    process: WatchedProcess, record: Mapping[str, Any] | None, environment: Mapping[str, str]
-) -> str:
-    versions = (record or {}).get("versions", {})
+def _environment(process: WatchedProcess, record: GraphRecord | None, environment: Mapping[str, str]) -> str:
+    versions = record.versions if record else {}
     lines = [f"python {process.facts['python']}", f"platform {process.facts.get('platform', '')}"]
     lines += [f"{name} {value}" for name, value in versions.items() if value]
     kept = environment_of({k: v for k, v in environment.items() if not k.startswith("TORCHSLEUTH_")})

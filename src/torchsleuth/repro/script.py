@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth._version import __version__
+from torchsleuth.cases.record import CompileSettings, GraphRecord
 
 # In the order in which they use each other. Each imports the standard library, torch and those before it only.
 RUNTIME_MODULES = (
@@ -28,22 +29,32 @@ RUNTIME_MODULES = (
 )
 STANDARD_IMPORTS = ("import math", "import operator", "from math import inf, nan", "import torch")
 
-# What of a record the script needs to run; the rest is for people and for the case.
-FACT_KEYS = (
-    "level",
-    "backend",
-    "direction",
-    "options",
-    "compile_kwargs",
-    "config",
-    "state",
-    "output_meta",
-    "constants",
-)
+
+def script_facts(
+    settings: CompileSettings,
+    *,
+    kind: str | None,
+    placeholders: Sequence[str],
+    inputs: Mapping[str, Any] | None,
+    constants: Mapping[str, Any],
+    tolerances: Mapping[str, float] | None,
+) -> dict[str, Any]:
+    """The dictionary that the runner of a script reads (`script_runtime/runner.py`); a trial hands it the same.
+
+    `kind` is that of the failure looked for: results are compared with eager's where it is "accuracy".
+    """
+    return {
+        **settings.to_json(),
+        "constants": dict(constants),
+        "kind": kind,
+        "placeholders": list(placeholders),
+        "inputs": inputs,
+        "tolerances": dict(tolerances or {}),
+    }
 
 
 def script_text(
-    record: Mapping[str, Any],
+    record: GraphRecord,
     graph: str,
     signature: Mapping[str, Any] | None,
     *,
@@ -57,15 +68,17 @@ def script_text(
 
     Without a signature any failure counts. `stable` leaves versions out, so that a test can compare the text.
     """
-    facts = {key: record.get(key) for key in FACT_KEYS}
-    facts["kind"] = signature["kind"] if signature else None
-    facts["placeholders"] = record["placeholders"]
-    facts["inputs"] = inputs or record["inputs"]
-    facts["tolerances"] = dict(tolerances or {})
-    embedded = record.get("embedded") or {"source": "", "imports": [], "notes": []}
+    facts = script_facts(
+        record.settings,
+        kind=signature["kind"] if signature else None,
+        placeholders=record.placeholders,
+        inputs=inputs or record.inputs,
+        constants=record.constants,
+        tolerances=tolerances,
+    )
     runtime_imports, runtime = _runtime()
-    notes = embedded["notes"]
-    imports = [*STANDARD_IMPORTS, *record.get("imports", ()), *embedded["imports"]]
+    notes = record.embedded.notes
+    imports = [*STANDARD_IMPORTS, *record.imports, *record.embedded.imports]
     # The interpreter's own modules first; a set would not keep the text stable.
     every_import = list(dict.fromkeys([*runtime_imports, *imports]))
     return _template().render(
@@ -78,7 +91,7 @@ def script_text(
         notes=[_one_line(note) for note in notes],
         environment=[] if stable else _environment(record),
         imports=sorted(every_import, key=lambda line: (not line.startswith("import"), line)),
-        embedded=embedded["source"].strip(),
+        embedded=record.embedded.source.strip(),
         graph=graph.rstrip(),
         facts=_literal(facts),
         expected=_literal(dict(signature) if signature else None),
@@ -86,15 +99,16 @@ def script_text(
     )
 
 
-def _headline(record: Mapping[str, Any]) -> str:
-    what = {"aot": "graph after AOTAutograd", "dynamo": "graph as Dynamo captured it"}[record["level"]]
-    lines = record.get("source_lines") or []
+def _headline(record: GraphRecord) -> str:
+    what = {"aot": "graph after AOTAutograd", "dynamo": "graph as Dynamo captured it"}[record.settings.level]
+    lines = record.source_lines
     where = f", from {lines[0]}" + (f" to {lines[-1]}" if len(lines) > 1 else "") if lines else ""
-    return f"The {record['direction']} {what}: {record['calls']} calls, backend {record['backend']}{where}."
+    how = record.settings
+    return f"The {how.direction} {what}: {record.calls} calls, backend {how.backend}{where}."
 
 
-def _environment(record: Mapping[str, Any]) -> list[str]:
-    versions = record.get("versions") or {}
+def _environment(record: GraphRecord) -> list[str]:
+    versions = record.versions
     lines = [f"torch {versions.get('torch')}, git {versions.get('git')}"]
     if versions.get("cuda"):
         lines.append(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torchsleuth._version import __version__
+from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded
 from torchsleuth.graphs.printer import Unprintable, print_graph
 from torchsleuth.repro.small_body import body_lines
 from torchsleuth.repro.small_inputs import TooLarge, input_expression, packed_expression
@@ -39,13 +40,13 @@ class SmallInput:
 
 @dataclass(frozen=True)
 class SmallGraph:
-    """A minimal graph with all that its script needs to know; `facts` are those of a written script."""
+    """A minimal graph with all that its script needs to know."""
 
     graph: torch.fx.GraphModule
     inputs: tuple[SmallInput, ...]
-    facts: Mapping[str, Any]
+    settings: CompileSettings
     signature: Signature
-    embedded: Mapping[str, Any]
+    embedded: Embedded = field(default_factory=Embedded)
     dynamic: bool = False
     # Of a wrong result: how far rounding alone may move it.
     tolerance: float | None = None
@@ -74,7 +75,7 @@ def small_scripts(small: SmallGraph) -> Iterator[SmallScript]:
         return
     seen = set()
     # Where a whole compile is known not to fail, only the graph itself is worth trying.
-    for form in ("function", "operators") if small.facts["level"] == "dynamo" else ("graph",):
+    for form in ("function", "operators") if small.settings.level == "dynamo" else ("graph",):
         try:
             script = _script(small, form)
         except (TooLarge, Unprintable):
@@ -92,7 +93,7 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
         raise TooLarge("the graph holds constants that do not fit into its text")
     body = body_lines(small.graph, names, public=form == "function", boxed=form == "graph")
     made, kept = _made_inputs(small, list(names.values()))
-    setup = [*_settings(small.facts), *_needs(small)]
+    setup = [*_settings(small.settings), *_needs(small)]
     setup += ["torch.manual_seed(0)"] * any("randn" in text for text in made)
     setup += [f"{name} = {text}" for name, text in zip(names.values(), made)]
     setup += _marked_sizes(small, names) if form != "graph" else []
@@ -102,13 +103,13 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
     standard = sorted({"sys", *kept.modules, *([*marks.modules, "traceback"] if marks else [])})
     imports = [f"import {', '.join(standard)}", "import torch"]
     imports += _form_imports(small, form) + [i for i in printed.imports if i in body.imports]
-    imports += list(small.embedded.get("imports", ()))
+    imports += list(small.embedded.imports)
     text = _template().render(
         summary=_one_line(small.signature.summary),
         about=_about(small),
         imports=list(dict.fromkeys([*imports, *body.imports])),
         expected=_expected(small.signature),
-        embedded=re.sub(r"(?m)^import (torch|sys)\n", "", str(small.embedded.get("source", ""))).strip(),
+        embedded=re.sub(r"(?m)^import (torch|sys)\n", "", small.embedded.source).strip(),
         parameters=", ".join(names.values()),
         body=body.lines,
         setup=setup,
@@ -157,16 +158,16 @@ def _about(small: SmallGraph) -> str:
     return f"torch {torch.__version__.partition('+')[0]}, torchsleuth {__version__}{case}"
 
 
-def _settings(facts: Mapping[str, Any]) -> list[str]:
+def _settings(settings: CompileSettings) -> list[str]:
     lines = []
-    for module, values in (facts.get("config") or {}).items():
+    for module, values in settings.config.items():
         lines += [f"{module}.{key} = {value}" for key, value in values.items()]
-    state = facts.get("state") or {}
-    if state.get("default_dtype", "torch.float32") != "torch.float32":
-        lines.append(f"torch.set_default_dtype({state['default_dtype']})")
-    if state.get("matmul_precision", "highest") != "highest":
-        lines.append(f"torch.set_float32_matmul_precision({state['matmul_precision']!r})")
-    if state.get("deterministic"):
+    state, default = settings.state or AmbientState(), AmbientState()
+    if state.default_dtype != default.default_dtype:
+        lines.append(f"torch.set_default_dtype({state.default_dtype})")
+    if state.matmul_precision != default.matmul_precision:
+        lines.append(f"torch.set_float32_matmul_precision({state.matmul_precision!r})")
+    if state.deterministic:
         lines.append("torch.use_deterministic_algorithms(True)")
     return lines
 
@@ -200,12 +201,12 @@ def _needs(small: SmallGraph) -> list[str]:
 
 
 def _form_imports(small: SmallGraph, form: str) -> list[str]:
-    lines = [f"import {module}" for module in small.facts.get("config") or {}]
+    lines = [f"import {module}" for module in small.settings.config]
     if form == "graph":
         lines.append("from torch._inductor.compile_fx import compile_fx_inner")
         lines.append("from torch.fx.experimental.proxy_tensor import make_fx")
     elif _telling(small, form):
-        inductor = small.facts["backend"] == "inductor"
+        inductor = small.settings.backend == "inductor"
         lines.append(
             "from torch._inductor.compile_fx import compile_fx"
             if inductor
@@ -221,7 +222,7 @@ def _telling(small: SmallGraph, form: str) -> str:
     """
     if small.signature.kind not in ("crash", "hang") or small.signature.phase != "run" or form == "graph":
         return ""
-    name = small.facts["backend"]
+    name = small.settings.backend
     return "compile_fx(graph, inputs)" if name == "inductor" else f"lookup_backend({name!r})(graph, inputs)"
 
 
@@ -234,7 +235,7 @@ def _calls(small: SmallGraph, form: str, names: Sequence[str], accuracy: bool) -
         mode = "symbolic" if small.dynamic else "fake"
         lines = [f'graph = make_fx(f, tracing_mode="{mode}")({given})']
         lines += [
-            f"compiled = compile_fx_inner(graph, [{given}]{_inner_options(small.facts)})",
+            f"compiled = compile_fx_inner(graph, [{given}]{_inner_options(small.settings)})",
             'print("torchsleuth: running", file=sys.stderr)',
         ]
         call = f"compiled([{again}])"
@@ -267,22 +268,23 @@ def _compared(eager: str, call: str, written: Sequence[str], single: bool) -> tu
     return lines, "not all(torch.allclose(a, b, NEAR, equal_nan=True) for a, b in zip(wanted, got))"
 
 
-def _inner_options(facts: Mapping[str, Any]) -> str:
+def _inner_options(settings: CompileSettings) -> str:
     """What AOTAutograd tells the inner compiler of a graph: some failures are those of a backward graph alone."""
-    given = facts.get("compile_kwargs") or {}
-    return "".join(f", {key}=True" for key in ("is_backward", "is_inference") if given.get(key))
+    kinds = ("is_backward", "is_inference")
+    return "".join(f", {key}=True" for key in kinds if settings.compile_kwargs.get(key))
 
 
 def _options(small: SmallGraph, form: str) -> str:
     parts = []
-    if _telling(small, form) or (small.embedded.get("source") and "backend" in _defined(small)):
+    settings = small.settings
+    if _telling(small, form) or small.embedded.defines_backend:
         parts.append("backend=backend")
-    elif small.facts["backend"] != "inductor":
-        parts.append(f"backend={small.facts['backend']!r}")
+    elif settings.backend != "inductor":
+        parts.append(f"backend={settings.backend!r}")
     if small.dynamic and not _marked_sizes(small, {given.name: given.name for given in small.inputs}):
         parts.append("dynamic=True")
-    if small.facts.get("options"):
-        inner = ", ".join(f"{key!r}: {value}" for key, value in small.facts["options"].items())
+    if settings.options:
+        inner = ", ".join(f"{key!r}: {value}" for key, value in settings.options.items())
         parts.append(f"options={{{inner}}}")
     return "".join(f", {part}" for part in parts)
 
@@ -290,8 +292,8 @@ def _options(small: SmallGraph, form: str) -> str:
 def _without_unused_source(small: SmallGraph) -> SmallGraph:
     """What was taken from the program's files stays where it is the backend, an option, or called in the graph."""
     nodes = [n for n in small.graph.graph.nodes if n.op.startswith("call_")]
-    used = small.facts.get("options") or "backend" in _defined(small) or not all(map(_of_torch, nodes))
-    return small if used else replace(small, embedded={})
+    used = small.settings.options or small.embedded.defines_backend or not all(map(_of_torch, nodes))
+    return small if used else replace(small, embedded=Embedded())
 
 
 def _of_torch(node: torch.fx.Node) -> bool:
@@ -300,11 +302,6 @@ def _of_torch(node: torch.fx.Node) -> bool:
     if namespace is not None:
         return namespace in ("aten", "prims", "prim", "inductor")
     return node.op == "call_method" or home in ("torch", "_operator", "math", "builtins")
-
-
-def _defined(small: SmallGraph) -> set[str]:
-    source = str(small.embedded.get("source", ""))
-    return set(re.findall(r"^(?:def |class )?(\w+)(?: =|\(|:)", source, re.MULTILINE))
 
 
 def _expected(signature: Signature) -> str:

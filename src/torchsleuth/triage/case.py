@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from torchsleuth.cases.answer import Answer
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Case, Rung, Triage
+from torchsleuth.cases.record import GraphRecord
 from torchsleuth.graphs.printer import print_graph
+from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.blame import seeds
 from torchsleuth.minify.case_state import OpenedCase, open_for_search, wait_for_device
 from torchsleuth.minify.oracle import TrialOracle
@@ -27,10 +28,11 @@ from torchsleuth.minify.search.driver import search
 from torchsleuth.minify.search.engine import combined
 from torchsleuth.minify.search.subsets import NothingFails
 from torchsleuth.processes.limits import clock_of_a_hang
-from torchsleuth.triage.experiments import Answer, Bench, Experiment, Result
-from torchsleuth.triage.inductor_parts import Part, narrowed, stopped_at
+from torchsleuth.triage.experiments import Bench, Experiment, Result
+from torchsleuth.triage.finding import Finding
+from torchsleuth.triage.inductor_parts import narrowed, stopped_at
 from torchsleuth.triage.labels import labels_of
-from torchsleuth.triage.ladder import Climbed, climb, has_custom_operator, misbehaving_operator
+from torchsleuth.triage.ladder import climb, has_custom_operator, misbehaving_operator
 from torchsleuth.triage.settings import needed_settings, settings_of
 from torchsleuth.workers.failure_rate import failure_rate
 from torchsleuth.workers.queue import Desk
@@ -39,6 +41,7 @@ from torchsleuth.workers.queue import Desk
 SHARE_FOR_CALLS = 0.5
 AS_IT_WAS = Experiment("as it was", trace=True)
 IN_EAGER = Experiment("the same graph without a compiler", eager=True)
+NO_SWITCH = Finding("inductor", detail="no switch of torch makes a difference")
 # How often a failure that did not come is waited for.
 SECOND_LOOKS = 5
 
@@ -47,22 +50,6 @@ class NotPinnedDown(SleuthError):
     """Triage cannot say who is at fault; says why and what to do."""
 
     exit_status = 1
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What is known so far."""
-
-    component: str
-    part: str | None = None
-    detail: str | None = None
-    pinned: bool = False
-    ops: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    subsystem: str | None = None
-    application: int | None = None
-    flags: tuple[str, ...] = ()
-    only_dynamic: bool = False
 
 
 def triage_case(
@@ -105,7 +92,7 @@ def _of_capture(case: Case, triage: Triage) -> Triage:
     return replace(known, labels=labels_of(case, known))
 
 
-def _found(folder: CaseFolder, opened: OpenedCase, bench: Bench) -> _Found:
+def _found(folder: CaseFolder, opened: OpenedCase, bench: Bench) -> Finding:
     case = folder.case
     # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
     looks = [AS_IT_WAS] if case.phase == "compile" else []
@@ -116,10 +103,10 @@ def _found(folder: CaseFolder, opened: OpenedCase, bench: Bench) -> _Found:
         node = str(eager.outcome.more.get("node", ""))
         summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
         said = f"it fails without the compiler, too: {summary}"
-        return _Found("program", "operator", said, True, nodes=(node,))
+        return Finding("program", "operator", said, True, nodes=(node,))
     first = _failing(case, opened, bench, seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
     if first is not None and first.steps and first.steps[-1].kind == "lower":
-        found = _of_part(stopped_at(bench, opened.state, first.steps))
+        found = stopped_at(bench, opened.state, first.steps) or NO_SWITCH
         return _with_settings(bench, opened.state, found)
     state, first, fewest = _fewer_calls(case, opened, bench, first)
     return _with_settings(bench, state, _with_calls(state, _component(bench, state, first), fewest))
@@ -129,7 +116,7 @@ def _failing(case: Case, opened: OpenedCase, bench: Bench, first: Result) -> Res
     """The run as it was, if it failed as it should; otherwise a sentence says what it did."""
     if first.answer is Answer.FAILS:
         return first
-    if first.answer is Answer.UNKNOWN:
+    if first.answer is Answer.CANNOT_TELL:
         raise NotPinnedDown(f"case {case.id} cannot be tried here: {first.outcome.error}")
     if first.answer is Answer.OTHER and first.outcome.signature is not None:
         raise NotPinnedDown(
@@ -162,9 +149,11 @@ def _fewer_calls(
     """The state with as few calls as still fail, its failing run, traced, and whether none could be left out."""
     oracle = TrialOracle(bench.desk, opened.expected, bench.store, bench.limits)  # type: ignore[arg-type]
     left = (bench.deadline or time.monotonic() + 60) - time.monotonic()
-    known = opened.record.get("nodes") or {}
     at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
-    suspects = [*at, *seeds(opened.state.graph, opened.traceback, opened.expected.message, known)]
+    suspects = [
+        *at,
+        *seeds(opened.state.graph, opened.traceback, opened.expected.message, opened.record.nodes),
+    ]
     bench.say("looking for the calls that fail by themselves")
     state, fewest = opened.state, True
     try:
@@ -188,52 +177,21 @@ def _fewer_calls(
     return opened.state, first, fewest
 
 
-def _component(bench: Bench, state: State, first: Result) -> _Found:
+def _component(bench: Bench, state: State, first: Result) -> Finding:
     """The component, and the part of Inductor where it is Inductor's."""
-    if state.settings.get("level") == "dynamo":
+    if state.settings.level == "dynamo":
         climbed = climb(bench, state)
         if climbed.component != "inductor":
-            return _of_rung(climbed)
-    elif has_custom_operator(state):
-        climbed_inside = misbehaving_operator(bench, state)
-        if climbed_inside is not None:
-            return _of_rung(climbed_inside)
-    if (state.settings.get("embedded") or {}).get("backend"):
-        return _Found("backend", str(state.settings.get("backend")), pinned=True)
+            return climbed
+    elif has_custom_operator(state) and (operator := misbehaving_operator(bench, state)) is not None:
+        return operator
+    if state.embedded.defines_backend:
+        return Finding("backend", state.settings.backend, pinned=True)
     part = stopped_at(bench, state, first.steps) if bench.expected.phase == "compile" else None
-    part = part or narrowed(bench, state, first)
-    return _of_part(part)
+    return part or narrowed(bench, state, first) or NO_SWITCH
 
 
-def _of_rung(rung: Climbed) -> _Found:
-    return _Found(
-        rung.component,
-        rung.part,
-        rung.detail,
-        rung.pinned,
-        rung.ops,
-        subsystem=rung.subsystem,
-        application=rung.application,
-    )
-
-
-def _of_part(part: Part | None) -> _Found:
-    if part is None:
-        return _Found("inductor", None, "no switch of torch makes a difference", False)
-    return _Found(
-        "inductor",
-        part.part,
-        part.detail,
-        part.pinned,
-        part.ops,
-        part.nodes,
-        part.subsystem,
-        part.application,
-        part.flags,
-    )
-
-
-def _with_calls(state: State, found: _Found, fewest: bool) -> _Found:
+def _with_calls(state: State, found: Finding, fewest: bool) -> Finding:
     """The operators and nodes that are left, where the part itself does not name any."""
     if not fewest and not (found.ops or found.nodes):
         said = "the time was up before it was clear which of these calls matter (--budget)"
@@ -243,7 +201,7 @@ def _with_calls(state: State, found: _Found, fewest: bool) -> _Found:
     return replace(found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=nodes)
 
 
-def _with_settings(bench: Bench, state: State, found: _Found) -> _Found:
+def _with_settings(bench: Bench, state: State, found: Finding) -> Finding:
     """The user's settings that the failure needs, and whether it needs symbolic sizes."""
     if found.component == "program" or bench.out_of_time:
         return found
@@ -258,14 +216,14 @@ def _with_settings(bench: Bench, state: State, found: _Found) -> _Found:
     return found
 
 
-def _written(case: Case, opened: OpenedCase, found: _Found, bench: Bench, seconds: float) -> Triage:
+def _written(case: Case, opened: OpenedCase, found: Finding, bench: Bench, seconds: float) -> Triage:
     line = _line_of(opened.record, found)
     ops = found.ops or _ops_of(opened.state, found.nodes)
     triage = Triage(
         component=found.component,
         part=found.part,
         ops=ops,
-        user_line=f"{Path(line['file']).name}:{line['line']}" if line else None,
+        user_line=line.place if line else None,
         seconds=round(seconds, 2),
         detail=found.detail,
         pinned=found.pinned,
@@ -273,31 +231,28 @@ def _written(case: Case, opened: OpenedCase, found: _Found, bench: Bench, second
         application=found.application,
         flags=found.flags,
         nodes=found.nodes,
-        code=line.get("code") if line else None,
-        function=line.get("function") if line else None,
-        module=(line.get("module") or None) if line else None,
-        forward_op=(line.get("call") or None) if line and line.get("gradient") else None,
+        code=line.code if line else None,
+        function=line.function if line else None,
+        module=(line.module or None) if line else None,
+        forward_op=(line.call or None) if line and line.gradient else None,
         trials=len(bench.log),
         rungs=tuple(Rung(r.experiment.what, r.answer.value, round(r.outcome.seconds, 2)) for r in bench.log),
     )
     return replace(triage, labels=labels_of(case, triage, only_dynamic=found.only_dynamic))
 
 
-def _line_of(record: Mapping[str, Any], found: _Found) -> Mapping[str, Any] | None:
+def _line_of(record: GraphRecord, found: Finding) -> SourceLine | None:
     """The line of the last node at fault: the one whose result is wrong, or that could not be compiled.
 
     Of a model made of a library's modules it is the line that calls the model, with the module's path.
     """
-    known = record.get("nodes") or {}
+    known = record.lines
     for name in reversed(found.nodes):
         nested = [key for key in known if key.endswith(f".{name}")]
         line = known.get(name) or (known[nested[0]] if nested else None)
         if line:
             return line
-    modules = record.get("modules") or {}
-    place: Mapping[str, Any] = next((modules[name] for name in reversed(found.nodes) if name in modules), {})
-    called = record.get("called_from")
-    return None if called is None else {**called, **place}
+    return record.called_from
 
 
 def _ops_of(state: State, nodes: Sequence[str]) -> tuple[str, ...]:

@@ -10,37 +10,27 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.cases.answer import Answer
 from torchsleuth.minify.oracle import trial_of
 from torchsleuth.minify.search.contract import State
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.torch_internals.compile_trace import Step, unfinished
-from torchsleuth.trials.trial import Outcome, Trial
+from torchsleuth.trials.trial import Outcome, Switches, Trial
 from torchsleuth.workers.queue import Desk
 
 Config = Mapping[str, Mapping[str, str]]
-
-
-class Answer(Enum):
-    """What an experiment showed."""
-
-    FAILS = "fails"
-    PASSES = "passes"
-    OTHER = "fails differently"
-    UNKNOWN = "cannot tell"
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """One change to the failing run, in words and as data.
 
-    `off` are windows by subsystem (see `torch_internals.triage_switches`); `config` are settings as Python text by
-    module; `backend` replaces the case's own; `interpret` runs the lowered graph without generated code; `eager` runs
-    the graph without a compiler; `facts` replaces other facts of the script.
+    `config` are settings as Python text by module; `off`, `backend`, `interpret`, `eager` and `stop_after` are those of
+    `trials.trial.Switches`; `kind` and `tolerances` replace those of the failure looked for.
     """
 
     what: str
@@ -49,11 +39,12 @@ class Experiment:
     backend: str | None = None
     interpret: bool = False
     eager: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    kind: str | None = None
+    tolerances: Mapping[str, float] | None = None
+    time_runs: bool = False
     # A workaround counts only if the whole graph then runs and its numbers are right.
     to_the_end: bool = False
     trace: bool = False
-    # A compile that has passed this stage ("lowering", "codegen") is not run to its end.
     stop_after: str | None = None
 
 
@@ -121,25 +112,35 @@ class Bench:
     def trial(self, state: State, experiment: Experiment) -> tuple[Trial, Path | None]:
         """What is asked of a worker, and the file in which a traced run writes its steps."""
         trial = trial_of(with_config(state, experiment.config), self.expected, self.store)
-        switches: dict[str, Any] = {"off": {name: dict(window) for name, window in experiment.off.items()}}
-        switches.update(backend=experiment.backend, interpret=experiment.interpret, eager=experiment.eager)
-        switches["stop_after"] = experiment.stop_after
         trace = None
         if experiment.trace:
             self.store.mkdir(parents=True, exist_ok=True)
             trace = self.store / f"trace-{uuid.uuid4().hex[:12]}.txt"
-            switches["trace"] = str(trace.absolute())
-        facts = {**trial.facts, **experiment.facts, "switches": switches}
-        stop = not experiment.to_the_end and not experiment.eager
-        return replace(trial, facts=facts, stop_early=stop), trace
+        switches = Switches(
+            experiment.off,
+            experiment.backend,
+            experiment.interpret,
+            experiment.eager,
+            experiment.stop_after,
+            None if trace is None else str(trace.absolute()),
+        )
+        changed = replace(
+            trial,
+            switches=switches,
+            kind=experiment.kind,
+            tolerances=trial.tolerances if experiment.tolerances is None else experiment.tolerances,
+            time_runs=experiment.time_runs,
+            stop_early=not experiment.to_the_end and not experiment.eager,
+        )
+        return changed, trace
 
     def result(self, experiment: Experiment, trace: Path | None, outcome: Outcome) -> Result:
         """What an outcome says about the experiment."""
         steps = () if trace is None else unfinished(trace)
         if outcome.signature is None:
-            answer = Answer.PASSES if outcome.error is None else Answer.UNKNOWN
+            answer = Answer.PASSES if outcome.error is None else Answer.CANNOT_TELL
         elif outcome.more.get("not_interpretable"):
-            answer = Answer.UNKNOWN
+            answer = Answer.CANNOT_TELL
         elif same_bug(self.expected, outcome.signature):
             answer = Answer.FAILS
         else:
@@ -169,8 +170,8 @@ def with_config(state: State, changes: Config) -> State:
     """The state under further settings, given as Python text: `{"torch._inductor.config": {"cpp.simdlen": "1"}}`."""
     if not changes:
         return state
-    config = {module: dict(values) for module, values in (state.settings.get("config") or {}).items()}
-    options = dict(state.settings.get("options") or {})
+    config = {module: dict(values) for module, values in state.settings.config.items()}
+    options = dict(state.settings.options)
     for module, values in changes.items():
         config.setdefault(module, {}).update(values)
         # Options of torch.compile are applied last, so they are changed as well.

@@ -8,13 +8,15 @@ left out at once, and what helps is narrowed down.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torchsleuth.cases.flags import Flag, config_of
 from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.search.subsets import smallest
 from torchsleuth.torch_internals.compile_trace import Step
 from torchsleuth.triage.experiments import Bench, Experiment, Result, few
-from torchsleuth.triage.settings import cautious_fix, smallest, switchable
+from torchsleuth.triage.finding import Finding
+from torchsleuth.triage.settings import cautious_fix, switchable
 
 PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
 # Without these passes a graph with custom or mutating operators cannot be lowered at all.
@@ -40,21 +42,7 @@ _LATE = {
 }
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of Inductor, how it is known, and the operators and nodes it was at."""
-
-    part: str
-    detail: str
-    pinned: bool
-    ops: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    subsystem: str | None = None
-    application: int | None = None
-    flags: tuple[str, ...] = ()
-
-
-def stopped_at(bench: Bench, state: State, steps: Sequence[Step]) -> Part | None:
+def stopped_at(bench: Bench, state: State, steps: Sequence[Step]) -> Finding | None:
     """The part at which a compile stopped, confirmed by a run without it.
 
     None where the steps do not say, or where many things lead to the step: fusion, settings, one operator.
@@ -65,13 +53,15 @@ def stopped_at(bench: Bench, state: State, steps: Sequence[Step]) -> Part | None
         if step.kind in ("pass", "pattern") and (found := _graph_pass(bench, state, step)) is not None:
             return found
         if step.kind == "cudagraphs":
-            return Part("cudagraphs", "it stopped while making a CUDA graph", True, subsystem="cudagraphs")
+            return Finding(
+                "inductor", "cudagraphs", "it stopped while making a CUDA graph", True, subsystem="cudagraphs"
+            )
         if step.kind in _LATE:
             return None
     return None
 
 
-def _lowering(bench: Bench, state: State, step: Step) -> Part:
+def _lowering(bench: Bench, state: State, step: Step) -> Finding:
     without = bench.one(
         state,
         Experiment(
@@ -84,7 +74,8 @@ def _lowering(bench: Bench, state: State, step: Step) -> Part:
     number = None
     if step.nodes and step.nodes[0] in (done := without.applied("lowerings")):
         number = done.index(step.nodes[0]) + 1
-    return Part(
+    return Finding(
+        "inductor",
         "lowering",
         f"it stopped in the lowering of {step.name}{how}",
         True,
@@ -95,17 +86,17 @@ def _lowering(bench: Bench, state: State, step: Step) -> Part:
     )
 
 
-def _graph_pass(bench: Bench, state: State, step: Step) -> Part | None:
+def _graph_pass(bench: Bench, state: State, step: Step) -> Finding | None:
     subsystem, _, name = step.name.rpartition(":") if step.kind == "pass" else ("patterns", "", step.name)
     if not subsystem:
         return None
     off = {subsystem: {"names": [name]}}
     without = bench.one(state, Experiment(f"without {name}", off=off))
     how = "; it passes without it" if without.passes else ""
-    return Part(name, f"it stopped in the pass {name}{how}", True, subsystem=subsystem)
+    return Finding("inductor", name, f"it stopped in the pass {name}{how}", True, subsystem=subsystem)
 
 
-def narrowed(bench: Bench, state: State, first: Result) -> Part | None:
+def narrowed(bench: Bench, state: State, first: Result) -> Finding | None:
     """The part at fault in a graph that is compiled or runs wrongly; None where no switch makes a difference."""
     flags = switchable(state)
     passes = [subsystem for subsystem in PASSES if first.applied(subsystem)]
@@ -122,7 +113,9 @@ def narrowed(bench: Bench, state: State, first: Result) -> Part | None:
         del experiments["passes"]
     said = dict(zip(experiments, bench.ask(state, list(experiments.values()))))
     if "cudagraphs" in said and said["cudagraphs"].passes:
-        return Part("cudagraphs", "it passes without CUDA graphs", True, subsystem="cudagraphs")
+        return Finding(
+            "inductor", "cudagraphs", "it passes without CUDA graphs", True, subsystem="cudagraphs"
+        )
     if "passes" in said and said["passes"].passes:
         return _which_pass(bench, state, first, passes)
     if said["fusion"].passes:
@@ -131,29 +124,32 @@ def narrowed(bench: Bench, state: State, first: Result) -> Part | None:
         return _which_flags(bench, state, flags, said["interpret"])
     late = next((step for step in reversed(first.steps) if step.kind in _LATE), None)
     if late is not None:
-        found = Part("codegen", _LATE[late.kind].format(late.name or "the graph"), True, nodes=late.nodes)
+        found = Finding(
+            "inductor", "codegen", _LATE[late.kind].format(late.name or "the graph"), True, nodes=late.nodes
+        )
         return replace(found, nodes=()) if late.kind == "compiler" else found
     if not said["lowerings"].passes and not said["interpret"].passes:
         return None
     return _lowering_or_codegen(said["lowerings"], said["interpret"])
 
 
-def _lowering_or_codegen(eager: Result, interpreted: Result) -> Part:
+def _lowering_or_codegen(eager: Result, interpreted: Result) -> Finding:
     """The lowered graph, interpreted, tells what is wrong: the lowering, or the code made of it."""
     if interpreted.passes:
-        return Part(
+        return Finding(
+            "inductor",
             "codegen",
             "the lowered graph is right when it is interpreted; the code generated from it is not",
             True,
         )
     if interpreted.fails:
         why = "the lowered graph is wrong already when it is interpreted, without generated code"
-        return Part("lowering", why, True, subsystem="lowerings")
+        return Finding("inductor", "lowering", why, True, subsystem="lowerings")
     why = "it passes when every operator is kept as an eager kernel"
-    return Part("lowering", why, eager.passes, subsystem="lowerings")
+    return Finding("inductor", "lowering", why, eager.passes, subsystem="lowerings")
 
 
-def _which_pass(bench: Bench, state: State, first: Result, passes: Sequence[str]) -> Part:
+def _which_pass(bench: Bench, state: State, first: Result, passes: Sequence[str]) -> Finding:
     """The pass by name, then which of its applications."""
     applied = [(p, name) for p in passes for name in dict.fromkeys(first.applied(p)) if name not in NEEDED]
     applied += [("patterns", name) for name in dict.fromkeys(first.applied("patterns"))]
@@ -176,7 +172,8 @@ def _which_pass(bench: Bench, state: State, first: Result, passes: Sequence[str]
         helped = [place for place, result in zip(places, bench.ask(state, asked)) if result.passes]
         number = (helped or places)[0] + 1
     names = ", ".join(each for _, each in guilty)
-    return Part(
+    return Finding(
+        "inductor",
         names,
         f"it passes without the pass {names} of {subsystem}",
         True,
@@ -192,7 +189,7 @@ def _windows(passes: Sequence[tuple[str, str]]) -> dict[str, dict[str, list[str]
     return windows
 
 
-def _which_fusion(bench: Bench, state: State, all_apart: Result) -> Part:
+def _which_fusion(bench: Bench, state: State, all_apart: Result) -> Finding:
     """Fusion of kernels, inlining of operators, or both; and which, where one of them is enough."""
     only = bench.ask(
         state,
@@ -203,8 +200,12 @@ def _which_fusion(bench: Bench, state: State, all_apart: Result) -> Part:
     )
     chosen = next((r for r in only if r.passes), None)
     if chosen is None:
-        return Part(
-            "fusion", "it passes when every operator is a kernel of its own", True, subsystem="fusion"
+        return Finding(
+            "inductor",
+            "fusion",
+            "it passes when every operator is a kernel of its own",
+            True,
+            subsystem="fusion",
         )
     subsystem = next(iter(chosen.experiment.off))
     names = chosen.applied(subsystem)
@@ -221,17 +222,19 @@ def _which_fusion(bench: Bench, state: State, all_apart: Result) -> Part:
     detail = f"it passes without {subsystem} of {which or 'anything'}"
     number = places[0] + 1 if len(places) == 1 else None
     nodes = tuple(names[place] for place in places) if subsystem == "inlining" else ()
-    return Part("fusion", detail, True, nodes=nodes, subsystem=subsystem, application=number)
+    return Finding("inductor", "fusion", detail, True, nodes=nodes, subsystem=subsystem, application=number)
 
 
-def _which_flags(bench: Bench, state: State, flags: Sequence[Flag], interpreted: Result) -> Part:
+def _which_flags(bench: Bench, state: State, flags: Sequence[Flag], interpreted: Result) -> Finding:
     fix = cautious_fix(bench, state, flags)
     lines = " and ".join(flag.line for flag in fix)
     means = " and ".join(flag.means for flag in fix)
     part = {"pattern_matcher": "pattern matcher", "max_fusion_size": "fusion"}.get(fix[0].key, "codegen")
     if [flag.key for flag in fix] == ["emulate_precision_casts"]:
         part = "precision casts"
-    found = Part(part, f"it passes without {means}: {lines}", True, flags=tuple(flag.line for flag in fix))
+    found = Finding(
+        "inductor", part, f"it passes without {means}: {lines}", True, flags=tuple(flag.line for flag in fix)
+    )
     if interpreted.passes and part == "codegen":
         return replace(found, detail=f"{found.detail}; the lowered graph is right when it is interpreted")
     return found

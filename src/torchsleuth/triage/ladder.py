@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.search.subsets import smallest
 from torchsleuth.triage.experiments import Bench, Experiment, Result, few
-from torchsleuth.triage.settings import smallest
+from torchsleuth.triage.finding import Finding
 
 EAGER = "sleuth_eager"
 AOT = "sleuth_aot_eager"
@@ -23,26 +23,13 @@ SCHEMA = "sleuth_eager_debug"
 _MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): ([\w.:]+)(?: \([^)]*\))?: (.+)")
 
 
-@dataclass(frozen=True)
-class Climbed:
-    """How far the graph came: the component of the rung that failed, and what more is known."""
-
-    component: str
-    part: str | None = None
-    ops: tuple[str, ...] = ()
-    detail: str | None = None
-    subsystem: str | None = None
-    application: int | None = None
-    pinned: bool = False
-
-
-def climb(bench: Bench, state: State) -> Climbed:
+def climb(bench: Bench, state: State) -> Finding:
     """The component at fault in a graph that Dynamo captured.
 
     >>> climb(bench, state).component
     'decompositions'
     """
-    backend = str(state.settings.get("backend"))
+    backend = state.settings.backend
     inductor = backend == "inductor"
     rungs = [Experiment("AOTAutograd with eager kernels", backend=AOT)]
     if inductor:
@@ -51,15 +38,15 @@ def climb(bench: Bench, state: State) -> Climbed:
         )
     below = bench.ask(state, rungs)
     if below[0].fails:
-        return misbehaving_operator(bench, state) or Climbed("aot_autograd", "functionalization", pinned=True)
+        return misbehaving_operator(bench, state) or Finding("aot_autograd", "functionalization", pinned=True)
     if inductor and below[1].fails:
         return _decomposition(bench, state, below[1])
     found = misbehaving_operator(bench, state) if has_custom_operator(state) else None
     if found is not None:
         return found
     if inductor:
-        return Climbed("inductor")
-    return Climbed("backend", backend, pinned=True, detail=f"only the backend {backend} fails on this graph")
+        return Finding("inductor")
+    return Finding("backend", backend, pinned=True, detail=f"only the backend {backend} fails on this graph")
 
 
 def has_custom_operator(state: State) -> bool:
@@ -84,7 +71,7 @@ def has_custom_operator(state: State) -> bool:
     return any(name.split(".")[0].split("::")[0] not in ours for name in names)
 
 
-def misbehaving_operator(bench: Bench, state: State) -> Climbed | None:
+def misbehaving_operator(bench: Bench, state: State) -> Finding | None:
     """An operator whose fake kernel or schema does not say what the real one does, where there is one."""
     checks = [
         Experiment("fake kernels checked against real ones", backend=CROSSREF),
@@ -94,9 +81,7 @@ def misbehaving_operator(bench: Bench, state: State) -> Climbed | None:
         match = _MISMATCH.search(result.outcome.text)
         if match is not None:
             part = "fake kernel" if "FakeMismatch" in match[0] else "operator schema"
-            return Climbed(
-                "aot_autograd", part, (_dotted(match[1]),), f"{match[1]}: {match[2]}"[:300], pinned=True
-            )
+            return Finding("aot_autograd", part, f"{match[1]}: {match[2]}"[:300], True, (_dotted(match[1]),))
     return None
 
 
@@ -104,7 +89,7 @@ def _dotted(op: str) -> str:
     return op.replace("::", ".")
 
 
-def _decomposition(bench: Bench, state: State, failed: Result) -> Climbed:
+def _decomposition(bench: Bench, state: State, failed: Result) -> Finding:
     """Which decomposition it is, or the partitioner where none of them is."""
     names = list(dict.fromkeys(failed.applied("decomposition")))
 
@@ -120,16 +105,16 @@ def _decomposition(bench: Bench, state: State, failed: Result) -> Climbed:
         return [result.passes for result in bench.ask(state, asked)]
 
     if not names or not enough([names])[0]:
-        return Climbed(
+        return Finding(
             "aot_autograd", "partitioner", detail="it fails with any decomposition left out", pinned=False
         )
     guilty = smallest(names, enough)
-    return Climbed(
+    return Finding(
         "decompositions",
         "decomposition",
-        tuple(guilty),
         f"it passes without the decomposition of {few(guilty)}",
-        "decomposition",
-        failed.applied("decomposition").index(guilty[0]) + 1,
-        pinned=True,
+        True,
+        tuple(guilty),
+        subsystem="decomposition",
+        application=failed.applied("decomposition").index(guilty[0]) + 1,
     )

@@ -6,15 +6,13 @@ so that a pair costs no more than the settings it was picked from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from torchsleuth.cases.flags import PRECISION_CASTS, Flag, config_of
 from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.search.subsets import smallest
 from torchsleuth.torch_internals.configuration import default_setting
 from torchsleuth.triage.experiments import Bench, Experiment
-
-Item = TypeVar("Item")
 
 # Optimisations of Inductor that only make things faster, each with the value that leaves it out.
 CAUTIOUS = (
@@ -48,8 +46,7 @@ CAUTIOUS = (
 
 def switchable(state: State, flags: Sequence[Flag] = CAUTIOUS) -> list[Flag]:
     """Those flags that this torch has and that do not stand at their cautious value already."""
-    given = state.settings.get("config") or {}
-    options = state.settings.get("options") or {}
+    given, options = state.settings.config, state.settings.options
     found = []
     for flag in flags:
         default = default_setting(flag.module, flag.key)
@@ -57,30 +54,6 @@ def switchable(state: State, flags: Sequence[Flag] = CAUTIOUS) -> list[Flag]:
         if default is not None and flag.value != (repr(default[0]) if now is None else now):
             found.append(flag)
     return found
-
-
-def smallest(
-    items: Sequence[Item], enough: Callable[[Sequence[Sequence[Item]]], Sequence[bool]]
-) -> list[Item]:
-    """The fewest of `items` that are enough by themselves; all of them must be. `enough` answers several sets at once.
-
-    Halves are tried while one of them is enough, then items are left out one by one.
-
-    >>> smallest([1, 2, 3, 4], lambda sets: [3 in s for s in sets])
-    [3]
-    """
-    kept = list(items)
-    while len(kept) > 1:
-        halves = [kept[: len(kept) // 2], kept[len(kept) // 2 :]]
-        answers = enough(halves)
-        if not any(answers):
-            break
-        kept = halves[list(answers).index(True)]
-    for item in list(kept):
-        rest = [other for other in kept if other is not item]
-        if len(kept) > 1 and enough([rest])[0]:
-            kept = rest
-    return kept
 
 
 def cautious_fix(bench: Bench, state: State, flags: Sequence[Flag]) -> list[Flag]:
@@ -96,11 +69,9 @@ def cautious_fix(bench: Bench, state: State, flags: Sequence[Flag]) -> list[Flag
 
 def settings_of(state: State) -> list[tuple[str, str]]:
     """The settings that are not torch's defaults, as (module, key); options of torch.compile under "options"."""
-    found = [
-        (module, key) for module, values in (state.settings.get("config") or {}).items() for key in values
-    ]
+    found = [(module, key) for module, values in state.settings.config.items() for key in values]
     known = {key for _, key in found}
-    return found + [("options", key) for key in state.settings.get("options") or {} if key not in known]
+    return found + [("options", key) for key in state.settings.options if key not in known]
 
 
 def only_settings(state: State, kept: Sequence[tuple[str, str]]) -> State:
@@ -109,9 +80,9 @@ def only_settings(state: State, kept: Sequence[tuple[str, str]]) -> State:
     keys = {key for _, key in kept}
     config = {
         module: {key: text for key, text in values.items() if (module, key) in names}
-        for module, values in (state.settings.get("config") or {}).items()
+        for module, values in state.settings.config.items()
     }
-    options = {key: text for key, text in (state.settings.get("options") or {}).items() if key in keys}
+    options = {key: text for key, text in state.settings.options.items() if key in keys}
     return state.setting(config=config, options=options)
 
 

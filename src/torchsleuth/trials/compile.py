@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from torchsleuth.cases.record import AmbientState, CompileSettings
+from torchsleuth.repro.script import script_facts
 from torchsleuth.script_runtime import runner
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs
@@ -37,7 +39,7 @@ from torchsleuth.torch_internals.vector_instructions import (
     probe_vector_instructions,
     recall_vector_instructions,
 )
-from torchsleuth.trials.trial import Outcome, Trial
+from torchsleuth.trials.trial import Outcome, Switches, Trial
 
 _RULE = "# " + "-" * 64
 # Without a folder: in a signature it counts as the user's file, as it does in a script.
@@ -71,7 +73,7 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
     except runner.CannotTell as why:
         return Outcome(None, time.monotonic() - started, error=str(why))
     see_every_compile()
-    forget_vector_instructions(trial.facts["config"])
+    forget_vector_instructions(trial.settings.config)
     runner._repro_phase = _teller(trial, announce)
     text = ""
     signature: Signature | None = None
@@ -91,8 +93,8 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
 @contextlib.contextmanager
 def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
     """The compiler with what an experiment of triage changes in it; what it applied is noted in `more`."""
-    switches = trial.facts.get("switches")
-    if not switches:
+    switches = trial.switches
+    if switches == Switches():
         yield
         return
     # Only experiments need these, and a server has to start fast.
@@ -100,13 +102,13 @@ def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
     from torchsleuth.torch_internals.compiler_switches import switched
 
     with contextlib.ExitStack() as stack:
-        if switches.get("trace"):
-            stack.enter_context(traced(switches["trace"]))
-        if switches.get("interpret"):
+        if switches.trace is not None:
+            stack.enter_context(traced(switches.trace))
+        if switches.interpret:
             from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
 
             stack.enter_context(interpreted_lowering())
-        applied = stack.enter_context(switched(switches.get("off") or {}))
+        applied = stack.enter_context(switched(switches.off))
         try:
             yield
         finally:
@@ -116,14 +118,13 @@ def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
 
 def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature, str] | None:
     """What the run shows; an experiment may leave the compiler out, or be one that cannot be made here."""
-    switches = trial.facts.get("switches") or {}
-    if switches.get("eager"):
+    if trial.switches.eager:
         names: list[str] = []
         runner._repro_phase("running")
         observed = ready.observe_eager(names)
         more["node"] = names[-1] if names else None
         return observed
-    observed = _observed_and_timed(ready, more) if trial.facts.get("time_runs") else ready.observe()
+    observed = _observed_and_timed(ready, more) if trial.time_runs else ready.observe()
     if (
         observed is not None
         and observed[0].exceptions[-1:]
@@ -145,7 +146,14 @@ def _observed_and_timed(ready: Any, more: dict[str, Any]) -> tuple[Signature, st
 
 
 def _facts(trial: Trial) -> dict[str, Any]:
-    return {"kind": trial.expected.kind, **trial.facts}
+    return script_facts(
+        trial.settings,
+        kind=trial.kind or trial.expected.kind,
+        placeholders=trial.placeholders,
+        inputs=trial.inputs,
+        constants=trial.constants,
+        tolerances=trial.tolerances,
+    )
 
 
 def _source(trial: Trial) -> str:
@@ -170,9 +178,11 @@ def _namespace(trial: Trial) -> dict[str, Any]:
 
 
 def _options(trial: Trial) -> argparse.Namespace:
-    backend = (trial.facts.get("switches") or {}).get("backend")
     return argparse.Namespace(
-        backend=backend, accuracy=None, tracing_mode=None, save_dir=trial.store or os.devnull
+        backend=trial.switches.backend,
+        accuracy=None,
+        tracing_mode=None,
+        save_dir=trial.store or os.devnull,
     )
 
 
@@ -190,9 +200,8 @@ def _teller(trial: Trial, announce: Callable[[str], None]) -> Callable[[str], No
 
 def _last_stage(trial: Trial) -> str | None:
     """The stage after which a compile of this trial is decided; None where all of it must run."""
-    asked = (trial.facts.get("switches") or {}).get("stop_after")
-    if asked and _one_compile(trial):
-        return asked
+    if trial.switches.stop_after and _one_compile(trial):
+        return trial.switches.stop_after
     if not trial.stop_early or trial.expected.kind != "compile_error":
         return None
     return failing_stage(trial.expected.exceptions, trial.expected.frames) if _one_compile(trial) else None
@@ -200,20 +209,11 @@ def _last_stage(trial: Trial) -> str | None:
 
 def _one_compile(trial: Trial) -> bool:
     """Whether Inductor compiles this trial's graph once: with gradients it compiles a backward graph as well."""
-    if trial.facts["level"] == "aot":
+    if trial.settings.level == "aot":
         return True
-    inputs = trial.facts["inputs"]["inputs"]
-    return not trial.facts.get("constants") and not any(spec.get("requires_grad") for spec in inputs)
+    return not trial.constants and not any(spec.get("requires_grad") for spec in trial.inputs["inputs"])
 
 
-_STATE = {
-    "default_dtype": "torch.float32",
-    "matmul_precision": "highest",
-    "deterministic": False,
-    "inference_mode": False,
-    "grad": False,
-    "autocast": {},
-}
 # Failures that are decided at the end of a stage.
 _EXPECTED = {
     "lowering": Signature("compile_error", "compile", frames=("torch/_inductor/lowering.py:wrapped",)),
@@ -291,20 +291,9 @@ def tiny_trial(
     """
     inputs = describe_inputs([torch.zeros(8)]).to_json()
     inputs["inputs"] = [{**spec, "device": device} for spec in inputs["inputs"]]
-    facts = {
-        "level": level,
-        "backend": "inductor",
-        "options": {},
-        "compile_kwargs": {},
-        "config": {},
-        "state": _STATE,
-        "output_meta": {},
-        "constants": None,
-        "placeholders": ["a"],
-        "inputs": inputs,
-        "tolerances": {},
-    }
-    return Trial(_GRAPH.format(call=call), facts, _EXPECTED[stage])
+    settings = CompileSettings(level, state=AmbientState(grad=False))
+    graph = _GRAPH.format(call=call)
+    return Trial(graph, _EXPECTED[stage], settings, placeholders=("a",), inputs=inputs)
 
 
 def still_good() -> bool:

@@ -40,11 +40,10 @@ def trial_environment(environment: Mapping[str, str], folder: Path) -> dict[str,
 def uses_accelerator(trial: Trial) -> bool:
     """Whether a trial may touch a device whose context does not survive a fork.
 
-    >>> from torchsleuth.script_runtime.signature import Signature
-    >>> uses_accelerator(Trial("torch.zeros(2, device='cuda')", {}, Signature("crash", "run")))
+    >>> uses_accelerator(Trial("torch.zeros(2, device='cuda')", Signature("crash", "run")))
     True
     """
-    described = json.dumps([trial.facts.get("inputs"), trial.facts.get("constants")], default=str)
+    described = json.dumps([trial.inputs, trial.constants])
     return any(_ACCELERATOR.search(text) for text in (described, trial.graph, trial.embedded))
 
 
@@ -53,12 +52,12 @@ def needs_kernels(trial: Trial) -> bool:
 
     Not where it is decided once its graph is lowered, nor with a backend that has nothing to do with Inductor.
 
-    >>> from torchsleuth.script_runtime.signature import Signature
-    >>> needs_kernels(Trial("", {"backend": "mine"}, Signature("crash", "run"), "def mine(gm, inputs): ..."))
+    >>> mine = CompileSettings(backend="mine")
+    >>> needs_kernels(Trial("", Signature("crash", "run"), mine, embedded="def mine(gm, inputs): ..."))
     False
     """
     expected = trial.expected
-    if trial.facts.get("backend", "inductor") != "inductor" and not _INDUCTOR.search(trial.embedded):
+    if trial.settings.backend != "inductor" and not _INDUCTOR.search(trial.embedded):
         return False
     early = trial.stop_early and expected.kind == "compile_error"
     return not (early and failing_stage(expected.exceptions, expected.frames) == "lowering")

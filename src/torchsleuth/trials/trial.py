@@ -10,23 +10,49 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from torchsleuth.cases.record import CompileSettings
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_from_json
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What an experiment changes in the compiler.
+
+    `off` are windows by subsystem (see `torch_internals.compiler_switches`); `backend` replaces the graph's own;
+    `interpret` runs the lowered graph without generated code; `eager` runs the graph without a compiler; a compile
+    that has passed the stage `stop_after` ("lowering", "codegen") is decided; `trace` is a file for its steps.
+    """
+
+    off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    backend: str | None = None
+    interpret: bool = False
+    eager: bool = False
+    stop_after: str | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True)
 class Trial:
     """One question: does this graph, on these inputs, under these settings, fail, and how?
 
-    `facts` are those of a written script (level, backend, inputs, config, state, ...); `graph` is the printed graph;
-    `embedded` is source of the user's own definitions; `store` is the folder that holds kept values.
+    `graph` is the printed graph; `embedded` is source of the user's own definitions; `inputs` and `constants` are
+    descriptions, as `tensors.specs` writes them, of tensors whose kept values lie in the folder `store`.
     """
 
     graph: str
-    facts: Mapping[str, Any]
     expected: Signature
+    settings: CompileSettings = field(default_factory=CompileSettings)
+    placeholders: tuple[str, ...] = ()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    # Checks as for this kind of failure ("accuracy": against eager); None for the kind that is expected.
+    kind: str | None = None
+    switches: Switches = field(default_factory=Switches)
+    time_runs: bool = False
     embedded: str = ""
     imports: tuple[str, ...] = ()
     store: str | None = None
@@ -37,11 +63,11 @@ class Trial:
     def key(self) -> str:
         """Equal for trials that ask the same question; the name under which an answer is remembered.
 
-        >>> Trial("", {}, Signature("crash", "run")).key == Trial("", {}, Signature("crash", "run")).key
+        >>> Trial("", Signature("crash", "run")).key == Trial("", Signature("crash", "run")).key
         True
         """
-        parts = [self.graph, self.embedded, list(self.imports), dict(self.facts), self.expected.to_json()]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        asked = {**trial_to_json(self), "store": None}  # where the values lie is no part of the question
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -67,27 +93,23 @@ class Outcome:
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     """A trial as a message: `trial_from_json(trial_to_json(trial)) == trial`."""
     return {
-        "graph": trial.graph,
-        "facts": dict(trial.facts),
+        **{each.name: getattr(trial, each.name) for each in fields(trial)},
         "expected": trial.expected.to_json(),
-        "embedded": trial.embedded,
-        "imports": list(trial.imports),
-        "store": trial.store,
-        "stop_early": trial.stop_early,
+        "settings": trial.settings.to_json(),
+        "switches": asdict(trial.switches),
     }
 
 
 def trial_from_json(doc: Mapping[str, Any]) -> Trial:
     """The trial that `trial_to_json` wrote."""
-    return Trial(
-        doc["graph"],
-        doc["facts"],
-        signature_from_json(doc["expected"]),
-        doc["embedded"],
-        tuple(doc["imports"]),
-        doc["store"],
-        doc["stop_early"],
-    )
+    made = {
+        "expected": signature_from_json(doc["expected"]),
+        "settings": CompileSettings.from_json(doc["settings"]),
+        "switches": Switches(**doc["switches"]),
+        "placeholders": tuple(doc["placeholders"]),
+        "imports": tuple(doc["imports"]),
+    }
+    return Trial(**{**doc, **made})
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:

@@ -15,8 +15,9 @@ import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
 
+from torchsleuth.cases.record import Embedded
 from torchsleuth.watched.embed_origin import has_source, installed, third_party
-from torchsleuth.watched.embed_paste import Embedded, Paste
+from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed, registers, source_file
 
 __all__ = ["CannotEmbed", "Embedded", "embed", "embed_custom_ops"]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchsleuth.cases.record import Embedded
 from torchsleuth.watched.embed_origin import global_name, installed, same_literal, third_party
 from torchsleuth.watched.embed_slice import (
     CannotEmbed,
@@ -31,15 +32,6 @@ from torchsleuth.watched.embed_slice import (
 
 # Values of torch whose repr, with `torch.` in front where it lacks, is an expression for them.
 _TORCH_VALUES = {"dtype", "device", "layout", "memory_format", "Size"}
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """Text for a script: `imports` first, then `source`; `notes` say where from, and what it needs."""
-
-    source: str
-    imports: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 @dataclass

@@ -19,7 +19,7 @@ import torch
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.record import GraphRecord, keep_values
+from torchsleuth.watched.record import RecordedGraph, keep_values
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
@@ -58,7 +58,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def report_failure(
     watch: Watch,
     flight: Flight,
-    record: GraphRecord,
+    record: RecordedGraph,
     error: BaseException,
     kind: str,
     phase: str,
@@ -75,7 +75,7 @@ def report_failure(
 def report_wrong_result(
     watch: Watch,
     flight: Flight,
-    record: GraphRecord,
+    record: RecordedGraph,
     signature: Signature,
     detail: dict[str, Any],
     inputs: Sequence[Any],
@@ -87,7 +87,7 @@ def report_wrong_result(
 def _report(
     watch: Watch,
     flight: Flight,
-    record: GraphRecord,
+    record: RecordedGraph,
     signature: Signature,
     text: str,
     inputs: Sequence[Any],
@@ -102,15 +102,15 @@ def _report(
     }
     with watch.our_own_work():
         keep_inputs(record, inputs)
-    failure["inputs"] = record.facts.get("inputs")
+    failure["inputs"] = record.facts.inputs
     flight.report(failure)
     if watch.finish is not None:
         watch.finish(flight)
 
 
-def keep_inputs(record: GraphRecord, inputs: Sequence[Any]) -> dict[str, Any] | None:
+def keep_inputs(record: RecordedGraph, inputs: Sequence[Any]) -> dict[str, Any] | None:
     """Keeps the values of all inputs that are still there, smallest first, up to the cap."""
-    if record.inputs is None or len(inputs) != len(record.placeholders):
+    if record.inputs is None or len(inputs) != len(record.facts.placeholders):
         return None
     there = [v for v in inputs if isinstance(v, torch.Tensor)]
     there.sort(key=lambda t: t.untyped_storage().nbytes())

@@ -18,7 +18,7 @@ import torch
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.watched import failures, shadow
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.record import GraphRecord, keep_values
+from torchsleuth.watched.record import RecordedGraph, keep_values
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
@@ -35,7 +35,7 @@ class GuardedGraph:
 
     watch: Watch
     flight: Flight
-    record: GraphRecord
+    record: RecordedGraph
     eager: torch.fx.GraphModule | None
 
     def failed(self, error: Exception, inputs: Sequence[Any]) -> None:
@@ -54,7 +54,7 @@ class GuardedGraph:
 
 def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Callable[[list[Any]], Any]:
     """Guards a callable that takes one list and empties it, as the inner compiler returns it."""
-    flight, slot = graph.flight, graph.flight.run_slot(graph.record.number)
+    flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
     calls = 0
     attend = graph.eager is not None
 
@@ -80,7 +80,7 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
 
     A `_boxed_call` flag on such a callable is not to be trusted: torch's own wrappers copy it around.
     """
-    flight, slot = graph.flight, graph.flight.run_slot(graph.record.number)
+    flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
     calls = 0
     attend = graph.eager is not None
 
@@ -120,12 +120,13 @@ def _attended(
     return result
 
 
-def _record_inputs(record: GraphRecord, args: Sequence[Any]) -> None:
+def _record_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
     """Puts indices and small non-parameter values on disk, for a crash that needs them."""
-    if record.inputs is None or len(args) != len(record.placeholders):
+    if record.inputs is None or len(args) != len(record.facts.placeholders):
         return
-    static = set(record.facts["compile_kwargs"].get("static_input_idxs", ()))
-    if record.facts["direction"] == "backward":
+    settings = record.facts.settings
+    static = set(settings.compile_kwargs.get("static_input_idxs", ()))
+    if settings.direction == "backward":
         static = set()  # there it names saved activations too
     wanted: list[torch.Tensor] = []
     room = TOTAL_BYTES
@@ -144,14 +145,14 @@ def _record_inputs(record: GraphRecord, args: Sequence[Any]) -> None:
         record.update(inputs=kept.to_json())
 
 
-def _still_alive(error: BaseException, record: GraphRecord) -> list[Any]:
+def _still_alive(error: BaseException, record: RecordedGraph) -> list[Any]:
     """The inputs of a boxed call that emptied its list, as far as anyone still holds them.
 
     Inductor's generated code unpacks the list into locals named after the placeholders and drops them as it
     goes; what it had not dropped is still in the traceback. What it had dropped, the Dynamo-level call around it
     may hold: a forward graph's inputs are that call's, so one of the same dtype, shape and strides is taken.
     """
-    names = record.placeholders
+    names = record.facts.placeholders
     found: dict[str, Any] = {}
     tb = error.__traceback__
     while tb is not None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.graphs.identity import structural_hash
 from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.graphs.provenance import calling_line, module_and_call, user_lines
@@ -38,19 +39,18 @@ CONSTANT_BYTES = 4 << 20
 COLLECTIVES = {"_c10d_functional", "c10d_functional", "c10d", "_c10d_functional_autograd", "symm_mem"}
 
 
-@dataclass(frozen=True)
-class GraphRecord:
-    """A recorded graph: its number in this process, the folder of its record and what is in it."""
+@dataclass
+class RecordedGraph:
+    """A graph of this process on disk: the folder of its record, what is in it, and its inputs' forms."""
 
-    number: int
     folder: Path
-    facts: dict[str, Any] = field(repr=False)
-    placeholders: tuple[str, ...] = ()
+    facts: GraphRecord
     inputs: InputsDescription | None = None
 
-    def update(self, **facts: Any) -> None:
-        self.facts.update(facts)
-        write_json(self.folder / "record.json", self.facts)
+    def update(self, **changes: Any) -> None:
+        """Changes fields of the record, here and on disk: `recorded.update(inputs=kept.to_json())`."""
+        self.facts = replace(self.facts, **changes)
+        write_json(self.folder / "record.json", self.facts.to_json())
 
 
 @dataclass(frozen=True)
@@ -71,72 +71,98 @@ class GraphOrigin:
 
 def record_graph(
     folder: Path, number: int, graph: torch.fx.GraphModule, inputs: Sequence[Any], origin: GraphOrigin
-) -> GraphRecord:
+) -> RecordedGraph:
     """Writes the record of `graph` into `folder` and returns it."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    facts: dict[str, Any] = {
-        "number": number,
-        "level": origin.level,
-        "backend": origin.backend,
-        "direction": origin.direction,
-        "compile_id": origin.compile_id,
-        "function": origin.function,
-        "outer": origin.outer,
-        "options": _as_source(origin.options)[0],
-        "compile_kwargs": dict(origin.compile_kwargs),
-        "state": dict(origin.state),
-        "versions": versions(),
-        "hash": structural_hash(graph),
-        "source_lines": list(user_lines(graph)),
-        "output_meta": _output_meta(graph),
-        "placeholders": [p.name for p in placeholders],
-        "no_repro": None,
-        # How to start the program again, for a workaround that is tried on the whole of it.
-        "program": {"command": list(sys.orig_argv), "cwd": started_in},
-    }
-    # What is left to say where no node has a line: a model made of a library's modules.
-    if not facts["source_lines"]:
-        line = calling_line()
-        facts["called_from"] = None if line is None else asdict(line)
-        facts["modules"] = {
-            n.name: dict(zip(("module", "call", "gradient"), module_and_call(n)))
-            for n in graph.graph.nodes
-            if n.op.startswith("call_")
-        }
-    wanted: dict[str, Any] = {}
+    config, wanted = _settings_as_source()
     if origin.custom_backend is not None:
-        wanted["backend"] = origin.custom_backend
-    facts["config"], config_objects = _settings_as_source()
-    wanted.update(config_objects)
-    printed = _print(graph, folder, facts)
-    description = _describe(inputs, placeholders, facts)
-    _embed(wanted, printed, facts)
-    record = GraphRecord(number, folder, facts, tuple(p.name for p in placeholders), inputs=description)
-    record.update()
-    return record
+        wanted = {"backend": origin.custom_backend, **wanted}
+    record = GraphRecord(
+        _settings(graph, origin, config),
+        number=number,
+        compile_id=origin.compile_id,
+        function=origin.function,
+        outer=origin.outer,
+        versions=versions(),
+        hash=structural_hash(graph),
+        source_lines=user_lines(graph),
+        placeholders=tuple(p.name for p in placeholders),
+        # How to start the program again, for a workaround that is tried on the whole of it.
+        program={"command": list(sys.orig_argv), "cwd": started_in},
+    )
+    if not record.source_lines:
+        record = replace(record, called_from=calling_line(), modules=_modules(graph))
+    printed, record = _printed(graph, folder, record)
+    fakes = [p.meta.get("val", p.meta.get("example_value")) for p in placeholders]
+    description = None
+    try:
+        description = describe_inputs(list(inputs), fakes)
+    except Unsupported as reason:
+        record = _without_repro(record, reason)
+    try:
+        record = replace(record, embedded=_embedded(wanted, printed))
+    except CannotEmbed as reason:
+        record = _without_repro(record, reason)
+    recorded = RecordedGraph(folder, record, description)
+    recorded.update(inputs=None if description is None else description.to_json())
+    return recorded
 
 
-def _print(graph: torch.fx.GraphModule, folder: Path, facts: dict[str, Any]) -> PrintedGraph | None:
+def _settings(
+    graph: torch.fx.GraphModule, origin: GraphOrigin, config: Mapping[str, Mapping[str, str]]
+) -> CompileSettings:
+    visible = graph.graph.output_node().meta.get("user_visible_output_idxs")
+    return CompileSettings(
+        origin.level,
+        origin.backend,
+        origin.direction,
+        _as_source(origin.options)[0],
+        dict(origin.compile_kwargs),
+        config,
+        AmbientState(**origin.state),
+        None if visible is None else tuple(visible),
+    )
+
+
+def _modules(graph: torch.fx.GraphModule) -> dict[str, dict[str, Any]]:
+    """What is left to say where no node has a line: a model made of a library's modules."""
+    return {
+        n.name: dict(zip(("module", "call", "gradient"), module_and_call(n)))
+        for n in graph.graph.nodes
+        if n.op.startswith("call_")
+    }
+
+
+def _without_repro(record: GraphRecord, reason: object) -> GraphRecord:
+    return replace(record, no_repro=record.no_repro or str(reason))
+
+
+def _printed(
+    graph: torch.fx.GraphModule, folder: Path, record: GraphRecord
+) -> tuple[PrintedGraph | None, GraphRecord]:
+    """Writes the graph's text, and notes what that text needs; a graph that cannot be printed is for reading only."""
     try:
         printed = print_graph(graph)
     except Unprintable as reason:
-        facts["no_repro"] = str(reason)
-        facts["calls"] = sum(n.op.startswith("call_") for n in graph.graph.nodes)
-        facts["ops"] = sorted({str(n.target) for n in graph.graph.nodes if n.op == "call_function"})
         text = graph.print_readable(print_output=False)
         (folder / "graph.py").write_text(f"# For reading only: {reason}\n{text}", encoding="utf-8")
-        return None
+        calls = [n for n in graph.graph.nodes if n.op.startswith("call_")]
+        ops = sorted({str(n.target) for n in calls if n.op == "call_function"})
+        return None, replace(_without_repro(record, reason), calls=len(calls), ops=tuple(ops))
     (folder / "graph.py").write_text(printed.source, encoding="utf-8")
-    facts["calls"], facts["ops"] = printed.calls, list(printed.ops)
-    facts["imports"] = list(printed.imports)
-    facts["nodes"] = {name: asdict(line) for name, line in printed.nodes.items()}
-    facts["constants"] = _keep_constants(printed.constants, folder)
     between = next((op for op in printed.ops if op.partition(".")[0] in COLLECTIVES), None)
     if between is not None:
-        facts["no_repro"] = (
-            f"the graph communicates between processes ({between}), and a script is one process"
+        record = _without_repro(
+            record, f"the graph communicates between processes ({between}), and a script is one process"
         )
-    return printed
+    return printed, replace(
+        record,
+        calls=printed.calls,
+        ops=tuple(printed.ops),
+        imports=tuple(printed.imports),
+        nodes=dict(printed.nodes),
+        constants=_keep_constants(printed.constants, folder),
+    )
 
 
 def _keep_constants(constants: Mapping[str, torch.Tensor], folder: Path) -> dict[str, Any]:
@@ -148,32 +174,13 @@ def _keep_constants(constants: Mapping[str, torch.Tensor], folder: Path) -> dict
     return {"names": list(constants), "description": description.to_json()}
 
 
-def _describe(
-    inputs: Sequence[Any], placeholders: Sequence[torch.fx.Node], facts: dict[str, Any]
-) -> InputsDescription | None:
-    fakes = [p.meta.get("val", p.meta.get("example_value")) for p in placeholders]
-    try:
-        description = describe_inputs(list(inputs), fakes)
-    except Unsupported as reason:
-        facts["no_repro"] = facts["no_repro"] or str(reason)
-        facts["inputs"] = None
-        return None
-    facts["inputs"] = description.to_json()
-    return description
-
-
-def _embed(wanted: dict[str, Any], printed: PrintedGraph | None, facts: dict[str, Any]) -> None:
+def _embedded(wanted: Mapping[str, Any], printed: PrintedGraph | None) -> Embedded:
     """Source of what the user's program defines and the repro needs: backend, passes, functions, custom ops."""
     references = printed.references if printed is not None else {}
     custom_ops = printed.custom_ops if printed is not None else ()
     if not (wanted or references or custom_ops):
-        return
-    try:
-        made = embed({**wanted, **references}, custom_ops, loaded_libraries=torch.ops.loaded_libraries)
-    except CannotEmbed as reason:
-        facts["no_repro"] = facts["no_repro"] or str(reason)
-        return
-    facts["embedded"] = {"source": made.source, "imports": list(made.imports), "notes": list(made.notes)}
+        return Embedded()
+    return embed({**wanted, **references}, custom_ops, loaded_libraries=torch.ops.loaded_libraries)
 
 
 def keep_values(
@@ -217,12 +224,6 @@ def _as_called(description: InputsDescription, values: Sequence[Any]) -> InputsD
             if name in symbols:
                 symbols[name] = replace(symbols[name], hint=size)
     return replace(description, inputs=tuple(specs), symbols=symbols)
-
-
-def _output_meta(graph: torch.fx.GraphModule) -> dict[str, Any]:
-    output = next(iter(reversed(graph.graph.nodes)))
-    visible = output.meta.get("user_visible_output_idxs")
-    return {} if visible is None else {"user_visible_output_idxs": list(visible)}
 
 
 def _settings_as_source() -> tuple[dict[str, dict[str, str]], dict[str, Any]]:

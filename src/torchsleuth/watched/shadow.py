@@ -70,7 +70,7 @@ def _wrong_result(
 ) -> tuple[Signature, dict[str, Any]] | None:
     """What is wrong with a result, judged against the graph run in eager and in float64; None where nothing is."""
     assert graph.eager is not None
-    if graph.record.facts["direction"] == "backward":
+    if graph.record.facts.settings.direction == "backward":
         after = ()  # activations saved for the backward are its own: compiled code may reuse their memory
     eager = with_reshapes(graph.eager)
     values = clone_inputs(before)
@@ -82,7 +82,7 @@ def _wrong_result(
     verdict = judge_results(
         eager, before, expected, result, mutated_inputs_after=after or None, rng_matched=True, rng_state=state
     )
-    graph.flight.log(f"graph {graph.record.number}: {verdict.kind}: {verdict.sentence}")
+    graph.flight.log(f"graph {graph.record.facts.number}: {verdict.kind}: {verdict.sentence}")
     if not verdict.diverged:
         return None
     wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)
@@ -149,12 +149,12 @@ def _check_gradients(
     Graphs compiled in here are watched like any other: the backward that torch compiles lazily is the one the
     program will use.
     """
-    if graph.eager is None or graph.record.number in graph.watch.gradients_checked:
+    if graph.eager is None or graph.record.facts.number in graph.watch.gradients_checked:
         return
     # A CUDA graph's outputs live in memory that its next run overwrites: it must not be run on the side.
-    if graph.record.facts["options"].get("triton.cudagraphs") == "True":
+    if graph.record.facts.settings.options.get("triton.cudagraphs") == "True":
         return
-    graph.watch.gradients_checked.add(graph.record.number)
+    graph.watch.gradients_checked.add(graph.record.facts.number)
     seen, verdict = graph.flight.failures, None
     with rng_kept(), torch.enable_grad():
         restore_rng(state)
@@ -162,7 +162,7 @@ def _check_gradients(
             verdict = judge_gradients(graph.eager, before, lambda *args: compiled(*args), rng_matched=True)
         except Exception as error:
             graph.flight.log(
-                f"graph {graph.record.number}: gradients not compared: {failures.describe(error)}"
+                f"graph {graph.record.facts.number}: gradients not compared: {failures.describe(error)}"
             )
     if verdict is None or not verdict.diverged or graph.flight.failures != seen:
         return

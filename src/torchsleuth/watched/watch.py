@@ -12,6 +12,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
-from torchsleuth.watched.record import GraphOrigin, GraphRecord, record_graph
+from torchsleuth.watched.record import GraphOrigin, RecordedGraph, record_graph
 from torchsleuth.watched.settings import Settings
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are
@@ -54,7 +55,7 @@ class Watch:
         self._function: str | None = None
         self._function_of: dict[str, str] = {}
         self._outer_of: dict[str, int] = {}
-        self._captured: dict[str, GraphRecord] = {}
+        self._captured: dict[str, RecordedGraph] = {}
         self.latest: GuardedGraph | None = None
         self.gradients_checked: set[int] = set()
         os.register_at_fork(after_in_child=self._after_fork)
@@ -191,7 +192,7 @@ class Watch:
         compiling, compile_id = found
         record = self._captured.get(compile_id or "", latest.record)
         kind, phase = ("compile_error", "compile") if compiling else ("runtime_error", "run")
-        record.update(direction="backward")
+        record.update(settings=replace(record.facts.settings, direction="backward"))
         failures.report_failure(self, latest.flight, record, error, kind, phase, ())
 
     def on_compiler(self, call: seams.BackendCall, kwargs: dict[str, Any]) -> Any:
@@ -238,7 +239,7 @@ class Watch:
         if flight is None or record is None:
             return call.as_without_us()
         if origin.level == "dynamo" and origin.compile_id is not None:
-            self._outer_of[origin.compile_id] = record.number
+            self._outer_of[origin.compile_id] = record.facts.number
             self._captured[origin.compile_id] = record
         compiled = self._compile(flight, record, call, eager)
         return guard(compiled, GuardedGraph(self, flight, record, eager))
@@ -246,11 +247,11 @@ class Watch:
     def _compile(
         self,
         flight: Flight,
-        record: GraphRecord,
+        record: RecordedGraph,
         call: seams.BackendCall | seams.InnerCompile,
         eager: torch.fx.GraphModule | None,
     ) -> Any:
-        slot = flight.compile_slot(record.number)
+        slot = flight.compile_slot(record.facts.number)
         flight.counters[slot] += 1
         try:
             return call.as_without_us()

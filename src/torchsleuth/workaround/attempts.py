@@ -10,10 +10,10 @@ import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
+from torchsleuth.cases.answer import Answer
 from torchsleuth.graphs.cut import cut
 from torchsleuth.graphs.cut_record import Recording
 from torchsleuth.minify.reducers.forms import static_sizes
@@ -22,7 +22,7 @@ from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.states import ambient, state_of_cut
 from torchsleuth.minify.tolerances import tolerances_of
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.triage.experiments import Answer, Bench, Experiment, Result
+from torchsleuth.triage.experiments import Bench, Experiment, Result
 from torchsleuth.workaround.candidates import Candidate, Change
 
 # The fastest of so many eager runs of the part that stays eager.
@@ -31,7 +31,6 @@ EAGER_RUNS = 5
 LEAST_SECONDS = 15.0
 # Each costs a compile more.
 MOST_TIMED = 3
-TIMED = {"time_runs": True}
 NO_TIME = "there was no time left to try it"
 
 
@@ -70,7 +69,7 @@ class Original:
     @functools.cached_property
     def relaxed(self) -> State:
         """The state as eager can run it: a compiled forward may hand over activations that cannot be viewed so."""
-        if self.state.settings.get("level") != "aot":
+        if self.state.settings.level != "aot":
             return self.state
         return self.state.having(graph=with_reshapes(self.state.graph))
 
@@ -86,19 +85,14 @@ class Original:
     def tolerances(self) -> dict[str, float]:
         return {} if self.accuracy else tolerances_of(self.state)
 
-    def facts(self, state: State) -> dict[str, Any]:
-        """Facts that make a trial compare with eager."""
-        facts: dict[str, Any] = {"kind": "accuracy"}
+    def tolerances_in(self, state: State) -> dict[str, float] | None:
+        """How far from eager the results of a state may be; None where a trial's own tolerances will do."""
         whole = state is self.state or state is self.relaxed
         if not self.accuracy:
-            facts["tolerances"] = self.tolerances if whole else tolerances_of(state)
-        elif self.allowed:
-            # Those of a trial are coarse: in a long graph of low precision they would hide the failure.
-            facts["tolerances"] = {
-                **tolerances_of(state),
-                **(self.allowed if whole else self._allowed_in(state)),
-            }
-        return facts
+            return self.tolerances if whole else tolerances_of(state)
+        # Those of a trial are coarse: in a long graph of low precision they would hide the failure.
+        stricter = self.allowed if whole else self._allowed_in(state)
+        return {**tolerances_of(state), **stricter} if self.allowed else None
 
     def _allowed_in(self, part: State) -> dict[str, float]:
         """The tolerances of a part of the graph: an output of the whole is measured as it is there."""
@@ -125,7 +119,7 @@ def parts_of(original: Original, change: Change) -> list[State]:
             raise NotApplicable("the graph does not fit together with fixed sizes")
         return [fixed]
     if change.plain:
-        config = {k: v for k, v in (state.settings.get("config") or {}).items() if "inductor" not in k}
+        config = {k: v for k, v in state.settings.config.items() if "inductor" not in k}
         return [state.setting(config=config, options={})]
     if change.without:
         return [_piece(original, [n for n in original.recording.calls if n not in change.without])]
@@ -174,14 +168,17 @@ def experiment_of(original: Original, state: State, candidate: Candidate, timed:
         off=change.off,
         config=change.config,
         backend=change.backend,
-        facts={**original.facts(state), **(TIMED if timed else {})},
+        kind="accuracy",
+        tolerances=original.tolerances_in(state),
+        time_runs=timed,
         to_the_end=True,
     )
 
 
 def as_it_was(original: Original) -> Experiment:
     """The control: the whole graph with nothing changed, checked as the workarounds are."""
-    return Experiment("as it was", facts=original.facts(original.state), to_the_end=True)
+    tolerances = original.tolerances_in(original.state)
+    return Experiment("as it was", kind="accuracy", tolerances=tolerances, to_the_end=True)
 
 
 def ask_pairs(bench: Bench, asked: Sequence[tuple[State, Experiment]], deadline: float) -> list[Result]:
@@ -252,8 +249,7 @@ def timed(
     chosen = [each for each in tried if each.verified][:MOST_TIMED]
     if not chosen or time.monotonic() > deadline:
         return list(tried), None
-    control = as_it_was(original)
-    control = replace(control, what="time of: full compilation", facts={**control.facts, **TIMED})
+    control = replace(as_it_was(original), what="time of: full compilation", time_runs=True)
     asked = [(original.state, control)]
     spans = []
     for each in chosen:

@@ -209,8 +209,8 @@ def _modules(about: About) -> Iterator[Candidate]:
     """The modules of the suspects under torch.compiler.disable: first that of the node seen to fail, then all alike."""
     for nodes in dict.fromkeys((about.suspects.nodes, about.suspects.alike)):
         lines = [about.lines.get(name) for name in nodes]
-        paths = list(dict.fromkeys(str(line["module"]) for line in lines if line and line.get("module")))
-        inside = sum(bool(line and line.get("module")) for line in lines)
+        paths = list(dict.fromkeys(line.module for line in lines if line and line.module))
+        inside = sum(bool(line and line.module) for line in lines)
         if not paths or inside < len(nodes):
             continue
         if len(paths) <= MOST_PLACES:
@@ -219,7 +219,7 @@ def _modules(about: About) -> Iterator[Candidate]:
                 yield _module_candidate(paths, left_out)
         name = class_of(about.lines, nodes)
         if len(paths) > 1 and name is not None:
-            of_class = [n for n, line in about.lines.items() if line.get("call") == name]
+            of_class = [n for n, line in about.lines.items() if line.call == name]
             if _leaves_something(about, frozenset(of_class)):
                 yield _class_candidate(name, frozenset(of_class))
 
@@ -252,7 +252,7 @@ def _class_candidate(name: str, nodes: frozenset[str]) -> Candidate:
 def _functions(about: About) -> Iterator[Candidate]:
     for nodes in dict.fromkeys((about.suspects.nodes, about.suspects.alike)):
         lines = [about.lines.get(name) for name in nodes]
-        found = [function_of(line) for line in lines if line and not is_library(line["file"])]
+        found = [function_of(line) for line in lines if line and not is_library(line.file)]
         by_place = {(f.file, f.name, f.define): f for f in found if f is not None}
         if not by_place or len(found) < len(nodes) or None in found or len(by_place) > MOST_PLACES:
             continue
@@ -285,23 +285,19 @@ def _breaks(about: About) -> Iterator[Candidate]:
     if first is None or not (together or about.several_calls or not triage.pinned):
         return
     line = about.lines[first]
-    same = [n for n in about.calls if _at(about.lines.get(n)) == _at(line)]
+    lines = {n: about.lines[n] for n in about.calls if n in about.lines}
+    same = [n for n, other in lines.items() if (other.file, other.line) == (line.file, line.line)]
     # A backward runs the program's lines in reverse: what comes after the break in the program comes first in it.
     place = about.calls.index(same[-1]) + 1 if about.backward else about.calls.index(same[0])
-    if is_library(line["file"]) or not 0 < place < len(about.calls):
+    if is_library(line.file) or not 0 < place < len(about.calls):
         return
-    where = f"{line['file'].rpartition('/')[2]}:{line['line']}"
     yield Candidate(
-        f"graph break before {where}",
-        f"torch._dynamo.graph_break()  # before {where}: {line.get('code', '').strip()}",
+        f"graph break before {line.place}",
+        f"torch._dynamo.graph_break()  # before {line.place}: {line.code.strip()}",
         "fusion across that line, and fullgraph=True",
         BREAK,
         Change(parted_before=about.calls[place]),
     )
-
-
-def _at(line: Mapping[str, Any] | None) -> tuple[Any, Any] | None:
-    return (line["file"], line["line"]) if line else None
 
 
 def _modes(about: About) -> Iterator[Candidate]:

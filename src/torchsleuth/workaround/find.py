@@ -31,7 +31,7 @@ from torchsleuth.workaround.candidates import (
     candidates_for,
     setting_candidate,
 )
-from torchsleuth.workaround.places import lines_of, suspects_of
+from torchsleuth.workaround.places import suspects_of
 
 # Runs of the same code on a busy machine differ by this much; below it, what is given up decides.
 NOISE = 1.5
@@ -134,8 +134,8 @@ def about_case(folder: CaseFolder, opened: OpenedCase) -> About:
     """What the candidates for a case depend on."""
     case, state = folder.case, opened.state
     dtypes = {i.spec.dtype for i in state.inputs if isinstance(i.spec, TensorSpec)}
-    settings = {k: dict(v) for k, v in (state.settings.get("config") or {}).items()}
-    settings.setdefault(INDUCTOR, {}).update(state.settings.get("options") or {})
+    settings = {k: dict(v) for k, v in state.settings.config.items()}
+    settings.setdefault(INDUCTOR, {}).update(state.settings.options)
     if case.kind == "accuracy":
         settings[INDUCTOR].pop(RANDOM.key, None)  # the check's own
     defaults = {
@@ -147,7 +147,7 @@ def about_case(folder: CaseFolder, opened: OpenedCase) -> About:
         backend=case.backend,
         calls=tuple(n.name for n in state.graph.graph.nodes if n.op.startswith("call_")),
         suspects=suspects_of(case, opened),
-        lines=lines_of(opened.record),
+        lines=opened.record.lines,
         triage=case.triage or Triage(),
         backward=case.direction == "backward",
         symbols=bool(state.symbols),

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from torchsleuth.cases.model import Case
+from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.blame import seeds
 from torchsleuth.minify.case_state import OpenedCase
 
@@ -24,7 +24,7 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 # A smallest repro of more calls than this says little about any one of them.
 FEW_OPS = 3
 
-Lines = Mapping[str, Mapping[str, Any]]
+Lines = Mapping[str, SourceLine]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def suspects_of(case: Case, opened: OpenedCase) -> Suspects:
     ('aten.erf.default',)
     """
     calls = {n.name: str(n.target) for n in opened.state.graph.graph.nodes if n.op.startswith("call_")}
-    lines = lines_of(opened.record)
+    lines = opened.record.lines
     triage, minified = case.triage, case.minified
     ops = list(triage.ops) if triage else []
     nodes = [name for name in (triage.nodes if triage else ()) if name in calls]
@@ -69,42 +69,28 @@ def suspects_of(case: Case, opened: OpenedCase) -> Suspects:
     ops = ops or list(dict.fromkeys(calls[name] for name in nodes))
     alike = [name for name, target in calls.items() if target in ops]
     if not nodes and not alike and triage and triage.user_line:
-        nodes = [name for name in calls if _place(lines.get(name)) == triage.user_line]
+        nodes = [name for name in calls if name in lines and lines[name].place == triage.user_line]
     nodes = nodes or alike[:1]
     return Suspects(tuple(ops), tuple(nodes), tuple(dict.fromkeys([*nodes, *alike])))
 
 
-def lines_of(record: Mapping[str, Any]) -> Lines:
-    """The user's line of each node; of a model made of a library's modules, the line that calls it."""
-    called = record.get("called_from")
-    modules = record.get("modules") or {}
-    found = {} if called is None else {name: {**called, **place} for name, place in modules.items()}
-    return {**found, **(record.get("nodes") or {})}
-
-
-def _place(line: Mapping[str, Any] | None) -> str | None:
-    return f"{Path(line['file']).name}:{line['line']}" if line else None
-
-
-def function_of(line: Mapping[str, Any]) -> Function | None:
+def function_of(line: SourceLine) -> Function | None:
     """The function that a line of the record lies in; None for code outside of any function."""
-    match = _RESUMED.fullmatch(line["function"])
-    name = match[1] if match else line["function"]
-    if not name.isidentifier():
-        return None
-    return Function(line["file"], name, int(line["line"]), _definition(line, name))
+    match = _RESUMED.fullmatch(line.function)
+    name = match[1] if match else line.function
+    return Function(line.file, name, line.line, _definition(line, name)) if name.isidentifier() else None
 
 
-def _definition(line: Mapping[str, Any], name: str) -> int | None:
+def _definition(line: SourceLine, name: str) -> int | None:
     """The line of the `def` around a line, where the file is here and still holds that line."""
     try:
-        text = Path(line["file"]).read_text(encoding="utf-8")
+        text = Path(line.file).read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (OSError, ValueError, SyntaxError):
         return None
-    wanted = int(line["line"])
+    wanted = line.line
     source = text.splitlines()
-    if wanted > len(source) or str(line.get("code", "")).strip() not in source[wanted - 1]:
+    if wanted > len(source) or line.code.strip() not in source[wanted - 1]:
         return None
     around = [
         node.lineno
@@ -121,8 +107,8 @@ def nodes_of_functions(lines: Lines, functions: Iterable[Function]) -> frozenset
     wanted = set(functions)
     known: dict[tuple[str, str, int], Function | None] = {}
 
-    def function(line: Mapping[str, Any]) -> tuple[str, str, int | None] | None:
-        key = (line["file"], line["function"], int(line["line"]))
+    def function(line: SourceLine) -> tuple[str, str, int | None] | None:
+        key = (line.file, line.function, line.line)
         if key not in known:
             known[key] = function_of(line)
         found = known[key]
@@ -139,7 +125,7 @@ def nodes_of_modules(lines: Lines, paths: Iterable[str]) -> frozenset[str]:
     def inside(path: str) -> bool:
         return any(path == top or path.startswith(f"{top}.") for top in tops)
 
-    return frozenset(name for name, line in lines.items() if inside(line.get("module") or ""))
+    return frozenset(name for name, line in lines.items() if inside(line.module))
 
 
 def module_expression(path: str) -> str:
@@ -158,7 +144,7 @@ def is_library(file: str) -> bool:
 
 def class_of(lines: Lines, nodes: Iterable[str]) -> str | None:
     """The one class of torch.nn whose modules hold all these nodes, e.g. `nn.ReLU`; None where there is none."""
-    calls = {str((lines.get(name) or {}).get("call") or "") for name in nodes}
+    calls = {lines[name].call if name in lines else "" for name in nodes}
     if len(calls) != 1:
         return None
     name = calls.pop()

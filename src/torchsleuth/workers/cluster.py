@@ -268,9 +268,8 @@ def storages_of(trial: Trial) -> Iterator[str]:
     """The names of the kept values that a trial needs: `list(storages_of(trial))`."""
     if trial.store is None:
         return
-    constants = trial.facts.get("constants") or {}
     seen = set()
-    for description in (trial.facts.get("inputs") or {}, constants.get("description") or {}):
+    for description in (trial.inputs, trial.constants.get("description") or {}):
         for spec in description.get("inputs", ()):
             digest = spec.get("storage")
             if digest and digest not in seen:

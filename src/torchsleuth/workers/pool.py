@@ -26,7 +26,7 @@ from torchsleuth.processes.prepared import Forked, NotThere, PreparedInterpreter
 from torchsleuth.processes.starting import python_command
 from torchsleuth.processes.tree import kill_group, kill_marked, marked
 from torchsleuth.trials.environment import needs_kernels, trial_environment, uses_accelerator
-from torchsleuth.trials.trial import Outcome, Trial, outcome_from_json, trial_to_json
+from torchsleuth.trials.trial import Outcome, outcome_from_json, trial_to_json
 from torchsleuth.workers.queue import Desk, Ticket
 
 SERVER = "torchsleuth.trials.server:main"
@@ -224,9 +224,3 @@ class Workers(Desk):
         for ticket in [*lost, *self._queue]:
             ticket._settle(Outcome(None, 0.0, error=why))
         self._queue.clear()
-
-
-def run_trial(trial: Trial, *, limits: Limits | None = None) -> Outcome:
-    """One trial in isolation, with a server of its own; several are cheaper with `Workers`."""
-    with Workers(1, limits=limits) as workers:
-        return workers.run(trial)

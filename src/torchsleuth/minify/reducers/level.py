@@ -13,13 +13,12 @@ from torchsleuth.minify.search.contract import Edit, State
 
 def lift(state: State) -> Iterator[Edit]:
     """One edit for a graph after AOTAutograd: compile it as Dynamo would hand it over."""
-    if state.settings.get("level") == "aot":
+    if state.settings.level == "aot":
         yield Edit("compile the whole way", _lifted)
 
 
 def _lifted(state: State) -> State | None:
-    if state.settings.get("level") != "aot":
+    if state.settings.level != "aot":
         return None
-    plain = {key: value for key, value in state.settings.items() if key != "static_names"}
-    plain.update(level="dynamo", compile_kwargs={}, output_meta={})
-    return state.having(settings=plain)
+    plain = state.setting(level="dynamo", compile_kwargs={}, visible_outputs=None)
+    return plain.having(static_names=None)

@@ -20,15 +20,13 @@ from torchsleuth.graphs.cut_record import Recording, record_values
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.search.engine import Engine
 from torchsleuth.minify.search.subsets import Ask, Elements, Subset, in_parts, one_less, smallest_failing
-from torchsleuth.minify.states import ANY_VALUES, ambient, fake_values, real_inputs, state_of_cut
+from torchsleuth.minify.states import ambient, fake_values, real_inputs, state_of_cut
 
 NAME = "nodes"
 # How far around one of each kind its cover reaches: alone with what it reads, and a little more.
 REACH = (1, 3)
 # Each value that a graph returns is kept a dozen times over, for its rounding noise.
 MOST_EXPOSED = 64 << 20
-# What a trial does differently: Inductor's lowered graph is run as it is, without generated code.
-INTERPRETED = {"switches": {"interpret": True}}
 
 
 def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
@@ -37,12 +35,11 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
     groups = units(recording)
     if len(groups) == 0:
         return state
-    elements = elements_of(recording, groups, seeds, alike=bool(state.settings.get(ANY_VALUES)))
+    elements = elements_of(recording, groups, seeds, alike=state.any_values)
     owner = {name: number for number, group in enumerate(groups) for name in group}
 
     def suspects() -> list[int]:
-        pointed_at = getattr(engine.oracle, "suspects", ())
-        return list(dict.fromkeys(owner[name] for name in pointed_at if name in owner))
+        return list(dict.fromkeys(owner[name] for name in engine.oracle.suspects if name in owner))
 
     together, apart = (
         _Asker(engine, state, recording, groups),
@@ -111,7 +108,7 @@ class _Asker:
             return self.state
         piece = cut(self.recording, names, severed=self.apart, exposed=self.exposed)
         state = state_of_cut(self.state, piece, self.recording.symbolic)
-        return state.having(settings={**state.settings, **INTERPRETED}) if self.interpreted else state
+        return state.having(interpreted=self.interpreted)
 
 
 def _pointer(
@@ -124,7 +121,7 @@ def _pointer(
     """
     values = [recording.value(name) for group in groups for name in group]
     size = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
-    if not getattr(engine.oracle, "names_outputs", False) or size > MOST_EXPOSED:
+    if not engine.oracle.names_outputs or size > MOST_EXPOSED:
         return None
     compiled = _Asker(engine, state, recording, groups, exposed=True)
     interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
@@ -141,8 +138,7 @@ def _racer(
     engine: Engine, state: State, recording: Recording, groups: Sequence[tuple[str, ...]]
 ) -> Ask | None:
     """Which of disconnected subsets passes first, where the oracle can tell and several can be tried at once."""
-    first_passing = getattr(engine.oracle, "first_passing", None)
-    if first_passing is None or engine.width < 2 or not getattr(engine.oracle, "failing_is_slow", False):
+    if engine.width < 2 or not engine.oracle.failing_is_slow:
         return None
 
     def race(subsets: Sequence[Subset]) -> int | None:
@@ -151,7 +147,7 @@ def _racer(
             state_of_cut(state, cut(recording, each, severed=True), recording.symbolic) for each in names
         ]
         engine.queries += len(states)
-        return first_passing(states)
+        return engine.oracle.first_passing(states)
 
     return race
 

@@ -9,13 +9,12 @@ import torch
 
 from torchsleuth.minify.reducers.edits import with_input
 from torchsleuth.minify.search.contract import Edit, Input, State
-from torchsleuth.minify.states import ANY_VALUES
 from torchsleuth.tensors.specs import TensorSpec
 
 
 def plainer_values(state: State) -> Iterator[Edit]:
     """Per input whose values are kept: none in particular, zeros, ones, small whole numbers."""
-    if state.settings.get(ANY_VALUES):
+    if state.any_values:
         return
     tensors = [given for given in state.inputs if given.is_tensor]
     for given in tensors:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from torchsleuth.cases.record import CompileSettings, Embedded
 from torchsleuth.tensors.specs import InputsDescription, ScalarSpec, SymbolSpec, TensorSpec
 
 
@@ -33,13 +34,18 @@ class Input:
 class State:
     """A graph with its inputs and the settings it is compiled under; nothing in it is ever changed in place.
 
-    `settings` are those facts of a written script that a reducer may simplify (level, config, compile_kwargs, ...).
+    With `any_values` the failure does not depend on values. `static_names` are the inputs that AOTAutograd calls static
+    (parameters, mostly), None where it was not asked; `interpreted` has the lowered graph run without generated code.
     """
 
     graph: torch.fx.GraphModule
     inputs: tuple[Input, ...]
     symbols: Mapping[str, SymbolSpec] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: CompileSettings = field(default_factory=CompileSettings)
+    embedded: Embedded = field(default_factory=Embedded)
+    any_values: bool = False
+    static_names: tuple[str, ...] | None = None
+    interpreted: bool = False
 
     @property
     def description(self) -> InputsDescription:
@@ -52,7 +58,7 @@ class State:
 
     def setting(self, **changes: Any) -> State:
         """This state under other settings: `state.setting(config={})`."""
-        return replace(self, settings={**self.settings, **changes})
+        return replace(self, settings=replace(self.settings, **changes))
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,54 @@ class Dial:
 
 Reducer = Callable[[State], Iterable[Edit | Dial]]
 
-# Which of these states fail the way the original did? None where it was not worth finding out, because an earlier
-# one fails.
-Oracle = Callable[[Sequence[State]], Sequence[bool | None]]
+Answers = Callable[[Sequence[State]], Sequence[bool | None]]
+
+
+@runtime_checkable
+class Oracle(Protocol):
+    """Says which states fail the way the original did, and what else it can tell; one that is derived from this answers
+    calls only, unless it says more."""
+
+    # The nodes whose results were wrong in the last state that failed.
+    suspects: Sequence[str] = ()
+
+    def __call__(self, states: Sequence[State]) -> Sequence[bool | None]:
+        """Whether each state fails; None where it was not worth finding out, because an earlier one does."""
+
+    def each(self, states: Sequence[State]) -> Sequence[bool | None]:
+        """The same, for whoever wants all answers."""
+        return self(states)
+
+    def first_passing(self, states: Sequence[State]) -> int | None:
+        """The place of a state that passes, the first in time; None where all fail."""
+        return next((place for place, failed in enumerate(self.each(states)) if failed is False), None)
+
+    @property
+    def failing_is_slow(self) -> bool:
+        """Whether it takes longer to see a failure than to see none."""
+        return False
+
+    @property
+    def names_outputs(self) -> bool:
+        """Whether a failure says which of the results are wrong, as `suspects`."""
+        return False
+
+
+@dataclass(frozen=True)
+class _FunctionOracle(Oracle):
+    answers: Answers
+
+    def __call__(self, states: Sequence[State]) -> Sequence[bool | None]:
+        return self.answers(states)
+
+
+def as_oracle(answers: Oracle | Answers) -> Oracle:
+    """An oracle as it is, or one of a plain function.
+
+    >>> as_oracle(lambda states: ["relu" in s.graph.code for s in states]).names_outputs
+    False
+    """
+    return answers if isinstance(answers, Oracle) else _FunctionOracle(answers)
 
 
 class Listener(Protocol):

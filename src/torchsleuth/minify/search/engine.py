@@ -15,9 +15,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.minify.search.contract import (
+    Answers,
     Dial,
     Edit,
     Listener,
@@ -27,8 +29,10 @@ from torchsleuth.minify.search.contract import (
     ReducerStatistics,
     Silence,
     State,
+    as_oracle,
 )
 from torchsleuth.minify.search.size import size_of
+from torchsleuth.script_runtime.inputs import storage_bytes
 
 Make = Callable[[], State | None]
 
@@ -38,7 +42,7 @@ class Engine:
 
     def __init__(
         self,
-        oracle: Oracle,
+        oracle: Oracle | Answers,
         state: State,
         *,
         width: int = 1,
@@ -46,7 +50,7 @@ class Engine:
         most_queries: int | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self.oracle = oracle
+        self.oracle = as_oracle(oracle)
         self.best = state
         self.width = max(1, width)
         self.deadline = deadline
@@ -55,6 +59,8 @@ class Engine:
         self.queries = 0
         self.known: dict[str, bool] = {}
         self._counts: dict[str, list[float]] = {}
+        # Large values are hashed once; most candidates share them.
+        self._digests: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def first(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> tuple[int, State] | None:
         """The first candidate, in order, that fails; as many at once as there are workers."""
@@ -107,7 +113,7 @@ class Engine:
     def _ask(
         self, reducer: str, candidates: Sequence[tuple[str, State]], every: bool = False
     ) -> list[bool | None]:
-        keys = [state_key(state) for _, state in candidates]
+        keys = [self._key(state) for _, state in candidates]
         new = [place for place, key in enumerate(keys) if key not in self.known]
         if new:
             if self.deadline is not None and time.monotonic() > self.deadline:
@@ -116,7 +122,7 @@ class Engine:
                 raise OutOfBudget("the number of questions is used up")
             started = time.monotonic()
             # Most oracles answer all they are asked; one that gives up what comes after a failure need not.
-            ask = getattr(self.oracle, "each", self.oracle) if every else self.oracle
+            ask = self.oracle.each if every else self.oracle
             answers = list(ask([candidates[place][1] for place in new]))
             counts = self._counts.setdefault(reducer, [0, 0, 0, 0.0])
             counts[0] += len(new)
@@ -127,6 +133,22 @@ class Engine:
                     self.known[keys[place]] = failed
             self.listener.asked(reducer, candidates[new[0]][0], answers)
         return [self.known.get(key) for key in keys]
+
+    def _key(self, state: State) -> str:
+        """Equal for states that ask the same question."""
+        graphs = [str(part.graph) for part in state.graph.modules() if isinstance(part, torch.fx.GraphModule)]
+        values = [self._value_key(i.value) for i in state.inputs]
+        how = [state.settings.to_json(), state.static_names, state.interpreted]
+        parts = [graphs, state.description.to_json(), values, how]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _value_key(self, value: Any) -> str:
+        if not isinstance(value, torch.Tensor):
+            return repr(value)
+        if value not in self._digests:
+            storage = value.untyped_storage().cpu()
+            self._digests[value] = hashlib.sha256(storage_bytes(storage)).hexdigest()
+        return self._digests[value]
 
 
 def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
@@ -252,20 +274,3 @@ def _spaced(lower: int, upper: int, count: int) -> list[int]:
 
 def _smaller(candidate: State, state: State) -> bool:
     return size_of(candidate) < size_of(state)
-
-
-def state_key(state: State) -> str:
-    """Equal for states that ask the same question."""
-    graphs = [str(part.graph) for part in state.graph.modules() if isinstance(part, torch.fx.GraphModule)]
-    values = [_value_key(i.value) for i in state.inputs]
-    parts: list[Any] = [graphs, state.description.to_json(), values, dict(state.settings)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _value_key(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    if value.untyped_storage().nbytes() > 1 << 20:
-        return f"at {value.untyped_storage().data_ptr()} {value._version}"
-    flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage()).cpu()
-    return hashlib.sha256(bytes(flat.tolist())).hexdigest()

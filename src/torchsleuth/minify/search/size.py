@@ -26,7 +26,7 @@ def size_of(state: State) -> tuple[Any, ...]:
     tensors = [i.spec for i in state.inputs if isinstance(i.spec, TensorSpec)]
     return (
         calls_of(state.graph),
-        state.settings.get("level") == "aot",
+        state.settings.level == "aot",
         len(graph.output_node().all_input_nodes),
         len(state.inputs),
         sum(t.device != "cpu" for t in tensors),
@@ -38,7 +38,7 @@ def size_of(state: State) -> tuple[Any, ...]:
         sum(not _is_contiguous(t) for t in tensors),
         sum(t.requires_grad or t.is_parameter for t in tensors),
         sum(_rank(t.dtype) for t in tensors),
-        sum(_value_rank(i, bool(state.settings.get("any_values"))) for i in state.inputs),
+        sum(_value_rank(i, state.any_values) for i in state.inputs),
         sum(_weight((n.args, n.kwargs)) for n in graph.nodes if n.op != "output"),
         # The positions of inputs used twice count too: f(x, x) is simpler than f(x, y).
         sum(len(str(n.args)) + len(str(n.kwargs)) for n in graph.nodes),
@@ -47,12 +47,13 @@ def size_of(state: State) -> tuple[Any, ...]:
 
 def _settings(state: State) -> int:
     settings = state.settings
-    count = sum(len(values) for values in (settings.get("config") or {}).values())
-    count += len(settings.get("options") or {})
-    kwargs = settings.get("compile_kwargs") or {"is_inference": True}
+    count = sum(len(values) for values in settings.config.values()) + len(settings.options)
+    kwargs = settings.compile_kwargs or {"is_inference": True}
     count += sum(bool(v) for k, v in kwargs.items() if k != "is_inference") + (not kwargs.get("is_inference"))
-    world = settings.get("state") or {}
-    return count + sum(bool(world.get(k)) for k in ("grad", "inference_mode", "deterministic", "autocast"))
+    world = settings.state
+    if world is None:
+        return count
+    return count + sum(map(bool, (world.grad, world.inference_mode, world.deterministic, world.autocast)))
 
 
 def _rank(dtype: str) -> int:

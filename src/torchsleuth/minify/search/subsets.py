@@ -13,8 +13,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 Subset = tuple[int, ...]
+Item = TypeVar("Item")
 # The place of the first subset that fails, in the order given, or None where none does. One that has an attribute
 # `each`, a function, can also tell of several at once: True, False, or None for those that it did not come to.
 Ask = Callable[[Sequence[Subset]], int | None]
@@ -93,6 +95,28 @@ def smallest_failing(
     if len(found) <= MOST_PAIRED and any(set(found) < set(subset) for subset in passed):
         found = two_less(found, ask)
     return found
+
+
+def smallest(
+    items: Sequence[Item], enough: Callable[[Sequence[Sequence[Item]]], Sequence[bool]]
+) -> list[Item]:
+    """The fewest of `items` that are enough by themselves; all of them must be. `enough` answers several sets at once.
+
+    >>> smallest([1, 2, 3, 4], lambda sets: [3 in s for s in sets])
+    [3]
+    """
+
+    def ask(subsets: Sequence[Subset]) -> int | None:
+        # Halves side by side; what may be left out one by one, because each that goes makes the next question smaller.
+        at_once = 2 if len(subsets) <= 3 else 1
+        for place in range(0, len(subsets), at_once):
+            asked = [[items[n] for n in subset] for subset in subsets[place : place + at_once]]
+            answers = list(enough(asked))
+            if True in answers:
+                return place + answers.index(True)
+        return None
+
+    return [items[n] for n in one_less(halved(tuple(range(len(items))), ask), ask)]
 
 
 @dataclass(frozen=True)
