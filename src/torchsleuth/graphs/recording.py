@@ -29,6 +29,7 @@ from torchsleuth.tensors.specs import (
     Unsupported,
     describe_scalar,
     describe_tensor,
+    memory_of,
 )
 from torchsleuth.torch_internals.schemas import has_own_memory, may_write
 
@@ -128,10 +129,25 @@ def record_values(
         recorder.run(*inputs)
     except Exception as error:
         stopped = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    described = _Description(symbolic or {})
+    return _described(graph, recorder.history, symbolic or {}, stopped)
+
+
+def describe_values(graph: torch.fx.GraphModule, values: Mapping[str, Any]) -> Recording:
+    """A recording of values that were worked out in another way; fake ones describe themselves."""
+    steps = {node.name: number for number, node in enumerate(graph.graph.nodes)}
+    return _described(graph, {name: [(steps[name], value)] for name, value in values.items()}, values, None)
+
+
+def _described(
+    graph: torch.fx.GraphModule,
+    values: Mapping[str, Sequence[tuple[int, Any]]],
+    symbolic: Mapping[str, Any],
+    stopped: str | None,
+) -> Recording:
+    described = _Description(symbolic)
     history = {
         name: [(since, described.of(name, value)) for since, value in versions]
-        for name, versions in recorder.history.items()
+        for name, versions in values.items()
     }
     return Recording(graph, history, described.load, described.symbols, stopped)
 
@@ -143,15 +159,14 @@ class _Description:
         self.symbolic = symbolic
         self.symbols: dict[str, SymbolSpec] = {}
         self.tensors: dict[int, torch.Tensor] = {}
-        self.memories: dict[int, int] = {}
+        self.memories: dict[object, int] = {}
 
     def of(self, name: str, value: Any) -> Recorded:
         fake = self.symbolic.get(name)
         try:
             if isinstance(value, torch.Tensor):
                 spec = describe_tensor(value, fake, self.symbols)
-                pointer = value.untyped_storage().data_ptr() or -id(value)
-                memory = self.memories.setdefault(pointer, len(self.memories))
+                memory = self.memories.setdefault(memory_of(value), len(self.memories))
                 self.tensors[id(value)] = value
                 return RecordedTensor(spec, memory, id(value))
             if isinstance(fake, (torch.SymInt, torch.SymFloat, torch.SymBool)):

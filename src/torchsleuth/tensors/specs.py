@@ -132,7 +132,7 @@ def describe_inputs(
             continue
         spec = describe_tensor(value, fake, symbols)
         if store is not None and not is_fake_tensor(value) and value.device.type != "meta":
-            memory = _memory(value)
+            memory = memory_of(value)
             if memory not in hashes:
                 hashes[memory] = store.write_storage(value.untyped_storage())
             spec = replace(spec, storage=hashes[memory])
@@ -230,7 +230,7 @@ def _with_aliases(values: Sequence[Any], specs: list[Any]) -> list[Any]:
     first: dict[int, int] = {}
     for position, value in enumerate(values):
         if isinstance(value, torch.Tensor):
-            groups.setdefault(_memory(value), []).append(position)
+            groups.setdefault(memory_of(value), []).append(position)
             if first.setdefault(id(value), position) != position:
                 specs[position] = replace(specs[position], same_as=first[id(value)])
     for number, members in enumerate(group for group in groups.values() if len(group) > 1):
@@ -239,7 +239,8 @@ def _with_aliases(values: Sequence[Any], specs: list[Any]) -> list[Any]:
     return specs
 
 
-def _memory(tensor: torch.Tensor) -> object:
+def memory_of(tensor: torch.Tensor) -> object:
+    """Something equal for tensors that lie in one storage."""
     if is_fake_tensor(tensor) or tensor.device.type == "meta":
         return ("storage", tensor.untyped_storage()._cdata)
     return tensor.untyped_storage().data_ptr() or ("empty", id(tensor))

@@ -43,3 +43,16 @@ def fake_results(
     finally:
         log.disabled = silent
     return found, None
+
+
+def forms_of(results: Mapping[str, Any]) -> dict[str, str]:
+    """Dtype and shape of each tensor among the results, as text: equal for those that look alike.
+
+    >>> forms_of({"x": torch.ones(2, 3)})
+    {'x': "torch.float32('2', '3')"}
+    """
+    return {
+        name: f"{value.dtype}{tuple(map(str, value.shape))}"
+        for name, value in results.items()
+        if isinstance(value, torch.Tensor)
+    }

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,3 +103,30 @@ def nesting(node: torch.fx.Node) -> int:
 def load_compiler_operators() -> None:
     """Makes the operators that Inductor itself defines known to torch, as a graph after its passes may hold them."""
     import torch._inductor.inductor_prims  # noqa: F401
+
+
+def operator_schemas(graph: torch.fx.GraphModule) -> list[str]:
+    """The schemas of all operator overloads that a graph and its nested ones call.
+
+    >>> operator_schemas(gm)
+    ['aten::relu(Tensor self) -> Tensor']
+    """
+    parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    targets = [node.target for part in parts for node in part.graph.nodes]
+    return list(dict.fromkeys(str(t._schema) for t in targets if isinstance(t, OpOverload)))
+
+
+# A library takes its operators along when it goes.
+_DECLARED: list[torch.library.Library] = []
+
+
+def declare_operators(schemas: Iterable[str]) -> None:
+    """Makes operators known by their schemas, without kernels; those that are known already stay as they are."""
+    for schema in schemas:
+        name, _, overload = schema.partition("(")[0].partition(".")
+        space, _, operator_name = name.partition("::")
+        packet = getattr(getattr(torch.ops, space), operator_name, None)
+        if packet is None or (overload or "default") not in packet.overloads():
+            library = torch.library.Library(space, "FRAGMENT")
+            library.define(schema.partition("::")[2])
+            _DECLARED.append(library)

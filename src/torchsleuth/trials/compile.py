@@ -16,13 +16,16 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from torchsleuth.cases.record import AmbientState, CompileSettings
+from torchsleuth.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.repro.script import script_facts
 from torchsleuth.script_runtime import runner
+from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.compile_stages import failing_stage, stopping_after
@@ -51,6 +54,8 @@ _PHASES = {"compiling": "compile", "running": "run"}
 # Threads for kernels as torch chose them; the server itself runs with one, because OpenMP does not survive a fork.
 _threads: int | None = None
 _first_settings: dict[str, Any] | None = None
+# The user's definitions that this process has executed, and the names they made.
+_definitions: tuple[tuple[tuple[str, ...], str], dict[str, Any]] | None = None
 
 
 class Decided(BaseException):
@@ -62,14 +67,14 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
 
     >>> Workers(1).run(trial).fails_like(trial.expected)
     """
-    global _first_settings
     started = time.monotonic()
-    if _threads is not None:
-        torch.set_num_threads(_threads)
-    if _first_settings is None:
-        _first_settings = saved_settings()
+    more: dict[str, Any] = {}
     try:
-        ready = runner.ReproTrial(_facts(trial), _source(trial), _namespace(trial), _options(trial))
+        ready = ready_trial(trial)
+        if trial.measure_noise:
+            announce("run")
+            more["tolerances"] = asdict(noise_of(ready))
+            ready.facts["tolerances"] = {**more["tolerances"]["by_path"], **trial.tolerances}
     except runner.CannotTell as why:
         return Outcome(None, time.monotonic() - started, error=str(why))
     see_every_compile()
@@ -78,7 +83,6 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
     text = ""
     signature: Signature | None = None
     decided = False
-    more: dict[str, Any] = {}
     try:
         with _changed(trial, more), stopping_after(_last_stage(trial), Decided):
             observed = _observed(ready, trial, more)
@@ -88,6 +92,21 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
         decided = True
     more["stopped_early"] = decided
     return Outcome(signature, time.monotonic() - started, text=text, more=more)
+
+
+def ready_trial(trial: Trial) -> runner.ReproTrial:
+    """Graph, inputs and settings of a trial, ready to be run; raises `CannotTell` where that cannot be done here."""
+    global _first_settings
+    if _threads is not None:
+        torch.set_num_threads(_threads)
+    if _first_settings is None:
+        _first_settings = saved_settings()
+    return runner.ReproTrial(_facts(trial), _source(trial), namespace_of(trial), _options(trial))
+
+
+def noise_of(ready: runner.ReproTrial) -> Tolerances:
+    """How far rounding alone moves the results of a trial's graph."""
+    return measured_tolerances(with_reshapes(ready.graph), ready.inputs())
 
 
 @contextlib.contextmanager
@@ -161,8 +180,14 @@ def _source(trial: Trial) -> str:
     return f"{_RULE} the graph\n{trial.graph.rstrip()}\n{_RULE} how it was compiled, and how it failed\n"
 
 
-def _namespace(trial: Trial) -> dict[str, Any]:
-    """The names a script would have: the usual imports, the trial's own, and the user's definitions."""
+def namespace_of(trial: Trial) -> dict[str, Any]:
+    """The names a script would have: the usual imports, the trial's own, and the user's definitions.
+
+    Definitions are executed once per process: an operator cannot be registered twice.
+    """
+    global _definitions
+    if trial.embedded and _definitions is not None and _definitions[0] == (trial.imports, trial.embedded):
+        return _definitions[1]
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     scope = module.__dict__
@@ -174,6 +199,7 @@ def _namespace(trial: Trial) -> dict[str, Any]:
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise runner.CannotTell(f"could not set up the program's own definitions here ({why})") from error
+    _definitions = (trial.imports, trial.embedded), scope
     return scope
 
 

@@ -15,18 +15,19 @@ from typing import Any
 
 import torch
 
-from torchsleuth.compare.verdict.tolerances import measured_tolerances
+from torchsleuth.graphs.identity import structural_hash
 from torchsleuth.graphs.printer import print_graph
-from torchsleuth.graphs.recording import record_values, recording_to_json
-from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.script_runtime.runner import CannotTell, ReproTrial
+from torchsleuth.graphs.recording import describe_values, record_values, recording_to_json
+from torchsleuth.script_runtime.inputs import load_inputs
+from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.script_runtime.runner import CannotTell
 from torchsleuth.tensors.specs import Unsupported, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.configuration import global_state, versions
-from torchsleuth.torch_internals.fake_results import fake_results
+from torchsleuth.torch_internals.fake_results import fake_results, forms_of
 from torchsleuth.torch_internals.minifier_scripts import read_foreign
 from torchsleuth.torch_internals.schemas import operator_schemas
-from torchsleuth.trials.compile import ready_trial, run_trial
+from torchsleuth.trials.compile import namespace_of, noise_of, ready_trial, run_trial
 from torchsleuth.trials.trial import Outcome, Question, Trial
 
 Announce = Callable[[str], None]
@@ -45,19 +46,16 @@ def answer(trial: Trial, announce: Announce = lambda phase: None) -> Outcome:
     except CannotTell as why:
         return Outcome(None, time.monotonic() - started, error=str(why))
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        return Outcome(None, time.monotonic() - started, error=why)
+        return Outcome(None, time.monotonic() - started, error=f"{type(error).__name__}: {error}")
     return Outcome(None, time.monotonic() - started, more=more)
 
 
 def _record(trial: Trial) -> dict[str, Any]:
     """What every node yields in eager; the bytes go to the store where values matter."""
     ready = ready_trial(trial)
-    symbolic = _fakes(ready) if trial.inputs.get("symbols") else {}
-    kinds = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-    fakes = {name: value for name, value in symbolic.items() if isinstance(value, kinds)}
+    symbolic = _fake_values(ready.graph, trial)[0] if trial.inputs.get("symbols") else {}
     with ready.ambient(), torch.set_grad_enabled(torch.is_grad_enabled() and _differentiable(trial)):
-        recording = record_values(ready.eager, ready.inputs(), symbolic=fakes)
+        recording = record_values(ready.eager, ready.inputs(), symbolic=symbolic)
     keep = trial.expected.phase != "compile" and trial.store is not None
     store = ContentStoreWriter(str(trial.store)) if keep else None
     return {"recording": recording_to_json(recording, store)}
@@ -67,36 +65,44 @@ def _differentiable(trial: Trial) -> bool:
     return any(spec.get("requires_grad") for spec in trial.inputs["inputs"])
 
 
-def _fakes(ready: ReproTrial) -> dict[str, Any]:
-    numbers = [None if isinstance(value, torch.Tensor) else value for value in ready.inputs()]
-    return fake_results(ready.graph, ready.facts["inputs"], numbers)[0]
+def _record_fake(trial: Trial) -> dict[str, Any]:
+    """A recording of shapes alone, for a graph that cannot be run: enough where values do not matter."""
+    graph = _graph(trial)
+    found, _ = _fake_values(graph, trial)
+    return {"recording": recording_to_json(describe_values(graph, found), None)}
+
+
+def _fake_values(graph: torch.fx.GraphModule, trial: Trial) -> tuple[dict[str, Any], Exception | None]:
+    numbers = [spec.get("value") for spec in trial.inputs["inputs"]]
+    return fake_results(graph, trial.inputs, numbers)
+
+
+def _graph(trial: Trial) -> torch.fx.GraphModule:
+    """The graph by itself: its inputs are not made."""
+    scope = dict(namespace_of(trial))
+    if trial.constants:
+        values = load_inputs(trial.constants["description"], trial.store)
+        scope["constant"] = dict(zip(trial.constants["names"], values)).__getitem__
+    return read_graph(trial.graph, "Repro", scope)
 
 
 def _noise(trial: Trial) -> dict[str, Any]:
     """How far rounding alone moves the results."""
-    ready = ready_trial(trial)
-    return {"tolerances": asdict(measured_tolerances(with_reshapes(ready.graph), ready.inputs()))}
+    return {"tolerances": asdict(noise_of(ready_trial(trial)))}
 
 
 def _shapes(trial: Trial) -> dict[str, Any]:
     """Whether shapes and dtypes go together, and what each node yields, worked out without computing anything."""
-    ready = ready_trial(trial, values=False)
-    numbers = [spec.get("value") for spec in trial.inputs["inputs"]]
-    found, error = fake_results(ready.graph, trial.inputs, numbers)
-    forms = {
-        name: f"{value.dtype}{tuple(map(str, value.shape))}"
-        for name, value in found.items()
-        if isinstance(value, torch.Tensor)
+    found, error = _fake_values(_graph(trial), trial)
+    return {
+        "forms": forms_of(found),
+        "why": None if error is None else f"{type(error).__name__}: {error}"[:500],
     }
-    return {"forms": forms, "why": None if error is None else f"{type(error).__name__}: {error}"[:500]}
 
 
 def _definitions(trial: Trial) -> dict[str, Any]:
-    """The operators and functions of the user's that the graph calls, as a process without them can stand in for."""
-    ready = ready_trial(trial, values=False)
-    printed = print_graph(ready.graph)
-    references = {name: getattr(thing, "__qualname__", name) for name, thing in printed.references.items()}
-    return {"schemas": operator_schemas(ready.graph), "references": references}
+    """The operators of the user's that the graph calls, as a process without them can declare them."""
+    return {"schemas": operator_schemas(_graph(trial))}
 
 
 def _eager_seconds(trial: Trial) -> dict[str, Any]:
@@ -128,6 +134,7 @@ def _foreign_script(trial: Trial) -> dict[str, Any]:
         "graph": printed.source,
         "imports": list(printed.imports),
         "calls": printed.calls,
+        "hash": structural_hash(graph),
         "placeholders": [n.name for n in graph.graph.nodes if n.op == "placeholder"],
         "inputs": inputs,
         "level": foreign.level,
@@ -141,6 +148,7 @@ def _foreign_script(trial: Trial) -> dict[str, Any]:
 
 _ANSWERS: dict[Question, Callable[[Trial], dict[str, Any]]] = {
     Question.RECORD: _record,
+    Question.RECORD_FAKE: _record_fake,
     Question.NOISE: _noise,
     Question.SHAPES: _shapes,
     Question.DEFINITIONS: _definitions,

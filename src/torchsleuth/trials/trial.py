@@ -11,10 +11,24 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
 from typing import Any
 
 from torchsleuth.cases.record import CompileSettings
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_from_json
+
+
+class Question(Enum):
+    """What a trial asks. All but the first are what a search needs and must not find out in its own process."""
+
+    FAILS = "does it fail, and how"
+    RECORD = "what every node yields in eager"
+    RECORD_FAKE = "what every node would yield, by shape alone"
+    SHAPES = "do shapes and dtypes go together"
+    NOISE = "how far rounding alone moves the results"
+    DEFINITIONS = "the user's operators that the graph calls"
+    EAGER_SECONDS = "how long a run without the compiler takes"
+    FOREIGN_SCRIPT = "what a script of PyTorch's minifier holds"
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,9 @@ class Trial:
     store: str | None = None
     # Once the phase in which the original failed has passed, the rest is not run.
     stop_early: bool = True
+    # Results are compared by what rounding noise explains, measured first; `tolerances` go before that.
+    measure_noise: bool = False
+    question: Question = Question.FAILS
 
     @property
     def key(self) -> str:
@@ -97,6 +114,7 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
         "expected": trial.expected.to_json(),
         "settings": trial.settings.to_json(),
         "switches": asdict(trial.switches),
+        "question": trial.question.name,
     }
 
 
@@ -108,6 +126,7 @@ def trial_from_json(doc: Mapping[str, Any]) -> Trial:
         "switches": Switches(**doc["switches"]),
         "placeholders": tuple(doc["placeholders"]),
         "imports": tuple(doc["imports"]),
+        "question": Question[doc["question"]],
     }
     return Trial(**{**doc, **made})
 
