@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torchsleuth.torch_internals.tensor_facts import forget_compiled, torch_own_same
 
 from torchsleuth.compare.compat.same import same
 from torchsleuth.compare.faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
@@ -30,7 +31,6 @@ from torchsleuth.compare.reference.rng import save_rng
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
 from torchsleuth.compare.verdict.evidence import Evidence, gather, result_of
 from torchsleuth.compare.verdict.judge import judge_results, weigh
-from torchsleuth.torch_internals.tensor_facts import forget_compiled, torch_own_same
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SEEDS = range(5000, 5065)

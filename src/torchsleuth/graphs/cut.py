@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from torchsleuth.graphs.cut_record import MISSING, Recording
-from torchsleuth.torch_internals.schemas import nesting
+from torchsleuth.torch_internals.operators import nesting
+from torchsleuth.torch_internals.schemas import may_write
 
 __all__ = ["Cut", "calls_of", "cut", "units"]
 
@@ -203,11 +204,6 @@ def _outputs(recording: Recording, kept: set[str], inside: set[tuple[str, str]])
         for node in recording.ordered(kept)
         if (node.name not in read or node.name in recording.returned)
         and _kind(recording, node) == "input"
-        and not _writes_only(node)
+        # What nobody reads and is there for what it writes, such as a last `copy_`, yields nothing of its own.
+        and (node.users or not may_write(node))
     ]
-
-
-def _writes_only(node: torch.fx.Node) -> bool:
-    """An operator whose result nobody reads and which is there for what it writes, such as a last `copy_`."""
-    name = str(getattr(node.target, "__name__", node.target)).partition(".")[0]
-    return not node.users and name.endswith("_") and not name.startswith("__")

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_internals.schemas import has_own_memory, may_write
+from torchsleuth.torch_internals.schemas import may_write
+from torchsleuth.torch_internals.tensors import has_own_memory
 
 # What a laptop can spare beside the program's own memory; beyond it values go to files.
 MOST_BYTES = 2 << 30

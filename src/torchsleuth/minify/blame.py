@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torchsleuth.repro.generated import TITLE
-from torchsleuth.torch_internals.schemas import short_name
+from torchsleuth.torch_internals.operators import short_name
 
 # An operator that makes up more than this share of a graph is no hint.
 COMMON = 0.25

@@ -17,10 +17,10 @@ import torch
 
 from torchsleuth._version import __version__
 from torchsleuth.graphs.printer import Unprintable, print_graph
+from torchsleuth.graphs.writes import written_inputs
 from torchsleuth.repro.small_body import body_lines
 from torchsleuth.repro.small_inputs import TooLarge, input_expression, packed_expression
 from torchsleuth.repro.small_marks import marks_of
-from torchsleuth.repro.small_writes import written_inputs
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 

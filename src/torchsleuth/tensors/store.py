@@ -19,7 +19,7 @@ import torch
 
 from torchsleuth.script_runtime.inputs import InputsDamaged, read_storage, storage_bytes, view_storage
 from torchsleuth.tensors.specs import TensorSpec, describe_tensor, tensor_spec
-from torchsleuth.torch_internals.operators import real_tensors
+from torchsleuth.torch_internals.modes import outside_all_modes
 
 __all__ = ["ContentStoreReader", "ContentStoreWriter", "InputsDamaged"]
 
@@ -42,7 +42,7 @@ class ContentStoreWriter:
 
     def write_storage(self, storage: torch.UntypedStorage) -> str:
         """Keep a storage's bytes, unless they are there already; answers their hash."""
-        with real_tensors():
+        with outside_all_modes(), torch.no_grad():
             on_cpu = storage if storage.device.type == "cpu" else storage.cpu()
         data = storage_bytes(on_cpu)
         digest = hashlib.sha256(data).hexdigest()

@@ -240,9 +240,14 @@ def lookup_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
     if backend == "inductor":
         # With this one object torch.compile keeps mode= and options= together.
         return torch._TorchCompileInductorWrapper(None, None, None)
-    from torch._dynamo.backends.registry import lookup_backend as lookup
+    return registered_backend(backend)
 
-    return lookup(backend)
+
+def registered_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The callable that torch's registry has under a name; a callable is its own."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(backend)
 
 
 def ships_with_torch(backend: Any) -> bool:

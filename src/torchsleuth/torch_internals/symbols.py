@@ -7,14 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_number
-
-
-def is_fake_tensor(value: object) -> bool:
-    """Whether the value is a fake tensor of a trace: it has a shape but no data."""
-    return isinstance(value, FakeTensor)
 
 
 def expression_of(number: Any) -> str:

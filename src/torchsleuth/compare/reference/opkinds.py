@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from torchsleuth.torch_internals.tensor_facts import is_functional_op, written_arguments
+from torchsleuth.torch_internals.schemas import IN_PLACE_OPERATORS
 
 
 def _names(text: str) -> frozenset[str]:
@@ -120,8 +120,6 @@ RANDOM = DROPOUT | _names(
 )
 """Steps that draw random numbers."""
 
-INPLACE_OPERATORS = _names("iadd isub imul itruediv ifloordiv ipow imatmul iand ior ixor setitem imod")
-
 
 def plain_name(node: Node) -> str:
     """The name of a node's operation without module, overload, trailing underscore: `aten.add_.Tensor` is `add`.
@@ -134,30 +132,9 @@ def plain_name(node: Node) -> str:
     else:
         packet = getattr(target, "overloadpacket", target)
         name = getattr(packet, "__name__", str(packet)).split(".")[0]
-    if name in INPLACE_OPERATORS:
+    if name in IN_PLACE_OPERATORS:
         return name if name == "setitem" else name[1:]
     return name.rstrip("_") if name.endswith("_") and not name.startswith("__") else name
-
-
-def writes(node: Node) -> bool:
-    """Whether a node may write to one of its arguments."""
-    if node.op == "call_module":
-        return True
-    if node.op not in ("call_function", "call_method"):
-        return False
-    target = node.target
-    if written_arguments(target):
-        return True
-    if is_functional_op(target):
-        return False
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    written_by_name = name in INPLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
-    return (
-        written_by_name
-        or bool(node.kwargs.get("inplace", False))
-        or "out" in node.kwargs
-        or is_higher_order(node)
-    )
 
 
 def draws(node: Node) -> bool:

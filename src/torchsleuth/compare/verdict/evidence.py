@@ -38,6 +38,7 @@ from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.decisions import COMPARE
 from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
+from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 RUNS = 8
 """Noisy runs: enough that an element's noise is underrated by half once in some thousand elements."""
@@ -198,7 +199,7 @@ def _gather_wide(
     home = device or _device_of(inputs, graph)
     source = NoiseSource(home, seed=seed)
     noisy = noisy_graph(wide, graph, recorder.dtypes, findings, source, draws)
-    writes = any(opkinds.writes(n) for n in graph.graph.nodes)
+    writes = any(may_write(n) for n in graph.graph.nodes)
     held = graph_state(wide)
 
     def perturbed(scale: float, count: int) -> list[Result]:
@@ -302,9 +303,8 @@ def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:
         base = node.all_input_nodes[0] if node.name in aliasing and node.all_input_nodes else node
         group[node.name] = group.get(base.name, node.name)
         behind.setdefault(group[node.name], set()).update(names)
-        if opkinds.writes(node):
-            for arg in node.all_input_nodes[:1]:
-                behind[group[arg.name]] |= names
+        for arg in written_arguments(node):
+            behind[group[arg.name]] |= names
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
     found = {
         path: behind[group[leaf.name]] for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)
