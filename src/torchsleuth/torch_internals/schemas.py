@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from torchsleuth.torch_internals.operators import custom_operator_name, is_operator
+
 # Python's operators that change their first operand.
 IN_PLACE_OPERATORS = frozenset((
     "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imatmul", "iand", "ior", "ixor", "imod", "ilshift",
@@ -25,8 +27,6 @@ IN_PLACE_OPERATORS = frozenset((
 _FUNCTIONALISED = ("auto_functionalized", "auto_functionalized_v2")
 # Arguments that tell `_SchemaInfo` whether a normalisation updates its statistics.
 _TRAINING_SWITCHES = ("training", "train", "use_input_stats")
-# Their functions write what their names and arguments say, as torch's own style has it.
-_NAMED_BY_TORCHS_STYLE = ("torch", "math", "operator", "_operator", "builtins")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def written_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
         return tuple(node.all_input_nodes) if _nested_may_write(node, target) else ()
     if isinstance(target, OpOverload | OpOverloadPacket):
         return _nodes(value for each in _overloads(target) for value in _written_by_schema(each, node))
-    if node.op == "call_module" or not _follows_torchs_style(target):
+    if node.op == "call_module" or not is_torchs_own(target):
         return tuple(node.all_input_nodes)
     return _nodes(_written_by_style(target, node))
 
@@ -101,13 +101,20 @@ def _overloads(target: Any) -> list[OpOverload]:
     return [getattr(target, name) for name in target.overloads() if not name.endswith("out")]
 
 
-def _follows_torchs_style(target: object) -> bool:
-    if isinstance(target, str):  # a method, which is one of Tensor's
+def is_torchs_own(target: object) -> bool:
+    """Whether a call is one of torch's or Python's own, which does what its name says; methods are Tensor's.
+
+    >>> is_torchs_own(torch.relu), is_torchs_own("relu"), is_torchs_own(lambda x: x)
+    (True, True, False)
+    """
+    if isinstance(target, str):
         return True
+    if is_operator(target):
+        return custom_operator_name(target) is None
     # The methods of C's tensor class have no module.
     module = getattr(target, "__module__", None) or "torch"
     plain = inspect.isroutine(target) or inspect.isclass(target)
-    return plain and module.partition(".")[0] in _NAMED_BY_TORCHS_STYLE
+    return plain and module.partition(".")[0] in ("torch", "math", "operator", "_operator", "builtins")
 
 
 def _written_by_style(target: Any, node: torch.fx.Node) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from torchsleuth.torch_internals.schemas import IN_PLACE_OPERATORS
+from torchsleuth.torch_internals.schemas import IN_PLACE_OPERATORS, is_torchs_own
 
 
 def _names(text: str) -> frozenset[str]:
@@ -120,6 +120,12 @@ RANDOM = DROPOUT | _names(
 )
 """Steps that draw random numbers."""
 
+DRAWS_INSIDE = _names(
+    """lstm gru rnn_tanh rnn_relu multi_head_attention_forward fractional_max_pool2d fractional_max_pool3d
+    fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices svd_lowrank pca_lowrank lobpcg"""
+)
+"""Steps that compute something else and draw random numbers on the way, some of them only when told to."""
+
 
 def plain_name(node: Node) -> str:
     """The name of a node's operation without module, overload, trailing underscore: `aten.add_.Tensor` is `add`.
@@ -147,6 +153,14 @@ def draws(node: Node) -> bool:
     if torch.Tag.nondeterministic_seeded in tags:
         return not _never_drops(node)
     return plain_name(node) in RANDOM and not _never_drops(node)
+
+
+def may_draw(node: Node) -> bool:
+    """Whether a node may draw from torch's global generators, itself or somewhere inside; in doubt, True."""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return False
+    opaque = node.op == "call_module" or is_higher_order(node) or not is_torchs_own(node.target)
+    return opaque or draws(node) or plain_name(node) in DRAWS_INSIDE
 
 
 def dropout_rate(node: Node) -> float | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.compare.healthy import HealthyGraph, healthy_graph
 from torchsleuth.compare.verdict.calibration import Calibration, Quantiles, machine_name
+from torchsleuth.compare.verdict.healthy import HealthyGraph, healthy_graph
 from torchsleuth.compare.verdict.judge import judge
 from torchsleuth.compare.verdict.verdict import Verdict
 

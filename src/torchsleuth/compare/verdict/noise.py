@@ -75,12 +75,15 @@ class Perturbation:
 
 @dataclass
 class NoiseSource:
-    """Slices of a pool of random numbers in [-1, 1]; `scale` widens every perturbation."""
+    """Slices of a pool of random numbers in [-1, 1]; `scale` widens every perturbation.
+
+    With `reverse_decisions` comparisons that rounding may decide either way are decided the other way.
+    """
 
     device: torch.device
     seed: int = 0
     scale: float = 1.0
-    flipping: bool = False
+    reverse_decisions: bool = False
     pool: torch.Tensor = field(init=False)
     random: random.Random = field(init=False)
 
@@ -303,8 +306,8 @@ def _decider(source: NoiseSource, target: Any, name: str) -> Callable[..., Any]:
     decision = Decision(comparison(target))
 
     def decide(left: Any, right: Any, unclamped: Any = None, **kwargs: Any) -> Any:
-        ordinary = source.scale == 1.0 and not source.flipping
-        return decision(left, right, ordinary, source.flipping, unclamped)
+        ordinary = source.scale == 1.0 and not source.reverse_decisions
+        return decision(left, right, ordinary, source.reverse_decisions, unclamped)
 
     return _named(decide, f"decide_{name}")
 
