@@ -25,11 +25,15 @@ class UnsupportedTorch(RuntimeError):
 
 def require_supported_torch() -> None:
     """Raises where this torch is older than what torchsleuth was written for."""
-    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-    if release < OLDEST:
+    if torch_release() < OLDEST:
         raise UnsupportedTorch(
             f"torch {torch.__version__} is older than 2.11, which torchsleuth needs; the program runs unwatched"
         )
+
+
+def torch_release() -> tuple[int, ...]:
+    """The first two numbers of this torch's version: `(2, 13)` of `2.13.0+cpu`."""
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 One idea: generated code is a list of steps over named buffers, and so is the IR it is generated from. A name
 stands for one tensor; a mutation or a concatenation only says that two names share it. Loops are evaluated by
-triage_ir_loops, kernels outside Inductor by triage_ir_kernels.
+`loops`, kernels outside Inductor by `kernels`.
 Differs between torch versions: IR classes come and go, so they are known by class name.
 """
 
