@@ -1,4 +1,4 @@
-"""Evaluates the graphs that Inductor has lowered, without code generation; `lowering.interpreted_lowering` is the way in.
+"""Evaluates graphs that Inductor has lowered, without code generation: enter by `lowering.interpreted_lowering`.
 
 Inductor's IR is no interface: what is relied on changes without notice, so `why_not_interpretable` looks for it first.
 """
@@ -11,7 +11,7 @@ import torch
 
 from torchsleuth.torch_internals.hooks import torch_release
 
-# Releases whose lowered graphs were evaluated and agreed with eager.
+# The releases whose IR this was written for.
 _OLDEST, _NEWEST = (2, 11), (2, 15)
 _NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "torch._inductor.graph": {"GraphLowering": ("compile_to_module",)},
