@@ -41,7 +41,7 @@ _FIX_FAKE = "correct the function given to torch.library.register_fake"
 def crossref_compiler(every_op: bool) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]:
     """A compiler for AOTAutograd that runs the graph eagerly and checks custom operators, or every one.
 
-    >>> through_aot(gm, inputs, AotPlan(crossref_compiler(every_op=False)))
+    Use: `through_aot(gm, inputs, AotPlan(crossref_compiler(every_op=False)))`.
     """
 
     def compile_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:

@@ -17,8 +17,7 @@ def with_torch_function_modes(
 ) -> Callable[..., Callable[..., Any]]:
     """A backend that compiles with `inner` and runs the result under `modes`, the first outermost.
 
-    >>> torch.compile(f, backend=with_torch_function_modes([Counting()], inner="sleuth_aot_eager"))
-
+    Use: `torch.compile(f, backend=with_torch_function_modes([Counting()], inner="sleuth_aot_eager"))`.
     Options given to torch.compile reach `inner`.
     """
     entered = (modes,) if isinstance(modes, TorchFunctionMode) else tuple(modes)

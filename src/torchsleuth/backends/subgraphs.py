@@ -25,8 +25,7 @@ def sleuth_invoke_subgraph(
 def compiling_inside_traces() -> AbstractContextManager[Any]:
     """Lets torch.compile compile while an outer trace runs, which it otherwise refuses or inlines.
 
-    >>> with compiling_inside_traces():
-    ...     outer = make_fx(torch.compile(f, backend="sleuth_invoke_subgraph"))(x)
+    Inside, `make_fx(torch.compile(f, backend="sleuth_invoke_subgraph"))(x)` is a graph with one call of a subgraph.
     """
     context = tracing.compiling_inside_traces()
     if context is None:

@@ -55,7 +55,7 @@ def refuse_odd_tensor(tensor: torch.Tensor, key: str) -> None:
 def module_expression(module: torch.nn.Module, path: str, words: Vocabulary) -> str:
     """The constructor call of a torch.nn module; its tensors are set by the caller.
 
-    >>> module_expression(torch.nn.Linear(4, 2), "lin", words)
+    >>> module_expression(torch.nn.Linear(4, 2), "lin", Vocabulary(set()))
     'torch.nn.Linear(in_features=4, out_features=2)'
     """
     text = _construct(module, path, words)

@@ -26,7 +26,7 @@ class Unprintable(Exception):
 def expression(value: object, variables: Mapping[torch.fx.Node, str], words: Vocabulary) -> str:
     """The source of one argument.
 
-    >>> expression((1, -0.0, None), {}, words)
+    >>> expression((1, -0.0, None), {}, Vocabulary(set()))
     '(1, -0.0, None)'
     """
     write = _WRITERS.get(type(value))

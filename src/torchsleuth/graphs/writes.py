@@ -16,8 +16,8 @@ from torchsleuth.torch_internals.schemas import written_arguments
 def written_inputs(graph: torch.fx.GraphModule) -> list[str]:
     """The names of the placeholders that a run of the graph may change, in their order.
 
-    >>> written_inputs(gm)
-    ['running_mean']
+    >>> written_inputs(torch.fx.symbolic_trace(lambda x, y: x.add_(y)))
+    ['x']
     """
     return list(writers(graph))
 
@@ -25,8 +25,8 @@ def written_inputs(graph: torch.fx.GraphModule) -> list[str]:
 def writers(graph: torch.fx.GraphModule) -> dict[str, list[str]]:
     """The placeholders that a run may change, in their order, each with the calls that write to it.
 
-    >>> writers(gm)
-    {'running_mean': ['copy_']}
+    >>> writers(torch.fx.symbolic_trace(lambda x, y: x[0].add_(y)))
+    {'x': ['add_']}
     """
     found: dict[Any, list[str]] = {}
     for node in graph.graph.nodes:

@@ -32,7 +32,7 @@ def body_lines(
 
     `boxed` returns a single output in a tuple, as a graph that is compiled by itself must.
 
-    >>> body_lines(gm, {"arg0_1": "x"}, public=True).lines
+    >>> body_lines(gm, {"x": "x"}, public=True).lines
     ['return torch.relu(x)']
     """
     words = Vocabulary(set(names.values()) | {"f", "backend"})

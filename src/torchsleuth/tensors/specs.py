@@ -102,6 +102,7 @@ class InputsDescription:
     def from_json(cls, data: Mapping[str, Any]) -> "InputsDescription":
         """The description that `to_json` wrote.
 
+        >>> described = describe_inputs([torch.ones(2)])
         >>> InputsDescription.from_json(described.to_json()) == described
         True
         """

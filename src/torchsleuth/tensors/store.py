@@ -30,7 +30,8 @@ _ALIGNMENT = 64
 class ContentStoreWriter:
     """Writes tensors into a folder.
 
-    >>> ContentStoreWriter("inputs").write_tensor("weight", torch.ones(2))
+    >>> ContentStoreWriter("inputs").write_tensor("weight", torch.ones(2)).shape
+    (2,)
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -63,6 +64,7 @@ class ContentStoreWriter:
 class ContentStoreReader:
     """Reads what a `ContentStoreWriter` wrote; storages are read once and shared by the tensors in them.
 
+    >>> _ = ContentStoreWriter("inputs").write_tensor("weight", torch.ones(2))
     >>> ContentStoreReader("inputs").read_tensor("weight")
     tensor([1., 1.])
     """

@@ -37,7 +37,8 @@ def watching_ops(watcher: Watcher) -> AbstractContextManager[Any]:
     """A context in which `watcher(op, args, kwargs, call)` stands for every operator call; it returns `call()`.
 
     >>> with watching_ops(lambda op, args, kwargs, call: call()):
-    ...     torch.ones(2).sin()
+    ...     torch.ones(2).exp()
+    tensor([2.7183, 2.7183])
     """
 
     class Watching(TorchDispatchMode):

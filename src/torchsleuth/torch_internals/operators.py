@@ -141,8 +141,7 @@ def triton_kernel_name(target: object, kwargs: dict[str, object]) -> str | None:
 def numpy_wrapper(target: object) -> tuple[str, object] | None:
     """Dynamo calls numpy through wrapper objects: the wrapper's class, and what it wraps.
 
-    >>> numpy_wrapper(node.target)
-    ('torch._dynamo.utils.numpy_method_wrapper', 'reshape')
+    For a call of `array.reshape` that is `("torch._dynamo.utils.numpy_method_wrapper", "reshape")`.
     """
     module = sys.modules.get("torch._dynamo.utils")
     for name, inner in _NUMPY_WRAPPERS.items():

@@ -180,7 +180,7 @@ _VALUES: dict[str, Callable[[Run, Any], Any]] = {
 def run_graph(graph: Any, inputs: Sequence[Any], symbols: dict[Any, Any], asserts: bool) -> list[Any]:
     """The outputs of a lowered graph for these inputs; inputs that the graph mutates are mutated.
 
-    >>> run_graph(graph_lowering, [torch.ones(3)], {}, asserts=True)
+    Use: `run_graph(graph_lowering, [torch.ones(3)], {}, asserts=True)`.
     """
     from torch._inductor.virtualized import V
 

@@ -36,7 +36,8 @@ def interpreted_lowering() -> Iterator[None]:
 
     A graph that cannot be evaluated raises NotInterpretable when it is called, a torch that is not known does at once.
 
-    >>> with interpreted_lowering(): torch.compile(function)(x)
+    >>> with interpreted_lowering(): torch.compile(torch.relu)(x)
+    tensor([0., 2.])
     """
     why = why_not_interpretable()
     if why is not None:
