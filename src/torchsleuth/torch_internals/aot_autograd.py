@@ -2,6 +2,8 @@
 
 AOTAutograd hands its compilers an aten graph and calls what they return with one list ("boxed"), which the callee
 empties so that inputs can be freed early.
+
+Versions: `aot_autograd` takes the same names in 2.11..2.15; a setting that a release lacks is left alone.
 """
 
 from __future__ import annotations
@@ -41,8 +43,6 @@ def through_aot(gm: torch.fx.GraphModule, inputs: Sequence[Any], plan: AotPlan) 
 
     >>> through_aot(gm, [x], AotPlan(run_boxed))(x)
     [tensor([0., 2.])]
-
-    2.11..2.15: `aot_autograd` takes these names alike.
     """
     from torch._dynamo.backends.common import aot_autograd
 

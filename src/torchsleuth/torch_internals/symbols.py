@@ -1,6 +1,8 @@
 """What a symbolic number knows: its expression, its hint, and the base symbols with their ranges.
 
 Only stored facts are read; no symbol is compared or evaluated, so no guard is added to the user's trace.
+
+Versions: 2.13 renamed `var_to_val` to `backed_var_to_val`; an unbacked hint is None or raises.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,10 +23,7 @@ def expression_of(number: Any) -> str:
 
 
 def hint_of(number: Any) -> Any:
-    """The example value behind a symbolic number; None where only running the program gives one.
-
-    2.11..2.15: `node.hint` is a property that is None, or raises, for unbacked symbols.
-    """
+    """The example value behind a symbolic number; None where only running the program gives one."""
     if not _is_symbolic(number):
         return number
     known = number.node.constant
@@ -38,10 +37,7 @@ def hint_of(number: Any) -> Any:
 
 
 def base_symbols(number: Any) -> Iterator[tuple[str, int | None, int | None, int | None]]:
-    """(name, hint, lower, upper) of each symbol in the expression; None for an unknown hint or no bound.
-
-    2.13 renamed `var_to_val` to `backed_var_to_val` and keeps the old name as an alias for a while.
-    """
+    """(name, hint, lower, upper) of each symbol in the expression; None for an unknown hint or no bound."""
     if not _is_symbolic(number):
         return
     env = number.node.shape_env
