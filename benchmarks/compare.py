@@ -22,15 +22,14 @@ from dataclasses import dataclass
 
 import torch
 
+from planted_faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
 from torchsleuth.compare.compat.same import same
-from torchsleuth.compare.faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
-from torchsleuth.compare.healthy import HealthyGraph, healthy_graph
 from torchsleuth.compare.reference.float64 import widen_graph, widen_inputs
 from torchsleuth.compare.reference.rng import save_rng
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
 from torchsleuth.compare.verdict.evidence import Evidence, gather, result_of
+from torchsleuth.compare.verdict.healthy import HealthyGraph, healthy_graph
 from torchsleuth.compare.verdict.judge import judge_results, weigh
-from torchsleuth.torch_internals.tensor_facts import forget_compiled, torch_own_same
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SEEDS = range(5000, 5065)
@@ -49,8 +48,15 @@ class Sample:
     results: Results
 
 
+def torch_own_same(ref: object, res: object, fp64_ref: object = None, **options: object) -> bool:
+    """PyTorch's own comparison, the baseline."""
+    from torch._dynamo.utils import same as torchs_same
+
+    return bool(torchs_same(ref, res, fp64_ref, log_error=lambda *_: None, **options))
+
+
 def compiled_results(case: HealthyGraph) -> Results:
-    forget_compiled()
+    torch.compiler.reset()
     with torch.no_grad():
         return tuple(torch.compile(case.graph)(*(x.clone() for x in case.inputs)))
 

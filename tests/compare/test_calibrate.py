@@ -3,7 +3,6 @@ import json
 import pytest
 import torch
 
-from torchsleuth.compare.healthy import healthy_graph
 from torchsleuth.compare.verdict.calibrate import calibrate
 from torchsleuth.compare.verdict.calibration import (
     Calibration,
@@ -13,6 +12,7 @@ from torchsleuth.compare.verdict.calibration import (
     load_calibration,
     save_calibration,
 )
+from torchsleuth.compare.verdict.healthy import healthy_graph
 from torchsleuth.compare.verdict.judge import judge
 from torchsleuth.compare.verdict.limits import limits_for
 

@@ -3,10 +3,10 @@ import torch
 from torch import fx
 
 from torchsleuth.compare.compat.same import differences, same
-from torchsleuth.compare.healthy import healthy_graph
 from torchsleuth.compare.reference.cloning import clone_inputs
 from torchsleuth.compare.reference.rng import rng_kept
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED, judge_compiled
+from torchsleuth.compare.verdict.healthy import healthy_graph
 from torchsleuth.compare.verdict.judge import judge
 from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, WITHIN_NOISE
 

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from torchsleuth.compare.faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
-from torchsleuth.compare.healthy import healthy_graph
+from planted_faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
 from torchsleuth.compare.reference import float64
+from torchsleuth.compare.reference.rng import save_rng
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.compare.verdict.evidence import gather
+from torchsleuth.compare.verdict.healthy import healthy_graph
 from torchsleuth.compare.verdict.judge import judge, judge_results
 from torchsleuth.compare.verdict.verdict import DIVERGED, EAGER_SUSPECT, INCONCLUSIVE, WITHIN_NOISE
 
@@ -417,3 +419,15 @@ def third(x):
 
 def fourth(x):
     return x.sum().item()
+
+
+def test_the_evidence_of_a_graph_that_draws_nothing_leaves_the_global_generators_alone(monkeypatch):
+    def touched(*_):
+        raise AssertionError("the global random state was touched")
+
+    monkeypatch.setattr(torch, "set_rng_state", touched)
+    quiet = fx.symbolic_trace(lambda x: torch.relu(x @ x.t()).softmax(-1))
+    gather(quiet, [torch.randn(4, 4)], start=save_rng())
+    drawing = fx.symbolic_trace(lambda x: torch.nn.functional.dropout(x, 0.5))
+    with pytest.raises(AssertionError, match="touched"):
+        gather(drawing, [torch.randn(4, 4)], start=save_rng())

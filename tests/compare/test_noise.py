@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from torchsleuth.compare.healthy import healthy_graph
 from torchsleuth.compare.reference.rng import save_rng
 from torchsleuth.compare.verdict.evidence import gather
+from torchsleuth.compare.verdict.healthy import healthy_graph
 from torchsleuth.compare.verdict.noise import FOOTPRINT, NoiseSource, half_ulp
 
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchsleuth.torch_internals.compile_stages import stopping_after
 from torchsleuth.torch_internals.compile_trace import Step, traced, unfinished
 from torchsleuth.torch_internals.compiler_switches import is_off, switched
-from torchsleuth.torch_internals.process_state import restore_settings, saved_settings, see_every_compile
+from torchsleuth.torch_internals.configuration import restore_settings, saved_settings, see_every_compile
 
 
 @given(st.integers(0, 9), st.integers(0, 9))

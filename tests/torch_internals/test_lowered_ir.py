@@ -1,6 +1,8 @@
 """The lowered graph is evaluated instead of compiled: it agrees with eager, and it tells lowering from code generation."""
 
 import copy
+import re
+import sys
 from unittest.mock import patch
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsleuth.script_runtime.compiling import aten_compiler
+from torchsleuth.torch_internals.inductor_ir import why_not_interpretable
 from torchsleuth.torch_internals.inductor_ir.lowering import NotInterpretable, interpreted_lowering
 
 aten = torch.ops.aten
@@ -396,3 +399,23 @@ def test_afterwards_code_is_generated_again():
 def test_graphs_on_a_gpu_are_evaluated_there(case):
     function, *args = TABLE[case]
     agrees(function, *(each.cuda() for each in args), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.99.0a0+git1234"])
+def test_a_release_that_is_not_known_is_refused_with_a_sentence(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    reason = rf"^the lowered graphs of torch {re.escape(version)} are not known here, only those of 2\.11 to"
+    with pytest.raises(NotInterpretable, match=reason):
+        evaluated(lambda x: x.sin(), randn(3))
+
+
+@pytest.mark.parametrize("name", ["ComputedBuffer", "ComputedBuffer.get_store_function"])
+def test_a_torch_that_lacks_a_class_or_an_attribute_is_refused_with_a_sentence(monkeypatch, name):
+    monkeypatch.delattr(f"torch._inductor.ir.{name}")
+    with pytest.raises(NotInterpretable, match=rf"^torch \S+ has no torch\._inductor\.ir\.{name}$"):
+        evaluated(lambda x: x.sin(), randn(3))
+
+
+def test_a_torch_that_lacks_a_whole_module_is_refused_with_a_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._inductor.virtualized", None)
+    assert why_not_interpretable().endswith("has no module torch._inductor.virtualized")

@@ -19,7 +19,7 @@ from torchsleuth.torch_internals.aot_autograd import (
     run_boxed,
     through_aot,
 )
-from torchsleuth.torch_internals.tracing import crossref_setting
+from torchsleuth.torch_internals.configuration import crossref_setting
 
 
 def sleuth_aot_eager(

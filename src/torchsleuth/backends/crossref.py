@@ -14,8 +14,9 @@ from torchsleuth.backends.errors import Difference, FakeMismatch
 from torchsleuth.backends.schema import after_call, before_call, tensors_in
 from torchsleuth.backends.steps import Steps
 from torchsleuth.torch_internals.aot_autograd import Boxed, boxed
-from torchsleuth.torch_internals.dispatch import watching_ops
-from torchsleuth.torch_internals.operator_checks import FakeAnswer, fake_answer, storage_of
+from torchsleuth.torch_internals.fake_kernels import FakeAnswer, fake_answer
+from torchsleuth.torch_internals.modes import watching_ops
+from torchsleuth.torch_internals.tensors import storage_of
 
 # torch's own: their fake kernels are tested by torch, and some differ from the real ones in ways that never matter.
 _TORCHS_OWN = frozenset(
@@ -40,7 +41,7 @@ _FIX_FAKE = "correct the function given to torch.library.register_fake"
 def crossref_compiler(every_op: bool) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]:
     """A compiler for AOTAutograd that runs the graph eagerly and checks custom operators, or every one.
 
-    >>> through_aot(gm, inputs, AotPlan(crossref_compiler(every_op=False)))
+    Use: `through_aot(gm, inputs, AotPlan(crossref_compiler(every_op=False)))`.
     """
 
     def compile_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:

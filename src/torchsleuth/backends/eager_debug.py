@@ -14,7 +14,7 @@ from torchsleuth.backends.errors import SchemaMismatch
 from torchsleuth.backends.options import options_of
 from torchsleuth.backends.schema import after_call, before_call
 from torchsleuth.backends.steps import Steps
-from torchsleuth.torch_internals.dispatch import watching_ops
+from torchsleuth.torch_internals.modes import watching_ops
 
 
 def sleuth_eager_debug(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchsleuth.torch_internals.tracing import backend_named
+from torchsleuth.torch_internals.hooks import registered_backend
 
 
 def with_torch_function_modes(
@@ -17,8 +17,7 @@ def with_torch_function_modes(
 ) -> Callable[..., Callable[..., Any]]:
     """A backend that compiles with `inner` and runs the result under `modes`, the first outermost.
 
-    >>> torch.compile(f, backend=with_torch_function_modes([Counting()], inner="sleuth_aot_eager"))
-
+    Use: `torch.compile(f, backend=with_torch_function_modes([Counting()], inner="sleuth_aot_eager"))`.
     Options given to torch.compile reach `inner`.
     """
     entered = (modes,) if isinstance(modes, TorchFunctionMode) else tuple(modes)
@@ -26,7 +25,7 @@ def with_torch_function_modes(
     def sleuth_torch_function_modes(
         gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
     ) -> Callable[..., Any]:
-        compiled = backend_named(inner)(gm, example_inputs, **given)
+        compiled = registered_backend(inner)(gm, example_inputs, **given)
 
         def run(*args: Any) -> Any:
             with ExitStack() as stack:

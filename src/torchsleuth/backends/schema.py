@@ -15,7 +15,8 @@ import torch
 
 from torchsleuth.backends.errors import Difference
 from torchsleuth.torch_internals.modes import outside_all_modes
-from torchsleuth.torch_internals.operator_checks import Declared, declared, storage_of
+from torchsleuth.torch_internals.schemas import Declared, declared
+from torchsleuth.torch_internals.tensors import storage_of
 
 # torch's own operators that return (a part of) their input by design and say so in their name or documentation.
 _ALIAS_BY_DESIGN = frozenset(

@@ -15,7 +15,7 @@ import torch
 from torchsleuth.backends.errors import ScriptFails
 from torchsleuth.backends.options import options_of
 from torchsleuth.torch_internals.aot_autograd import AotPlan, Boxed, boxed, through_aot
-from torchsleuth.torch_internals.tracing import no_script_autocast
+from torchsleuth.torch_internals.configuration import no_script_autocast
 
 
 def sleuth_ts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:

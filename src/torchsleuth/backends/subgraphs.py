@@ -10,7 +10,7 @@ import torch
 
 from torchsleuth.backends.errors import NoNestedCompile
 from torchsleuth.backends.options import options_of
-from torchsleuth.torch_internals import subgraphs as backend_subgraph
+from torchsleuth.torch_internals import tracing
 from torchsleuth.torch_internals.aot_autograd import AotPlan, through_aot
 
 
@@ -19,16 +19,15 @@ def sleuth_invoke_subgraph(
 ) -> Callable[..., Any]:
     """AOTAutograd with eager kernels; trace it inside `compiling_inside_traces()` to see the subgraphs."""
     options_of("sleuth_invoke_subgraph", given)
-    return through_aot(gm, example_inputs, AotPlan(backend_subgraph.run_as_subgraph))
+    return through_aot(gm, example_inputs, AotPlan(tracing.run_as_subgraph))
 
 
 def compiling_inside_traces() -> AbstractContextManager[Any]:
     """Lets torch.compile compile while an outer trace runs, which it otherwise refuses or inlines.
 
-    >>> with compiling_inside_traces():
-    ...     outer = make_fx(torch.compile(f, backend="sleuth_invoke_subgraph"))(x)
+    Inside, `make_fx(torch.compile(f, backend="sleuth_invoke_subgraph"))(x)` is a graph with one call of a subgraph.
     """
-    context = backend_subgraph.compiling_inside_traces()
+    context = tracing.compiling_inside_traces()
     if context is None:
         raise NoNestedCompile(torch.__version__)
     return context

@@ -32,8 +32,7 @@ def attribute_lines(
 ) -> Attributes:
     """The body of the `__init__` of class `name`; `print_child` answers the class of a nested graph.
 
-    >>> attribute_lines(gm, "Repro", words, print_child).lines
-    ['self.true_graph_0 = TrueGraph0()']
+    For a graph with one branch its lines are `["self.true_graph_0 = TrueGraph0()"]`.
     """
     held = Attributes()
     made: dict[int, str] = {}
@@ -92,8 +91,7 @@ def assign(target: str, value: str) -> str:
 def held_value(gm: torch.fx.GraphModule, target: str) -> object:
     """The object at a dotted path of a module.
 
-    >>> held_value(gm, "lin.weight") is gm.lin.weight
-    True
+    `held_value(gm, "lin.weight") is gm.lin.weight`.
     """
     value: object = gm
     for part in target.split("."):

@@ -11,7 +11,8 @@ import torch
 
 from torchsleuth.graphs.literals import Unprintable, expression
 from torchsleuth.graphs.names import Vocabulary
-from torchsleuth.torch_internals.operators import is_fake, real_tensors
+from torchsleuth.torch_internals.modes import outside_all_modes
+from torchsleuth.torch_internals.tensors import has_no_values
 
 # What a person still reads at a glance, and what keeps a repro's constants in its text.
 INLINE_ELEMENTS = 64
@@ -26,7 +27,7 @@ def tensor_expression(tensor: torch.Tensor, key: str, shared: bool) -> tuple[str
     ('torch.tensor([1.0, 1.0], dtype=torch.float32)', None)
     """
     refuse_odd_tensor(tensor, key)
-    with real_tensors():
+    with outside_all_modes(), torch.no_grad():
         plain = tensor.detach()
         text = None if shared or _span(plain) > INLINE_ELEMENTS else _inline(plain)
     kept = None if text is not None else plain
@@ -39,7 +40,7 @@ def tensor_expression(tensor: torch.Tensor, key: str, shared: bool) -> tuple[str
 
 def refuse_odd_tensor(tensor: torch.Tensor, key: str) -> None:
     """Raise `Unprintable` for a constant whose values or class cannot be kept."""
-    if is_fake(tensor):
+    if has_no_values(tensor):
         raise Unprintable(f"The constant {key} is a fake tensor: its values are not known.")
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise Unprintable(
@@ -54,7 +55,7 @@ def refuse_odd_tensor(tensor: torch.Tensor, key: str) -> None:
 def module_expression(module: torch.nn.Module, path: str, words: Vocabulary) -> str:
     """The constructor call of a torch.nn module; its tensors are set by the caller.
 
-    >>> module_expression(torch.nn.Linear(4, 2), "lin", words)
+    >>> module_expression(torch.nn.Linear(4, 2), "lin", Vocabulary(set()))
     'torch.nn.Linear(in_features=4, out_features=2)'
     """
     text = _construct(module, path, words)
@@ -79,7 +80,7 @@ def _construct(module: torch.nn.Module, path: str, words: Vocabulary) -> str:
         inner = ", ".join(_construct(part, path, words) for part in module.children())
         return f"{kind}([{inner}])" if type(module) is torch.nn.ModuleList else f"{kind}({inner})"
     given = _constructor_arguments(module, path)
-    with real_tensors(), torch.device("meta"):
+    with outside_all_modes(), torch.no_grad(), torch.device("meta"):
         try:
             rebuilt = type(module)(**given)
         except Exception as error:

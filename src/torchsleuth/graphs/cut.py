@@ -16,7 +16,8 @@ import torch
 
 from torchsleuth.graphs.recording import Opaque, Recorded, RecordedTensor, Recording
 from torchsleuth.tensors.specs import ScalarSpec
-from torchsleuth.torch_internals.schemas import nesting
+from torchsleuth.torch_internals.operators import nesting
+from torchsleuth.torch_internals.schemas import may_write
 
 __all__ = ["Cut", "calls_of", "cut", "units"]
 
@@ -36,7 +37,7 @@ def calls_of(graph: torch.fx.GraphModule) -> int:
     """How many calls a graph makes, nested graphs included.
 
     >>> calls_of(gm)
-    412
+    1
     """
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
     return sum(node.op in _CALLS for part in parts for node in part.graph.nodes)
@@ -45,8 +46,8 @@ def calls_of(graph: torch.fx.GraphModule) -> int:
 def units(recording: Recording) -> list[tuple[str, ...]]:
     """The calls of a graph in order, in groups that cannot be cut apart.
 
-    >>> units(recording)
-    [('addmm',), ('var_mean', 'getitem', 'getitem_1'), ('relu',)]
+    >>> units(record_values(gm, [x]))
+    [('relu',)]
     """
     leader: dict[str, str] = {}
 
@@ -85,7 +86,8 @@ def cut(recording: Recording, keep: Iterable[str], *, severed: bool = False, exp
     `severed` feeds each unit separately; `exposed` returns every value, not only those that nothing inside reads.
     A getitem without its producer is left out, a tuple's producer brings one getitem along.
 
-    >>> cut(recording, {"relu"}).graph.code
+    >>> cut(record_values(gm, [x]), {"relu"}).names
+    ('x',)
     """
     kept = _completed(recording, set(keep))
     inside = _inside(recording, kept, severed)
@@ -190,11 +192,6 @@ def _outputs(recording: Recording, kept: set[str], inside: set[tuple[str, str]])
         for node in recording.ordered(kept)
         if (node.name not in read or node.name in recording.returned)
         and _kind(recording, node) == "input"
-        and not _writes_only(node)
+        # What nobody reads and is there for what it writes, such as a last `copy_`, yields nothing of its own.
+        and (node.users or not may_write(node))
     ]
-
-
-def _writes_only(node: torch.fx.Node) -> bool:
-    """An operator whose result nobody reads and which is there for what it writes, such as a last `copy_`."""
-    name = str(getattr(node.target, "__name__", node.target)).partition(".")[0]
-    return not node.users and name.endswith("_") and not name.startswith("__")

@@ -12,7 +12,7 @@ import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from torchsleuth.graphs.names import Vocabulary, resolve
-from torchsleuth.torch_internals.operators import writable_treespec
+from torchsleuth.torch_internals.pytrees import writable_treespec
 
 
 class Unprintable(Exception):
@@ -26,7 +26,7 @@ class Unprintable(Exception):
 def expression(value: object, variables: Mapping[torch.fx.Node, str], words: Vocabulary) -> str:
     """The source of one argument.
 
-    >>> expression((1, -0.0, None), {}, words)
+    >>> expression((1, -0.0, None), {}, Vocabulary(set()))
     '(1, -0.0, None)'
     """
     write = _WRITERS.get(type(value))

@@ -73,8 +73,9 @@ def print_graph(gm: torch.fx.GraphModule, name: str = "Repro") -> PrintedGraph:
     class Repro(torch.nn.Module):
         def forward(self, x):
             # model.py:84 in forward: x = torch.relu(x)
-            relu = torch.relu(x)  # f32[8, 32]
+            relu = torch.relu(x)  # f32[2]
             return (relu,)
+    <BLANKLINE>
     """
     graphs = [part for part in gm.modules() if isinstance(part, torch.fx.GraphModule)]
     taken = {node.name for part in graphs for node in part.graph.nodes} | {name}

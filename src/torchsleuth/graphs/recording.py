@@ -31,7 +31,8 @@ from torchsleuth.tensors.specs import (
     describe_tensor,
     memory_of,
 )
-from torchsleuth.torch_internals.schemas import has_own_memory, may_write
+from torchsleuth.torch_internals.schemas import may_write
+from torchsleuth.torch_internals.tensors import has_own_memory
 
 # What a laptop can spare beside the program's own memory; beyond it values go to files.
 MOST_BYTES = 2 << 30

@@ -27,8 +27,8 @@ _MOST_PARTS = 4
 def brief(node: torch.fx.Node) -> str:
     """The short form of a node's result, or `""` where the graph does not say.
 
-    >>> brief(addmm)
-    'f32[8, 32]'
+    >>> brief(node)
+    'f32[2]'
     """
     meta = node.meta
     if "val" in meta:

@@ -14,7 +14,7 @@ import torch
 
 from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.repro.generated import TITLE
-from torchsleuth.torch_internals.schemas import short_name
+from torchsleuth.torch_internals.operators import short_name
 
 # An operator that makes up more than this share of a graph is no hint.
 COMMON = 0.25

@@ -25,7 +25,7 @@ from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.supervise.interpreter import Prestarted
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec
-from torchsleuth.torch_internals.schemas import load_compiler_operators
+from torchsleuth.torch_internals.operators import load_compiler_operators
 from torchsleuth.trials.compile import tiny_trial
 from torchsleuth.workers.queue import Desk
 

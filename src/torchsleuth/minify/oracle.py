@@ -15,10 +15,10 @@ from typing import Any
 
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
+from torchsleuth.graphs.writes import writers
 from torchsleuth.minify.search.contract import Oracle, State
 from torchsleuth.minify.tolerances import tolerances_of
 from torchsleuth.processes.limits import Limits
-from torchsleuth.repro.small_writes import writers
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter

@@ -20,7 +20,7 @@ from torchsleuth.graphs.cut import Cut
 from torchsleuth.minify.search.contract import Input, State
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec, describe_inputs
-from torchsleuth.torch_internals.fake_results import fake_results
+from torchsleuth.torch_internals.fake_kernels import fake_results
 from torchsleuth.torch_internals.schemas import may_write
 
 

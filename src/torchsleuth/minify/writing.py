@@ -14,13 +14,13 @@ from pathlib import Path
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.compare.verdict.evidence import MUTATED
 from torchsleuth.graphs.cut import calls_of
+from torchsleuth.graphs.writes import written_inputs
 from torchsleuth.minify.case_state import OpenedCase
 from torchsleuth.minify.oracle import trial_of
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.tolerances import distance_of
 from torchsleuth.repro.script import script_text
 from torchsleuth.repro.small import SmallGraph, SmallInput, SmallScript, small_scripts
-from torchsleuth.repro.small_writes import written_inputs
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.supervise.interpreter import Prestarted
 from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, run_script

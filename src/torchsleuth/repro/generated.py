@@ -20,8 +20,7 @@ TITLE = "Generated code:"
 def generated_lines(traceback: str) -> str:
     """The generated lines that a traceback or a dump of stacks stood at; empty where there are none to be read.
 
-    >>> generated_lines('File "/tmp/x/cab...z.py", line 181 in call')
-    "Generated code:\\n    buf5 = torch.ops.aten.sort.default(buf4)"
+    For `File "/tmp/x/cab...z.py", line 181 in call` the title and `buf5 = torch.ops.aten.sort.default(buf4)`.
     """
     place = _place(traceback)
     if place is None:

@@ -18,10 +18,10 @@ import torch
 from torchsleuth._version import __version__
 from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded
 from torchsleuth.graphs.printer import Unprintable, print_graph
+from torchsleuth.graphs.writes import written_inputs
 from torchsleuth.repro.small_body import body_lines
 from torchsleuth.repro.small_inputs import TooLarge, input_expression, packed_expression
 from torchsleuth.repro.small_marks import marks_of
-from torchsleuth.repro.small_writes import written_inputs
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 
@@ -68,8 +68,7 @@ class SmallScript:
 def small_scripts(small: SmallGraph) -> Iterator[SmallScript]:
     """Scripts for a minimal graph, the most readable first; none where its inputs or nested graphs are too large.
 
-    >>> next(small_scripts(small)).form
-    'function'
+    The first is of the form "function".
     """
     if any(isinstance(part, torch.fx.GraphModule) for part in small.graph.children()):
         return

@@ -12,7 +12,7 @@ from torchsleuth.graphs.literals import Unprintable, expression
 from torchsleuth.graphs.names import RESERVED, Vocabulary, unused_name
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.torch_internals.schemas import aten_name
+from torchsleuth.torch_internals.operators import aten_name
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
@@ -32,7 +32,7 @@ def body_lines(
 
     `boxed` returns a single output in a tuple, as a graph that is compiled by itself must.
 
-    >>> body_lines(gm, {"arg0_1": "x"}, public=True).lines
+    >>> body_lines(gm, {"x": "x"}, public=True).lines
     ['return torch.relu(x)']
     """
     words = Vocabulary(set(names.values()) | {"f", "backend"})

@@ -52,7 +52,7 @@ def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -
     """The source of an input that is too long to write as numbers: in the text as base64, or in `files`, under `file`.
 
     >>> packed_expression(torch.arange(2), "x.bin", {})
-    ("torch.frombuffer(bytearray(base64.b64decode('AAA...')), dtype=torch.int64)", 16)
+    ("torch.frombuffer(bytearray(base64.b64decode('AAAAAAAAAAABAAAAAAAAAA==')), dtype=torch.int64)", 16)
     """
     plain = value.detach().cpu()
     span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride()))

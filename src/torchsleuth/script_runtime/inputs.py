@@ -49,8 +49,7 @@ def load_inputs(description: dict, folder: str | None = None, seed: int = 0) -> 
 def read_storage(path: str, digest: str) -> torch.UntypedStorage:
     """The bytes of a safetensors file with one uint8 tensor `storage`, checked against their hash.
 
-    >>> read_storage("storages/ab12.safetensors", "ab12...").nbytes()
-    4096
+    Use: `read_storage("storages/ab12.safetensors", "ab12...").nbytes()`.
     """
     advice = "Record the case again, or copy the file anew from where it came."
     try:
@@ -75,7 +74,8 @@ def read_storage(path: str, digest: str) -> torch.UntypedStorage:
 def storage_bytes(storage: torch.UntypedStorage) -> memoryview:
     """The memory of a CPU storage, without a copy; the storage must outlive the view.
 
-    >>> bytes(storage_bytes(torch.ones(1, dtype=torch.uint8).untyped_storage()))
+    >>> kept = torch.ones(1, dtype=torch.uint8).untyped_storage()
+    >>> bytes(storage_bytes(kept))
     b'\\x01'
     """
     if storage.nbytes() == 0:
@@ -86,8 +86,7 @@ def storage_bytes(storage: torch.UntypedStorage) -> memoryview:
 def view_storage(spec: dict, storage: torch.UntypedStorage) -> torch.Tensor:
     """The described tensor, laid over a storage on its device.
 
-    >>> view_storage(spec, storage).stride() == tuple(spec["stride"])
-    True
+    `view_storage(spec, storage).stride() == tuple(spec["stride"])`.
     """
     dtype = getattr(torch, spec["dtype"])
     tensor = torch.empty(0, dtype=dtype, device=spec["device"])

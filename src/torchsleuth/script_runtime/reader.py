@@ -28,7 +28,8 @@ def read_graph(
 ) -> torch.fx.GraphModule:
     """The graph that `source` prints; `namespace` holds `constant` and the user's functions, where needed.
 
-    >>> read_graph(print_graph(gm).source).graph
+    >>> read_graph(print_graph(gm).source)(x)
+    (tensor([0., 2.]),)
     """
     tree = ast.parse(source)
     scope: dict[str, Any] = {

@@ -14,6 +14,7 @@ def with_reshapes(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A copy of `graph` in which every `aten.view` is an `aten.reshape`, nested graphs included.
 
     >>> with_reshapes(gm)(x)
+    (tensor([0., 2.]),)
     """
     relaxed = copy.deepcopy(graph)
     for module in relaxed.modules():

@@ -41,7 +41,7 @@ def symbolic_inputs(description: dict, real: list) -> tuple[list, FakeTensorMode
 
     Plain numbers and strings come from `real`. A description without symbols gives fakes of fixed size.
 
-    >>> fakes, mode = symbolic_inputs(description, load_inputs(description))
+    Use: `fakes, mode = symbolic_inputs(description, load_inputs(description))`.
     """
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
@@ -62,8 +62,7 @@ def symbolic_inputs(description: dict, real: list) -> tuple[list, FakeTensorMode
 def symbolic_tracing(mode: FakeTensorMode) -> Iterator[None]:
     """What a trace of these fakes must run under: without Python's dispatcher C++ kernels fix the sizes.
 
-    >>> with symbolic_tracing(mode):
-    ...     traced = make_fx(graph)(*fakes)
+    Use: `with symbolic_tracing(mode): traced = make_fx(graph)(*fakes)`.
     """
     with mode, enable_python_dispatcher(), torch.no_grad():
         yield

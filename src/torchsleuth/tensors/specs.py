@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from torchsleuth.torch_internals.symbols import base_symbols, expression_of, hint_of, is_fake_tensor
+from torchsleuth.torch_internals.symbols import base_symbols, expression_of, hint_of
+from torchsleuth.torch_internals.tensors import is_fake
 
 SCHEMA = 1
 _PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -101,6 +102,7 @@ class InputsDescription:
     def from_json(cls, data: Mapping[str, Any]) -> "InputsDescription":
         """The description that `to_json` wrote.
 
+        >>> described = describe_inputs([torch.ones(2)])
         >>> InputsDescription.from_json(described.to_json()) == described
         True
         """
@@ -131,7 +133,7 @@ def describe_inputs(
             specs.append(describe_scalar(value, fake, symbols))
             continue
         spec = describe_tensor(value, fake, symbols)
-        if store is not None and not is_fake_tensor(value) and value.device.type != "meta":
+        if store is not None and not is_fake(value) and value.device.type != "meta":
             memory = memory_of(value)
             if memory not in hashes:
                 hashes[memory] = store.write_storage(value.untyped_storage())
@@ -200,7 +202,7 @@ def tensor_spec(data: Mapping[str, Any]) -> TensorSpec:
 
 def _refuse(tensor: torch.Tensor) -> None:
     name = f"An input of shape {tuple(map(str, tensor.shape))}"
-    if type(tensor) not in _PLAIN_CLASSES and not is_fake_tensor(tensor):
+    if type(tensor) not in _PLAIN_CLASSES and not is_fake(tensor):
         raise Unsupported(f"{name} is a {type(tensor).__name__}, a tensor subclass that cannot be rebuilt.")
     if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
         raise Unsupported(
@@ -241,7 +243,7 @@ def _with_aliases(values: Sequence[Any], specs: list[Any]) -> list[Any]:
 
 def memory_of(tensor: torch.Tensor) -> object:
     """Something equal for tensors that lie in one storage."""
-    if is_fake_tensor(tensor) or tensor.device.type == "meta":
+    if is_fake(tensor) or tensor.device.type == "meta":
         return ("storage", tensor.untyped_storage()._cdata)
     return tensor.untyped_storage().data_ptr() or ("empty", id(tensor))
 

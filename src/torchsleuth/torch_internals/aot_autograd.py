@@ -2,6 +2,8 @@
 
 AOTAutograd hands its compilers an aten graph and calls what they return with one list ("boxed"), which the callee
 empties so that inputs can be freed early.
+
+Versions: `aot_autograd` takes the same names in 2.11..2.15; a setting that a release lacks is left alone.
 """
 
 from __future__ import annotations
@@ -39,9 +41,8 @@ class AotPlan:
 def through_aot(gm: torch.fx.GraphModule, inputs: Sequence[Any], plan: AotPlan) -> Callable[..., Any]:
     """The graph compiled by AOTAutograd as `plan` says; call the result with the graph's inputs.
 
-    >>> through_aot(gm, inputs, AotPlan(run_boxed))(*inputs)
-
-    2.11..2.15: `aot_autograd` takes these names alike.
+    >>> through_aot(gm, [x], AotPlan(run_boxed))(x)
+    [tensor([0., 2.])]
     """
     from torch._dynamo.backends.common import aot_autograd
 
@@ -67,7 +68,8 @@ def through_aot(gm: torch.fx.GraphModule, inputs: Sequence[Any], plan: AotPlan) 
 def run_boxed(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
     """A compiler that compiles nothing: the aten graph itself, called with a list that it empties.
 
-    >>> run_boxed(graph, inputs)([x, y])
+    >>> run_boxed(gm, [x])([x])
+    (tensor([0., 2.]),)
     """
     from torch.fx.graph import _BoxedCodeGen
 

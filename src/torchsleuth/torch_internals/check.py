@@ -12,11 +12,11 @@ def main() -> None:
     import torch._dynamo
     import torch._inductor.compile_fx
 
-    from torchsleuth.torch_internals import hooks as seams
+    from torchsleuth.torch_internals import hooks
 
-    seams.hook_backend_calls(lambda call: call.compile(call.graph, call.inputs))()
-    seams.hook_inner_compiles(lambda call: call.compile(call.graph, call.inputs))()
-    seams.hook_frame_captures(lambda frame: frame.capture())()
+    hooks.hook_backend_calls(lambda call: call.compile(call.graph, call.inputs))()
+    hooks.hook_inner_compiles(lambda call: call.compile(call.graph, call.inputs))()
+    hooks.hook_frame_captures(lambda frame: frame.capture())()
     available = torch.cuda.is_available()
     answer = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if available else None}
     sys.stdout.write(json.dumps(answer) + "\n")

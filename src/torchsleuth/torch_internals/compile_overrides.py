@@ -1,9 +1,9 @@
 """A program's compiles under other settings or another backend, without a change to the program.
 
-Settings are put in force at every seam a compile passes, because the program, or options= of its torch.compile, may
-set them in between; the backward that is compiled later passes the last seam by itself.
+Settings are put in force at every place a compile passes, because the program, or options= of its torch.compile, may
+set them in between; the backward that is compiled later passes the last of them by itself.
 
-Versions: the seams are those of `seams.py` (2.11 to 2.15); a setting that a version lacks is an error, not skipped.
+Versions: the places are those of `hooks.py` (2.11..2.15); a setting that a version lacks is an error, not skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals import hooks
 
 INDUCTOR = "torch._inductor.config"
 DYNAMO = "torch._dynamo.config"
@@ -64,42 +64,42 @@ def put_in_force(wanted: Settings) -> None:
 def force_at_captures(wanted: Settings) -> None:
     """Puts settings in force whenever Dynamo looks at a frame."""
 
-    def on_frame(call: seams.FrameCapture) -> Any:
+    def on_frame(call: hooks.FrameCapture) -> Any:
         put_in_force(wanted)
         return call.as_without_us()
 
-    seams.hook_frame_captures(on_frame)
+    hooks.hook_frame_captures(on_frame)
 
 
 def force_at_backend_calls(wanted: Settings, backend: str | None) -> None:
     """Puts settings in force, and another backend in place, whenever a captured graph goes to its backend."""
 
-    def on_backend(call: seams.BackendCall) -> Any:
+    def on_backend(call: hooks.BackendCall) -> Any:
         put_in_force(wanted)
         if backend is not None:
             return backend_named(backend)(call.graph, call.inputs)
         given = getattr(call.backend, "config", None)
-        if seams.is_inductor(call.backend) and isinstance(given, dict):
+        if hooks.is_inductor(call.backend) and isinstance(given, dict):
             # What mode= and options= stand for would be patched in over ours.
             inductor = wanted.get(INDUCTOR, {})
             given.update({key: value for key, value in inductor.items() if key in given})
         return call.as_without_us()
 
-    seams.hook_backend_calls(on_backend)
+    hooks.hook_backend_calls(on_backend)
 
 
 def force_at_inner_compiles(wanted: Settings) -> None:
     """Puts settings in force whenever an aten graph goes to Inductor, also for a backward compiled later."""
 
-    def on_inner(call: seams.InnerCompile) -> Any:
+    def on_inner(call: hooks.InnerCompile) -> Any:
         put_in_force(wanted)
         return call.as_without_us()
 
-    seams.hook_inner_compiles(on_inner)
+    hooks.hook_inner_compiles(on_inner)
 
 
 def backend_named(name: str) -> Any:
     """The backend of that name: torchsleuth's own also where their entry points are not installed."""
     if name.startswith("sleuth_"):
         return getattr(importlib.import_module("torchsleuth.backends.catalog"), name)
-    return seams.lookup_backend(name)
+    return hooks.lookup_backend(name)

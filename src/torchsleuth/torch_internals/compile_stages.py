@@ -49,7 +49,7 @@ def failing_stage(exceptions: Sequence[str], frames: Sequence[str]) -> str | Non
 def stopping_after(stage: str | None, decided: type[BaseException]) -> Iterator[None]:
     """Raises `decided` in a compile that has passed `stage`; with None it does nothing.
 
-    >>> with stopping_after("lowering", Decided): compile_it()
+    Use: `with stopping_after("lowering", Decided): compile_it()`.
     """
     lowering = _graph_lowering() if stage else None
     name = _NEXT.get(stage or "")

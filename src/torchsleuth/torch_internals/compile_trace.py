@@ -30,8 +30,9 @@ class Step:
 def unfinished(path: Path) -> tuple[Step, ...]:
     """The steps that had begun and not ended when the traced process stopped, outermost first.
 
-    >>> unfinished(Path("trace.txt"))
-    (Step('lowering'), Step('lower', 'aten.relu.default', ('relu',)))
+    >>> _ = Path("trace.txt").write_text(">\\t0\\tlowering\\n>\\t1\\tlower\\taten.relu.default\\trelu\\n")
+    >>> unfinished(Path("trace.txt"))[1]
+    Step(kind='lower', name='aten.relu.default', nodes=('relu',))
     """
     open_steps: list[Step] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
@@ -52,7 +53,7 @@ def traced(path: str) -> Iterator[None]:
 
     A step that ends with an error stays open, so that an error, too, has a place.
 
-    >>> with traced("trace.txt"): compile_it()
+    Use: `with traced("trace.txt"): compile_it()`.
     """
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     depth = 0

@@ -64,7 +64,7 @@ def is_off(window: Window | None, place: int, names: tuple[str, ...]) -> bool:
 def switched(off: Mapping[str, Window]) -> Iterator[Applied]:
     """Leaves out what `off` says, by subsystem, and records all that the compiler applied or was kept from applying.
 
-    >>> with switched({"post_grad_passes": {"names": ["remove_noop_ops"]}}) as applied: compile_it()
+    Use: `with switched({"post_grad_passes": {"names": ["remove_noop_ops"]}}) as applied: compile_it()`.
     """
     applied = Applied()
 

@@ -2,11 +2,15 @@
 
 Configuration is read where a graph is compiled, so that mode= and options= of torch.compile, which torch
 applies as temporary patches, are part of what is read.
+
+Versions: 2.13 marks deprecated settings; a setting that one of 2.11..2.15 lacks is left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,7 +40,6 @@ def _changed(module_name: str) -> dict[str, Any]:
     skipped = _OURS_OR_HARMLESS[module_name]
     found = {}
     for key, entry in module._config.items():
-        # 2.13 marks deprecated settings; 2.11 has no such mark.
         stands_for_another = entry.alias or getattr(entry, "deprecated", False)
         if key in skipped or key.startswith(_HARMLESS_PREFIXES) or stands_for_another:
             continue
@@ -85,3 +88,47 @@ def default_setting(module_name: str, key: str) -> tuple[Any] | None:
     """
     entry = importlib.import_module(module_name)._config.get(key)
     return None if entry is None else (entry.default,)
+
+
+def see_every_compile() -> None:
+    """Turns off what answers from a cache of whole graphs, and compiles in this process only."""
+    for module_name, key, value in (
+        ("torch._inductor.config", "fx_graph_cache", False),
+        ("torch._inductor.config", "fx_graph_remote_cache", False),
+        ("torch._functorch.config", "enable_autograd_cache", False),
+        ("torch._inductor.config", "compile_threads", 1),
+    ):
+        module = importlib.import_module(module_name)
+        if hasattr(module, key):
+            setattr(module, key, value)
+
+
+def saved_settings() -> dict[str, Any]:
+    """The compiler's settings as they are now, for `restore_settings`."""
+    return {name: importlib.import_module(name).get_config_copy() for name in CONFIG_MODULES}
+
+
+def restore_settings(saved: dict[str, Any]) -> None:
+    """Puts settings back that were changed, and forgets what was compiled."""
+    for name, values in saved.items():
+        module = importlib.import_module(name)
+        for key, value in values.items():
+            if getattr(module, key, value) != value:
+                setattr(module, key, value)
+    importlib.import_module("torch._dynamo").reset()
+
+
+def crossref_setting() -> str | bool:
+    """`torch._functorch.config.fake_tensor_crossref`: False, "custom_ops" or "all"."""
+    config: Any = importlib.import_module("torch._functorch.config")
+    return getattr(config, "fake_tensor_crossref", False)
+
+
+@contextlib.contextmanager
+def no_script_autocast() -> Iterator[None]:
+    """TorchScript's own autocast is off inside: AOTAutograd's graphs hold the casts already."""
+    before = torch._C._jit_set_autocast_mode(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_autocast_mode(before)

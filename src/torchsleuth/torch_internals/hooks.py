@@ -4,6 +4,9 @@ and the frame callback around graph capture.
 Each `hook_*` puts a handler there and returns a function that takes it away again. The handlers get what
 torch was about to do as a value and decide whether and how it is done; arguments they do not know are
 passed through, because these signatures grow from release to release.
+
+Versions: `WrapBackendDebug`, `_compile_fx_inner` and `CatchErrorsWrapper` are there from 2.11 on; without them
+`UnsupportedTorch` is raised.
 """
 
 from __future__ import annotations
@@ -25,11 +28,15 @@ class UnsupportedTorch(RuntimeError):
 
 def require_supported_torch() -> None:
     """Raises where this torch is older than what torchsleuth was written for."""
-    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-    if release < OLDEST:
+    if torch_release() < OLDEST:
         raise UnsupportedTorch(
             f"torch {torch.__version__} is older than 2.11, which torchsleuth needs; the program runs unwatched"
         )
+
+
+def torch_release() -> tuple[int, ...]:
+    """The first two numbers of this torch's version: `(2, 13)` of `2.13.0+cpu`."""
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> 
     >>> undo = hook_backend_calls(lambda call: call.compile(call.graph, call.inputs))
     >>> undo()
     """
-    # Dynamo wraps every backend it is given, by name or as a callable, in this class (2.11 to 2.13).
+    # Dynamo wraps every backend it is given, by name or as a callable, in this class.
     after_dynamo = importlib.import_module("torch._dynamo.repro.after_dynamo")
 
     wrapper = getattr(after_dynamo, "WrapBackendDebug", None)
@@ -133,7 +140,9 @@ def hook_inner_compiles(handler: Callable[[InnerCompile], Any]) -> Callable[[], 
 def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], None]:
     """Routes every frame Dynamo looks at through `handler`; returns the undo function."""
     convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
-    wrapper = convert_frame.CatchErrorsWrapper
+    wrapper = getattr(convert_frame, "CatchErrorsWrapper", None)
+    if wrapper is None:
+        raise UnsupportedTorch(f"torch {torch.__version__} has no frame callback to hook into")
     original = wrapper.__call__
 
     @functools.wraps(original)
@@ -240,9 +249,14 @@ def lookup_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
     if backend == "inductor":
         # With this one object torch.compile keeps mode= and options= together.
         return torch._TorchCompileInductorWrapper(None, None, None)
-    from torch._dynamo.backends.registry import lookup_backend as lookup
+    return registered_backend(backend)
 
-    return lookup(backend)
+
+def registered_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The callable that torch's registry has under a name; a callable is its own."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(backend)
 
 
 def ships_with_torch(backend: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import threading
 from collections.abc import Iterator
 
 _MODULES = (
@@ -95,6 +96,20 @@ def prepare_kernels() -> None:
     with without_collecting(), contextlib.suppress(ImportError):
         importlib.import_module("torch.utils.cpp_extension")
     _call("torch._inductor.codecache", "torch_key")
+
+
+def no_monitor_thread() -> None:
+    """Keeps tqdm, which Inductor shows its progress with, from what must not be forked: a thread and a shared lock.
+
+    Its lock is one of the machine's semaphores, which all forked processes share: one of them that is killed while it
+    draws holds it for ever, and every later one waits.
+    """
+    try:
+        tqdm = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        return
+    tqdm.monitor_interval = 0
+    tqdm.set_lock(threading.RLock())
 
 
 def _call(module: str, function: str, *arguments: object) -> None:

@@ -1,8 +1,24 @@
-"""Torch's interception modes, seen from code of ours that runs in the middle of someone else's."""
+"""Torch's dispatch modes: seeing every operator call below autograd, and running where no mode sees us.
+
+A mode is switched off while it handles a call, so the nested graphs of a higher-order operator are wrapped to
+switch it on again; the operators that carry another operator as an argument run their dense kernel under it.
+
+Versions: modes take part in higher-order operators where `supports_higher_order_operators` is set (2.11..2.15).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+# op, args, kwargs, and the real call to make (once) somewhere in between
+Watcher = Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
+
+_CARRIERS = ("auto_functionalized", "auto_functionalized_v2", "with_effects")
 
 
 def outside_all_modes() -> AbstractContextManager[object]:
@@ -11,10 +27,56 @@ def outside_all_modes() -> AbstractContextManager[object]:
     >>> with outside_all_modes():
     ...     pass
     """
-    from torch._C import DisableTorchFunctionSubclass
-    from torch.utils._python_dispatch import _disable_current_modes
-
     stack = ExitStack()
     stack.enter_context(_disable_current_modes())
-    stack.enter_context(DisableTorchFunctionSubclass())
+    stack.enter_context(torch._C.DisableTorchFunctionSubclass())
     return stack
+
+
+def watching_ops(watcher: Watcher) -> AbstractContextManager[Any]:
+    """A context in which `watcher(op, args, kwargs, call)` stands for every operator call; it returns `call()`.
+
+    >>> with watching_ops(lambda op, args, kwargs, call: call()):
+    ...     torch.ones(2).exp()
+    tensor([2.7183, 2.7183])
+    """
+
+    class Watching(TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if isinstance(op, torch._ops.OpOverload):
+                return watcher(op, args, kwargs, lambda: op(*args, **kwargs))
+            return _higher_order(op, args, kwargs, self)
+
+    return Watching()
+
+
+def _higher_order(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
+    dense = op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if op.name() in _CARRIERS and dense is not None:
+        with mode:
+            return dense(*args, **kwargs)
+    args, kwargs = _wrap_graphs((args, kwargs), mode)
+    return op(*args, **kwargs)
+
+
+def _wrap_graphs(value: Any, mode: Any) -> Any:
+    if isinstance(value, torch.fx.GraphModule):
+        return _under(mode, value)
+    if type(value) in (list, tuple):
+        return type(value)(_wrap_graphs(each, mode) for each in value)
+    if type(value) is dict:
+        return {key: _wrap_graphs(each, mode) for key, each in value.items()}
+    return value
+
+
+def _under(mode: Any, graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return graph(*args, **kwargs)
+
+    return run

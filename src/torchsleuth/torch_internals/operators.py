@@ -1,16 +1,15 @@
-"""What an operator object of a graph is: its kind, its name, and whether torch ships it.
+"""What the target of a graph node is: its kind, its names, where it is defined, and whether torch ships it.
 
 An `OpOverload` prints as `aten.add.Tensor` and is reached as `torch.ops.aten.add.Tensor`; a higher-order
 operator is reached as `torch.ops.higher_order.<name>`.
+
+Versions: the classes of `torch._ops` are alike in 2.11..2.15; namespaces and wrapper classes are listed below.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.utils._python_dispatch import _disable_current_modes
 
 # The namespaces of torch 2.11..2.15 after importing Dynamo, Inductor, distributed and ONNX: listed with
 # `{n.split("::")[0] for n in torch._C._dispatch_get_all_op_names()}` and the TorchScript-only `prim`.
@@ -142,8 +141,7 @@ def triton_kernel_name(target: object, kwargs: dict[str, object]) -> str | None:
 def numpy_wrapper(target: object) -> tuple[str, object] | None:
     """Dynamo calls numpy through wrapper objects: the wrapper's class, and what it wraps.
 
-    >>> numpy_wrapper(node.target)
-    ('torch._dynamo.utils.numpy_method_wrapper', 'reshape')
+    For a call of `array.reshape` that is `("torch._dynamo.utils.numpy_method_wrapper", "reshape")`.
     """
     module = sys.modules.get("torch._dynamo.utils")
     for name, inner in _NUMPY_WRAPPERS.items():
@@ -152,32 +150,38 @@ def numpy_wrapper(target: object) -> tuple[str, object] | None:
     return None
 
 
-def writable_treespec(value: object) -> str | None:
-    """An expression that rebuilds a pytree spec, or None where it is not one or cannot be rebuilt."""
-    from torch.utils import _pytree
+def short_name(target: object) -> str:
+    """`relu` for `aten.relu.default`, `cond` for the higher-order operator, `linear` for a function.
 
-    if not isinstance(value, _pytree.TreeSpec):
-        return None
-    try:
-        text = _pytree.treespec_dumps(value)
-        if _pytree.treespec_loads(text) != value:
-            return None
-    except Exception:  # unregistered or unserialisable node types
-        return None
-    return f"torch.utils._pytree.treespec_loads({text!r})"
+    >>> short_name(torch.ops.aten.sum.dim_IntList)
+    'sum'
+    """
+    if isinstance(target, OpOverload):
+        return target._schema.name.rpartition("::")[2]
+    if isinstance(target, HigherOrderOperator):
+        return target.name()
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
 
 
-def is_fake(value: object) -> bool:
-    """Whether a tensor has no values of its own (fake or functional tensors of a trace)."""
-    from torch._subclasses import FakeTensor
+def aten_name(target: object) -> str | None:
+    """`sum` where the target is an overload of an aten operator, else None.
 
-    return isinstance(value, FakeTensor) or (
-        isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
-    )
+    >>> aten_name(torch.relu)
+    """
+    if isinstance(target, OpOverload) and target.namespace == "aten":
+        return short_name(target)
+    return None
 
 
-@contextmanager
-def real_tensors() -> Iterator[None]:
-    """Inside a backend call a fake-tensor mode is active, under which a real tensor cannot be read."""
-    with _disable_current_modes(), torch.no_grad():
-        yield
+def nesting(node: torch.fx.Node) -> int:
+    """1 where a node opens a level of torch.func (vmap, grad, jvp), -1 where it closes one, else 0.
+
+    2.11..2.15: the functions are called `_vmap_increment_nesting`, `_grad_decrement_nesting` and so on.
+    """
+    name = str(getattr(node.target, "__name__", ""))
+    return 1 if name.endswith("_increment_nesting") else -1 if name.endswith("_decrement_nesting") else 0
+
+
+def load_compiler_operators() -> None:
+    """Makes the operators that Inductor itself defines known to torch, as a graph after its passes may hold them."""
+    import torch._inductor.inductor_prims  # noqa: F401

@@ -1,17 +1,32 @@
-"""What an operator's schema says that a reducer needs: whether it writes into its arguments, and its defaults.
+"""What an operator's schema says: its arguments, what it aliases, and what it writes to.
 
-`OpOverload._schema` is a `FunctionSchema` in 2.11..2.15 alike; `Argument.has_default_value()` as well.
+`written_arguments` is the one rule for what a call writes: its schema, else torch's naming, in doubt everything.
+
+Versions: `OpOverload._schema` is a `FunctionSchema` in 2.11..2.15, and `torch._C._SchemaInfo` knows what no schema
+says: that batch and instance norm change their statistics while training.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from torchsleuth.torch_internals.operators import custom_operator_name, is_operator
+
+# Python's operators that change their first operand.
+IN_PLACE_OPERATORS = frozenset((
+    "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imatmul", "iand", "ior", "ixor", "imod", "ilshift",
+    "irshift", "setitem",
+))  # fmt: skip
+_FUNCTIONALISED = ("auto_functionalized", "auto_functionalized_v2")
+# Arguments that tell `_SchemaInfo` whether a normalisation updates its statistics.
+_TRAINING_SWITCHES = ("training", "train", "use_input_stats")
 
 
 @dataclass(frozen=True)
@@ -22,22 +37,6 @@ class SchemaArgument:
     has_default: bool
     default: Any
     keyword_only: bool
-
-
-def may_write(node: torch.fx.Node) -> bool:
-    """Whether running the node can change the memory of its arguments; in doubt, True.
-
-    >>> may_write(relu_node)
-    False
-    """
-    target = node.target
-    if node.op == "call_function" and isinstance(target, OpOverload):
-        return bool(target._schema.is_mutable)
-    if target is operator.getitem:
-        return False
-    if isinstance(target, HigherOrderOperator):
-        return target.name() not in ("auto_functionalized", "auto_functionalized_v2")
-    return node.op in ("call_function", "call_method", "call_module")
 
 
 def schema_arguments(target: object) -> tuple[SchemaArgument, ...] | None:
@@ -59,50 +58,89 @@ def schema_arguments(target: object) -> tuple[SchemaArgument, ...] | None:
     )
 
 
-def short_name(target: object) -> str:
-    """`relu` for `aten.relu.default`, `cond` for the higher-order operator, `linear` for a function.
+def may_write(node: torch.fx.Node) -> bool:
+    """Whether running the node can change the memory of its arguments; in doubt, True.
 
-    >>> short_name(torch.ops.aten.sum.dim_IntList)
-    'sum'
+    >>> may_write(node)
+    False
     """
-    if isinstance(target, OpOverload):
-        return target._schema.name.rpartition("::")[2]
+    return node.op == "call_module" or bool(written_arguments(node))
+
+
+def written_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
+    """The arguments of a node, themselves nodes, whose memory running it may change; in doubt all of them.
+
+    `x.add_(y)` writes `x`, `torch.add(x, y, out=z)` writes `z`, and a function that torch does not ship may write both.
+    """
+    target = node.target
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return ()
     if isinstance(target, HigherOrderOperator):
-        return target.name()
-    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+        return tuple(node.all_input_nodes) if _nested_may_write(node, target) else ()
+    if isinstance(target, OpOverload | OpOverloadPacket):
+        return _nodes(value for each in _overloads(target) for value in _written_by_schema(each, node))
+    if node.op == "call_module" or not is_torchs_own(target):
+        return tuple(node.all_input_nodes)
+    return _nodes(_written_by_style(target, node))
 
 
-def aten_name(target: object) -> str | None:
-    """`sum` where the target is an overload of an aten operator, else None.
+def _nested_may_write(node: torch.fx.Node, target: HigherOrderOperator) -> bool:
+    """A higher-order operator writes what the graphs it is given write; one that is given none (Triton) may."""
+    if target.name() in _FUNCTIONALISED:
+        return False
+    owner = node.graph.owning_module
+    held = [a.target for a in node.all_input_nodes if a.op == "get_attr"] if owner is not None else []
+    graphs = [g for g in (operator.attrgetter(str(name))(owner) for name in held) if hasattr(g, "graph")]
+    return not graphs or any(may_write(each) for graph in graphs for each in graph.graph.nodes)
 
-    >>> aten_name(torch.relu)
+
+def _overloads(target: Any) -> list[OpOverload]:
+    """The overloads that a call may mean: those that fill an `out` are named when they are meant."""
+    if isinstance(target, OpOverload):
+        return [target]
+    return [getattr(target, name) for name in target.overloads() if not name.endswith("out")]
+
+
+def is_torchs_own(target: object) -> bool:
+    """Whether a call is one of torch's or Python's own, which does what its name says; methods are Tensor's.
+
+    >>> is_torchs_own(torch.relu), is_torchs_own("relu"), is_torchs_own(lambda x: x)
+    (True, True, False)
     """
-    if isinstance(target, OpOverload) and target.namespace == "aten":
-        return short_name(target)
-    return None
+    if isinstance(target, str):
+        return True
+    if is_operator(target):
+        return custom_operator_name(target) is None
+    # The methods of C's tensor class have no module.
+    module = getattr(target, "__module__", None) or "torch"
+    plain = inspect.isroutine(target) or inspect.isclass(target)
+    return plain and module.partition(".")[0] in ("torch", "math", "operator", "_operator", "builtins")
 
 
-def has_own_memory(value: torch.Tensor) -> bool:
-    """Whether a tensor's memory can be read as it is: not sparse, and not wrapped by vmap, grad or the like.
-
-    >>> has_own_memory(torch.ones(2))
-    True
-    """
-    return value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-
-
-def nesting(node: torch.fx.Node) -> int:
-    """1 where a node opens a level of torch.func (vmap, grad, jvp), -1 where it closes one, else 0.
-
-    2.11..2.15: the functions are called `_vmap_increment_nesting`, `_grad_decrement_nesting` and so on.
-    """
-    name = str(getattr(node.target, "__name__", ""))
-    return 1 if name.endswith("_increment_nesting") else -1 if name.endswith("_decrement_nesting") else 0
+def _written_by_style(target: Any, node: torch.fx.Node) -> Iterator[Any]:
+    """A trailing underscore, `inplace=True` and `out=` say it; so does the operator of a function's name."""
+    name = str(getattr(target, "__name__", target))
+    behind = getattr(getattr(torch.ops.aten, name, None), "default", None)
+    parameters = _parameters(target, behind)
+    given = {**parameters, **_by_name(list(parameters), node)}
+    yield given.get("out")
+    if given.get("max_norm") is not None:  # an embedding that shortens the rows it looks up
+        yield given.get("weight")
+    in_place = name in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+    if in_place or given.get("inplace"):
+        yield [*node.args, *node.kwargs.values()][0]
+    elif behind is not None:
+        yield from _written_by_schema(behind, node, given)
 
 
-def load_compiler_operators() -> None:
-    """Makes the operators that Inductor itself defines known to torch, as a graph after its passes may hold them."""
-    import torch._inductor.inductor_prims  # noqa: F401
+def _written_by_schema(
+    op: OpOverload, node: torch.fx.Node, given: dict[str, Any] | None = None
+) -> Iterator[Any]:
+    names = [argument.name for argument in op._schema.arguments]
+    given = _by_name(names, node) if given is None else given
+    switches = {name: given[name] for name in _TRAINING_SWITCHES if isinstance(given.get(name), bool)}
+    info = _schema_info(op, {name: value for name, value in switches.items() if name in names})
+    return (given[name] for name in names if name in given and info.is_mutable(name))
 
 
 def operator_schemas(graph: torch.fx.GraphModule) -> list[str]:
@@ -130,3 +168,77 @@ def declare_operators(schemas: Iterable[str]) -> None:
             library = torch.library.Library(space, "FRAGMENT")
             library.define(schema.partition("::")[2])
             _DECLARED.append(library)
+
+
+def _parameters(target: Any, behind: OpOverload | None) -> dict[str, Any]:
+    """The names of a function's parameters, with their defaults where Python knows them."""
+    if inspect.isfunction(target):
+        return {each.name: each.default for each in inspect.signature(target).parameters.values()}
+    return {} if behind is None else {argument.name: None for argument in behind._schema.arguments}
+
+
+def _by_name(names: Sequence[str], node: torch.fx.Node) -> dict[str, Any]:
+    """The arguments of a call by name; positional ones without a known name by their number."""
+    positional = {names[i] if i < len(names) else str(i): value for i, value in enumerate(node.args)}
+    return {**positional, **node.kwargs}
+
+
+def _nodes(values: Iterable[Any]) -> tuple[torch.fx.Node, ...]:
+    found: list[torch.fx.Node] = []
+    torch.fx.map_arg(list(values), found.append)
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An operator's schema, bound to the arguments of one call."""
+
+    text: str
+    arguments: dict[str, Any]
+    returns: int
+    lists_may_share: tuple[bool, ...]
+    _info: Any = field(repr=False)
+
+    def mutates(self, argument: int) -> bool:
+        return bool(self._info.is_mutable(_argument("input", argument)))
+
+    def output_may_alias(self, output: int, argument: int) -> bool:
+        return bool(self._info.may_contain_alias(_argument("output", output), _argument("input", argument)))
+
+    def outputs_may_alias(self, one: int, other: int) -> bool:
+        return bool(self._info.may_contain_alias(_argument("output", one), _argument("output", other)))
+
+
+def declared(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Declared:
+    """The schema of `op` for this call: `declared(torch.ops.aten.relu_.default, (x,), {}).mutates(0)` is True."""
+    schema = op._schema
+    bound: dict[str, Any] = {}
+    for position, each in enumerate(schema.arguments):
+        if position < len(args):
+            bound[each.name] = args[position]
+        elif each.name in kwargs:
+            bound[each.name] = kwargs[each.name]
+        else:
+            bound[each.name] = each.default_value if each.has_default_value() else None
+    shared = tuple(each.alias_info is not None for each in schema.returns)
+    info = _schema_info(op, {name: value for name, value in bound.items() if _tells(value)})
+    return Declared(str(schema), bound, len(schema.returns), shared, info)
+
+
+def _schema_info(op: Any, values: dict[str, Any]) -> Any:
+    info = torch._C._SchemaInfo(op._schema)
+    info.add_argument_values(values)
+    return info
+
+
+def _tells(value: Any) -> bool:
+    """Whether a value can bear on what a schema means: tensors and switches can, devices and objects cannot."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(each, torch.Tensor) for each in value)
+    return isinstance(value, (torch.Tensor, bool, int, float))
+
+
+def _argument(kind: str, number: int) -> Any:
+    kinds = torch._C._SchemaArgType
+    which = kinds.input if kind == "input" else kinds.output
+    return torch._C._SchemaArgument(which, number)

@@ -1,20 +1,16 @@
 """What a symbolic number knows: its expression, its hint, and the base symbols with their ranges.
 
 Only stored facts are read; no symbol is compared or evaluated, so no guard is added to the user's trace.
+
+Versions: 2.13 renamed `var_to_val` to `backed_var_to_val`; an unbacked hint is None or raises.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_number
-
-
-def is_fake_tensor(value: object) -> bool:
-    """Whether the value is a fake tensor of a trace: it has a shape but no data."""
-    return isinstance(value, FakeTensor)
 
 
 def expression_of(number: Any) -> str:
@@ -27,10 +23,7 @@ def expression_of(number: Any) -> str:
 
 
 def hint_of(number: Any) -> Any:
-    """The example value behind a symbolic number; None where only running the program gives one.
-
-    2.11..2.15: `node.hint` is a property that is None, or raises, for unbacked symbols.
-    """
+    """The example value behind a symbolic number; None where only running the program gives one."""
     if not _is_symbolic(number):
         return number
     known = number.node.constant
@@ -44,10 +37,7 @@ def hint_of(number: Any) -> Any:
 
 
 def base_symbols(number: Any) -> Iterator[tuple[str, int | None, int | None, int | None]]:
-    """(name, hint, lower, upper) of each symbol in the expression; None for an unknown hint or no bound.
-
-    2.13 renamed `var_to_val` to `backed_var_to_val` and keeps the old name as an alias for a while.
-    """
+    """(name, hint, lower, upper) of each symbol in the expression; None for an unknown hint or no bound."""
     if not _is_symbolic(number):
         return
     env = number.node.shape_env

@@ -1,23 +1,22 @@
-"""Small services of torch's tracer and registry that the debugging backends need."""
+"""Traces of torch's `make_fx`: aten calls above autograd, and graphs that a trace shows as one `invoke_subgraph` call.
+
+Versions: `invoke_subgraph_infer` names a subgraph per trace and `force_compile_during_fx_trace` lets torch.compile run
+inside a trace. Where a release lacks the first, names are counted here; where it lacks the second, the caller is told.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from torchsleuth.torch_internals.aot_autograd import Boxed, boxed
 
-def backend_named(name: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The backend behind a name that torch.compile would take: `backend_named("eager")`; a callable is itself.
-
-    2.11..2.15: `lookup_backend` of the registry.
-    """
-    if callable(name):
-        return name
-    return importlib.import_module("torch._dynamo.backends.registry").lookup_backend(name)
+_numbers = itertools.count()
 
 
 def pre_dispatch_trace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
@@ -42,17 +41,32 @@ def pre_dispatch_trace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch
         )
 
 
-def crossref_setting() -> str | bool:
-    """`torch._functorch.config.fake_tensor_crossref`: False, "custom_ops" or "all". Alike in 2.11..2.15."""
-    config: Any = importlib.import_module("torch._functorch.config")
-    return getattr(config, "fake_tensor_crossref", False)
+def run_as_subgraph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
+    """A compiler for AOTAutograd: the graph itself, which under a `make_fx` trace leaves one call node."""
+    module = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
+    name = f"sleuth_subgraph_{next(_numbers)}"
+
+    def run(args: list[Any]) -> Any:
+        operands = tuple(args)
+        args.clear()
+        if not _is_traced():
+            return graph(*operands)
+        if hasattr(module, "invoke_subgraph_infer"):
+            return module.invoke_subgraph_infer(graph, *operands)
+        return module.invoke_subgraph(graph, name, *operands)
+
+    return boxed(run)
 
 
-@contextlib.contextmanager
-def no_script_autocast() -> Iterator[None]:
-    """TorchScript's own autocast is off inside: AOTAutograd's graphs hold the casts already. Alike in 2.11..2.15."""
-    before = torch._C._jit_set_autocast_mode(False)
-    try:
-        yield
-    finally:
-        torch._C._jit_set_autocast_mode(before)
+def compiling_inside_traces() -> AbstractContextManager[Any] | None:
+    """A context in which torch.compile compiles although a trace is running; None where this torch cannot."""
+    config: Any = importlib.import_module("torch._dynamo.config")
+    if not hasattr(config, "force_compile_during_fx_trace"):
+        return None
+    return config.patch(force_compile_during_fx_trace=True)
+
+
+def _is_traced() -> bool:
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None

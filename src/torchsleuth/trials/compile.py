@@ -29,12 +29,8 @@ from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.compile_stages import failing_stage, stopping_after
-from torchsleuth.torch_internals.process_state import (
-    no_monitor_thread,
-    restore_settings,
-    saved_settings,
-    see_every_compile,
-)
+from torchsleuth.torch_internals.configuration import restore_settings, saved_settings, see_every_compile
+from torchsleuth.torch_internals.loading import no_monitor_thread
 from torchsleuth.torch_internals.vector_instructions import (
     forget_vector_instructions,
     note_answers,

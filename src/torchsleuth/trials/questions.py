@@ -24,7 +24,7 @@ from torchsleuth.script_runtime.runner import CannotTell
 from torchsleuth.tensors.specs import Unsupported, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.configuration import global_state, versions
-from torchsleuth.torch_internals.fake_results import fake_results, forms_of
+from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
 from torchsleuth.torch_internals.minifier_scripts import read_foreign
 from torchsleuth.torch_internals.schemas import operator_schemas
 from torchsleuth.trials.compile import namespace_of, noise_of, ready_trial, run_trial

@@ -17,7 +17,7 @@ import torch
 
 from torchsleuth.compare.compat.close import close, cosine, is_inexact, miss, rmse
 from torchsleuth.compare.reference.trees import is_numpy, parts
-from torchsleuth.torch_internals.tensor_facts import is_fake
+from torchsleuth.torch_internals.tensors import is_fake
 
 log = logging.getLogger(__name__)
 

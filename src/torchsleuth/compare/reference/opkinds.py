@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from torchsleuth.torch_internals.tensor_facts import is_functional_op, written_arguments
+from torchsleuth.torch_internals.schemas import IN_PLACE_OPERATORS, is_torchs_own
 
 
 def _names(text: str) -> frozenset[str]:
@@ -120,7 +120,11 @@ RANDOM = DROPOUT | _names(
 )
 """Steps that draw random numbers."""
 
-INPLACE_OPERATORS = _names("iadd isub imul itruediv ifloordiv ipow imatmul iand ior ixor setitem imod")
+DRAWS_INSIDE = _names(
+    """lstm gru rnn_tanh rnn_relu multi_head_attention_forward fractional_max_pool2d fractional_max_pool3d
+    fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices svd_lowrank pca_lowrank lobpcg"""
+)
+"""Steps that compute something else and draw random numbers on the way, some of them only when told to."""
 
 
 def plain_name(node: Node) -> str:
@@ -134,30 +138,9 @@ def plain_name(node: Node) -> str:
     else:
         packet = getattr(target, "overloadpacket", target)
         name = getattr(packet, "__name__", str(packet)).split(".")[0]
-    if name in INPLACE_OPERATORS:
+    if name in IN_PLACE_OPERATORS:
         return name if name == "setitem" else name[1:]
     return name.rstrip("_") if name.endswith("_") and not name.startswith("__") else name
-
-
-def writes(node: Node) -> bool:
-    """Whether a node may write to one of its arguments."""
-    if node.op == "call_module":
-        return True
-    if node.op not in ("call_function", "call_method"):
-        return False
-    target = node.target
-    if written_arguments(target):
-        return True
-    if is_functional_op(target):
-        return False
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    written_by_name = name in INPLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
-    return (
-        written_by_name
-        or bool(node.kwargs.get("inplace", False))
-        or "out" in node.kwargs
-        or is_higher_order(node)
-    )
 
 
 def draws(node: Node) -> bool:
@@ -170,6 +153,14 @@ def draws(node: Node) -> bool:
     if torch.Tag.nondeterministic_seeded in tags:
         return not _never_drops(node)
     return plain_name(node) in RANDOM and not _never_drops(node)
+
+
+def may_draw(node: Node) -> bool:
+    """Whether a node may draw from torch's global generators, itself or somewhere inside; in doubt, True."""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return False
+    opaque = node.op == "call_module" or is_higher_order(node) or not is_torchs_own(node.target)
+    return opaque or draws(node) or plain_name(node) in DRAWS_INSIDE
 
 
 def dropout_rate(node: Node) -> float | None:

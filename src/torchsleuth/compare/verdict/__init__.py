@@ -1,0 +1,1 @@
+"""Is a compiled result wrong? Evidence from one captured graph (truth, rounding noise) and the verdict on it."""

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from torchsleuth.compare.healthy import HealthyGraph, healthy_graph
 from torchsleuth.compare.verdict.calibration import Calibration, Quantiles, machine_name
+from torchsleuth.compare.verdict.healthy import HealthyGraph, healthy_graph
 from torchsleuth.compare.verdict.judge import judge
 from torchsleuth.compare.verdict.verdict import Verdict
-from torchsleuth.torch_internals.tensor_facts import forget_compiled
 
 SEEDS = range(2000, 2020)
 """The healthy graphs of a calibration: none of those that limits were chosen or reported on."""
@@ -55,7 +54,7 @@ def calibrate(
 
 def judge_compiled(case: HealthyGraph, backend: str | Callable[..., Any] = "inductor") -> Verdict:
     """Compile a healthy graph with a backend and judge it with the shipped limits."""
-    forget_compiled()
+    torch.compiler.reset()
     compiled = torch.compile(case.graph, backend=backend)
     return judge(case.graph, case.inputs, compiled, repeat=False, calibration=UNCALIBRATED)
 

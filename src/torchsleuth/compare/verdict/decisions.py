@@ -27,14 +27,14 @@ class Decision:
         self.seen = 0
         self.first = self.total = self.square = torch.zeros(())
 
-    def __call__(self, left: Any, right: Any, watching: bool, flipping: bool, unclamped: Any = None) -> Any:
+    def __call__(self, left: Any, right: Any, watching: bool, reverse: bool, unclamped: Any = None) -> Any:
         result = self.compare(left, right)
         operands = [v for v in (left, right) if isinstance(v, torch.Tensor)]
         if not isinstance(result, torch.Tensor) or not any(v.is_floating_point() for v in operands):
             return result
         if watching:
             self._watch(torch.as_tensor((left if unclamped is None else unclamped) - right))
-        return result ^ self._doubtful() if flipping and self.seen > 1 else result
+        return result ^ self._doubtful() if reverse and self.seen > 1 else result
 
     def _watch(self, gap: torch.Tensor) -> None:
         if self.seen == 0:

@@ -43,7 +43,7 @@ def judge_discrete(leaf: Leaf, compiled: torch.Tensor) -> LeafVerdict:
         return replace(draft, share=0.0)
     wrong &= result != truth
     flips = _flips(leaf.noisy, truth)
-    wrong &= ~(flips | _flips((*leaf.wild, *leaf.flipped), truth))
+    wrong &= ~(flips | _flips((*leaf.amplified, *leaf.other_decisions), truth))
     usual = max((int(_flips((run,), truth).sum()) for run in leaf.noisy), default=0)
     if int(wrong.sum()) > UNSEEN * usual:
         return _point(draft, wrong, result, leaf.eager, truth)

@@ -7,6 +7,7 @@ float64, float64 with random roundings - all drawing the same random numbers, be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,7 @@ from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.decisions import COMPARE
 from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
+from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 RUNS = 8
 """Noisy runs: enough that an element's noise is underrated by half once in some thousand elements."""
@@ -48,7 +50,7 @@ RUNS_LARGE = 5
 LARGE = 1 << 18
 """Output elements above which a result is large."""
 
-WIDE_SCALE = 8.0
+AMPLIFICATION = 8.0
 """How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
 
 
@@ -60,15 +62,17 @@ MUTATED = " (mutated)"
 class Leaf:
     """One value of the result: its path, eager's value, the truth, and what the noisy runs gave.
 
-    For float tensors `noisy`, `wild` and `flipped` hold differences from the truth, for everything else values.
+    `noisy` are runs with rounding noise, `amplified` runs with stronger noise, `other_decisions` a run that decides
+    comparisons the other way where rounding may do so. For float tensors all three hold differences from the truth,
+    for everything else values.
     """
 
     path: str
     eager: Any
     truth: Any
     noisy: tuple[Any, ...]
-    wild: tuple[Any, ...]
-    flipped: tuple[Any, ...] = ()
+    amplified: tuple[Any, ...]
+    other_decisions: tuple[Any, ...] = ()
     random: bool = False
     fallbacks: tuple[str, ...] = ()
 
@@ -124,11 +128,14 @@ def gather(
 ) -> Evidence:
     """Run the graph in eager, in float64 and `runs` times with noise; inputs and graph stay as they are.
 
+    The noise has generators of its own. Torch's global ones are set and put back only for a graph that may draw from
+    them, so that gathering evidence of any other does not touch what another thread draws.
     Example: `gather(graph, inputs, start=save_rng()).leaves[0].truth`.
     """
     graph = inlined(graph)
-    with rng_kept(), torch.no_grad():
-        eager, recorder, mutated = _run_eager(graph, inputs, start)
+    draws = any(opkinds.may_draw(n) for n in graph.graph.nodes)
+    with rng_kept() if draws else nullcontext(), torch.no_grad():
+        eager, recorder, mutated = _run_eager(graph, inputs, start if draws else None)
         if runs is None:
             size = sum(v.numel() for v in eager.values.values() if isinstance(v, torch.Tensor))
             runs = RUNS if size <= LARGE else RUNS_LARGE
@@ -147,12 +154,13 @@ def gather(
 
 
 def _run_eager(
-    graph: GraphModule, inputs: Sequence[Any], start: RngState
+    graph: GraphModule, inputs: Sequence[Any], start: RngState | None
 ) -> tuple[Result, EagerRun, tuple[int, ...]]:
     state = snapshot(graph_state(graph))
     fresh = clone_inputs(list(inputs))
     recorder = EagerRun(graph)
-    restore_rng(start)
+    if start is not None:
+        restore_rng(start)
     outputs = clone_inputs(recorder.run(*fresh))
     mutated = tuple(
         i
@@ -198,7 +206,7 @@ def _gather_wide(
     home = device or _device_of(inputs, graph)
     source = NoiseSource(home, seed=seed)
     noisy = noisy_graph(wide, graph, recorder.dtypes, findings, source, draws)
-    writes = any(opkinds.writes(n) for n in graph.graph.nodes)
+    writes = any(may_write(n) for n in graph.graph.nodes)
     held = graph_state(wide)
 
     def perturbed(scale: float, count: int) -> list[Result]:
@@ -214,11 +222,11 @@ def _gather_wide(
 
     usual = perturbed(1.0, runs)
     jumps = any(opkinds.plain_name(n) in opkinds.DISCRETE for n in graph.graph.nodes)
-    wild = perturbed(WIDE_SCALE, max(2, runs // 2)) if jumps else []
-    source.flipping = True
+    amplified = perturbed(AMPLIFICATION, max(2, runs // 2)) if jumps else []
+    source.reverse_decisions = True
     decides = any(opkinds.plain_name(n) in COMPARE for n in graph.graph.nodes)
-    flipped = perturbed(1.0, 1) if decides else []
-    return _assemble(graph, eager, truth, usual, wild, flipped, findings, mutated)
+    reverse = perturbed(1.0, 1) if decides else []
+    return _assemble(graph, eager, truth, usual, amplified, reverse, findings, mutated)
 
 
 def _assemble(
@@ -226,8 +234,8 @@ def _assemble(
     eager: Result,
     truth: Result,
     usual: list[Result],
-    wild: list[Result],
-    flipped: list[Result],
+    amplified: list[Result],
+    reverse: list[Result],
     findings: Findings,
     mutated: tuple[int, ...],
 ) -> Evidence:
@@ -245,13 +253,13 @@ def _assemble(
                 value,
                 truth.values.get(path),
                 tuple(_difference(r.values.get(path), base) for r in usual),
-                tuple(_difference(r.values.get(path), base) for r in wild),
-                tuple(_difference(r.values.get(path), base) for r in flipped),
+                tuple(_difference(r.values.get(path), base) for r in amplified),
+                tuple(_difference(r.values.get(path), base) for r in reverse),
                 bool(behind & drawn),
                 tuple(sorted(behind & set(findings.fallbacks))),
             )
         )
-    runs = 1 + len(usual) + len(wild) + len(flipped)
+    runs = 1 + len(usual) + len(amplified) + len(reverse)
     return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), mutated)
 
 
@@ -302,9 +310,8 @@ def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:
         base = node.all_input_nodes[0] if node.name in aliasing and node.all_input_nodes else node
         group[node.name] = group.get(base.name, node.name)
         behind.setdefault(group[node.name], set()).update(names)
-        if opkinds.writes(node):
-            for arg in node.all_input_nodes[:1]:
-                behind[group[arg.name]] |= names
+        for arg in written_arguments(node):
+            behind[group[arg.name]] |= names
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
     found = {
         path: behind[group[leaf.name]] for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)

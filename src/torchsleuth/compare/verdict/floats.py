@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from torchsleuth.compare.compat.close import unravel
-from torchsleuth.compare.verdict.evidence import WIDE_SCALE, Leaf
+from torchsleuth.compare.verdict.evidence import AMPLIFICATION, Leaf
 from torchsleuth.compare.verdict.limits import Limits
 from torchsleuth.compare.verdict.patterns import Errors, whitened, worst_lane
 from torchsleuth.compare.verdict.patterns import bias as bias_of
@@ -97,8 +97,8 @@ def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
     row = square.mean(-1, keepdim=True) if square.dim() else square
     noise = torch.maximum(square, row * ROW_SHARE**2).sqrt_()
     noise = torch.maximum(noise, ulp(truth, leaf.eager.dtype).mul_(0.5))
-    noise = _widen_at_jumps(noise, leaf.wild, JUMP * WIDE_SCALE)
-    noise = _widen_at_jumps(noise, leaf.flipped, JUMP)
+    noise = _widen_at_jumps(noise, leaf.amplified, JUMP * AMPLIFICATION)
+    noise = _widen_at_jumps(noise, leaf.other_decisions, JUMP)
     off, eager_off = result - truth, eager - truth
     usable = torch.isfinite(off)
     eager_noise = eager_off.abs().div_(EAGER_SHARE)

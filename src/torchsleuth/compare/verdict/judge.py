@@ -35,7 +35,7 @@ from torchsleuth.compare.verdict.verdict import (
 
 DRAWS_ITS_OWN = (
     "this leaf depends on random numbers and the backend may draw its own; compile under "
-    "`inductor_draws_like_eager` and pass rng_matched=True to compare it"
+    "`torch._inductor.config.patch(fallback_random=True)` and pass rng_matched=True to compare it"
 )
 
 ALL_NOISE = ("ill-conditioned", "undecided")
@@ -204,14 +204,14 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
         return LeafVerdict(leaf.path, kind, text, "quantised")
     if not (compiled.is_floating_point() or compiled.is_complex()):
         return judge_discrete(leaf, compiled)
-    noisy, wild, flipped = (
+    noisy, amplified, other = (
         tuple(run for run in runs if isinstance(run, torch.Tensor) and run.shape == compiled.shape)
-        for runs in (leaf.noisy, leaf.wild, leaf.flipped)
+        for runs in (leaf.noisy, leaf.amplified, leaf.other_decisions)
     )
     dtype = leaf.eager.dtype
     healthy = calibration.healthy_z(compiled.device.type, dtype) if calibration is not None else None
     return judge_floats(
-        replace(leaf, noisy=noisy, wild=wild, flipped=flipped),
+        replace(leaf, noisy=noisy, amplified=amplified, other_decisions=other),
         compiled,
         limits_for(dtype, compiled.numel(), healthy),
     )
@@ -224,16 +224,16 @@ def _judge_plain(leaf: Leaf, compiled: Any) -> LeafVerdict:
     if isinstance(leaf.eager, float) and isinstance(compiled, float):
         tensors = [
             tuple(torch.tensor([v], dtype=torch.float64) for v in group if isinstance(v, float))
-            for group in (leaf.noisy, leaf.wild, (leaf.eager, leaf.truth, compiled))
+            for group in (leaf.noisy, leaf.amplified, (leaf.eager, leaf.truth, compiled))
         ]
         eager, truth, result = tensors[2]
         # A Python float came from a tensor of some dtype; float32 is the shortest that gives it room.
         wrapped = replace(
-            leaf, eager=eager.float(), truth=truth, noisy=tensors[0], wild=tensors[1], flipped=()
+            leaf, eager=eager.float(), truth=truth, noisy=tensors[0], amplified=tensors[1], other_decisions=()
         )
         return replace(judge_floats(wrapped, result.float(), limits_for(torch.float32, 1)), shape=None)
     text = f"{leaf.eager!r} became {compiled!r}"
-    flips = any(run != leaf.truth for run in (*leaf.noisy, *leaf.wild, *leaf.flipped))
+    flips = any(run != leaf.truth for run in (*leaf.noisy, *leaf.amplified, *leaf.other_decisions))
     return LeafVerdict(leaf.path, INCONCLUSIVE if flips else DIVERGED, text, "exact")
 
 

@@ -22,6 +22,7 @@ from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.cloning import map_tensors
 from torchsleuth.compare.reference.float64 import Dtypes, Findings, fetch, narrow, widen
 from torchsleuth.compare.verdict.decisions import COMPARE, Decision, comparison, unclamped_operand
+from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 SHIFTS = 1 << 16
 """Distinct starting points in the pool: two steps see the same factors at the same place once in 65,536."""
@@ -74,12 +75,15 @@ class Perturbation:
 
 @dataclass
 class NoiseSource:
-    """Slices of a pool of random numbers in [-1, 1]; `scale` widens every perturbation."""
+    """Slices of a pool of random numbers in [-1, 1]; `scale` widens every perturbation.
+
+    With `reverse_decisions` comparisons that rounding may decide either way are decided the other way.
+    """
 
     device: torch.device
     seed: int = 0
     scale: float = 1.0
-    flipping: bool = False
+    reverse_decisions: bool = False
     pool: torch.Tensor = field(init=False)
     random: random.Random = field(init=False)
 
@@ -266,21 +270,22 @@ def noisy_graph(
             node.op, node.target = "call_function", _decider(source, node.target, node.name)
             node.args = node.args if before is None else (*node.args, before)
             continue
-        plan = perturbation(by_name[node.name], dtypes, findings.terms.get(node.name, 1))
+        was = by_name[node.name]
+        plan = perturbation(was, dtypes, findings.terms.get(node.name, 1))
         if node.name in findings.fallbacks:
-            _run_as_it_was(twin, node, by_name[node.name], dtypes, attributes, original)
+            _run_as_it_was(twin, node, was, dtypes, attributes, original)
         elif plan.inputs:
-            _perturb_inputs(twin, node, _spreader(source, plan.inputs))
+            _perturb_inputs(twin, node, was, _spreader(source, plan.inputs))
         elif opkinds.plain_name(node) in opkinds.TIED:
             # Independent errors break exact ties at random, which equal rounding would keep.
-            unit = _widest_unit([dtypes.get(a.name) for a in by_name[node.name].all_input_nodes])
+            unit = _widest_unit([dtypes.get(a.name) for a in was.all_input_nodes])
             if unit:
-                _perturb_inputs(twin, node, _spreader(source, unit))
+                _perturb_inputs(twin, node, was, _spreader(source, unit))
         after: list[Callable[..., Any]] = []
         if node.name in findings.fallbacks or node.name in findings.widened:
             after.append(widen)
         if plan.result:
-            fresh = node.name not in findings.aliasing or opkinds.writes(node)
+            fresh = node.name not in findings.aliasing or may_write(was)
             plan = replace(plan, infinite=node.name in findings.infinite)
             after.append(_perturber(source, plan, fresh))
         for step in after:
@@ -301,8 +306,8 @@ def _decider(source: NoiseSource, target: Any, name: str) -> Callable[..., Any]:
     decision = Decision(comparison(target))
 
     def decide(left: Any, right: Any, unclamped: Any = None, **kwargs: Any) -> Any:
-        ordinary = source.scale == 1.0 and not source.flipping
-        return decision(left, right, ordinary, source.flipping, unclamped)
+        ordinary = source.scale == 1.0 and not source.reverse_decisions
+        return decision(left, right, ordinary, source.reverse_decisions, unclamped)
 
     return _named(decide, f"decide_{name}")
 
@@ -334,11 +339,13 @@ def _append(graph: torch.fx.Graph, node: Node, step: Callable[[Any], Any]) -> No
         user.replace_input_with(last, added)
 
 
-def _perturb_inputs(graph: torch.fx.Graph, node: Node, step: Callable[[Any], Any]) -> None:
+def _perturb_inputs(graph: torch.fx.Graph, node: Node, was: Node, step: Callable[[Any], Any]) -> None:
+    """Lets a node read perturbed copies of its inputs, except of those it writes to."""
     swaps: dict[Node, Node] = {}
-    written = opkinds.writes(node) and node.op != "call_module"
-    for position, arg in enumerate(node.all_input_nodes):
-        if written and position == 0:
+    written = () if was.op == "call_module" else written_arguments(was)
+    # Steps may already stand between this node and its inputs, so inputs are matched by place.
+    for before, arg in zip(was.all_input_nodes, node.all_input_nodes):
+        if before in written:
             continue
         with graph.inserting_before(node):
             swaps[arg] = graph.call_function(_named(step, f"round_into_{node.name}"), (arg,))

@@ -57,10 +57,12 @@ def _tolerance(leaf: Leaf) -> float | None:
         return None
     if not _has_distance(eager):
         # Decisions that noise flips: how many elements differ from the truth in the worst run.
-        runs = [r for r in (*leaf.noisy, *leaf.wild, *leaf.flipped) if isinstance(r, torch.Tensor)]
+        runs = [
+            r for r in (*leaf.noisy, *leaf.amplified, *leaf.other_decisions) if isinstance(r, torch.Tensor)
+        ]
         return 2.0 * max((int((run.to(eager.dtype) != eager).sum()) for run in runs), default=0)
     own = _largest(eager.to(leaf.truth.dtype) - leaf.truth)
-    noise = max((_largest(run) for run in (*leaf.noisy, *leaf.wild, *leaf.flipped)), default=0.0)
+    noise = max((_largest(run) for run in (*leaf.noisy, *leaf.amplified, *leaf.other_decisions)), default=0.0)
     step = torch.finfo(eager.dtype).eps * _largest(leaf.truth)
     return TIMES * max(own, noise, step)
 

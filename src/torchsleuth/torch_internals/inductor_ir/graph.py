@@ -2,7 +2,7 @@
 
 One idea: generated code is a list of steps over named buffers, and so is the IR it is generated from. A name
 stands for one tensor; a mutation or a concatenation only says that two names share it. Loops are evaluated by
-triage_ir_loops, kernels outside Inductor by triage_ir_kernels.
+`loops`, kernels outside Inductor by `kernels`.
 Differs between torch versions: IR classes come and go, so they are known by class name.
 """
 
@@ -180,7 +180,7 @@ _VALUES: dict[str, Callable[[Run, Any], Any]] = {
 def run_graph(graph: Any, inputs: Sequence[Any], symbols: dict[Any, Any], asserts: bool) -> list[Any]:
     """The outputs of a lowered graph for these inputs; inputs that the graph mutates are mutated.
 
-    >>> run_graph(graph_lowering, [torch.ones(3)], {}, asserts=True)
+    Use: `run_graph(graph_lowering, [torch.ones(3)], {}, asserts=True)`.
     """
     from torch._inductor.virtualized import V
 

@@ -19,10 +19,7 @@ import torch
 
 
 class NotInterpretable(RuntimeError):
-    """The lowered graph holds something whose meaning is not known here; the reason is one sentence.
-
-    >>> raise NotInterpretable("the kernel draws random numbers, which only generated code can reproduce")
-    """
+    """The lowered graph holds something whose meaning is not known here; the reason is one sentence."""
 
 
 Symbols = Mapping[Any, Any]

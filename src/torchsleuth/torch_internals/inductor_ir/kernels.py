@@ -22,7 +22,7 @@ _ONLY_ADDS_HEADERS = "torch._inductor.mkldnn_ir"
 def run_kernel(run: Any, operation: Any) -> None:
     """Calls what the operation names and keeps its result under the operation's name.
 
-    >>> run_kernel(run, graph.operations[0])
+    Use: `run_kernel(run, graph.operations[0])`.
     """
     for kind in type(operation).__mro__:
         known = _KERNELS.get(kind.__name__)

@@ -266,7 +266,7 @@ def _require_inside(index: Tensor, storage: Tensor, does: str, name: str) -> Non
 def run_loop(buffer: Any, memory: Memory, handling: Callable[[Any], Any]) -> None:
     """Evaluates one computed buffer and writes its elements; `handling` puts a handler behind `ops.*`.
 
-    >>> run_loop(graph.operations[0], memory, V.set_ops_handler)
+    Use: `run_loop(graph.operations[0], memory, V.set_ops_handler)`.
     """
     data = buffer.data
     kept = [number(size, memory.symbols) for size in data.get_pointwise_size()]

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from torchsleuth.torch_internals.inductor_ir import why_not_interpretable
 from torchsleuth.torch_internals.inductor_ir.graph import run_graph
 from torchsleuth.torch_internals.inductor_ir.index import NotInterpretable
 
@@ -33,14 +34,16 @@ _CACHES = {
 def interpreted_lowering() -> Iterator[None]:
     """Inside, what Inductor compiles runs by evaluating its lowered graph; forward and backward alike.
 
-    A graph that cannot be evaluated raises NotInterpretable when it is called.
+    A graph that cannot be evaluated raises NotInterpretable when it is called, a torch that is not known does at once.
 
-    >>> with interpreted_lowering(): torch.compile(function)(x)
+    >>> with interpreted_lowering(): torch.compile(torch.relu)(x)
+    tensor([0., 2.])
     """
+    why = why_not_interpretable()
+    if why is not None:
+        raise NotInterpretable(why)
     lowering = importlib.import_module("torch._inductor.graph").GraphLowering
-    original = getattr(lowering, "compile_to_module", None)
-    if original is None:
-        raise NotInterpretable("this torch does not generate code where torchsleuth expects it")
+    original = lowering.compile_to_module
     with contextlib.ExitStack() as stack:
         for module, keys in _CACHES.items():
             config = importlib.import_module(module)

@@ -1,0 +1,39 @@
+"""What a tensor is to torch: whether it has values, and whose memory it lies on.
+
+Versions: all of it is alike in 2.11..2.15.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def is_fake(value: object) -> bool:
+    """Whether the value is a fake tensor of a trace: it has a shape but no data.
+
+    >>> is_fake(torch.ones(2))
+    False
+    """
+    return isinstance(value, FakeTensor)
+
+
+def has_no_values(value: torch.Tensor) -> bool:
+    """Whether a tensor has no values of its own (fake or functional tensors of a trace)."""
+    return is_fake(value) or torch._is_functional_tensor(value)
+
+
+def has_own_memory(value: torch.Tensor) -> bool:
+    """Whether a tensor's memory can be read as it is: not sparse, and not wrapped by vmap, grad or the like.
+
+    >>> has_own_memory(torch.ones(2))
+    True
+    """
+    return value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """A number that two tensors have in common where they share memory; None where a tensor has no storage."""
+    if not torch._C._has_storage(tensor):
+        return None
+    return tensor.untyped_storage()._cdata
