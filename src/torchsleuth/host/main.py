@@ -21,7 +21,6 @@ from torchsleuth.processes.frames import Frames, frame
 from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.processes.starting import without_devices
 from torchsleuth.workers.cluster import open_workers
-from torchsleuth.workers.queue import Desk
 
 
 class Front:
@@ -60,6 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--control", type=int, action="append", required=True)
     parser.add_argument("--workers", required=True)
     parser.add_argument("--work", type=Path)
+    parser.add_argument("--values", type=Path, required=True)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     environment = dict(os.environ)
@@ -77,22 +77,23 @@ def main(arguments: Sequence[str]) -> None:
         desk = None
         refusal = error
     # While the workers load: what a search needs.
-    from torchsleuth.host.steps import STEPS
+    from torchsleuth.host.steps import STEPS, CaseQuestions
 
+    questions = None if desk is None else CaseQuestions(desk, options.values, front.begins)
     for order in front.orders():
-        if desk is None:
+        if questions is None:
             front.tell(refused=str(refusal), status=refusal.exit_status)
             continue
         front.leave_out = frozenset(order.pop("leave_out"))
-        _do(STEPS[order.pop("step")], front, desk, order)
+        _do(STEPS[order.pop("step")], front, questions, order)
     if desk is not None:
         desk.close()
     os._exit(0)
 
 
-def _do(step: Any, front: Front, desk: Desk, order: dict[str, Any]) -> None:
+def _do(step: Any, front: Front, questions: Any, order: dict[str, Any]) -> None:
     try:
-        front.tell(done=step(front, desk, **order))
+        front.tell(done=step(front, questions, **order))
     except SleuthError as error:
         front.tell(refused=str(error), status=error.exit_status)
     except Exception as error:

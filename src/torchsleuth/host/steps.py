@@ -6,7 +6,6 @@ What goes back to the front is what it needs at once and cannot read from the ca
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,48 +13,48 @@ from typing import Any
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.host.main import Front
-from torchsleuth.minify.case import WrittenScript, minify_case
+from torchsleuth.minify.case import minify_case
+from torchsleuth.minify.case_state import CaseQuestions
 from torchsleuth.minify.script_cases import case_of_script
 from torchsleuth.minify.search.contract import State
+from torchsleuth.supervise.verification import ScriptToVerify
 from torchsleuth.triage.case import triage_case
-from torchsleuth.workaround.find import workarounds_of
-from torchsleuth.workers.queue import Desk
+from torchsleuth.workaround.find import find_workarounds
 
 
-def adopt(front: Front, desk: Desk, *, script: str, cases: str, budget: float) -> dict[str, Any]:
+def adopt(
+    front: Front, questions: CaseQuestions, *, script: str, cases: str, budget: float
+) -> dict[str, Any]:
     """A script that becomes a case; where it lies."""
     front.begins("reading the script")
-    return {"case": str(case_of_script(Path(script), Path(cases), desk).path)}
+    return {"case": str(case_of_script(Path(script), Path(cases), questions).path)}
 
 
-def triage(front: Front, desk: Desk, *, case: str, budget: float) -> dict[str, Any]:
+def triage(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
     """Who is at fault."""
-    triage_case(_opened(case), workers=desk, budget_seconds=budget, say=front.said, begins=front.begins)
+    triage_case(_folder(case), questions, budget_seconds=budget, say=front.said)
     return {}
 
 
-def minify(front: Front, desk: Desk, *, case: str, budget: float) -> dict[str, Any]:
+def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
     """The smallest state that fails, as scripts for the front to verify, the most readable first."""
-    result = minify_case(
-        _opened(case), workers=desk, budget_seconds=budget, listener=_Told(front), begins=front.begins
-    )
+    folder = _folder(case)
+    result = minify_case(folder, questions.opened(folder), questions, _Told(front), budget_seconds=budget)
     return {
         "reducers": [dataclasses.asdict(row) for row in result.reduction.statistics],
         "explanation": list(result.explanation.sentences),
         "also": list(result.also),
         "seconds": {
-            "start_up": round(desk.start_up, 2),
+            "start_up": round(questions.workers.start_up, 2),
             "search": result.reduction.seconds,
             "trials": result.trial_seconds,
         },
     }
 
 
-def workaround(front: Front, desk: Desk, *, case: str, budget: float) -> dict[str, Any]:
+def workaround(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
     """What makes the graph pass, with how to run a whole program so."""
-    found = workarounds_of(
-        _opened(case), workers=desk, budget_seconds=budget, say=front.said, begins=front.begins
-    )
+    found = find_workarounds(_folder(case), questions, budget_seconds=budget, say=front.said)
     return {"attempts": [attempt.to_json() for attempt in found]}
 
 
@@ -67,7 +66,7 @@ STEPS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def _opened(case: str) -> CaseFolder:
+def _folder(case: str) -> CaseFolder:
     return open_case(Path(case).parent, case)
 
 
@@ -76,7 +75,6 @@ class _Told:
 
     def __init__(self, front: Front) -> None:
         self.front = front
-        self.last = 0.0
 
     def started(self, state: State) -> None:
         self.front.tell(started=calls_of(state.graph))
@@ -90,6 +88,10 @@ class _Told:
     def said(self, text: str) -> None:
         self.front.said(text)
 
-    def written(self, scripts: Sequence[WrittenScript], runs: int) -> None:
+    def begins(self, doing: str) -> bool:
+        return self.front.begins(doing)
+
+    def written(self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool) -> None:
         """The scripts to verify; the front runs them while what may vary is asked here."""
-        self.front.tell(scripts=[script.to_json() for script in scripts], times=runs, at=time.time())
+        told = [script.to_json() for script in scripts]
+        self.front.tell(scripts=told, times=times, at_once=at_once, always=always)

@@ -1,4 +1,4 @@
-"""`minify` of a case: search, keep every smaller repro on disk at once, write it readably, and verify it.
+"""`minify` of a case: search, keep every smaller repro on disk at once, and write it readably.
 
 Stopping at any time leaves the best repro so far; what was asked is in the log of trials, so the same command goes on
 where it was stopped. A case that does not fail here, or fails differently, ends with one sentence that says so.
@@ -6,153 +6,96 @@ where it was stopped. A case that does not fail here, or fails differently, ends
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torchsleuth.cases.folder import CaseFolder, update_case
-from torchsleuth.cases.model import Minified, Verified
+from torchsleuth.cases.model import Minified
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
-from torchsleuth.minify.case_state import (
-    CannotMinify,
-    OpenedCase,
-    open_for_search,
-    refuse_deadly_graph,
-    wait_for_device,
-)
+from torchsleuth.minify.case_state import CannotMinify, OpenedCase, wait_for_device
 from torchsleuth.minify.explain import Explanation, explain
 from torchsleuth.minify.oracle import TrialOracle
-from torchsleuth.minify.search.contract import Listener, Reduction, Silence, State
+from torchsleuth.minify.questions import NoAnswer, Questions
+from torchsleuth.minify.search.contract import Listener, Reduction, State
 from torchsleuth.minify.search.driver import search
 from torchsleuth.minify.search.subsets import NothingFails
-from torchsleuth.minify.states import warm_up
-from torchsleuth.minify.writing import (
-    REPRO,
-    VERIFY_TIMES,
-    Verification,
-    Written,
-    exact_script,
-    write_repro,
-)
+from torchsleuth.minify.states import SHAPES
+from torchsleuth.minify.writing import exact_script, write_scripts
 from torchsleuth.processes.limits import clock_of_a_hang
-from torchsleuth.supervise.interpreter import Prestarted
-from torchsleuth.supervise.scripts import ScriptRun
+from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.workers.failure_rate import AGAIN, ComesSometimes
-from torchsleuth.workers.pool import Workers
 
 # Of the time for everything, what the search leaves for writing and verifying.
 LEFT_FOR_VERIFYING = 0.2
+VERIFY_TIMES = 3
+# A failure that comes only sometimes is shown by more runs, but not by more than anyone waits for.
+MOST_TIMES = 10
+
+
+class Follower(Listener, Protocol):
+    """Someone who follows a search to its scripts."""
+
+    def written(self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool) -> None:
+        """Told of the scripts, most readable first, and how often to run each; the search goes on meanwhile."""
+        ...
 
 
 @dataclass(frozen=True)
 class MinifyResult:
-    """What came of it: the case as it stands now, the reduction, which form the repro has, and what else failed."""
+    """What came of it: the reduction, what may vary, and what else failed on the way."""
 
-    folder: CaseFolder
     reduction: Reduction
-    form: str
-    runs: tuple[ScriptRun, ...]
-    verified: bool
     explanation: Explanation
     also: tuple[str, ...] = ()
-    seconds: float = 0.0
     trial_seconds: float = 0.0
 
 
 def minify_case(
     folder: CaseFolder,
+    opened: OpenedCase,
+    questions: Questions,
+    follower: Follower,
     *,
     budget_seconds: float = 600.0,
-    workers: Workers,
-    listener: Listener | None = None,
-    early: Prestarted | None = None,
 ) -> MinifyResult:
-    """Makes the smallest repro of a case that still fails the same way, and verifies it three times.
-
-    `early` is an interpreter for the verification that was started before; else one is started here.
-
-    >>> minify_case(open_case("torchsleuth-cases", "last"), budget_seconds=60, workers=Workers(2)).reduction.calls
-    1
-    """
-    with contextlib.ExitStack() as stack:
-        early = early or stack.enter_context(Prestarted())
-        return _minify(folder, budget_seconds, workers, listener or Silence(), early)
-
-
-def _minify(
-    folder: CaseFolder, budget_seconds: float, workers: Workers, listener: Listener, early: Prestarted
-) -> MinifyResult:
+    """Makes the smallest repro of a case that still fails the same way; `follower` has its scripts verified."""
     started = time.monotonic()
-    warm_up()
-    opened = open_for_search(folder)
-    refuse_deadly_graph(folder, early)
-    budget_seconds += wait_for_device(workers, folder.case.device, budget_seconds)
-    keeper = _Keeper(folder, opened, listener)
-    # Beside the case's own values, so that workers which see the case see these as well; gone when the search is over.
-    store = folder.path / ".trials"
-    oracle = TrialOracle(
-        workers,
-        opened.expected,
-        store,
-        clock_of_a_hang(workers.limits, folder.case.kind, folder.case.extra.get("timeout")),
-    )
-    try:
-        reduction = _searched(folder, opened, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
-        seconds = round(time.monotonic() - started, 2)
-        at_once = VERIFY_TIMES if workers.count > 1 else 1
-        how = Verification(early, started + budget_seconds, at_once, oracle.rate, oracle.text)
-        keeper.said(_so_far(reduction, how))
-        written, explanation = _written_and_explained(folder, opened, reduction, oracle, how)
-    finally:
-        shutil.rmtree(store, ignore_errors=True)
-    reproduced = sum(run.reproduced for run in written.runs)
-    folder = update_case(
-        folder,
-        _beside(explanation, oracle),
-        minified=_minified(reduction, folder, written, seconds),
-        verified=Verified(len(written.runs), reproduced, written.holds),
-        extra={**_more(explanation, oracle), "verified_in": how.in_words(folder.case.device)},
-    )
-    return MinifyResult(
-        folder,
-        reduction,
-        written.form,
-        written.runs,
-        written.holds,
-        explanation,
-        tuple(_more(explanation, oracle)["also"]),
-        round(time.monotonic() - started, 2),
-        round(oracle.trial_seconds, 2),
-    )
+    workers, case = questions.workers, folder.case
+    budget_seconds += wait_for_device(workers, case.device, budget_seconds)
+    questions.deadline = started + budget_seconds
+    SHAPES.set(questions.shapes)
+    clock = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
+    oracle = TrialOracle(questions, opened.expected, clock)
+    keeper = _Keeper(folder, opened, oracle, follower)
+    reduction = _searched(folder, opened, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
+    follower.begins("writing the scripts")
+    state = reduction.state
+    scripts = write_scripts(folder, opened, state, oracle.tolerances_of(state), oracle.text)
+    rate = oracle.rate
+    times = VERIFY_TIMES if rate is None else max(VERIFY_TIMES, min(MOST_TIMES, rate.repeats))
+    update_case(folder, minified=_minified(reduction, round(time.monotonic() - started, 2)))
+    follower.said(_so_far(reduction, times))
+    at_once = VERIFY_TIMES if workers.count > 1 else 1
+    follower.written(scripts, times=times, at_once=at_once, always=rate is None)
+    # Fresh processes are waited for: meanwhile what may vary is asked, where that is cheap and time is left.
+    worth_it = reduction.complete and not oracle.failing_is_slow
+    explanation = Explanation(())
+    if worth_it and follower.begins("asking what may vary"):
+        explanation = explain(state, oracle)
+    more = _more(explanation, oracle)
+    update_case(folder, _beside(explanation, oracle), extra=more)
+    return MinifyResult(reduction, explanation, tuple(more["also"]), round(oracle.trial_seconds, 2))
 
 
-def _so_far(reduction: Reduction, how: Verification) -> str:
+def _so_far(reduction: Reduction, times: int) -> str:
     left = f"{reduction.calls} {'call' if reduction.calls == 1 else 'calls'} left"
     ended = left if reduction.complete else f"stopped before the end with {left}"
-    return f"{ended}; writing the script and running it {how.times} times in fresh processes"
-
-
-def _written_and_explained(
-    folder: CaseFolder, opened: OpenedCase, reduction: Reduction, oracle: TrialOracle, how: Verification
-) -> tuple[Written, Explanation]:
-    """Fresh processes are waited for: meanwhile what may vary is asked, where that is cheap and time is left."""
-    worth_it = reduction.complete and not oracle.failing_is_slow
-    with ThreadPoolExecutor(1) as beside:
-        writing = beside.submit(write_repro, folder, opened, reduction.state, how)
-        try:
-            explanation = explain(reduction.state, oracle) if worth_it else Explanation(())
-            return writing.result(), explanation
-        except BaseException:  # an interrupt, mostly: the scripts that run are not waited for
-            if how.early is not None:
-                how.early.give_up()
-            raise
+    return f"{ended}; writing the script and running it {times} times in fresh processes"
 
 
 def _searched(
@@ -163,7 +106,9 @@ def _searched(
     Whether it always fails is asked of what was found, the cheapest question there is; where it does not, the search
     starts again and believes no single pass.
     """
+    known = folder.case.triage.nodes if folder.case.triage is not None else ()
     blamed = seeds(opened.state.graph, opened.traceback, opened.expected.message, opened.record.nodes)
+    blamed = list(dict.fromkeys([*known, *blamed]))
     deadline = time.monotonic() + budget_seconds
 
     def once() -> Reduction:
@@ -183,6 +128,11 @@ def _searched(
             nothing = None
         except NothingFails as error:
             nothing = error
+        except NoAnswer as why:
+            raise CannotMinify(
+                f"the graph of case {folder.case.id} cannot be run without the compiler either ({why}), so the bug is "
+                f"the program's or an operator's own; see `python {folder.file('original.py')} --eager`"
+            ) from why
         oracle.look_again(opened.state, failed=False)
         raise _why_not(oracle, folder) from nothing
 
@@ -248,34 +198,35 @@ class _Keeper:
 
     folder: CaseFolder
     opened: OpenedCase
-    listener: Listener
+    oracle: TrialOracle
+    follower: Follower
 
     def started(self, state: State) -> None:
-        self.listener.started(state)
+        self.follower.started(state)
 
     def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
-        self.listener.asked(reducer, what, failed)
+        self.follower.asked(reducer, what, failed)
 
     def said(self, text: str) -> None:
-        self.listener.said(text)
+        self.follower.said(text)
+
+    def begins(self, doing: str) -> bool:
+        return self.follower.begins(doing)
 
     def smaller(self, reducer: str, state: State) -> None:
         calls = calls_of(state.graph)
-        text = exact_script(self.folder, self.opened, state)
-        update_case(self.folder, {f"checkpoints/{calls}.py": text, REPRO: text})
-        self.listener.smaller(reducer, state)
+        text = exact_script(self.folder, self.opened, state, self.oracle.tolerances_of(state))
+        update_case(self.folder, {f"{CHECKPOINTS}/{calls}.py": text, REPRO: text})
+        self.follower.smaller(reducer, state)
 
 
-def _minified(reduction: Reduction, folder: CaseFolder, written: Written, seconds: float) -> Minified:
+def _minified(reduction: Reduction, seconds: float) -> Minified:
     state = reduction.state
-    text = folder.file(REPRO).read_text(encoding="utf-8")
-    kept = sum(i.value.untyped_storage().nbytes() for i in state.inputs if i.value is not None)
     return Minified(
         calls=reduction.calls,
         inputs=len(state.inputs),
         ops=tuple(print_graph(state.graph).ops),
         queries=reduction.queries,
         seconds=seconds,
-        input_bytes=kept if written.input_bytes is None else written.input_bytes,
-        lines=len(text.splitlines()),
+        input_bytes=sum(i.value.untyped_storage().nbytes() for i in state.inputs if i.value is not None),
     )

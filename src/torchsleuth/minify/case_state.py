@@ -1,16 +1,18 @@
 """A case on disk as the state a search starts from.
 
-Reading the graph runs the definitions that the case carries (custom operators, the user's own backend), as
-running its repro would.
+Nothing that the case carries is executed here: its operators are declared by their schemas, its functions by their
+names. What they do is known to trials.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,17 @@ import torch
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.record import GraphRecord, read_record
+from torchsleuth.graphs.names import RESERVED
+from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import Input, State
 from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.supervise.interpreter import Prestarted
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec
 from torchsleuth.torch_internals.operators import load_compiler_operators
+from torchsleuth.torch_internals.schemas import declare_operators
 from torchsleuth.trials.compile import tiny_trial
 from torchsleuth.workers.queue import Desk
-
-# A graph that takes longer in eager, for which no clock was given, is taken for hung.
-EAGER_SECONDS = 120.0
 
 
 class CannotMinify(SleuthError):
@@ -47,7 +48,21 @@ class OpenedCase:
     traceback: str
 
 
-def open_for_search(folder: CaseFolder) -> OpenedCase:
+@dataclass
+class CaseQuestions(Questions):
+    """The questions of a host, and the cases it has read: each is read once."""
+
+    _opened: dict[Path, OpenedCase] = field(default_factory=dict)
+
+    def opened(self, folder: CaseFolder) -> OpenedCase:
+        """The case as the state a search starts from; raises `CannotMinify` where something is missing."""
+        if folder.path not in self._opened:
+            self.begins("reading the case")
+            self._opened[folder.path] = open_for_search(folder, self)
+        return self._opened[folder.path]
+
+
+def open_for_search(folder: CaseFolder, questions: Questions) -> OpenedCase:
     """Reads the graph, inputs and settings of a case; raises `CannotMinify` where something is missing."""
     case = folder.case
     if case.no_repro is not None:
@@ -62,56 +77,44 @@ def open_for_search(folder: CaseFolder) -> OpenedCase:
         ) from error
     trace = folder.file("traceback.txt")
     text = trace.read_text(encoding="utf-8", errors="replace") if trace.is_file() else ""
-    state = state_of_record(record, source, inputs, folder.file("inputs"), case.signature)
+    state = state_of_record(record, source, inputs, folder.file("inputs"), case.signature, questions)
     return OpenedCase(state, case.signature, record, text)
-
-
-def refuse_deadly_graph(folder: CaseFolder, early: Prestarted) -> None:
-    """Raises `CannotMinify` where a case that crashed or hung while running does so without the compiler, too.
-
-    A search runs the graph once in its own process to know its intermediate values: that must not be its end.
-    """
-    case, script = folder.case, folder.file("original.py")
-    if (
-        case.phase != "run"
-        or case.kind not in ("crash", "hang")
-        or case.device != "cpu"
-        or not script.is_file()
-    ):
-        return
-    deadline = time.monotonic() + float(case.extra.get("timeout") or EAGER_SECONDS)
-    run = early.run(script, case.signature, arguments=("--eager",), deadline=deadline)
-    if run.answer in ("cannot_tell", "reproduced"):
-        raise CannotMinify(
-            f"the graph of case {case.id} cannot be run without the compiler either ({run.summary}), so the bug "
-            f"is the program's or an operator's own; see `python {script} --eager`"
-        )
 
 
 def wait_for_device(workers: Desk, device: str, seconds: float) -> float:
     """Seconds until a first trial could run on a device other than the CPU, and none there.
 
-    On a cold machine its set-up may take longer than a search: that is not time spent on the question.
+    On a cold machine its set-up may take longer than a search: that is not time spent on the question. Raises
+    `CannotMinify` where there is no such device.
     """
     started = time.monotonic()
     if device != "cpu":
         with contextlib.suppress(TimeoutError):
-            workers.submit(tiny_trial(device=device), fresh=True).result(seconds)
+            outcome = workers.submit(tiny_trial(device=device), fresh=True).result(seconds)
+            if outcome.error is not None:
+                raise CannotMinify(
+                    f"the failure was seen on {device}, which is not here ({outcome.error[:120]}); "
+                    "make it smaller on a machine that has it"
+                )
     return time.monotonic() - started
 
 
 def state_of_record(
-    record: GraphRecord, source: str, inputs: Mapping[str, Any], store: Path, expected: Signature
+    record: GraphRecord,
+    source: str,
+    inputs: Mapping[str, Any],
+    store: Path,
+    expected: Signature,
+    questions: Questions,
 ) -> State:
-    """The state of a recorded graph, with its kept values where the failure may depend on them."""
-    _require_devices(inputs)
+    """The state of a recorded graph, with its kept values, on the CPU, where the failure may depend on them."""
     folder = str(store) if store.is_dir() else None
     any_values = expected.phase == "compile"
     kwargs = dict(record.settings.compile_kwargs)
     static = kwargs.pop("static_input_idxs", None)
     try:
-        graph = _read(source, _namespace(record, folder))
-        values = load_inputs(dict(inputs), folder) if not any_values else None
+        graph = _read(record, source, folder, questions)
+        values = load_inputs(_on_cpu(inputs), folder) if not any_values else None
     except InputsDamaged as error:
         raise CannotMinify(str(error)) from error
     except Exception as error:
@@ -133,34 +136,67 @@ def state_of_record(
         record.embedded,
         any_values,
         None if static is None else tuple(sorted(record.placeholders[i] for i in static)),
+        constant_devices=_devices(record),
     )
 
 
-def _require_devices(inputs: Mapping[str, Any]) -> None:
-    for device in sorted({str(spec["device"]) for spec in inputs["inputs"] if "device" in spec} - {"cpu"}):
-        try:
-            torch.empty(0, device=device)
-        except Exception as error:  # each kind of device has its own way of not being there
-            raise CannotMinify(
-                f"the failure was seen on {device}, which is not here ({str(error).strip().splitlines()[0][:80]}); "
-                "make it smaller on a machine that has it"
-            ) from error
+def _on_cpu(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The description with every tensor on the CPU: this process touches no device."""
+    specs = [{**spec, "device": "cpu"} if "device" in spec else spec for spec in description["inputs"]]
+    return {**description, "inputs": specs}
 
 
-def _read(source: str, namespace: dict[str, Any]) -> torch.fx.GraphModule:
+def _devices(record: GraphRecord) -> dict[str, str]:
+    if not record.constants:
+        return {}
+    specs = record.constants["description"]["inputs"]
+    return {
+        name: str(spec["device"]) for name, spec in zip(record.constants["names"], specs) if "device" in spec
+    }
+
+
+def _read(record: GraphRecord, source: str, folder: str | None, questions: Questions) -> torch.fx.GraphModule:
+    """The graph, read without running anything of the user's: operators by schema, functions by name."""
+    scope: dict[str, Any] = {"torch": torch, "__name__": "torchsleuth_case"}
+    for line in (*record.imports, *record.embedded.imports):
+        if re.match(r"(?:import|from) (?:torch|functorch|math|operator)\b", line):
+            exec(line, scope)
+    if record.constants:
+        values = load_inputs(_on_cpu(record.constants["description"]), folder)
+        scope["constant"] = dict(zip(record.constants["names"], values)).__getitem__
+    for name in free_names(source):
+        scope.setdefault(name, _stand_in(name))
     try:
-        return read_graph(source, "Repro", namespace)
+        return read_graph(source, "Repro", scope)
     except AttributeError:  # an operator that only the compiler defines; loading it takes a second
         load_compiler_operators()
-        return read_graph(source, "Repro", namespace)
+    try:
+        return read_graph(source, "Repro", scope)
+    except AttributeError:  # or one of the user's own
+        declare_operators(questions.schemas(record, source, folder))
+        return read_graph(source, "Repro", scope)
 
 
-def _namespace(record: GraphRecord, folder: str | None) -> dict[str, Any]:
-    scope: dict[str, Any] = {"torch": torch, "__name__": "torchsleuth_case"}
-    lines = [*record.imports, *record.embedded.imports, record.embedded.source]
-    exec(compile("\n".join(lines), "<case>", "exec"), scope)
-    kept = record.constants
-    if kept:
-        held = dict(zip(kept["names"], load_inputs(kept["description"], folder)))
-        scope["constant"] = held.__getitem__
-    return scope
+def free_names(source: str) -> list[str]:
+    """The names that the text of a graph uses and does not define: functions of the user's.
+
+    >>> free_names("class Repro:\\n    def forward(self, x):\\n        y = mine(x)\\n        return y\\n")
+    ['mine']
+    """
+    tree = ast.parse(source)
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    made = {node.id for node in names if isinstance(node.ctx, ast.Store)} | RESERVED
+    made |= {node.name for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    made |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return list(dict.fromkeys(node.id for node in names if node.id not in made))
+
+
+def _stand_in(name: str) -> Callable[..., Any]:
+    """A function that prints as the user's does, and is never called."""
+
+    def stand_in(*_: Any, **__: Any) -> Any:
+        raise TypeError(f"{name} is a function of the user's, which runs in trials only")
+
+    stand_in.__name__ = stand_in.__qualname__ = name
+    stand_in.__module__ = "__main__"
+    return stand_in

@@ -7,24 +7,23 @@ is not the one looked for: it is kept, to be told at the end.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
+from torchsleuth.compare.verdict.tolerances import Tolerances
 from torchsleuth.graphs.cut import calls_of
-from torchsleuth.graphs.printer import print_graph
+from torchsleuth.graphs.recording import Recording
 from torchsleuth.graphs.writes import writers
+from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import Oracle, State
-from torchsleuth.minify.tolerances import tolerances_of
+from torchsleuth.minify.search.engine import state_key
+from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fingerprint
-from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
-from torchsleuth.tensors.store import ContentStoreWriter
-from torchsleuth.trials.trial import Outcome, Switches, Trial
+from torchsleuth.trials.trial import Outcome, Trial
 from torchsleuth.workers.failure_rate import ComesSometimes, FailureRate, measured
-from torchsleuth.workers.pool import Workers
+from torchsleuth.workers.queue import Desk
 
 # A hang is told from a slow compile by this much: seconds at least, and times the slowest that passed.
 LEAST_CLOCK = 10.0
@@ -33,11 +32,10 @@ SLACK = 5.0
 
 @dataclass
 class TrialOracle(Oracle):
-    """Asks `workers` whether states fail as `expected`; `store` is the folder for their values."""
+    """Asks trials whether states fail as `expected`, and what else a search must know of a state."""
 
-    workers: Workers
+    questions: Questions
     expected: Signature
-    store: Path
     limits: Limits | None = None
     outcomes: int = 0
     cached: int = 0
@@ -46,8 +44,9 @@ class TrialOracle(Oracle):
     errors: list[str] = field(default_factory=list)
     passed: list[tuple[int, float]] = field(default_factory=list)
     suspects: Sequence[str] = ()
-    # What the last state that failed printed.
+    # What the last state that failed printed, and how far rounding alone moves the results of each that failed.
     text: str = ""
+    tolerances: dict[str, Tolerances] = field(default_factory=dict)
     # How often the failure comes, where it comes only sometimes.
     rate: FailureRate | None = None
 
@@ -85,6 +84,23 @@ class TrialOracle(Oracle):
             raise ComesSometimes(found)
 
     @property
+    def workers(self) -> Desk:
+        return self.questions.workers
+
+    def recording(self, state: State) -> Recording:
+        """What every node of the state yields in eager, from a trial."""
+        return self.questions.recording(state)
+
+    def tolerances_of(self, state: State) -> Tolerances:
+        """How far rounding alone moves the results of a state, where that matters."""
+        if self.expected.kind != "accuracy":
+            return Tolerances()
+        key = state_key(state)
+        if key not in self.tolerances:
+            self.tolerances[key] = self.questions.tolerances(state)
+        return self.tolerances[key]
+
+    @property
     def failing_is_slow(self) -> bool:
         """Whether it takes longer to see a failure than to see none."""
         return self.expected.kind == "hang"
@@ -108,7 +124,7 @@ class TrialOracle(Oracle):
 
     def trial(self, state: State) -> Trial:
         """The question that a state stands for."""
-        return trial_of(state, self.expected, self.store)
+        return trial_of(state, self.expected, self.questions.store)
 
     def _limits(self, state: State) -> Limits | None:
         """A hang costs its clock each time: what is no larger than something that passed gets that one's time."""
@@ -130,6 +146,8 @@ class TrialOracle(Oracle):
         if outcome.fails_like(self.expected):
             self.suspects = _wrong_nodes(outcome.signature, state)
             self.text = outcome.text
+            if "tolerances" in outcome.more:
+                self.tolerances[state_key(state)] = Tolerances(**outcome.more["tolerances"])
             return True
         if outcome.signature is None and outcome.error is None:
             self.passed.append((calls_of(state.graph), outcome.seconds))
@@ -151,47 +169,3 @@ def _wrong_nodes(signature: Signature | None, state: State) -> tuple[str, ...]:
         elif match and match[1] == "inputs" and place < len(state.inputs):
             found += written.get(state.inputs[place].name, [])
     return tuple(found)
-
-
-def trial_of(state: State, expected: Signature, store: Path) -> Trial:
-    """A state as a Trial; values that matter go to the tensor store, each once.
-
-    >>> workers.run(trial_of(state, signature, folder)).fails_like(signature)
-    """
-    printed = print_graph(state.graph)
-    settings = state.settings
-    if state.static_names is not None:
-        places = [place for place, given in enumerate(state.inputs) if given.name in state.static_names]
-        settings = replace(settings, compile_kwargs={**settings.compile_kwargs, "static_input_idxs": places})
-    return Trial(
-        printed.source,
-        expected,
-        settings,
-        placeholders=tuple(i.name for i in state.inputs),
-        inputs=kept_description(state, store).to_json(),
-        constants=_constants(printed.constants, store),
-        tolerances=tolerances_of(state) if expected.kind == "accuracy" else {},
-        switches=Switches(interpret=state.interpreted),
-        embedded=state.embedded.source,
-        imports=tuple(dict.fromkeys([*printed.imports, *state.embedded.imports])),
-        store=str(store),
-    )
-
-
-def kept_description(state: State, store: Path) -> InputsDescription:
-    """The inputs of a state with their values in the store."""
-    writer = ContentStoreWriter(store)
-    specs = []
-    for given in state.inputs:
-        spec = given.spec
-        if isinstance(spec, TensorSpec) and given.value is not None:
-            spec = replace(spec, storage=writer.write_storage(given.value.untyped_storage()))
-        specs.append(spec)
-    return InputsDescription(tuple(specs), state.symbols)
-
-
-def _constants(constants: Mapping[str, Any], store: Path) -> dict[str, Any]:
-    if not constants:
-        return {}
-    description = describe_inputs(list(constants.values()), None, ContentStoreWriter(store))
-    return {"names": list(constants), "description": description.to_json()}

@@ -10,35 +10,30 @@ import json
 import re
 import tempfile
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchsleuth.cases.folder import CaseFolder, now, write_case
 from torchsleuth.cases.model import Case, GraphFacts, case_id
-from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
-from torchsleuth.graphs.identity import structural_hash
-from torchsleuth.graphs.printer import PrintedGraph, print_graph
+from torchsleuth.cases.record import Embedded, GraphRecord
 from torchsleuth.minify.case_state import CannotMinify
+from torchsleuth.minify.questions import NoAnswer, Questions
 from torchsleuth.repro.script import script_text
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
-from torchsleuth.tensors.specs import Unsupported, describe_inputs
-from torchsleuth.tensors.store import ContentStoreWriter
-from torchsleuth.torch_internals.configuration import global_state, versions
-from torchsleuth.torch_internals.minifier_scripts import ForeignScript, is_foreign, read_foreign
+from torchsleuth.torch_internals.minifier_scripts import is_foreign
 from torchsleuth.trials.trial import Trial
-from torchsleuth.workers.pool import Workers
+from torchsleuth.workers.queue import Desk
 
 
-def case_of_script(script: Path, cases_dir: Path, workers: Workers) -> CaseFolder:
+def case_of_script(script: Path, cases_dir: Path, questions: Questions) -> CaseFolder:
     """The case that a script stands for, written into `cases_dir`.
 
     >>> minify_case(case_of_script(Path("minifier_launcher.py"), Path("cases"), workers), workers=workers)
     """
     text = script.read_text(encoding="utf-8")
     if is_foreign(text):
-        return _adopt_foreign(script, cases_dir, workers)
+        return _adopt_foreign(script, cases_dir, questions)
     literals = _literals(text)
     if "FACTS" not in literals or "EXPECTED" not in literals:
         raise CannotMinify(
@@ -53,41 +48,22 @@ def case_of_script(script: Path, cases_dir: Path, workers: Workers) -> CaseFolde
     return _write(cases_dir, record, graph, expected, script.parent / "inputs")
 
 
-def _adopt_foreign(script: Path, cases_dir: Path, workers: Workers) -> CaseFolder:
-    try:
-        foreign = read_foreign(script)
-        graph = torch.fx.symbolic_trace(foreign.module)
-        printed = print_graph(graph)
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise CannotMinify(f"{script} cannot be read as a script of PyTorch's minifier ({why})") from error
+def _adopt_foreign(script: Path, cases_dir: Path, questions: Questions) -> CaseFolder:
     with tempfile.TemporaryDirectory(prefix="torchsleuth-") as scratch:
         store = Path(scratch)
         try:
-            inputs = describe_inputs(foreign.inputs, None, ContentStoreWriter(store)).to_json()
-        except Unsupported as reason:
-            raise CannotMinify(f"{script} has inputs that cannot be kept: {reason}") from reason
-        record = replace(_record(foreign, graph, printed), inputs=inputs)
-        expected = _observed(record, printed.source, store, workers, foreign.accuracy)
+            told = questions.foreign_script(script, store)
+        except NoAnswer as why:
+            raise CannotMinify(f"{script} cannot be read as a script of PyTorch's minifier ({why})") from why
+        record = GraphRecord.from_json({**told, "options": {}, "direction": "forward"})
+        expected = _observed(record, told["graph"], store, questions.workers, told["accuracy"])
         if expected is None:
             raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
-        return _write(cases_dir, record, printed.source, expected, store)
-
-
-def _record(foreign: ForeignScript, graph: torch.fx.GraphModule, printed: PrintedGraph) -> GraphRecord:
-    state = AmbientState(**global_state() | {"grad": foreign.level == "dynamo"})
-    return GraphRecord(
-        CompileSettings(foreign.level, foreign.backend, config=foreign.config, state=state),
-        versions=versions(),
-        hash=structural_hash(graph),
-        placeholders=tuple(n.name for n in graph.graph.nodes if n.op == "placeholder"),
-        calls=printed.calls,
-        imports=tuple(printed.imports),
-    )
+        return _write(cases_dir, record, told["graph"], expected, store)
 
 
 def _observed(
-    record: GraphRecord, graph: str, store: Path, workers: Workers, accuracy: bool
+    record: GraphRecord, graph: str, store: Path, workers: Desk, accuracy: bool
 ) -> Signature | None:
     """How a graph fails, when nothing in particular is expected."""
     trial = Trial(
@@ -109,9 +85,9 @@ def _write(cases_dir: Path, record: GraphRecord, graph: str, expected: Signature
     calls = record.calls or len(re.findall(r"^\s+\w+ = ", graph, re.MULTILINE))
     how = record.settings
     case = Case(
-        id=case_id(fingerprint(expected), record.hash, None, torch.__version__, graph),
+        id=case_id(fingerprint(expected), record.hash, None, version("torch"), graph),
         created=now(),
-        torch=torch.__version__,
+        torch=version("torch"),
         device="cpu",
         kind=expected.kind,
         phase=expected.phase,

@@ -9,18 +9,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.graphs.cut import Cut
+from torchsleuth.graphs.recording import Recorded, RecordedTensor, Recording, record_values
 from torchsleuth.minify.search.contract import Input, State
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec, describe_inputs
-from torchsleuth.torch_internals.fake_kernels import fake_results
+from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
 from torchsleuth.torch_internals.schemas import may_write
 
 
@@ -47,22 +50,53 @@ def state_of(
     )
 
 
-def state_of_cut(state: State, piece: Cut, fakes: Mapping[str, Any] | None = None) -> State:
-    """The state of a piece cut out of a state's graph."""
+def state_of_cut(state: State, piece: Cut, recording: Recording) -> State:
+    """The state of a piece cut out of a state's graph, with the values that were recorded.
+
+    Its inputs are parted from each other's memory, unless something is written into one of them.
+    """
     writes = any(may_write(n) for n in piece.graph.graph.nodes)
     known = {i.name: i for i in state.inputs}
-    values = [v if writes or not isinstance(v, torch.Tensor) else by_itself(v) for v in piece.values]
-    symbolic = [(fakes or {}).get(name) for name in piece.names]
-    made = state_of(piece.graph, values, fakes=symbolic if fakes else None, any_values=state.any_values)
-    # What was free to have any value stays so.
-    inputs = tuple(
-        i if i.name not in known or known[i.name].value is not None else Input(i.name, i.spec)
-        for i in made.inputs
-    )
+    names = [n.name for n in piece.graph.graph.nodes if n.op == "placeholder"]
+    specs = _with_aliases(piece.values) if writes else [_apart(value) for value in piece.values]
+    inputs = []
+    for name, spec, value in zip(names, specs, piece.values, strict=True):
+        # What was free to have any value stays so.
+        free = state.any_values or (name in known and known[name].value is None)
+        kept = None
+        if isinstance(value, RecordedTensor) and not free:
+            kept = recording.load(value) if writes else by_itself(recording.load(value))
+        inputs.append(Input(name, spec, kept))
     settings = with_visible_outputs(state.settings, piece.graph)
-    return with_bound_symbols(
-        state.having(graph=piece.graph, inputs=inputs, symbols=made.symbols, settings=settings)
-    )
+    made = state.having(graph=piece.graph, inputs=tuple(inputs), symbols=recording.symbols, settings=settings)
+    return with_bound_symbols(made)
+
+
+def _apart(value: Recorded) -> TensorSpec | ScalarSpec:
+    """The description of a value on memory of its own, no larger than it reaches."""
+    if not isinstance(value, RecordedTensor):
+        return value
+    spec = value.spec
+    reach = 1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride)) if 0 not in spec.shape else 0
+    size = reach * getattr(torch, spec.dtype).itemsize
+    return replace(spec, storage_offset=0, storage=None, storage_nbytes=size, is_parameter=False)
+
+
+def _with_aliases(values: Sequence[Recorded]) -> list[TensorSpec | ScalarSpec]:
+    """The descriptions of values that may share memory, with who shares with whom."""
+    tensors = [v for v in values if isinstance(v, RecordedTensor)]
+    shared = [m for m, count in Counter(v.memory for v in tensors).items() if count > 1]
+    first: dict[int, int] = {}
+    specs: list[TensorSpec | ScalarSpec] = []
+    for place, value in enumerate(values):
+        if isinstance(value, RecordedTensor):
+            same = first.setdefault(value.identity, place)
+            group = shared.index(value.memory) if value.memory in shared else None
+            spec = replace(value.spec, storage=None, alias_of=group, same_as=None if same == place else same)
+            specs.append(spec)
+        else:
+            specs.append(value)
+    return specs
 
 
 def with_visible_outputs(settings: CompileSettings, graph: torch.fx.GraphModule) -> CompileSettings:
@@ -111,27 +145,42 @@ def ambient(state: State) -> Iterator[None]:
         yield
 
 
-def fake_values(state: State) -> tuple[dict[str, Any], Exception | None]:
-    """The fake result of each node by name, and what stopped the run, if anything did."""
+@dataclass(frozen=True)
+class Shapes:
+    """What each node yields, as text that is equal for what looks alike; `why` they do not go together, if so."""
+
+    forms: Mapping[str, str]
+    why: str | None
+
+
+def shapes_here(state: State) -> Shapes:
+    """The shapes of a state, worked out in this process."""
     numbers = [i.spec.value if isinstance(i.spec, ScalarSpec) else None for i in state.inputs]
-    return fake_results(state.graph, state.description.to_json(), numbers)
+    found, error = fake_results(state.graph, state.description.to_json(), numbers)
+    return Shapes(forms_of(found), None if error is None else str(error))
 
 
-def fits(state: State) -> bool:
-    """Whether the shapes and dtypes of a state's graph go together; what cannot be worked out counts as no."""
-    return fake_values(state)[1] is None
+# Who works out shapes: this process, or, in the search host, a trial; a fake kernel can end a process as well.
+SHAPES: ContextVar[Callable[[State], Shapes]] = ContextVar("SHAPES", default=shapes_here)
 
 
-def warm_up() -> None:
-    """Has torch load what the first check of a state needs, a second or two, while something else is waited for."""
-    graph = torch.fx.Graph()
-    graph.output((graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),)),))
-    fits(state_of(torch.fx.GraphModule(torch.nn.Module(), graph), [torch.ones(2)]))
+def shapes_of(state: State) -> Shapes:
+    """The shapes of a state, by whoever works them out: `shapes_of(state).why is None`."""
+    return SHAPES.get()(state)
 
 
 def checked(state: State) -> State | None:
-    """The state where it fits, else None."""
-    return state if fits(state) else None
+    """The state where its shapes and dtypes go together, else None; what cannot be worked out counts as no."""
+    return state if shapes_of(state).why is None else None
+
+
+def record_here(state: State) -> Recording:
+    """The eager values of a state's nodes, from a run in this process; symbolic ones where sizes are symbolic."""
+    numbers = [i.spec.value if isinstance(i.spec, ScalarSpec) else None for i in state.inputs]
+    described = state.description.to_json()
+    symbolic = fake_results(state.graph, described, numbers)[0] if state.symbols else {}
+    with ambient(state):
+        return record_values(state.graph, real_inputs(state), symbolic=symbolic)
 
 
 def with_bound_symbols(state: State) -> State:

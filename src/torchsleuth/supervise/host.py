@@ -78,6 +78,8 @@ class SearchHost:
 
     def __post_init__(self) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="torchsleuth-"))
+        # Beside the kernels, where there is room for them; gone when the host is.
+        self._values = (self.work or self._scratch).absolute() / "values"
         self._start()
 
     def ask(
@@ -107,7 +109,8 @@ class SearchHost:
     def close(self) -> None:
         """Ends the host and everything below it."""
         self._end()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        for folder in (self._values, self._scratch):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +126,8 @@ class SearchHost:
         self._pid: int | None = None
         self._doing = "starting"
         environment = fresh_environment(self.environment, self._scratch / "unused")
-        arguments = [f"--workers={self.workers}", *([f"--work={self.work}"] if self.work else [])]
+        arguments = [f"--workers={self.workers}", f"--values={self._values}"]
+        arguments += [f"--work={self.work}"] if self.work else []
         self._process: Forked | subprocess.Popen[bytes]
         try:
             with self.prepared.join() as home:

@@ -7,7 +7,6 @@ the line of the nodes that are left.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,13 +19,15 @@ from torchsleuth.cases.record import GraphRecord
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.blame import seeds
-from torchsleuth.minify.case_state import OpenedCase, open_for_search, wait_for_device
+from torchsleuth.minify.case_state import CaseQuestions, OpenedCase, wait_for_device
 from torchsleuth.minify.oracle import TrialOracle
+from torchsleuth.minify.questions import NoAnswer
 from torchsleuth.minify.reducers.forms import static_sizes
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.search.driver import search
 from torchsleuth.minify.search.engine import combined
 from torchsleuth.minify.search.subsets import NothingFails
+from torchsleuth.minify.states import SHAPES
 from torchsleuth.processes.limits import clock_of_a_hang
 from torchsleuth.triage.experiments import Bench, Experiment, Result
 from torchsleuth.triage.finding import Finding
@@ -35,10 +36,10 @@ from torchsleuth.triage.labels import labels_of
 from torchsleuth.triage.ladder import climb, has_custom_operator, misbehaving_operator
 from torchsleuth.triage.settings import needed_settings, settings_of
 from torchsleuth.workers.failure_rate import failure_rate
-from torchsleuth.workers.queue import Desk
 
 # Of the whole budget, the share for finding the few calls that fail; the experiments need the rest.
 SHARE_FOR_CALLS = 0.5
+LOOKING_FOR_CALLS = "looking for the calls that fail by themselves"
 AS_IT_WAS = Experiment("as it was", trace=True)
 IN_EAGER = Experiment("the same graph without a compiler", eager=True)
 NO_SWITCH = Finding("inductor", detail="no switch of torch makes a difference")
@@ -54,8 +55,8 @@ class NotPinnedDown(SleuthError):
 
 def triage_case(
     folder: CaseFolder,
+    questions: CaseQuestions,
     *,
-    workers: Desk,
     budget_seconds: float = 120.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> CaseFolder:
@@ -70,18 +71,17 @@ def triage_case(
         return update_case(folder, triage=_of_capture(case, case.triage))
     if case.no_repro is not None:
         raise NotPinnedDown(f"case {case.id} has nothing that could be tried: {case.no_repro}")
-    opened = open_for_search(folder)
+    workers = questions.workers
     # Workers may take long to load torch on a cold machine; that is not time spent on the question.
     workers.wait_ready(budget_seconds)
     wait_for_device(workers, case.device, budget_seconds)
     waited = time.monotonic() - started
-    store = folder.path / ".triage"
+    questions.deadline = started + waited + budget_seconds
+    SHAPES.set(questions.shapes)
+    opened = questions.opened(folder)
     limits = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
-    bench = Bench(workers, opened.expected, store, limits, say, started + waited + budget_seconds)
-    try:
-        found = _found(folder, opened, bench)
-    finally:
-        shutil.rmtree(store, ignore_errors=True)
+    bench = Bench(questions, opened.expected, limits, say, questions.deadline)
+    found = _found(folder, opened, bench)
     triage = _written(case, opened, found, bench, time.monotonic() - started)
     return update_case(folder, triage=triage)
 
@@ -147,15 +147,17 @@ def _fewer_calls(
     case: Case, opened: OpenedCase, bench: Bench, first: Result | None
 ) -> tuple[State, Result, bool]:
     """The state with as few calls as still fail, its failing run, traced, and whether none could be left out."""
-    oracle = TrialOracle(bench.desk, opened.expected, bench.store, bench.limits)  # type: ignore[arg-type]
+    oracle = TrialOracle(bench.questions, opened.expected, bench.limits)
     left = (bench.deadline or time.monotonic() + 60) - time.monotonic()
     at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
     suspects = [
         *at,
         *seeds(opened.state.graph, opened.traceback, opened.expected.message, opened.record.nodes),
     ]
-    bench.say("looking for the calls that fail by themselves")
+    bench.say(LOOKING_FOR_CALLS)
     state, fewest = opened.state, True
+    if not bench.questions.begins(LOOKING_FOR_CALLS):
+        return opened.state, first or _failing(case, opened, bench, bench.one(opened.state, AS_IT_WAS)), False
     try:
         reduction = search(
             opened.state,
@@ -169,6 +171,8 @@ def _fewer_calls(
         bench.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
     except NothingFails:
         bench.say("no part of the graph fails by itself")
+    except NoAnswer as why:
+        bench.say(f"the graph cannot be cut, since it does not run without the compiler ({why})")
     if state is not opened.state:
         small = bench.one(state, Experiment("the calls that are left", trace=True))
         if small.fails:

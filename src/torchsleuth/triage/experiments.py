@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.cases.answer import Answer
-from torchsleuth.minify.oracle import trial_of
+from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.torch_internals.compile_trace import Step, unfinished
@@ -73,14 +74,13 @@ class Result:
 
 @dataclass
 class Bench:
-    """Where experiments are run: `Bench(desk, signature, folder).ask(state, [Experiment("as it was")])`.
+    """Where experiments are run: `Bench(questions, signature).ask(state, [Experiment("as it was")])`.
 
-    `store` holds values and traces; `say` is told of each experiment when it begins and when it ends.
+    `say` is told of each experiment when it begins and when it ends.
     """
 
-    desk: Desk
+    questions: Questions
     expected: Signature
-    store: Path
     limits: Limits | None = None
     say: Callable[[str], None] = lambda text: None
     deadline: float | None = None
@@ -100,6 +100,14 @@ class Bench:
             self.say(f"{result.experiment.what}: {result.answer.value} ({took:.1f} s)")
         self.log += results
         return results
+
+    @property
+    def desk(self) -> Desk:
+        return self.questions.workers
+
+    @property
+    def store(self) -> Path:
+        return self.questions.store
 
     def one(self, state: State, experiment: Experiment) -> Result:
         """One answer."""
@@ -128,7 +136,9 @@ class Bench:
             trial,
             switches=switches,
             kind=experiment.kind,
-            tolerances=trial.tolerances if experiment.tolerances is None else experiment.tolerances,
+            tolerances=experiment.tolerances or {},
+            measure_noise=experiment.tolerances is None
+            and "accuracy" in (experiment.kind, self.expected.kind),
             time_runs=experiment.time_runs,
             stop_early=not experiment.to_the_end and not experiment.eager,
         )

@@ -11,22 +11,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from torchsleuth.cases.answer import Answer
 from torchsleuth.graphs.cut import cut
-from torchsleuth.graphs.cut_record import Recording
+from torchsleuth.graphs.recording import Recording
+from torchsleuth.minify.questions import NoAnswer, Questions
 from torchsleuth.minify.reducers.forms import static_sizes
-from torchsleuth.minify.reducers.nodes import recording_of
 from torchsleuth.minify.search.contract import State
-from torchsleuth.minify.states import ambient, state_of_cut
-from torchsleuth.minify.tolerances import tolerances_of
+from torchsleuth.minify.states import state_of_cut
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.triage.experiments import Bench, Experiment, Result
 from torchsleuth.workaround.candidates import Candidate, Change
 
-# The fastest of so many eager runs of the part that stays eager.
-EAGER_RUNS = 5
 # A trial is not begun with less than this left, and gets at least this.
 LEAST_SECONDS = 15.0
 # Each costs a compile more.
@@ -63,6 +58,7 @@ class Original:
 
     state: State
     accuracy: bool
+    questions: Questions
     # Of a wrong result: how far from eager the outputs that were wrong may be, from how far they were when seen.
     allowed: Mapping[str, float] = field(default_factory=dict)
 
@@ -75,24 +71,29 @@ class Original:
 
     @functools.cached_property
     def recording(self) -> Recording:
-        found = recording_of(self.relaxed)
+        try:
+            found = self.questions.recording(self.relaxed)
+        except NoAnswer as why:
+            raise NotApplicable(f"the graph does not run in eager ({why})") from why
         if found.stopped is not None:
-            why = str(found.stopped).strip().splitlines() or [type(found.stopped).__name__]
-            raise NotApplicable(f"the graph does not run in eager on these inputs ({why[0]})")
+            raise NotApplicable(f"the graph does not run in eager on these inputs ({found.stopped})")
         return found
 
     @functools.cached_property
     def tolerances(self) -> dict[str, float]:
-        return {} if self.accuracy else tolerances_of(self.state)
+        return self.questions.tolerances(self.state).by_path
 
     def tolerances_in(self, state: State) -> dict[str, float] | None:
         """How far from eager the results of a state may be; None where a trial's own tolerances will do."""
         whole = state is self.state or state is self.relaxed
+        if self.accuracy and not self.allowed:
+            return None
+        own = self.tolerances if whole else self.questions.tolerances(state).by_path
         if not self.accuracy:
-            return self.tolerances if whole else tolerances_of(state)
+            return own
         # Those of a trial are coarse: in a long graph of low precision they would hide the failure.
         stricter = self.allowed if whole else self._allowed_in(state)
-        return {**tolerances_of(state), **stricter} if self.allowed else None
+        return {**own, **stricter}
 
     def _allowed_in(self, part: State) -> dict[str, float]:
         """The tolerances of a part of the graph: an output of the whole is measured as it is there."""
@@ -133,31 +134,19 @@ def parts_of(original: Original, change: Change) -> list[State]:
 def _piece(original: Original, names: Sequence[str]) -> State:
     recording = original.recording
     try:
-        return state_of_cut(original.state, cut(recording, set(names)), recording.symbolic)
+        return state_of_cut(original.state, cut(recording, set(names)), recording)
     except Exception as error:
         raise NotApplicable(f"the graph cannot be cut there ({type(error).__name__}: {error})") from error
 
 
 def eager_seconds(original: Original, names: frozenset[str]) -> float | None:
     """How long the nodes that stay eager take; None where that cannot be measured."""
-    known = [name for name in original.recording.calls if name in names]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the compiled part was timed
     try:
-        piece = cut(original.recording, set(known))
-        best = float("inf")
-        for _ in range(EAGER_RUNS):
-            with ambient(original.state), torch.no_grad():
-                started = time.perf_counter()
-                piece.graph(*piece.values)
-                if torch.cuda.is_available() and torch.cuda.is_initialized():
-                    torch.cuda.synchronize()
-                best = min(best, time.perf_counter() - started)
-        return best
-    except Exception:  # an in-place write that cannot be repeated: the workaround stands without a cost
+        return original.questions.eager_seconds(
+            _piece(original, [n for n in original.recording.calls if n in names])
+        )
+    except NotApplicable:
         return None
-    finally:
-        torch.set_num_threads(threads)
 
 
 def experiment_of(original: Original, state: State, candidate: Candidate, timed: bool = False) -> Experiment:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable
 from torchsleuth.bisect.releases import bisection_of, newest_working
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.flags import INDUCTOR, RANDOM, config_of
-from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Case, Triage, Workaround
 from torchsleuth.compare.verdict.evidence import MUTATED
-from torchsleuth.minify.case_state import OpenedCase, open_for_search
+from torchsleuth.minify.case_state import CaseQuestions, OpenedCase
 from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.states import SHAPES
+from torchsleuth.processes.limits import clock_of_a_hang
 from torchsleuth.program.attempt import Attempt
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.torch_internals.configuration import default_setting
@@ -44,17 +46,6 @@ class NothingToWorkAround(SleuthError):
     """There is no failure of the compiler's that a workaround could avoid; says why."""
 
 
-def find_workarounds(
-    folder: CaseFolder, bench: Bench, *, budget_seconds: float, say: Callable[[str], None] = lambda text: None
-) -> tuple[Workaround, ...]:
-    """What was tried to make the case's graph pass, the cheapest verified one first.
-
-    >>> find_workarounds(folder, bench, budget_seconds=60)[0].how
-    'torch._inductor.config.emulate_precision_casts = True'
-    """
-    return tuple(attempt.workaround for attempt in attempts(folder, bench, budget_seconds, say))
-
-
 def _wrong_by(case: Case) -> dict[str, float]:
     """The tolerance of each output that was wrong, as the check that found it set it."""
     known = (case.extra.get("accuracy") or {}).get("tolerances") or {}
@@ -62,12 +53,28 @@ def _wrong_by(case: Case) -> dict[str, float]:
     return {path: known[path] for path in places if path in known}
 
 
-def attempts(
-    folder: CaseFolder, bench: Bench, budget_seconds: float, say: Callable[[str], None] = lambda text: None
+def find_workarounds(
+    folder: CaseFolder,
+    questions: CaseQuestions,
+    *,
+    budget_seconds: float,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Attempt]:
-    """As `find_workarounds`, each with what a run of the whole program needs."""
-    deadline = time.monotonic() + budget_seconds
-    case = folder.case
+    """What was tried to make the case's graph pass, the cheapest verified one first; it is in the case as well."""
+    refuse_hopeless(folder.case)
+    opened = questions.opened(folder)
+    # The whole graph is compiled, which takes longer than it took to come to where it hung.
+    timeout = folder.case.extra.get("timeout")
+    limits = clock_of_a_hang(questions.workers.limits, folder.case.kind, timeout, room=1.5)
+    SHAPES.set(questions.shapes)
+    bench = Bench(questions, folder.case.signature, limits, say)
+    found = attempts(folder, opened, bench, budget_seconds, say)
+    update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
+    return found
+
+
+def refuse_hopeless(case: Case) -> None:
+    """Raises `NothingToWorkAround` where the fault is not the compiler's, or there is no graph to try anything on."""
     if case.triage is not None and case.triage.component == "program":
         raise NothingToWorkAround(
             f"case {case.id} fails without the compiler, too; what has to change is the program"
@@ -79,8 +86,19 @@ def attempts(
             f"case {case.id} has no graph to try anything on: {case.no_repro}. What always keeps code away from the "
             f"compiler, untried: @torch.compiler.disable above the function{where}"
         )
-    opened = open_for_search(folder)
-    original = Original(opened.state, case.kind == "accuracy", _wrong_by(case))
+
+
+def attempts(
+    folder: CaseFolder,
+    opened: OpenedCase,
+    bench: Bench,
+    budget_seconds: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Attempt]:
+    """What was tried, each with what a run of the whole program needs."""
+    deadline = time.monotonic() + budget_seconds
+    case = folder.case
+    original = Original(opened.state, case.kind == "accuracy", bench.questions, _wrong_by(case))
     about = about_case(folder, opened)
     wanted = candidates_for(about)
     # What needs no compile comes first: then there is something, however short the time.

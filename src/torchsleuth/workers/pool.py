@@ -30,7 +30,7 @@ from torchsleuth.trials.trial import Outcome, outcome_from_json, trial_to_json
 from torchsleuth.workers.queue import Desk, Ticket
 
 SERVER = "torchsleuth.trials.server:main"
-RUN_TRIAL = "torchsleuth.trials.compile:run_trial"
+RUN_TRIAL = "torchsleuth.trials.questions:answer"
 WARM_UP = "torchsleuth.trials.compile:warm_up"
 LEARN = "torchsleuth.trials.compile:learn,torchsleuth.trials.compile:recall"
 STILL_GOOD = "torchsleuth.trials.compile:still_good"

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from torchsleuth.processes.limits import Limits
-from torchsleuth.trials.trial import Outcome, Trial
+from torchsleuth.trials.trial import Outcome, Question, Trial
 from torchsleuth.workers.trial_log import TrialLog, surroundings
 
 
@@ -147,7 +147,8 @@ class Desk:
         if outcome.error is None and outcome.signature is None and ticket.passes < ticket.repeats:
             self._queue.appendleft(ticket)
             return
-        self.log.remember(ticket.trial.key, outcome, ticket.trial.expected, ticket.passes)
+        if ticket.trial.question is Question.FAILS:
+            self.log.remember(ticket.trial.key, outcome, ticket.trial.expected, ticket.passes)
         ticket._settle(outcome)
 
     def _try_again(self, lost: list[Ticket], why: str) -> None:

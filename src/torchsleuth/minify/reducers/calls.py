@@ -8,7 +8,7 @@ import torch
 
 from torchsleuth.minify.reducers.edits import calls, edited, node_of
 from torchsleuth.minify.search.contract import Edit, State
-from torchsleuth.minify.states import checked, fake_values
+from torchsleuth.minify.states import checked, shapes_of
 from torchsleuth.torch_internals.operators import is_operator
 
 
@@ -17,16 +17,15 @@ def plainer_calls(state: State) -> Iterator[Edit]:
     found = calls(state)
     if len(found) < 2:  # a call by itself is the one that fails
         return
-    values = fake_values(state)[0]
+    forms = shapes_of(state).forms
     for node in reversed(found):
         for source in dict.fromkeys(node.all_input_nodes):
-            if source.op != "get_attr" and _alike(values.get(source.name), values.get(node.name)):
+            if (
+                source.op != "get_attr"
+                and source.name in forms
+                and forms[source.name] == forms.get(node.name)
+            ):
                 yield Edit(f"a plain call in place of {node.name}", _plain, (node.name, source.name))
-
-
-def _alike(one: object, other: object) -> bool:
-    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    return tensors and (one.shape, one.dtype) == (other.shape, other.dtype)  # type: ignore[attr-defined]
 
 
 def _plain(state: State, name: str, operand: str) -> State | None:

@@ -8,6 +8,7 @@ that are wrong, a part with all its values returned shows where they begin.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +17,11 @@ from typing import Any
 import torch
 
 from torchsleuth.graphs.cut import cut, units
-from torchsleuth.graphs.cut_record import Recording, record_values
+from torchsleuth.graphs.recording import RecordedTensor, Recording
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.search.engine import Engine
 from torchsleuth.minify.search.subsets import Ask, Elements, Subset, in_parts, one_less, smallest_failing
-from torchsleuth.minify.states import ambient, fake_values, real_inputs, state_of_cut
+from torchsleuth.minify.states import record_here, state_of_cut
 
 NAME = "nodes"
 # How far around one of each kind its cover reaches: alone with what it reads, and a little more.
@@ -31,7 +32,7 @@ MOST_EXPOSED = 64 << 20
 
 def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
     """The state with as few calls as still fail; `seeds` are names of nodes that may be to blame, best first."""
-    recording = recording_of(state)
+    recording = engine.oracle.recording(state) or record_here(state)
     groups = units(recording)
     if len(groups) == 0:
         return state
@@ -107,7 +108,7 @@ class _Asker:
         if len(names) == len(self.recording.calls) and not (self.apart or self.exposed):
             return self.state
         piece = cut(self.recording, names, severed=self.apart, exposed=self.exposed)
-        state = state_of_cut(self.state, piece, self.recording.symbolic)
+        state = state_of_cut(self.state, piece, self.recording)
         return state.having(interpreted=self.interpreted)
 
 
@@ -120,7 +121,7 @@ def _pointer(
     the first cover are compiled, in case it is the code that is wrong.
     """
     values = [recording.value(name) for group in groups for name in group]
-    size = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+    size = sum(_bytes(value) for value in values if isinstance(value, RecordedTensor))
     if not engine.oracle.names_outputs or size > MOST_EXPOSED:
         return None
     compiled = _Asker(engine, state, recording, groups, exposed=True)
@@ -143,22 +144,15 @@ def _racer(
 
     def race(subsets: Sequence[Subset]) -> int | None:
         names = [{name for element in subset for name in groups[element]} for subset in subsets]
-        states = [
-            state_of_cut(state, cut(recording, each, severed=True), recording.symbolic) for each in names
-        ]
+        states = [state_of_cut(state, cut(recording, each, severed=True), recording) for each in names]
         engine.queries += len(states)
         return engine.oracle.first_passing(states)
 
     return race
 
 
-def recording_of(state: State) -> Recording:
-    """The eager values of a state's nodes; symbolic ones where sizes are symbolic."""
-    symbolic = fake_values(state)[0] if state.symbols else {}
-    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    kept = {name: v for name, v in symbolic.items() if isinstance(v, (torch.Tensor, *symbols))}
-    with ambient(state):
-        return record_values(state.graph, real_inputs(state), symbolic=kept)
+def _bytes(value: RecordedTensor) -> int:
+    return math.prod(value.spec.shape) * getattr(torch, value.spec.dtype).itemsize
 
 
 def elements_of(
@@ -221,8 +215,9 @@ def _named(recording: Recording, group: tuple[str, ...]) -> str:
 def _kind(recording: Recording, node: torch.fx.Node) -> str:
     def form(source: torch.fx.Node) -> Any:
         value = recording.value(source.name)
-        if isinstance(value, torch.Tensor):
-            return f"{value.dtype}{list(value.shape)}{list(value.stride())}{value.device}"
+        if isinstance(value, RecordedTensor):
+            spec = value.spec
+            return f"{spec.dtype}{list(spec.shape)}{list(spec.stride)}{spec.device}"
         return str(source.target) if source.op == "get_attr" else f"{type(value).__name__}"
 
     return f"{node.target}{torch.fx.map_arg(node.args, form)}{torch.fx.map_arg(dict(node.kwargs), form)}"

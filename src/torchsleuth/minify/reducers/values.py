@@ -47,9 +47,7 @@ def _filled(state: State, name: str, fill: Callable[[torch.Tensor], torch.Tensor
         if not isinstance(spec, TensorSpec) or 0 in spec.stride or spec.alias_of is not None:
             return given
         with torch.no_grad():
-            new = torch.empty_strided(
-                spec.shape, spec.stride, dtype=getattr(torch, spec.dtype), device=spec.device
-            )
+            new = torch.empty_strided(spec.shape, spec.stride, dtype=getattr(torch, spec.dtype))
             new.copy_(fill(torch.zeros_like(new) if given.value is None else given.value.detach()))
         spec = replace(spec, storage_offset=0)
         return replace(given, spec=spec, value=new.requires_grad_(spec.requires_grad))

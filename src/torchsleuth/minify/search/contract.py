@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from torchsleuth.cases.record import CompileSettings, Embedded
+from torchsleuth.graphs.recording import Recording
 from torchsleuth.tensors.specs import InputsDescription, ScalarSpec, SymbolSpec, TensorSpec
 
 
@@ -46,6 +47,8 @@ class State:
     any_values: bool = False
     static_names: tuple[str, ...] | None = None
     interpreted: bool = False
+    # Where the tensors that the graph holds lie, by name; in the process of a search they lie on the CPU.
+    constant_devices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def description(self) -> InputsDescription:
@@ -117,6 +120,10 @@ class Oracle(Protocol):
         """The place of a state that passes, the first in time; None where all fail."""
         return next((place for place, failed in enumerate(self.each(states)) if failed is False), None)
 
+    def recording(self, state: State) -> Recording | None:
+        """What every node of the state yields in eager; None where whoever searches may run it to find out."""
+        return None
+
     @property
     def failing_is_slow(self) -> bool:
         """Whether it takes longer to see a failure than to see none."""
@@ -156,9 +163,16 @@ class Listener(Protocol):
 
     def said(self, text: str) -> None: ...
 
+    def begins(self, doing: str) -> bool:
+        """Told what comes next; False where that is to be left out."""
+        ...
+
 
 class Silence:
     """A listener that does nothing."""
+
+    def begins(self, doing: str) -> bool:
+        return True
 
     def started(self, state: State) -> None:
         pass

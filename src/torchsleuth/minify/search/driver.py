@@ -111,11 +111,12 @@ def _fewest_calls(engine: Engine, seeds: Sequence[str], again: bool = False) -> 
     calls = None
     while calls != calls_of(engine.best.graph):
         calls = calls_of(engine.best.graph)
-        if not again or calls > 1:
+        if (not again or calls > 1) and engine.begins("nodes"):
             reduce_nodes(engine, engine.best, () if again else seeds)
         again = True
         for name, reducer in STRUCTURE.items():
-            settle(engine, name, reducer, engine.best)
+            if engine.begins(name):
+                settle(engine, name, reducer, engine.best)
 
 
 def _fixpoint(engine: Engine, seeds: Sequence[str]) -> None:
@@ -124,9 +125,11 @@ def _fixpoint(engine: Engine, seeds: Sequence[str]) -> None:
         before = size_of(engine.best)
         _fewest_calls(engine, seeds, again)
         again = True
-        _leap(engine)
+        if engine.begins("leap"):
+            _leap(engine)
         for name, reducer in DETAILS.items():
-            settle(engine, name, reducer, engine.best)
+            if engine.begins(name):
+                settle(engine, name, reducer, engine.best)
         if size_of(engine.best) == before:
             return
 

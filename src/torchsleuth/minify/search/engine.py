@@ -93,6 +93,10 @@ class Engine:
         """Whether one state fails."""
         return bool(self._ask(reducer, [(what, state)])[0])
 
+    def begins(self, reducer: str) -> bool:
+        """Says that a reducer has its turn; False where it is to be left out."""
+        return self.listener.begins(f"making the graph smaller: {reducer}")
+
     def accept(self, reducer: str, state: State) -> State:
         """Makes a failing state the best one, if it is smaller than what stood there."""
         if size_of(state) < size_of(self.best):
