@@ -65,9 +65,8 @@ def test_the_release_that_brought_the_failure_is_found_and_kept(tmp_path, index)
         k: v for k, v in answer.items() if k != "of"
     }
 
-    started = time.monotonic()
     again = bisect(tmp_path, "last", "--torch", "0.1..0.6", "--index-url", index)
-    assert again.status == 0 and time.monotonic() - started < 15, again.stderr
+    assert again.status == 0 and "building" not in again.stderr, again.stderr
     assert "broken since 0.4.0 (0.2.0 passes)" in again.stdout and "running the script" not in again.stderr
     assert "0.3.0 could not be tested" in again.stdout and "it lacks what the script needs" in again.stdout
 

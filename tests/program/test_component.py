@@ -1,9 +1,11 @@
-"""The ladder of a whole program, with runs that are made up: which rungs are run, and whom they blame."""
+"""The component of a whole program, with runs that are made up: which variants are run, and whom they blame."""
 
 import pytest
 
-from torchsleuth.program import ladder as program
-from torchsleuth.program.component import ends_alike, program_ladder, program_named
+from torchsleuth.backends import CATALOG
+from torchsleuth.cases.answer import Answer
+from torchsleuth.program import component as program
+from torchsleuth.program.component import answer_of_run, component_of_program, program_named
 from torchsleuth.program.runs import ProgramRun
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
@@ -23,7 +25,7 @@ def climbed(monkeypatch, fails, first=BAD, **answers):
 
     monkeypatch.setattr(program, "watch_program", lambda *_args, **_kwargs: first)
     monkeypatch.setattr(program, "run_program", run)
-    return program_ladder(["train.py"], **answers), seen
+    return component_of_program(["train.py"], **answers), seen
 
 
 def level(name):
@@ -129,12 +131,29 @@ def test_each_rung_is_told_when_it_begins_and_when_it_ends(monkeypatch):
     assert found.as_triage().component == "program"
 
 
-def test_two_runs_end_alike_by_status_and_type_of_error():
-    assert ends_alike(BAD, ProgramRun(1, 2.0, tail="my.AssertionError: other text"))
-    assert not ends_alike(BAD, ProgramRun(1, 2.0, tail="ValueError: differ"))
-    assert not ends_alike(BAD, ProgramRun(139, 2.0))
-    late = ProgramRun(143, 9.0, timed_out=True)
-    assert ends_alike(late, late) and not ends_alike(late, BAD)
+LATE = ProgramRun(143, 9.0, timed_out=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "run", "answer"),
+    [
+        (BAD, ProgramRun(1, 2.0, tail="my.AssertionError: other text"), Answer.FAILS),
+        (BAD, ProgramRun(1, 2.0, tail="ValueError: differ"), Answer.OTHER),
+        (BAD, ProgramRun(139, 2.0), Answer.OTHER),
+        (BAD, LATE, Answer.OTHER),
+        (LATE, LATE, Answer.FAILS),
+        (LATE, BAD, Answer.OTHER),
+        (LATE, GOOD, Answer.PASSES),
+    ],
+)
+def test_two_runs_end_alike_by_status_and_type_of_error(first, run, answer):
+    assert answer_of_run(first, run) is answer
+
+
+def test_the_backends_of_the_variants_are_there():
+    variants = (each for each in vars(program).values() if isinstance(each, program.Variant))
+    named = {each.overrides.backend for each in variants} - {None}
+    assert len(named) == 4 and named <= {each.name for each in CATALOG}
 
 
 def test_our_own_lines_are_not_the_programs_last_word():
