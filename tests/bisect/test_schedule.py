@@ -6,16 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from torchsleuth.bisect.schedule import (
-    FAILS,
-    PASSES,
-    PATIENCE,
-    finding_of,
-    most_runs,
-    next_to_try,
-)
+from torchsleuth.bisect.schedule import PATIENCE, finding_of, most_runs, next_to_try
+from torchsleuth.cases.answer import Answer
 
-UNTESTABLE = "cannot tell"
+FAILS, PASSES, UNTESTABLE = Answer.FAILS, Answer.PASSES, Answer.CANNOT_TELL
 
 
 def search(history, workers=1, free=None):
@@ -23,7 +17,7 @@ def search(history, workers=1, free=None):
     words = {"p": PASSES, "f": FAILS, "u": UNTESTABLE}
     versions = [f"v{i}" for i in range(len(history))]
     truth = dict(zip(versions, (words[letter] for letter in history)))
-    seen: dict[str, str] = {}
+    seen: dict[str, Answer] = {}
     while batch := next_to_try(versions, seen, workers, free):
         assert 0 < len(batch) <= workers and len(set(batch)) == len(batch)
         assert not seen.keys() & set(batch)
@@ -56,7 +50,7 @@ def test_releases_that_cannot_be_tested_move_no_change(before, after, holes, k):
     letters = ["p"] * before + ["f"] * after
     history = "".join("u" if i in holes else letter for i, letter in enumerate(letters))
     found, seen = search(history, k)
-    refusals = sum(outcome == UNTESTABLE for outcome in seen.values())
+    refusals = sum(answer is UNTESTABLE for answer in seen.values())
     assert len(seen) <= min(len(history), most_runs(len(history), k) * (1 + refusals))
     passing, failing = history.rfind("p"), history.find("f")
     if found.answer == "broken since":
@@ -86,10 +80,10 @@ def test_whatever_is_told_of_any_history_is_true_of_it(history, k):
         assert all(a != b for a, b in alternating)
         assert (len(found.changes) > 1) == any("times" in note for note in found.notes)
     else:
-        outcomes = {seen[f"v{i}"] for i in tested if f"v{i}" in seen}
-        assert len(outcomes) <= 1
-        assert (found.answer == "always") <= (outcomes == {FAILS})
-        assert (found.answer == "never") <= (outcomes == {PASSES})
+        answers = {seen[f"v{i}"] for i in tested if f"v{i}" in seen}
+        assert len(answers) <= 1
+        assert (found.answer == "always") <= (answers == {FAILS})
+        assert (found.answer == "never") <= (answers == {PASSES})
     assert bool(tested) or found.answer == "unclear"
     assert len(seen) <= len(history)
 

@@ -65,9 +65,8 @@ def test_the_release_that_brought_the_failure_is_found_and_kept(tmp_path, index)
         k: v for k, v in answer.items() if k != "of"
     }
 
-    started = time.monotonic()
     again = bisect(tmp_path, "last", "--torch", "0.1..0.6", "--index-url", index)
-    assert again.status == 0 and time.monotonic() - started < 15, again.stderr
+    assert again.status == 0 and "building" not in again.stderr, again.stderr
     assert "broken since 0.4.0 (0.2.0 passes)" in again.stdout and "running the script" not in again.stderr
     assert "0.3.0 could not be tested" in again.stdout and "it lacks what the script needs" in again.stdout
 
@@ -118,6 +117,12 @@ def test_a_case_without_a_script_is_one_sentence(tmp_path):
     assert done.status == 2 and "it communicates" in done.ours()[-1]
 
 
+def wait_for(condition, child):
+    while not condition():
+        assert child.poll() is None
+        time.sleep(0.1)
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds its own runs in /proc")
 def test_ctrl_c_ends_the_runs_and_keeps_what_was_tried(tmp_path, index):
     slow = "import time\nif version > (0, 1, 0): time.sleep(500)\n" + textwrap.dedent(BROKEN_SINCE)
@@ -129,14 +134,10 @@ def test_ctrl_c_ends_the_runs_and_keeps_what_was_tried(tmp_path, index):
             [sys.executable, "-m", "torchsleuth", *command, str(tmp_path / "cases")],
             stderr=err, stdout=subprocess.DEVNULL, env=env, cwd=tmp_path,
         )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and "0.6.0: running" not in (tmp_path / "err").read_text():
-            time.sleep(0.1)
-        while time.monotonic() < deadline and "0.1.0 passes" not in (tmp_path / "err").read_text():
-            time.sleep(0.1)
-        time.sleep(0.5)
+        wait_for(lambda: "0.6.0: running" in (tmp_path / "err").read_text(), child)
+        wait_for(lambda: bisection_of(open_case(tmp_path / "cases", str(folder.path)).case), child)
         child.send_signal(signal.SIGINT)
-        status = child.wait(timeout=30)
+        status = child.wait()
     said = (tmp_path / "err").read_text()
     assert status == 130 and "the same command goes on" in said, said
     kept = bisection_of(open_case(tmp_path / "cases", str(folder.path)).case)

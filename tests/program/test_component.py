@@ -1,9 +1,11 @@
-"""The ladder of a whole program, with runs that are made up: which rungs are run, and whom they blame."""
+"""The component of a whole program, with runs that are made up: which variants are run, and whom they blame."""
 
 import pytest
 
-from torchsleuth.program import ladder as program
-from torchsleuth.program.component import ends_alike, program_ladder, program_named
+from torchsleuth.backends import CATALOG
+from torchsleuth.cases.answer import Answer
+from torchsleuth.program import component as program
+from torchsleuth.program.component import answer_of_run, component_of_program, program_named
 from torchsleuth.program.runs import ProgramRun
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
@@ -23,7 +25,7 @@ def climbed(monkeypatch, fails, first=BAD, **answers):
 
     monkeypatch.setattr(program, "watch_program", lambda *_args, **_kwargs: first)
     monkeypatch.setattr(program, "run_program", run)
-    return program_ladder(["train.py"], **answers), seen
+    return component_of_program(["train.py"], **answers), seen
 
 
 def level(name):
@@ -47,26 +49,26 @@ def level(name):
 )
 def test_the_first_rung_that_fails_names_the_component(monkeypatch, failing, component):
     found, _ = climbed(monkeypatch, level(failing))
-    assert found.component == component and found.pinned
+    assert found.triage.component == component and found.triage.pinned
 
 
 def test_a_program_that_does_not_fail_blames_nobody(monkeypatch):
     found, seen = climbed(monkeypatch, lambda *_: True, first=GOOD)
-    assert found.component is None and not found.pinned and seen == []
+    assert found.triage.component is None and not found.triage.pinned and seen == []
 
 
 def test_rungs_below_one_that_passes_are_not_run(monkeypatch):
     case = {"id": "1a2b3c4d", "kind": "compile_error", "phase": "compile", "backend": "inductor"}
     first = ProgramRun(1, 1.0, tail="RuntimeError: no", cases=(case,))
     found, seen = climbed(monkeypatch, lambda *_: False, first=first)
-    assert found.component == "inductor" and found.case == "1a2b3c4d"
+    assert found.triage.component == "inductor" and found.case == "1a2b3c4d"
     assert seen == ["uncompiled", DECOMPOSED]
 
 
 def test_only_the_users_own_backend_fails(monkeypatch):
     case = {"id": "1a2b3c4d", "kind": "compile_error", "phase": "compile", "backend": "mine"}
     found, _ = climbed(monkeypatch, lambda *_: False, first=ProgramRun(1, 1.0, cases=(case,)))
-    assert (found.component, found.part) == ("backend", "mine")
+    assert (found.triage.component, found.triage.part) == ("backend", "mine")
 
 
 @pytest.mark.parametrize(
@@ -84,15 +86,15 @@ def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setti
         return not environment and overrides.backend is None and setting not in inductor
 
     found, _ = climbed(monkeypatch, fails)
-    assert (found.component, found.part) == ("inductor", part)
-    assert found.flags[0].startswith(f"torch._inductor.config.{setting} = ")
+    assert (found.triage.component, found.triage.part) == ("inductor", part)
+    assert found.triage.flags[0].startswith(f"torch._inductor.config.{setting} = ")
 
 
 def test_decompositions_that_only_draw_other_random_numbers_are_not_blamed(monkeypatch):
     def fails(overrides, _environment):
         return overrides.backend == DECOMPOSED and not overrides.config
 
-    assert climbed(monkeypatch, fails)[0].part == "random numbers"
+    assert climbed(monkeypatch, fails)[0].triage.part == "random numbers"
 
 
 def test_a_fake_kernel_that_does_not_match_is_found_by_the_check(monkeypatch):
@@ -102,15 +104,15 @@ def test_a_fake_kernel_that_does_not_match_is_found_by_the_check(monkeypatch):
         return told if (overrides.backend or "").endswith("crossref") else False
 
     found, _ = climbed(monkeypatch, fails)
-    assert (found.component, found.part) == ("aot_autograd", "fake kernel")
-    assert "mylib.op" in found.detail
+    assert (found.triage.component, found.triage.part) == ("aot_autograd", "fake kernel")
+    assert "mylib.op" in found.triage.detail
 
 
 def test_a_rung_that_fails_in_another_way_is_no_evidence(monkeypatch):
     def fails(overrides, _environment):
         return ProgramRun(1, 1.0, tail="ImportError: no") if overrides.backend == "sleuth_eager" else False
 
-    assert climbed(monkeypatch, fails)[0].component == "inductor"
+    assert climbed(monkeypatch, fails)[0].triage.component == "inductor"
 
 
 def test_each_rung_is_told_when_it_begins_and_when_it_ends(monkeypatch):
@@ -122,19 +124,36 @@ def test_each_rung_is_told_when_it_begins_and_when_it_ends(monkeypatch):
         "trying: nothing compiled",
         "nothing compiled: fails, status 1 (1 s)",
     ]
-    assert [(r.what, r.answer) for r in found.rungs] == [
+    assert [(r.what, r.answer) for r in found.triage.rungs] == [
         ("the program as it is", "fails"),
         ("nothing compiled", "fails"),
     ]
-    assert found.as_triage().component == "program"
+    assert found.triage.component == "program"
 
 
-def test_two_runs_end_alike_by_status_and_type_of_error():
-    assert ends_alike(BAD, ProgramRun(1, 2.0, tail="my.AssertionError: other text"))
-    assert not ends_alike(BAD, ProgramRun(1, 2.0, tail="ValueError: differ"))
-    assert not ends_alike(BAD, ProgramRun(139, 2.0))
-    late = ProgramRun(143, 9.0, timed_out=True)
-    assert ends_alike(late, late) and not ends_alike(late, BAD)
+LATE = ProgramRun(143, 9.0, timed_out=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "run", "answer"),
+    [
+        (BAD, ProgramRun(1, 2.0, tail="my.AssertionError: other text"), Answer.FAILS),
+        (BAD, ProgramRun(1, 2.0, tail="ValueError: differ"), Answer.OTHER),
+        (BAD, ProgramRun(139, 2.0), Answer.OTHER),
+        (BAD, LATE, Answer.OTHER),
+        (LATE, LATE, Answer.FAILS),
+        (LATE, BAD, Answer.OTHER),
+        (LATE, GOOD, Answer.PASSES),
+    ],
+)
+def test_two_runs_end_alike_by_status_and_type_of_error(first, run, answer):
+    assert answer_of_run(first, run) is answer
+
+
+def test_the_backends_of_the_variants_are_there():
+    variants = (each for each in vars(program).values() if isinstance(each, program.Variant))
+    named = {each.overrides.backend for each in variants} - {None}
+    assert len(named) == 4 and named <= {each.name for each in CATALOG}
 
 
 def test_our_own_lines_are_not_the_programs_last_word():

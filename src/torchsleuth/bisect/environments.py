@@ -33,9 +33,7 @@ from torchsleuth.cases.errors import SleuthError
 
 try:
     import fcntl
-except (
-    ImportError
-):  # not on Windows; there two processes may build one environment twice, and the first one stays
+except ImportError:  # on Windows two processes may build one environment twice, and the first one stays
     fcntl = None  # type: ignore[assignment]
 
 READY = "torchsleuth.json"

@@ -60,16 +60,14 @@ def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> 
     """The ladder for a whole program; a case that it leaves is named for what comes next."""
     from torchsleuth.program.component import component_of_program
 
-    started = time.monotonic()
     found = component_of_program(argv, cases_dir=cases_dir, say=_say, timeout=budget)
-    finding = found.as_triage(round(time.monotonic() - started, 2))
     if as_json:
-        print_json({"program": argv, "case": found.case, "triage": dataclasses.asdict(finding)})
+        print_json({"program": argv, "case": found.case, "triage": dataclasses.asdict(found.triage)})
     else:
-        show_triage(finding)
+        show_triage(found.triage)
         if found.case:
             click.echo(f"\nits first failure is a case: torchsleuth triage {found.case}")
-    return 0 if finding.pinned else 1
+    return 0 if found.triage.pinned else 1
 
 
 def _say(text: str) -> None:

@@ -84,28 +84,10 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class ProgramFinding:
-    """Who is at fault in a program. `component` is None where it does not fail; `case` is that of its first failure."""
+    """Who is at fault in a program, with no component where it does not fail; `case` is that of its first failure."""
 
-    component: str | None
-    part: str | None = None
-    detail: str = ""
-    pinned: bool = False
-    flags: tuple[str, ...] = ()
-    rungs: tuple[Rung, ...] = ()
-    case: str | None = None
-
-    def as_triage(self, seconds: float | None = None) -> Triage:
-        """The finding as a section of case.json, from which labels are made."""
-        return Triage(
-            component=self.component,
-            part=self.part,
-            detail=self.detail,
-            pinned=self.pinned,
-            flags=self.flags,
-            rungs=self.rungs,
-            trials=len(self.rungs),
-            seconds=seconds,
-        )
+    triage: Triage
+    case: str | None
 
 
 def component_of_program(
@@ -119,7 +101,7 @@ def component_of_program(
 
     `timeout` is how long one run may take; a run that takes longer counts as one that hangs.
 
-    >>> component_of_program(["train.py", "--epochs", "1"]).component
+    >>> component_of_program(["train.py", "--epochs", "1"]).triage.component
     'decompositions'
     """
     program = program_named(argv)
@@ -215,8 +197,17 @@ class _Climb:
         pinned: bool = True,
         flags: tuple[str, ...] = (),
     ) -> ProgramFinding:
-        case = str(self.first.cases[0]["id"]) if self.first.cases else None
-        return ProgramFinding(component, part, detail, pinned, flags, tuple(self.rungs), case)
+        triage = Triage(
+            component=component,
+            part=part,
+            detail=detail,
+            pinned=pinned,
+            flags=flags,
+            rungs=tuple(self.rungs),
+            trials=len(self.rungs),
+            seconds=round(sum(rung.seconds for rung in self.rungs), 2),
+        )
+        return ProgramFinding(triage, str(self.first.cases[0]["id"]) if self.first.cases else None)
 
 
 def answer_of_run(first: ProgramRun, run: ProgramRun) -> Answer:

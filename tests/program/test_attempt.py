@@ -1,0 +1,29 @@
+"""An attempt crosses from the search's process to the one that runs the program, and stays the same."""
+
+import json
+
+import pytest
+
+from torchsleuth.cases.model import Workaround
+from torchsleuth.program.attempt import Attempt, attempt_from_json
+from torchsleuth.watched.overrides import Overrides
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        Attempt(Workaround("torch 2.12.0", "pip install torch==2.12.0", False, "not tried")),
+        Attempt(Workaround("a", "b", True, cost=1.5), Overrides()),
+        Attempt(
+            Workaround("setting", "x = 1", True, program=True),
+            Overrides(
+                config={"torch._inductor.config": {"freezing": "False"}},
+                dynamic=False,
+                fallback=("aten.erf.default",),
+                functions=(("/a.py", "f", 3), ("/b.py", "g", 7)),
+            ),
+        ),
+    ],
+)
+def test_an_attempt_goes_to_json_and_back(attempt):
+    assert attempt_from_json(json.loads(json.dumps(attempt.to_json()))) == attempt
