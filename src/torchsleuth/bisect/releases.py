@@ -67,7 +67,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class ScriptRunner:
+class RepeatedScript:
     """A script on disk; `once` runs it in a fresh process. It passes only where it passes `times` times."""
 
     script: Path
@@ -79,7 +79,7 @@ class ScriptRunner:
         started = time.monotonic()
         for _ in range(self.times):
             run = self.once(python, deadline)
-            if answer_of_script(run) is not Answer.PASSES:
+            if run.answer is not Answer.PASSES:
                 break
         return replace(run, seconds=time.monotonic() - started)
 
@@ -92,12 +92,6 @@ class ScriptRunner:
                 continue
             if os.fsencode(self.script) in words:
                 kill_group(pid)
-
-
-def answer_of_script(run: ScriptRun) -> Answer:
-    """What a run of the script says about the failure: `answer_of_script(ScriptRun("reproduced", "", 1.0))`."""
-    known = {"reproduced": Answer.FAILS, "not_reproduced": Answer.PASSES, "different": Answer.OTHER}
-    return known.get(run.answer, Answer.CANNOT_TELL)
 
 
 @dataclass
@@ -211,7 +205,7 @@ def _try(search: Search, version: str) -> TriedRelease | None:
     # A run that the clock of the whole search ended looks like a hang, and is none.
     if time.monotonic() > search.deadline:
         return None
-    return TriedRelease(version, answer_of_script(run).value, round(run.seconds, 2), run.summary)
+    return TriedRelease(version, run.answer.value, round(run.seconds, 2), run.summary)
 
 
 def _note(search: Search, tried: TriedRelease) -> None:

@@ -16,7 +16,7 @@ from torchsleuth.bisect.provider import Plan, plan_of
 from torchsleuth.bisect.release_names import BadRange, names_listed, range_of
 from torchsleuth.bisect.releases import (
     Bisection,
-    ScriptRunner,
+    RepeatedScript,
     Search,
     TriedRelease,
     bisect_releases,
@@ -31,8 +31,8 @@ from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json
 from torchsleuth.cli.verify import script_of
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.supervise.pipeline import run_case_script
-from torchsleuth.supervise.scripts import ScriptRun, run_script
+from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
+from torchsleuth.supervise.verification import phase_clock
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -143,13 +143,13 @@ def _versions(provider: IndexProvider, torch_range: str | None, releases: str | 
     return names_listed(releases) if releases is not None else provider.versions(range_of(torch_range or ""))
 
 
-def _runner(folder: CaseFolder | None, script: Path, expected: Signature, times: int) -> ScriptRunner:
-    def once(python: str, deadline: float) -> ScriptRun:
-        if folder is None:
-            return run_script(script, expected, python=python, deadline=deadline)
-        return run_case_script(folder, script, python=python, deadline=deadline)
+def _runner(folder: CaseFolder | None, script: Path, expected: Signature, times: int) -> RepeatedScript:
+    clock = PHASE_SECONDS if folder is None else phase_clock(folder.case)
 
-    return ScriptRunner(script, once, times)
+    def once(python: str, deadline: float) -> ScriptRun:
+        return ScriptRunner(python=python).run(script, expected, phase_seconds=clock, deadline=deadline)
+
+    return RepeatedScript(script, once, times)
 
 
 def _key(script: Path, index_url: str | None, times: int) -> str:

@@ -77,8 +77,9 @@ def _say(sentence: str) -> None:
 def _adopted(script: Path, cases_dir: Path, processes: Processes, budget: float) -> CaseFolder:
     """The case that a script of someone else's becomes."""
     assert processes.host is not None
-    where = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
-    told = processes.host.ask("adopt", budget, said=_say, **where)
+    told = processes.host.ask(
+        "adopt", budget, said=_say, script=str(script.absolute()), cases=str(cases_dir.absolute())
+    )
     return open_case(cases_dir, told["case"])
 
 

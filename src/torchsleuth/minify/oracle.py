@@ -17,7 +17,7 @@ from torchsleuth.graphs.recording import Recording
 from torchsleuth.graphs.writes import writers
 from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import Oracle, State
-from torchsleuth.minify.search.engine import state_key
+from torchsleuth.minify.search.state_key import state_key
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fingerprint

@@ -17,7 +17,7 @@ from torchsleuth.cases.record import CompileSettings, GraphRecord
 from torchsleuth.compare.verdict.tolerances import Tolerances
 from torchsleuth.graphs.recording import Recording, recording_from_json
 from torchsleuth.minify.search.contract import State
-from torchsleuth.minify.search.engine import state_key
+from torchsleuth.minify.search.state_key import state_key
 from torchsleuth.minify.states import Shapes
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits

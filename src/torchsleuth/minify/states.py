@@ -75,6 +75,7 @@ def state_of_cut(state: State, piece: Cut, recording: Recording) -> State:
 def _apart(value: Recorded) -> TensorSpec | ScalarSpec:
     """The description of a value on memory of its own, no larger than it reaches."""
     if not isinstance(value, RecordedTensor):
+        assert isinstance(value, ScalarSpec)
         return value
     spec = value.spec
     reach = 1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride)) if 0 not in spec.shape else 0
@@ -95,6 +96,7 @@ def _with_aliases(values: Sequence[Recorded]) -> list[TensorSpec | ScalarSpec]:
             spec = replace(value.spec, storage=None, alias_of=group, same_as=None if same == place else same)
             specs.append(spec)
         else:
+            assert isinstance(value, ScalarSpec)
             specs.append(value)
     return specs
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,7 +73,7 @@ def processes_for(
     with contextlib.ExitStack() as stack:
         prepared = stack.enter_context(PreparedInterpreter())
         on_cpu = folder is None or folder.case.device == "cpu"
-        runner = ScriptRunner(prepared if on_cpu else None, **({"python": python} if python else {}))
+        runner = ScriptRunner(prepared if on_cpu else None, python or sys.executable)
         host = None
         if workers is not None:
             host = stack.enter_context(SearchHost(prepared, workers, folder.path / WORK if folder else None))

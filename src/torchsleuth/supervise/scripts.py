@@ -120,13 +120,12 @@ class ScriptRunner:
         def start(places: Places) -> Running:
             return _Interpreter([self.python, str(script), *arguments], places)
 
-        clocks = {"phase_seconds": phase_seconds, "deadline": deadline}
         if self.forks:
             try:
-                return watched_run(fork, expected, stopped=self.stopped, **clocks)
+                return watched_run(fork, expected, self.stopped, phase_seconds, deadline)
             except NotThere:
                 pass  # it is gone: a new interpreter for each from here on
-        return watched_run(start, expected, stopped=self.stopped, **clocks)
+        return watched_run(start, expected, self.stopped, phase_seconds, deadline)
 
     def run_times(
         self,
@@ -154,7 +153,6 @@ class ScriptRunner:
 def watched_run(
     begin: Callable[[Places], Running],
     expected: Signature,
-    *,
     stopped: threading.Event,
     phase_seconds: float,
     deadline: float | None,

@@ -295,7 +295,7 @@ class Server:
     def learned(self, what: Any) -> None:
         self.learner = None
         if what is not None:
-            named_function(self.learn.split(",")[1])(what)
+            named_function(str(self.learn).split(",")[1])(what)
             for child in self.children.values():
                 if child.ready and child.once:  # made before we knew
                     child.ready = False

@@ -6,16 +6,10 @@ nothing to do with its failure, then one by one. A dial is turned to its lowest,
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
-
-import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.minify.search.contract import (
@@ -32,7 +26,7 @@ from torchsleuth.minify.search.contract import (
     as_oracle,
 )
 from torchsleuth.minify.search.size import size_of
-from torchsleuth.script_runtime.inputs import storage_bytes
+from torchsleuth.minify.search.state_key import state_key
 
 Make = Callable[[], State | None]
 
@@ -60,7 +54,6 @@ class Engine:
         self.known: dict[str, bool] = {}
         self._counts: dict[str, list[float]] = {}
         # Large values are hashed once; most candidates share them.
-        self._digests: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def first(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> tuple[int, State] | None:
         """The first candidate, in order, that fails; as many at once as there are workers."""
@@ -117,7 +110,7 @@ class Engine:
     def _ask(
         self, reducer: str, candidates: Sequence[tuple[str, State]], every: bool = False
     ) -> list[bool | None]:
-        keys = [self._key(state) for _, state in candidates]
+        keys = [state_key(state) for _, state in candidates]
         new = [place for place, key in enumerate(keys) if key not in self.known]
         if new:
             if self.deadline is not None and time.monotonic() > self.deadline:
@@ -137,22 +130,6 @@ class Engine:
                     self.known[keys[place]] = failed
             self.listener.asked(reducer, candidates[new[0]][0], answers)
         return [self.known.get(key) for key in keys]
-
-    def _key(self, state: State) -> str:
-        """Equal for states that ask the same question."""
-        graphs = [str(part.graph) for part in state.graph.modules() if isinstance(part, torch.fx.GraphModule)]
-        values = [self._value_key(i.value) for i in state.inputs]
-        how = [state.settings.to_json(), state.static_names, state.interpreted]
-        parts = [graphs, state.description.to_json(), values, how]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-    def _value_key(self, value: Any) -> str:
-        if not isinstance(value, torch.Tensor):
-            return repr(value)
-        if value not in self._digests:
-            storage = value.untyped_storage().cpu()
-            self._digests[value] = hashlib.sha256(storage_bytes(storage)).hexdigest()
-        return self._digests[value]
 
 
 def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
