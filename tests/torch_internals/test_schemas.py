@@ -28,6 +28,7 @@ CALLS = {
     "an operator in place": (made(aten.add_.Tensor, "x", "y"), ["x"]),
     "an operator with memory for its result": (made(aten.add.out, "x", "y", out="z"), ["z"]),
     "a packet": (made(aten.add, "x", "y"), []),
+    "a packet with memory for its result": (made(aten.add, "x", "y", out="z"), ["z"]),
     "a packet in place": (made(aten.add_, "x", "y"), ["x"]),
     "a batch norm in training": (made(aten.native_batch_norm.default, "x", "w", "b", "m", "v", True, 0.1, 1e-5), ["m", "v"]),
     "a batch norm in evaluation": (made(aten.native_batch_norm.default, "x", "w", "b", "m", "v", False, 0.1, 1e-5), []),

@@ -77,8 +77,11 @@ def written_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
         return ()
     if isinstance(target, HigherOrderOperator):
         return tuple(node.all_input_nodes) if _nested_may_write(node, target) else ()
-    if isinstance(target, OpOverload | OpOverloadPacket):
-        return _nodes(value for each in _overloads(target) for value in _written_by_schema(each, node))
+    if isinstance(target, OpOverload):
+        return _nodes(_written_by_schema(target, node))
+    if isinstance(target, OpOverloadPacket):  # any of its overloads may be the one that is called
+        overloads = [getattr(target, name) for name in target.overloads()]
+        return _nodes(value for each in overloads for value in _written_by_schema(each, node))
     if node.op == "call_module" or not is_torchs_own(target):
         return tuple(node.all_input_nodes)
     return _nodes(_written_by_style(target, node))
@@ -92,13 +95,6 @@ def _nested_may_write(node: torch.fx.Node, target: HigherOrderOperator) -> bool:
     held = [a.target for a in node.all_input_nodes if a.op == "get_attr"] if owner is not None else []
     graphs = [g for g in (operator.attrgetter(str(name))(owner) for name in held) if hasattr(g, "graph")]
     return not graphs or any(may_write(each) for graph in graphs for each in graph.graph.nodes)
-
-
-def _overloads(target: Any) -> list[OpOverload]:
-    """The overloads that a call may mean: those that fill an `out` are named when they are meant."""
-    if isinstance(target, OpOverload):
-        return [target]
-    return [getattr(target, name) for name in target.overloads() if not name.endswith("out")]
 
 
 def is_torchs_own(target: object) -> bool:
