@@ -23,7 +23,6 @@ from torchsleuth.minify.search.contract import (
     Dial,
     Edit,
     Listener,
-    Oracle,
     OutOfBudget,
     Reducer,
     ReducerStatistics,
@@ -42,7 +41,7 @@ class Engine:
 
     def __init__(
         self,
-        oracle: Oracle | Answers,
+        oracle: Answers,
         state: State,
         *,
         width: int = 1,
