@@ -1,15 +1,18 @@
 """A case from which no search can start says why in one sentence."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from torchsleuth.cases.record import CompileSettings, GraphRecord
 from torchsleuth.minify.case_state import CannotMinify, state_of_record
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
 
 GRAPH = "class Repro(torch.nn.Module):\n    def forward(self, a):\n        b = torch.relu(a)\n        return (b,)\n"
-RECORD = {"placeholders": ["a"], "level": "dynamo", "backend": "inductor", "compile_kwargs": {}}
+RECORD = GraphRecord(CompileSettings(), placeholders=("a",))
 IN_THE_RUN = Signature("runtime_error", "run", ("ValueError",), "it failed")
 IN_THE_COMPILE = Signature("compile_error", "compile", ("ValueError",), "it failed")
 
@@ -37,6 +40,6 @@ def test_tensors_that_are_lost_are_told(tmp_path):
 
 
 def test_a_graph_that_needs_what_is_not_installed_says_so(tmp_path):
-    record = {**RECORD, "imports": ["import no_such_package"]}
+    record = replace(RECORD, imports=("import no_such_package",))
     with pytest.raises(CannotMinify, match="no_such_package"):
         state_of_record(record, GRAPH, described(), tmp_path, IN_THE_COMPILE)

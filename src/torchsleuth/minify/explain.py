@@ -15,7 +15,7 @@ import torch
 
 from torchsleuth.minify.reducers.forms import with_dtype
 from torchsleuth.minify.reducers.shapes import with_shape
-from torchsleuth.minify.search.contract import Answers, Input, Oracle, State, as_oracle
+from torchsleuth.minify.search.contract import Answers, Input, State, as_oracle
 from torchsleuth.minify.states import checked
 from torchsleuth.tensors.specs import TensorSpec
 
@@ -46,7 +46,7 @@ class _Variant:
     difference: str = ""
 
 
-def explain(state: State, oracle: Oracle | Answers) -> Explanation:
+def explain(state: State, oracle: Answers) -> Explanation:
     """Varies sizes, dtypes, values and settings of a failing state, one at a time; all are asked at once.
 
     >>> explain(state, oracle).sentences

@@ -81,14 +81,14 @@ def script_text(
     imports = [*STANDARD_IMPORTS, *record.imports, *record.embedded.imports]
     # The interpreter's own modules first; a set would not keep the text stable.
     every_import = list(dict.fromkeys([*runtime_imports, *imports]))
-    return _template().render(
-        summary=_one_line(signature["summary"]) if signature else "A graph on its way to the compiler.",
+    return template("original.py.jinja").render(
+        summary=one_line(signature["summary"]) if signature else "A graph on its way to the compiler.",
         headline=_headline(record),
         version="" if stable else f" {__version__}",
         case=case,
         name=name,
         needs=" alone" if not notes else ", and what the notes below name",
-        notes=[_one_line(note) for note in notes],
+        notes=[one_line(note) for note in notes],
         environment=[] if stable else _environment(record),
         imports=sorted(every_import, key=lambda line: (not line.startswith("import"), line)),
         embedded=record.embedded.source.strip(),
@@ -121,14 +121,15 @@ def _literal(value: Any) -> str:
     return pprint.pformat(value, width=110, compact=True, sort_dicts=False)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Text from a failure inside a docstring: no line ends, nothing that could close the docstring."""
     seen = "".join(char if char.isprintable() else " " for char in str(text))
     return " ".join(seen.split()).replace("\\", "/").replace('"""', "'''")
 
 
 @functools.cache
-def _template() -> Any:
+def template(name: str) -> Any:
+    """A template of the folder beside this file: `template("original.py.jinja").render(...)`."""
     import jinja2
 
     folder = Path(__file__).parent / "templates"
@@ -136,10 +137,11 @@ def _template() -> Any:
         loader=jinja2.FileSystemLoader(folder),
         keep_trailing_newline=True,
         trim_blocks=True,
+        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # it writes Python, not HTML
     )
-    return environment.get_template("original.py.jinja")
+    return environment.get_template(name)
 
 
 @functools.cache

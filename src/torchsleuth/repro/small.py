@@ -6,12 +6,9 @@ exit status. Whether a form still fails is for the caller to try: forms come fro
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,6 +16,7 @@ from torchsleuth._version import __version__
 from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded
 from torchsleuth.graphs.printer import Unprintable, print_graph
 from torchsleuth.graphs.writes import written_inputs
+from torchsleuth.repro.script import one_line, template
 from torchsleuth.repro.small_body import body_lines
 from torchsleuth.repro.small_inputs import TooLarge, input_expression, packed_expression
 from torchsleuth.repro.small_marks import marks_of
@@ -103,8 +101,8 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
     imports = [f"import {', '.join(standard)}", "import torch"]
     imports += _form_imports(small, form) + [i for i in printed.imports if i in body.imports]
     imports += list(small.embedded.imports)
-    text = _template().render(
-        summary=_one_line(small.signature.summary),
+    text = template("small.py.jinja").render(
+        summary=one_line(small.signature.summary),
         about=_about(small),
         imports=list(dict.fromkeys([*imports, *body.imports])),
         expected=_expected(small.signature),
@@ -312,22 +310,3 @@ def _expected(signature: Signature) -> str:
         "signal": signature.signal,
     }
     return repr({**doc, **{key: value for key, value in more.items() if value}})
-
-
-def _one_line(text: str) -> str:
-    return " ".join(str(text).split()).replace("\\", "/").replace('"""', "'''")
-
-
-@functools.cache
-def _template() -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # it writes Python, not HTML
-    )
-    return environment.get_template("small.py.jinja")

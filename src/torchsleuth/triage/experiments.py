@@ -11,11 +11,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torchsleuth.cases.answer import Answer
 from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.search.subsets import smallest
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
@@ -23,6 +24,7 @@ from torchsleuth.torch_internals.compile_trace import Step, unfinished
 from torchsleuth.trials.trial import Outcome, Switches, Trial
 from torchsleuth.workers.queue import Desk
 
+Item = TypeVar("Item")
 Config = Mapping[str, Mapping[str, str]]
 
 
@@ -88,12 +90,16 @@ class Bench:
 
     def ask(self, state: State, experiments: Sequence[Experiment]) -> list[Result]:
         """The answers, in order; as many at a time as there are workers."""
+        return self.ask_pairs([(state, experiment) for experiment in experiments], self.limits)
+
+    def ask_pairs(self, pairs: Sequence[tuple[State, Experiment]], limits: Limits | None) -> list[Result]:
+        """The answers about different states."""
         started = time.monotonic()
         asked = []
-        for experiment in experiments:
+        for state, experiment in pairs:
             trial, trace = self.trial(state, experiment)
             self.say(f"trying: {experiment.what}")
-            asked.append((experiment, trace, self.desk.submit(trial, limits=self.limits)))
+            asked.append((experiment, trace, self.desk.submit(trial, limits=limits)))
         results = [self.result(experiment, trace, ticket.result()) for experiment, trace, ticket in asked]
         for result in results:
             took = min(time.monotonic() - started, result.outcome.seconds)
@@ -108,6 +114,17 @@ class Bench:
     @property
     def store(self) -> Path:
         return self.questions.store
+
+    def smallest_cure(
+        self, state: State, items: Sequence[Item], without: Callable[[Sequence[Item]], Experiment]
+    ) -> list[Item]:
+        """The fewest of `items`, all of which together make it pass, that do so by themselves.
+
+        >>> bench.smallest_cure(state, flags, lambda some: Experiment("cautious", config=config_of(some)))
+        """
+        return smallest(
+            items, lambda sets: [r.passes for r in self.ask(state, [without(some) for some in sets])]
+        )
 
     def one(self, state: State, experiment: Experiment) -> Result:
         """One answer."""
@@ -168,10 +185,7 @@ def same_bug(expected: Signature, seen: Signature) -> bool:
     """
     if fails_the_same_way(expected, seen):
         return True
-    if expected.kind in ("compile_error", "runtime_error") and seen.kind in (
-        "compile_error",
-        "runtime_error",
-    ):
+    if {expected.kind, seen.kind} <= {"compile_error", "runtime_error"}:
         return (expected.exceptions[-1:], expected.message) == (seen.exceptions[-1:], seen.message)
     return expected.kind == seen.kind and expected.signal == seen.signal
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from torchsleuth.cases.flags import Flag, config_of
 from torchsleuth.minify.search.contract import State
-from torchsleuth.minify.search.subsets import smallest
 from torchsleuth.torch_internals.compile_trace import Step
 from torchsleuth.triage.experiments import Bench, Experiment, Result, few
 from torchsleuth.triage.finding import Finding
@@ -156,11 +155,10 @@ def _which_pass(bench: Bench, state: State, first: Result, passes: Sequence[str]
     # What the user brought is the first suspect.
     applied.sort(key=lambda each: "custom" not in each[1])
 
-    def enough(sets: Sequence[Sequence[tuple[str, str]]]) -> list[bool]:
-        asked = [Experiment(f"without {few([n for _, n in s])}", off=_windows(s)) for s in sets]
-        return [result.passes for result in bench.ask(state, asked)]
+    def without(some: Sequence[tuple[str, str]]) -> Experiment:
+        return Experiment(f"without {few([name for _, name in some])}", off=_windows(some))
 
-    guilty = smallest(applied, enough)
+    guilty = bench.smallest_cure(state, applied, without)
     subsystem, name = guilty[0]
     places = [place for place, each in enumerate(first.applied(subsystem)) if each == name]
     number = places[0] + 1
@@ -210,14 +208,11 @@ def _which_fusion(bench: Bench, state: State, all_apart: Result) -> Finding:
     subsystem = next(iter(chosen.experiment.off))
     names = chosen.applied(subsystem)
 
-    def enough(sets: Sequence[Sequence[int]]) -> list[bool]:
-        asked = [
-            Experiment(f"without {len(s)} of {len(names)} in {subsystem}", off={subsystem: {"skip": list(s)}})
-            for s in sets
-        ]
-        return [result.passes for result in bench.ask(state, asked)]
+    def without(some: Sequence[int]) -> Experiment:
+        what = f"without {len(some)} of {len(names)} in {subsystem}"
+        return Experiment(what, off={subsystem: {"skip": list(some)}})
 
-    places = smallest(list(range(len(names))), enough) if names else []
+    places = bench.smallest_cure(state, range(len(names)), without) if names else []
     which = ", ".join(names[place] for place in places)
     detail = f"it passes without {subsystem} of {which or 'anything'}"
     number = places[0] + 1 if len(places) == 1 else None

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 
 from torchsleuth.minify.search.contract import State
-from torchsleuth.minify.search.subsets import smallest
 from torchsleuth.triage.experiments import Bench, Experiment, Result, few
 from torchsleuth.triage.finding import Finding
 
@@ -19,6 +18,17 @@ AOT = "sleuth_aot_eager"
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
 CROSSREF = "sleuth_aot_eager_decomp_partition_crossref"
 SCHEMA = "sleuth_eager_debug"
+# Namespaces of operators.
+_TORCHS_OWN = {
+    "aten",
+    "prims",
+    "inductor",
+    "higher_order",
+    "rngprims",
+    "quantized",
+    "mkldnn",
+    "_c10d_functional",
+}
 # A check found an operator that does not do what it says of itself.
 _MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): ([\w.:]+)(?: \([^)]*\))?: (.+)")
 
@@ -51,16 +61,6 @@ def climb(bench: Bench, state: State) -> Finding:
 
 def has_custom_operator(state: State) -> bool:
     """Whether the graph calls an operator that is not torch's own."""
-    ours = (
-        "aten",
-        "prims",
-        "inductor",
-        "higher_order",
-        "rngprims",
-        "quantized",
-        "mkldnn",
-        "_c10d_functional",
-    )
     names = {
         str(node.target)
         for part in state.graph.modules()
@@ -68,7 +68,7 @@ def has_custom_operator(state: State) -> bool:
         for node in part.graph.nodes
         if node.op == "call_function" and hasattr(node.target, "namespace")
     }
-    return any(name.split(".")[0].split("::")[0] not in ours for name in names)
+    return any(name.split(".")[0].split("::")[0] not in _TORCHS_OWN for name in names)
 
 
 def misbehaving_operator(bench: Bench, state: State) -> Finding | None:
@@ -93,22 +93,15 @@ def _decomposition(bench: Bench, state: State, failed: Result) -> Finding:
     """Which decomposition it is, or the partitioner where none of them is."""
     names = list(dict.fromkeys(failed.applied("decomposition")))
 
-    def enough(sets: Sequence[Sequence[str]]) -> list[bool]:
-        asked = [
-            Experiment(
-                f"without the decomposition of {few(s)}",
-                off={"decomposition": {"names": list(s)}},
-                backend=DECOMPOSED,
-            )
-            for s in sets
-        ]
-        return [result.passes for result in bench.ask(state, asked)]
+    def without(some: Sequence[str]) -> Experiment:
+        off = {"decomposition": {"names": list(some)}}
+        return Experiment(f"without the decomposition of {few(some)}", off=off, backend=DECOMPOSED)
 
-    if not names or not enough([names])[0]:
+    if not names or not bench.one(state, without(names)).passes:
         return Finding(
             "aot_autograd", "partitioner", detail="it fails with any decomposition left out", pinned=False
         )
-    guilty = smallest(names, enough)
+    guilty = bench.smallest_cure(state, names, without)
     return Finding(
         "decompositions",
         "decomposition",

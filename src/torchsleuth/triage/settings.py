@@ -59,12 +59,10 @@ def switchable(state: State, flags: Sequence[Flag] = CAUTIOUS) -> list[Flag]:
 def cautious_fix(bench: Bench, state: State, flags: Sequence[Flag]) -> list[Flag]:
     """The fewest cautious values that make the failure vanish, all of which together do."""
 
-    def enough(sets: Sequence[Sequence[Flag]]) -> list[bool]:
-        what = [", ".join(flag.key for flag in flags) for flags in sets]
-        asked = [Experiment(f"with cautious {name}", config=config_of(s)) for name, s in zip(what, sets)]
-        return [result.passes for result in bench.ask(state, asked)]
+    def cautious(some: Sequence[Flag]) -> Experiment:
+        return Experiment(f"with cautious {', '.join(flag.key for flag in some)}", config=config_of(some))
 
-    return smallest(flags, enough)
+    return bench.smallest_cure(state, flags, cautious)
 
 
 def settings_of(state: State) -> list[tuple[str, str]]:

@@ -175,18 +175,7 @@ def ask_pairs(bench: Bench, asked: Sequence[tuple[State, Experiment]], deadline:
     left = max(LEAST_SECONDS, deadline - time.monotonic())
     limits = bench.limits or bench.desk.limits
     within = replace(limits, compile=min(limits.compile, left), run=min(limits.run, left))
-    tickets = []
-    for state, experiment in asked:
-        trial, trace = bench.trial(state, experiment)
-        bench.say(f"trying: {experiment.what}")
-        tickets.append((experiment, trace, bench.desk.submit(trial, limits=within)))
-    results = []
-    for experiment, trace, ticket in tickets:
-        result = bench.result(experiment, trace, ticket.result())
-        bench.say(f"{experiment.what}: {result.answer.value} ({result.outcome.seconds:.1f} s)")
-        results.append(result)
-    bench.log += results
-    return results
+    return bench.ask_pairs(asked, within)
 
 
 def try_all(

@@ -2,8 +2,8 @@
 
 One failure proves itself; one pass proves little where the original fails half of the time. With a failure rate p,
 m passes in a row are by chance in (1-p)^m of all cases, and m is chosen so that this is below one in a hundred. A
-search measures the rate on the smallest state that it found to fail, not on the whole graph, the dearest question; where
-that does not always fail, it starts again with passes repeated as often as the rate asks for.
+search measures the rate on the smallest state that it found to fail, not on the whole graph, the dearest question;
+where that does not always fail, it starts again with passes repeated as often as the rate asks for.
 """
 
 from __future__ import annotations

@@ -103,8 +103,7 @@ Answers = Callable[[Sequence[State]], Sequence[bool | None]]
 
 @runtime_checkable
 class Oracle(Protocol):
-    """Says which states fail the way the original did, and what else it can tell; one that is derived from this answers
-    calls only, unless it says more."""
+    """Says which states fail the way the original did; one derived from this has no more to say, unless it does so."""
 
     # The nodes whose results were wrong in the last state that failed.
     suspects: Sequence[str] = ()
@@ -143,7 +142,7 @@ class _FunctionOracle(Oracle):
         return self.answers(states)
 
 
-def as_oracle(answers: Oracle | Answers) -> Oracle:
+def as_oracle(answers: Answers) -> Oracle:
     """An oracle as it is, or one of a plain function.
 
     >>> as_oracle(lambda states: ["relu" in s.graph.code for s in states]).names_outputs
@@ -153,38 +152,27 @@ def as_oracle(answers: Oracle | Answers) -> Oracle:
 
 
 class Listener(Protocol):
-    """Someone who is told how the search goes; every method may do nothing."""
-
-    def started(self, state: State) -> None: ...
-
-    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None: ...
-
-    def smaller(self, reducer: str, state: State) -> None: ...
-
-    def said(self, text: str) -> None: ...
+    """Someone who is told how the search goes; every method may do nothing, as these do."""
 
     def begins(self, doing: str) -> bool:
         """Told what comes next; False where that is to be left out."""
-        ...
-
-
-class Silence:
-    """A listener that does nothing."""
-
-    def begins(self, doing: str) -> bool:
         return True
 
     def started(self, state: State) -> None:
-        pass
+        return
 
     def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
-        pass
+        return
 
     def smaller(self, reducer: str, state: State) -> None:
-        pass
+        return
 
     def said(self, text: str) -> None:
-        pass
+        return
+
+
+class Silence(Listener):
+    """A listener that does nothing."""
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,7 @@ from torchsleuth.minify.reducers.outputs import drop_outputs
 from torchsleuth.minify.reducers.settings import default_settings, for_inference
 from torchsleuth.minify.reducers.shapes import fewer_dimensions, smaller_sizes
 from torchsleuth.minify.reducers.values import plainer_values
-from torchsleuth.minify.search.contract import (
-    Answers,
-    Listener,
-    Oracle,
-    OutOfBudget,
-    Reducer,
-    Reduction,
-    State,
-)
+from torchsleuth.minify.search.contract import Answers, Listener, OutOfBudget, Reducer, Reduction, State
 from torchsleuth.minify.search.engine import Engine, combined, settle
 from torchsleuth.minify.search.size import size_of
 from torchsleuth.minify.states import real_inputs, state_of
@@ -67,7 +59,7 @@ DETAILS: dict[str, Reducer] = {
 
 def search(
     state: State,
-    oracle: Oracle | Answers,
+    oracle: Answers,
     *,
     seeds: Sequence[str] = (),
     width: int = 1,

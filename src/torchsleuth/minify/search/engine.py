@@ -17,7 +17,6 @@ from torchsleuth.minify.search.contract import (
     Dial,
     Edit,
     Listener,
-    Oracle,
     OutOfBudget,
     Reducer,
     ReducerStatistics,
@@ -36,7 +35,7 @@ class Engine:
 
     def __init__(
         self,
-        oracle: Oracle | Answers,
+        oracle: Answers,
         state: State,
         *,
         width: int = 1,
