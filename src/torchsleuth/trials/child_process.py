@@ -18,6 +18,7 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.trial import Outcome, outcome_to_json
 
 SETUP = "setup"
+ONCE, DEVICE, SHAPES = "once", "device", "shapes"
 _WHY = {
     "memory": "it was ended because it took more than {memory} MB of memory",
     "processes": "it was ended because it started more than {processes} processes",
@@ -48,13 +49,17 @@ class Job:
 
 @dataclass
 class ChildProcess:
-    """A process and the descriptors we hold of it; one that serves `once` was forked, another was started anew."""
+    """A process and the descriptors we hold of it; `serves` says for which trials it is there.
+
+    "once": forked for one trial. "device": started anew, because a device does not survive a fork, and goes on while it
+    is as good as new. "shapes": forked, and goes on, for questions that compute nothing.
+    """
 
     pid: int
     commands: int
     results: int
     output: int
-    once: bool
+    serves: str
     job: Job | None = None
     # It waits for a trial, and is as good as new.
     ready: bool = True
@@ -91,7 +96,7 @@ class ChildProcess:
         elif "outcome" in message and self.job.ended is None:
             self.job.outcome = message["outcome"]
             self.job.enter(SETUP)
-            return self.once
+            return self.serves == ONCE
         elif "learned" in message:
             self.learned = message["learned"]
             return True

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from torchsleuth.processes.starting import fresh_environment
 from torchsleuth.torch_internals.compile_stages import failing_stage
-from torchsleuth.trials.trial import Trial
+from torchsleuth.trials.child_process import DEVICE, ONCE, SHAPES
+from torchsleuth.trials.trial import Question, Trial
 
 _INDUCTOR = re.compile(r"inductor|compile_fx|torch\.compile")
 _ACCELERATOR = re.compile(r"\b(?:cuda|hip|xpu|mps|hpu|npu|mtia)\b")
@@ -47,6 +48,18 @@ def uses_accelerator(trial: Trial) -> bool:
     return any(_ACCELERATOR.search(text) for text in (described, trial.graph, trial.embedded))
 
 
+def served_by(trial: Trial) -> str:
+    """Which kind of process a trial needs: one for a device, one that works out shapes, or one of its own.
+
+    >>> from torchsleuth.script_runtime.signature import Signature
+    >>> served_by(Trial("", Signature("crash", "run")))
+    'once'
+    """
+    if uses_accelerator(trial):
+        return DEVICE
+    return SHAPES if trial.question is Question.SHAPES else ONCE
+
+
 def needs_kernels(trial: Trial) -> bool:
     """Whether a trial may get as far as the C++ compiler.
 
@@ -56,6 +69,8 @@ def needs_kernels(trial: Trial) -> bool:
     >>> needs_kernels(Trial("", Signature("crash", "run"), mine, embedded="def mine(gm, inputs): ..."))
     False
     """
+    if trial.question is not Question.FAILS:
+        return False
     expected = trial.expected
     if trial.settings.backend != "inductor" and not _INDUCTOR.search(trial.embedded):
         return False

@@ -36,7 +36,7 @@ from torchsleuth.processes.tree import (
     tasks_running,
 )
 from torchsleuth.trials.child import WHERE_ARE_YOU, named_function, run_and_tell, trials_from
-from torchsleuth.trials.child_process import ChildProcess, Job, outcome_of, read_some
+from torchsleuth.trials.child_process import DEVICE, ONCE, ChildProcess, Job, outcome_of, read_some
 from torchsleuth.trials.kernel_cache import drop_torn
 from torchsleuth.trials.starting import Work, fork_child, spawn_child
 
@@ -239,10 +239,9 @@ class Server:
     # -- starting
 
     def start(self, message: dict[str, Any]) -> None:
-        once = not message["warm"]
-        child = next((s for s in self.children.values() if s.ready and s.once is once), None)
-        if child is None:
-            child = self.fork(self.one_trial) if once else self.spawn()
+        serves = message["serves"]
+        child = next((c for c in self.children.values() if c.ready and c.serves == serves), None)
+        child = child or self.made(serves)
         child.take(Job(message["number"], limits_from_json(message["limits"])))
         self.tell({"started": message["number"], "pid": child.pid})
         try:
@@ -250,29 +249,36 @@ class Server:
         except OSError:  # it has just died: its end will be noticed as that of this job
             pass
 
+    def made(self, serves: str) -> ChildProcess:
+        if serves == DEVICE:
+            return self.added(spawn_child(self.environment, str(self.call), self.still_good))
+        return self.fork(self.one_trial if serves == ONCE else self.many_trials, serves)
+
     def one_trial(self, commands: int, results: int) -> None:
         for trial in trials_from(commands):
             run_and_tell(str(self.call), trial, results)
             return
+
+    def many_trials(self, commands: int, results: int) -> None:
+        for trial in trials_from(commands):
+            run_and_tell(str(self.call), trial, results)
+            write_all(results, frame({"good": True}))
 
     def keep_one_ready(self) -> None:
         """One process more than works, so that no trial waits for a fork, or for a device to be set up again."""
         if self.call is None:
             return
         children = self.children.values()
-        if not any(child.ready and child.once for child in children):
-            self.fork(self.one_trial)
-        on_device = [child for child in children if not child.once]
+        if not any(child.ready and child.serves == ONCE for child in children):
+            self.made(ONCE)
+        on_device = [child for child in children if child.serves == DEVICE]
         if on_device and not any(child.ready for child in on_device):
-            self.spawn()
+            self.made(DEVICE)
 
-    def fork(self, work: Work) -> ChildProcess:
+    def fork(self, work: Work, serves: str = ONCE) -> ChildProcess:
         held = [descriptor for child in self.children.values() for descriptor in child.descriptors]
         own = [self.client.control.fileno(), self.wake, self.wakes]
-        return self.added(fork_child(work, [*own, *held]))
-
-    def spawn(self) -> ChildProcess:
-        return self.added(spawn_child(self.environment, str(self.call), self.still_good))
+        return self.added(fork_child(work, [*own, *held], serves))
 
     def added(self, child: ChildProcess) -> ChildProcess:
         for descriptor in (child.results, child.output):
@@ -297,7 +303,7 @@ class Server:
         if what is not None:
             named_function(str(self.learn).split(",")[1])(what)
             for child in self.children.values():
-                if child.ready and child.once:  # made before we knew
+                if child.ready and child.serves == ONCE:  # made before we knew
                     child.ready = False
                     kill_group(child.pid)
         waiting, self.waiting = self.waiting, []

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torchsleuth.processes.starting import python_command
 from torchsleuth.trials.child import isolate
-from torchsleuth.trials.child_process import ChildProcess
+from torchsleuth.trials.child_process import DEVICE, ONCE, ChildProcess
 
 Work = Callable[[int, int], None]
 
 
-def fork_child(work: Work, inherited: Iterable[int]) -> ChildProcess:
+def fork_child(work: Work, inherited: Iterable[int], serves: str = ONCE) -> ChildProcess:
     """A forked process that does `work(commands, results)` and ends; it keeps none of the `inherited` descriptors."""
     commands, ours_commands = os.pipe()
     ours_results, results = os.pipe()
@@ -34,7 +34,7 @@ def fork_child(work: Work, inherited: Iterable[int]) -> ChildProcess:
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(0)
-    return _child(pid, ours_commands, ours_results, ours_output, (commands, results, output), once=True)
+    return _child(pid, ours_commands, ours_results, ours_output, (commands, results, output), serves)
 
 
 def spawn_child(environment: Mapping[str, str], call: str, still_good: str) -> ChildProcess:
@@ -53,16 +53,14 @@ def spawn_child(environment: Mapping[str, str], call: str, still_good: str) -> C
         pass_fds=(commands, results),
     )
     process.returncode = 0  # the server reaps all its children itself
-    return _child(
-        process.pid, ours_commands, ours_results, ours_output, (commands, results, output), once=False
-    )
+    return _child(process.pid, ours_commands, ours_results, ours_output, (commands, results, output), DEVICE)
 
 
 def _child(
-    pid: int, commands: int, results: int, output: int, theirs: tuple[int, int, int], *, once: bool
+    pid: int, commands: int, results: int, output: int, theirs: tuple[int, int, int], serves: str
 ) -> ChildProcess:
     for descriptor in theirs:
         os.close(descriptor)
     for descriptor in (results, output):
         os.set_blocking(descriptor, False)
-    return ChildProcess(pid, commands, results, output, once)
+    return ChildProcess(pid, commands, results, output, serves)

@@ -25,7 +25,7 @@ from torchsleuth.processes.limits import Limits, fair_memory
 from torchsleuth.processes.prepared import Forked, NotThere, PreparedInterpreter
 from torchsleuth.processes.starting import python_command
 from torchsleuth.processes.tree import kill_group, kill_marked, marked
-from torchsleuth.trials.environment import needs_kernels, trial_environment, uses_accelerator
+from torchsleuth.trials.environment import needs_kernels, served_by, trial_environment
 from torchsleuth.trials.trial import Outcome, outcome_from_json, trial_to_json
 from torchsleuth.workers.queue import Desk, Ticket
 
@@ -186,7 +186,7 @@ class Workers(Desk):
                 "number": ticket.number,
                 "trial": trial_to_json(ticket.trial),
                 "limits": ticket.limits.to_json(),
-                "warm": uses_accelerator(ticket.trial),
+                "serves": served_by(ticket.trial),
                 "kernels": needs_kernels(ticket.trial),
             }
         )
