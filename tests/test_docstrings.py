@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchsleuth.graphs.cut_record import record_values
 
 import torchsleuth
-from torchsleuth.graphs.cut_record import record_values
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature

@@ -13,7 +13,7 @@ from program_runs import environment, sleuth, write_program
 from torchsleuth.minify.oracle import TrialOracle, trial_of
 from torchsleuth.minify.search.driver import search
 from torchsleuth.minify.search.subsets import NothingFails
-from torchsleuth.workers.failure_rate import ComesSometimes, FailureRate, measured
+from torchsleuth.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.workers.pool import Workers
 
 
@@ -46,7 +46,7 @@ def test_a_failure_every_other_time_is_measured_on_what_was_found_and_then_searc
     state = state_with("fp", tmp_path)
     oracle = TrialOracle(workers, FAILS, tmp_path / "values")
     found = search(state, oracle, seeds=["relu_default"])
-    with pytest.raises(ComesSometimes) as seen:
+    with pytest.raises(FlakyFailure) as seen:
         oracle.look_again(found.state, failed=True)
     assert oracle.rate == seen.value.rate and oracle.rate.flaky
     assert workers.repeats == oracle.rate.repeats > 1
@@ -60,7 +60,7 @@ def test_a_failure_that_the_first_look_missed_is_still_found(workers, tmp_path):
     with pytest.raises(NothingFails):
         search(state, oracle)
     (tmp_path / "runs").write_bytes(b"x" * 10)
-    with pytest.raises(ComesSometimes):
+    with pytest.raises(FlakyFailure):
         oracle.look_again(state, failed=False)
 
 

@@ -19,10 +19,10 @@ from torchsleuth.cases.folder import write_case
 from torchsleuth.cases.model import Triage, Verified
 from torchsleuth.cases.record import CompileSettings, GraphRecord
 from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.minify.case_state import OpenedCase
+from torchsleuth.minify.case_state import SearchStart
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.triage.experiments import Bench
+from torchsleuth.triage.experiments import ExperimentRunner
 from torchsleuth.trials.trial import Outcome
 from torchsleuth.workaround import find as workarounds
 from torchsleuth.workaround.attempts import NO_TIME, Original, Tried, parts_of
@@ -66,7 +66,7 @@ def off(trial, subsystem):
 
 
 def made(tmp_path, monkeypatch, answer, *, kind="compile_error", triage=None, **changes):
-    """A case of three calls, the second a sin at fault, and a bench that answers as told."""
+    """A case of three calls, the second a sin at fault, and a runner that answers as told."""
     signature = {"compile_error": BROKEN, "accuracy": WRONG, "crash": CRASH}[kind]
     triage = triage or Triage(
         component="inductor",
@@ -86,10 +86,10 @@ def made(tmp_path, monkeypatch, answer, *, kind="compile_error", triage=None, **
 
     lines = {"exp_default": line(1, "f"), "sin_default": line(9, "wave"), "cos_default": line(2, "f")}
     state = traced(graph, torch.ones(3), level="aot")
-    opened = OpenedCase(state, signature, GraphRecord(CompileSettings(), nodes=lines), "")
-    monkeypatch.setattr(workarounds, "open_for_search", lambda _folder: opened)
-    desk = FakeDesk(answer)
-    return folder, Bench(desk, signature, tmp_path / "store"), desk
+    start = SearchStart(state, signature, GraphRecord(CompileSettings(), nodes=lines), "")
+    monkeypatch.setattr(workarounds, "search_start", lambda _folder: start)
+    workers = FakeDesk(answer)
+    return folder, ExperimentRunner(workers, signature, tmp_path / "store"), workers
 
 
 def broken_lowering(signature):
@@ -106,8 +106,8 @@ def broken_lowering(signature):
 def test_the_operator_and_the_function_are_verified_and_the_mildest_comes_first(
     tmp_path, monkeypatch, signature
 ):
-    folder, bench, _ = made(tmp_path, monkeypatch, broken_lowering(signature), kind=signature.kind)
-    found = find_workarounds(folder, bench, budget_seconds=60)
+    folder, runner, _ = made(tmp_path, monkeypatch, broken_lowering(signature), kind=signature.kind)
+    found = find_workarounds(folder, runner, budget_seconds=60)
     assert [(w.name, w.verified) for w in found] == [
         ("aten.sin.default kept eager", True),
         ("function wave eager", True),
@@ -117,39 +117,41 @@ def test_the_operator_and_the_function_are_verified_and_the_mildest_comes_first(
 
 
 def test_every_trial_runs_to_the_end_and_is_compared_with_eager(tmp_path, monkeypatch):
-    folder, bench, desk = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
-    find_workarounds(folder, bench, budget_seconds=60)
-    assert len(desk.trials) == 4
-    assert all(not t.stop_early and t.kind == "accuracy" for t in desk.trials)
-    assert all(t.tolerances.keys() == {"outputs[0]"} for t in desk.trials if "aten.sin" in t.graph)
+    folder, runner, workers = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
+    find_workarounds(folder, runner, budget_seconds=60)
+    assert len(workers.trials) == 4
+    assert all(not t.stop_early and t.kind == "accuracy" for t in workers.trials)
+    assert all(t.tolerances.keys() == {"outputs[0]"} for t in workers.trials if "aten.sin" in t.graph)
 
 
 def test_numbers_that_are_wrong_do_not_verify_a_workaround(tmp_path, monkeypatch):
     def answer(trial):
         return WRONG if off(trial, "lowerings") else broken_lowering(BROKEN)(trial)
 
-    folder, bench, _ = made(tmp_path, monkeypatch, answer)
-    found = {w.name: w for w in find_workarounds(folder, bench, budget_seconds=60)}
+    folder, runner, _ = made(tmp_path, monkeypatch, answer)
+    found = {w.name: w for w in find_workarounds(folder, runner, budget_seconds=60)}
     assert found["aten.sin.default kept eager"].error == "it runs, but the numbers are wrong"
     assert not found["aten.sin.default kept eager"].verified and found["function wave eager"].verified
 
 
 def test_a_graph_that_does_not_fail_here_has_no_workarounds(tmp_path, monkeypatch):
-    folder, bench, _ = made(tmp_path, monkeypatch, lambda trial: None)
+    folder, runner, _ = made(tmp_path, monkeypatch, lambda trial: None)
     with pytest.raises(NothingToWorkAround, match="does not fail here"):
-        find_workarounds(folder, bench, budget_seconds=60)
+        find_workarounds(folder, runner, budget_seconds=60)
 
 
 def test_a_bug_of_the_program_has_none_either(tmp_path, monkeypatch):
     triage = Triage(component="program", user_line="m.py:9")
-    folder, bench, _ = made(tmp_path, monkeypatch, lambda trial: BROKEN, triage=triage)
+    folder, runner, _ = made(tmp_path, monkeypatch, lambda trial: BROKEN, triage=triage)
     with pytest.raises(NothingToWorkAround, match=r"the program, at m\.py:9"):
-        find_workarounds(folder, bench, budget_seconds=60)
+        find_workarounds(folder, runner, budget_seconds=60)
 
 
 def test_where_the_checks_own_random_numbers_cure_it_that_is_the_answer(tmp_path, monkeypatch):
-    folder, bench, _ = made(tmp_path, monkeypatch, lambda trial: None if trial.kind == "accuracy" else BROKEN)
-    found = find_workarounds(folder, bench, budget_seconds=60)
+    folder, runner, _ = made(
+        tmp_path, monkeypatch, lambda trial: None if trial.kind == "accuracy" else BROKEN
+    )
+    found = find_workarounds(folder, runner, budget_seconds=60)
     assert found[0].how == "torch._inductor.config.fallback_random = True" and found[0].verified
     assert [w.name for w in found[1:]] == ["backend aot_eager"]
 
@@ -159,30 +161,32 @@ def test_settings_are_searched_for_where_nothing_else_helps(tmp_path, monkeypatc
         config = trial.settings.config.get("torch._inductor.config", {})
         return None if config.get("max_fusion_size") == "1" or trial.switches.backend else BROKEN
 
-    folder, bench, _ = made(tmp_path, monkeypatch, answer, triage=Triage())
-    found = find_workarounds(folder, bench, budget_seconds=60)
+    folder, runner, _ = made(tmp_path, monkeypatch, answer, triage=Triage())
+    found = find_workarounds(folder, runner, budget_seconds=60)
     assert found[0].how == "torch._inductor.config.max_fusion_size = 1" and found[0].verified
 
 
 def test_when_the_time_is_over_the_rest_says_so(tmp_path, monkeypatch):
-    folder, bench, _ = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
-    found = find_workarounds(folder, bench, budget_seconds=-1)
+    folder, runner, _ = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
+    found = find_workarounds(folder, runner, budget_seconds=-1)
     assert {w.error for w in found} == {NO_TIME} and not any(w.verified for w in found)
 
 
 def test_the_last_resort_is_tried_first_so_that_there_is_something(tmp_path, monkeypatch):
-    folder, bench, desk = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
-    find_workarounds(folder, bench, budget_seconds=60)
-    assert [t.switches.backend for t in desk.trials[:2]] == [None, "aot_eager"]
+    folder, runner, workers = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
+    find_workarounds(folder, runner, budget_seconds=60)
+    assert [t.switches.backend for t in workers.trials[:2]] == [None, "aot_eager"]
 
 
 def test_a_hang_seen_here_before_is_not_waited_for_again(tmp_path, monkeypatch):
     hang = Signature("hang", "compile")
-    folder, bench, desk = made(tmp_path, monkeypatch, broken_lowering(hang), verified=Verified(1, 1, True))
+    folder, runner, workers = made(
+        tmp_path, monkeypatch, broken_lowering(hang), verified=Verified(1, 1, True)
+    )
     case = make(kind="hang", signature=hang, triage=folder.case.triage, verified=folder.case.verified)
-    bench.expected = hang
-    found = attempts(SimpleNamespace(case=case, file=folder.file), bench, 60)
-    assert found[0].workaround.name == "aten.sin.default kept eager" and len(desk.trials) == 3
+    runner.expected = hang
+    found = attempts(SimpleNamespace(case=case, file=folder.file), runner, 60)
+    assert found[0].workaround.name == "aten.sin.default kept eager" and len(workers.trials) == 3
 
 
 def test_wrong_numbers_come_with_a_cost_against_the_compiled_graph(tmp_path, monkeypatch):
@@ -191,8 +195,8 @@ def test_wrong_numbers_come_with_a_cost_against_the_compiled_graph(tmp_path, mon
         fast = 0.3 if off(trial, "lowerings") else 0.9 if trial.switches.backend else 0.2
         return Outcome(cured, 0.1, more={"run_seconds": fast} if trial.time_runs else {})
 
-    folder, bench, _ = made(tmp_path, monkeypatch, answer, kind="accuracy")
-    costs = {w.name: w.cost for w in find_workarounds(folder, bench, budget_seconds=60)}
+    folder, runner, _ = made(tmp_path, monkeypatch, answer, kind="accuracy")
+    costs = {w.name: w.cost for w in find_workarounds(folder, runner, budget_seconds=60)}
     assert costs["aten.sin.default kept eager"] == 1.5 and costs["backend aot_eager"] == 4.5
 
 
@@ -226,16 +230,16 @@ def test_another_backend_is_last_however_fast():
 
 
 def test_nothing_is_begun_after_the_deadline(tmp_path, monkeypatch):
-    folder, bench, desk = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
-    slow = desk.answer
+    folder, runner, workers = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
+    slow = workers.answer
 
     def answer(trial):
         time.sleep(0.15)
         return slow(trial)
 
-    desk.answer = answer
-    find_workarounds(folder, bench, budget_seconds=0.2)
-    assert len(desk.trials) < 4
+    workers.answer = answer
+    find_workarounds(folder, runner, budget_seconds=0.2)
+    assert len(workers.trials) < 4
 
 
 def test_a_wrong_result_is_measured_by_how_far_it_was_when_it_was_seen():

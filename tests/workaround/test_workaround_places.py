@@ -15,7 +15,7 @@ from made_graphs import aten, traced
 from torchsleuth.cases.model import Minified, Triage
 from torchsleuth.cases.record import CompileSettings, GraphRecord
 from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.minify.case_state import OpenedCase
+from torchsleuth.minify.case_state import SearchStart
 from torchsleuth.workaround.places import (
     class_of,
     function_of,
@@ -26,14 +26,16 @@ from torchsleuth.workaround.places import (
 )
 
 
-def opened(traceback=""):
+def start_of(traceback=""):
     def graph(x):
         a = aten.sin.default(x)
         b = aten.relu.default(a)
         return (aten.sin.default(b),)
 
     case = make()
-    return OpenedCase(traced(graph, torch.ones(2)), case.signature, GraphRecord(CompileSettings()), traceback)
+    return SearchStart(
+        traced(graph, torch.ones(2)), case.signature, GraphRecord(CompileSettings()), traceback
+    )
 
 
 def test_what_triage_named_comes_before_every_guess():
@@ -41,27 +43,27 @@ def test_what_triage_named_comes_before_every_guess():
         triage=Triage(nodes=("relu_default",), ops=("aten.relu.default",)),
         minified=Minified(ops=("aten.sin.default",)),
     )
-    found = suspects_of(case, opened("target: aten.sin.default"))
+    found = suspects_of(case, start("target: aten.sin.default"))
     assert found.nodes == ("relu_default",) and found.ops == ("aten.relu.default",)
 
 
 def test_an_operator_stands_for_all_nodes_that_call_it():
-    found = suspects_of(make(triage=Triage(ops=("aten.sin.default",))), opened())
+    found = suspects_of(make(triage=Triage(ops=("aten.sin.default",))), start())
     assert found.nodes == ("sin_default",) and found.alike == ("sin_default", "sin_default_1")
 
 
 def test_without_triage_the_smallest_repro_names_the_operators():
-    assert suspects_of(make(minified=Minified(ops=("aten.relu.default",))), opened()).nodes == (
+    assert suspects_of(make(minified=Minified(ops=("aten.relu.default",))), start()).nodes == (
         "relu_default",
     )
 
 
 def test_without_anything_else_the_error_does():
-    assert suspects_of(make(), opened("target: aten.relu.default")).ops == ("aten.relu.default",)
+    assert suspects_of(make(), start("target: aten.relu.default")).ops == ("aten.relu.default",)
 
 
 def test_where_nothing_is_said_nobody_is_suspected():
-    found = suspects_of(make(), opened())
+    found = suspects_of(make(), start())
     assert (found.ops, found.nodes, found.alike) == ((), (), ())
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchsleuth.cases.record import AmbientState, CompileSettings
-from torchsleuth.processes.bounded_output import KeptOutput
+from torchsleuth.processes.bounded_output import BoundedOutput
 from torchsleuth.processes.frames import BrokenFrame, Frames, frame
 from torchsleuth.processes.limits import Limits, clock_of_a_hang
 from torchsleuth.script_runtime.signature import Signature
@@ -93,7 +93,7 @@ def test_trials_that_ask_something_else_have_another_key_wherever_their_values_l
 
 @given(pieces=st.lists(st.binary(max_size=50), max_size=30), limit=st.integers(2, 40).map(lambda n: 2 * n))
 def test_both_ends_of_the_output_are_kept_and_the_middle_is_counted(pieces, limit):
-    kept = KeptOutput(limit)
+    kept = BoundedOutput(limit)
     for piece in pieces:
         kept.feed(piece)
     whole = b"".join(pieces)

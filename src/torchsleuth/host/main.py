@@ -72,22 +72,22 @@ def main(arguments: Sequence[str]) -> None:
         home = PreparedInterpreter.joined(socket.socket(fileno=options.control[1]), environment)
     try:
         place = {} if options.work is None else {"folder": options.work}
-        desk = open_workers(options.workers, home, environment=environment, **place)
+        workers = open_workers(options.workers, home, environment=environment, **place)
     except SleuthError as error:
-        desk = None
+        workers = None
         refusal = error
     # While the workers load: what a search needs.
     from torchsleuth.host.steps import STEPS, CaseQuestions
 
-    questions = None if desk is None else CaseQuestions(desk, options.values, front.begins)
+    questions = None if workers is None else CaseQuestions(workers, options.values, front.begins)
     for order in front.orders():
         if questions is None:
             front.tell(refused=str(refusal), status=refusal.exit_status)
             continue
         front.leave_out = frozenset(order.pop("leave_out"))
         _do(STEPS[order.pop("step")], front, questions, order)
-    if desk is not None:
-        desk.close()
+    if workers is not None:
+        workers.close()
     os._exit(0)
 
 

@@ -39,7 +39,7 @@ def triage(front: Front, questions: CaseQuestions, *, case: str, budget: float) 
 def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
     """The smallest state that fails, as scripts for the front to verify, the most readable first."""
     folder = _folder(case)
-    result = minify_case(folder, questions.opened(folder), questions, _Told(front), budget_seconds=budget)
+    result = minify_case(folder, questions.start_of(folder), questions, _Told(front), budget_seconds=budget)
     return {
         "reducers": [dataclasses.asdict(row) for row in result.reduction.statistics],
         "explanation": list(result.explanation.sentences),

@@ -16,7 +16,7 @@ from torchsleuth.cases.model import Minified
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
-from torchsleuth.minify.case_state import CannotMinify, OpenedCase, wait_for_device
+from torchsleuth.minify.case_state import CannotMinify, SearchStart, wait_for_device
 from torchsleuth.minify.explain import Explanation, explain
 from torchsleuth.minify.oracle import TrialOracle
 from torchsleuth.minify.questions import NoAnswer, Questions
@@ -28,7 +28,7 @@ from torchsleuth.minify.writing import exact_script, write_scripts
 from torchsleuth.processes.limits import clock_of_a_hang
 from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.tensors.specs import TensorSpec
-from torchsleuth.workers.failure_rate import AGAIN, ComesSometimes
+from torchsleuth.workers.failure_rate import AGAIN, FlakyFailure
 
 # Of the time for everything, what the search leaves for writing and verifying.
 LEFT_FOR_VERIFYING = 0.2
@@ -57,7 +57,7 @@ class MinifyResult:
 
 def minify_case(
     folder: CaseFolder,
-    opened: OpenedCase,
+    start: SearchStart,
     questions: Questions,
     follower: Follower,
     *,
@@ -70,12 +70,12 @@ def minify_case(
     questions.deadline = started + budget_seconds
     SHAPES.set(questions.shapes)
     clock = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
-    oracle = TrialOracle(questions, opened.expected, clock)
-    keeper = _Keeper(folder, opened, oracle, follower)
-    reduction = _searched(folder, opened, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
+    oracle = TrialOracle(questions, start.expected, clock)
+    keeper = _Keeper(folder, start, oracle, follower)
+    reduction = _searched(folder, start, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
     follower.begins("writing the scripts")
     state = reduction.state
-    scripts = write_scripts(folder, opened, state, oracle.tolerances_of(state), oracle.text)
+    scripts = write_scripts(folder, start, state, oracle.tolerances_of(state), oracle.text)
     rate = oracle.rate
     times = VERIFY_TIMES if rate is None else max(VERIFY_TIMES, min(MOST_TIMES, rate.repeats))
     update_case(folder, minified=_minified(reduction, round(time.monotonic() - started, 2)))
@@ -99,7 +99,7 @@ def _so_far(reduction: Reduction, times: int) -> str:
 
 
 def _searched(
-    folder: CaseFolder, opened: OpenedCase, oracle: TrialOracle, keeper: _Keeper, budget_seconds: float
+    folder: CaseFolder, start: SearchStart, oracle: TrialOracle, keeper: _Keeper, budget_seconds: float
 ) -> Reduction:
     """The search itself; raises `CannotMinify` where nothing of the case fails as it failed.
 
@@ -107,21 +107,21 @@ def _searched(
     starts again and believes no single pass.
     """
     known = folder.case.triage.nodes if folder.case.triage is not None else ()
-    blamed = seeds(opened.state.graph, opened.traceback, opened.expected.message, opened.record.nodes)
+    blamed = seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes)
     blamed = list(dict.fromkeys([*known, *blamed]))
     deadline = time.monotonic() + budget_seconds
 
     def once() -> Reduction:
         try:
             found = search(
-                opened.state,
+                start.state,
                 oracle,
                 seeds=blamed,
                 width=oracle.workers.count,
                 budget_seconds=max(1.0, deadline - time.monotonic()),
                 listener=keeper,
             )
-            if found.state is not opened.state or not found.complete or oracle([opened.state])[0]:
+            if found.state is not start.state or not found.complete or oracle([start.state])[0]:
                 if found.complete:
                     oracle.look_again(found.state, failed=True)
                 return found
@@ -133,15 +133,15 @@ def _searched(
                 f"the graph of case {folder.case.id} cannot be run without the compiler either ({why}), so the bug is "
                 f"the program's or an operator's own; see `python {folder.file('original.py')} --eager`"
             ) from why
-        oracle.look_again(opened.state, failed=False)
+        oracle.look_again(start.state, failed=False)
         raise _why_not(oracle, folder) from nothing
 
     try:
         reduction = once()
-    except ComesSometimes as sometimes:
+    except FlakyFailure as sometimes:
         keeper.said(f"case {folder.case.id}: {sometimes}")
         reduction = once()
-    if reduction.state is opened.state:
+    if reduction.state is start.state:
         keeper.smaller("nothing", reduction.state)
     return reduction
 
@@ -197,7 +197,7 @@ class _Keeper:
     """Passes everything on, and puts each smaller repro on disk before the search goes on."""
 
     folder: CaseFolder
-    opened: OpenedCase
+    start: SearchStart
     oracle: TrialOracle
     follower: Follower
 
@@ -215,7 +215,7 @@ class _Keeper:
 
     def smaller(self, reducer: str, state: State) -> None:
         calls = calls_of(state.graph)
-        text = exact_script(self.folder, self.opened, state, self.oracle.tolerances_of(state))
+        text = exact_script(self.folder, self.start, state, self.oracle.tolerances_of(state))
         update_case(self.folder, {f"{CHECKPOINTS}/{calls}.py": text, REPRO: text})
         self.follower.smaller(reducer, state)
 

@@ -31,7 +31,7 @@ from torchsleuth.tensors.specs import InputsDescription, TensorSpec
 from torchsleuth.torch_internals.operators import load_compiler_operators
 from torchsleuth.torch_internals.schemas import declare_operators
 from torchsleuth.trials.compile import tiny_trial
-from torchsleuth.workers.queue import Desk
+from torchsleuth.workers.queue import TrialQueue
 
 
 class CannotMinify(SleuthError):
@@ -39,7 +39,7 @@ class CannotMinify(SleuthError):
 
 
 @dataclass(frozen=True)
-class OpenedCase:
+class SearchStart:
     """What a search needs of a case: where to start, what to look for, and who may be to blame."""
 
     state: State
@@ -52,17 +52,17 @@ class OpenedCase:
 class CaseQuestions(Questions):
     """The questions of a host, and the cases it has read: each is read once."""
 
-    _opened: dict[Path, OpenedCase] = field(default_factory=dict)
+    _opened: dict[Path, SearchStart] = field(default_factory=dict)
 
-    def opened(self, folder: CaseFolder) -> OpenedCase:
+    def start_of(self, folder: CaseFolder) -> SearchStart:
         """The case as the state a search starts from; raises `CannotMinify` where something is missing."""
         if folder.path not in self._opened:
             self.begins("reading the case")
-            self._opened[folder.path] = open_for_search(folder, self)
+            self._opened[folder.path] = search_start(folder, self)
         return self._opened[folder.path]
 
 
-def open_for_search(folder: CaseFolder, questions: Questions) -> OpenedCase:
+def search_start(folder: CaseFolder, questions: Questions) -> SearchStart:
     """Reads the graph, inputs and settings of a case; raises `CannotMinify` where something is missing."""
     case = folder.case
     if case.no_repro is not None:
@@ -78,10 +78,10 @@ def open_for_search(folder: CaseFolder, questions: Questions) -> OpenedCase:
     trace = folder.file("traceback.txt")
     text = trace.read_text(encoding="utf-8", errors="replace") if trace.is_file() else ""
     state = state_of_record(record, source, inputs, folder.file("inputs"), case.signature, questions)
-    return OpenedCase(state, case.signature, record, text)
+    return SearchStart(state, case.signature, record, text)
 
 
-def wait_for_device(workers: Desk, device: str, seconds: float) -> float:
+def wait_for_device(workers: TrialQueue, device: str, seconds: float) -> float:
     """Seconds until a first trial could run on a device other than the CPU, and none there.
 
     On a cold machine its set-up may take longer than a search: that is not time spent on the question. Raises

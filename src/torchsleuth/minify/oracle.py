@@ -22,8 +22,8 @@ from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.trials.trial import Outcome, Trial
-from torchsleuth.workers.failure_rate import ComesSometimes, FailureRate, measured
-from torchsleuth.workers.queue import Desk
+from torchsleuth.workers.failure_rate import FailureRate, FlakyFailure, measured
+from torchsleuth.workers.queue import TrialQueue
 
 # A hang is told from a slow compile by this much: seconds at least, and times the slowest that passed.
 LEAST_CLOCK = 10.0
@@ -69,7 +69,7 @@ class TrialOracle(Oracle):
         return [self._judge(ticket.result(), state) for ticket, state in zip(tickets, states)]
 
     def look_again(self, state: State, failed: bool) -> None:
-        """Asks a few times more about a state; raises `ComesSometimes` where it does not always answer alike.
+        """Asks a few times more about a state; raises `FlakyFailure` where it does not always answer alike.
 
         A hang takes its whole clock each time, so it is taken at its word.
         """
@@ -81,10 +81,10 @@ class TrialOracle(Oracle):
         if found.flaky:
             self.rate = found
             self.workers.repeats = found.repeats
-            raise ComesSometimes(found)
+            raise FlakyFailure(found)
 
     @property
-    def workers(self) -> Desk:
+    def workers(self) -> TrialQueue:
         return self.questions.workers
 
     def recording(self, state: State) -> Recording:

@@ -23,7 +23,7 @@ from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.trial import Outcome, Question, Trial
-from torchsleuth.workers.queue import Desk
+from torchsleuth.workers.queue import TrialQueue
 
 # A graph that takes longer in eager, for which no clock was given, is taken for hung.
 EAGER_SECONDS = 120.0
@@ -42,7 +42,7 @@ class Questions:
     `begins` is told what comes next and says False where that is to be left out; `deadline` is of time.monotonic.
     """
 
-    workers: Desk
+    workers: TrialQueue
     store: Path
     begins: Callable[[str], bool] = lambda doing: True
     deadline: float | None = None

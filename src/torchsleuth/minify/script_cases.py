@@ -23,7 +23,7 @@ from torchsleuth.repro.script import script_text
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.torch_internals.minifier_scripts import is_foreign
 from torchsleuth.trials.trial import Trial
-from torchsleuth.workers.queue import Desk
+from torchsleuth.workers.queue import TrialQueue
 
 
 def case_of_script(script: Path, cases_dir: Path, questions: Questions) -> CaseFolder:
@@ -63,7 +63,7 @@ def _adopt_foreign(script: Path, cases_dir: Path, questions: Questions) -> CaseF
 
 
 def _observed(
-    record: GraphRecord, graph: str, store: Path, workers: Desk, accuracy: bool
+    record: GraphRecord, graph: str, store: Path, workers: TrialQueue, accuracy: bool
 ) -> Signature | None:
     """How a graph fails, when nothing in particular is expected."""
     trial = Trial(

@@ -13,7 +13,7 @@ from torchsleuth.compare.verdict.evidence import MUTATED
 from torchsleuth.compare.verdict.tolerances import Tolerances
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.writes import written_inputs
-from torchsleuth.minify.case_state import OpenedCase
+from torchsleuth.minify.case_state import SearchStart
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.repro.script import script_text
@@ -25,28 +25,28 @@ EXACT = "exact"
 
 
 def write_scripts(
-    folder: CaseFolder, opened: OpenedCase, state: State, tolerances: Tolerances, text: str
+    folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances, text: str
 ) -> list[ScriptToVerify]:
     """Puts every form of the state under checkpoints/, with its data where it will look for it."""
     place = folder.file(CHECKPOINTS)
     place.mkdir(exist_ok=True)
     written = []
-    for script in small_scripts(small_graph(folder, opened, state, tolerances, text)):
+    for script in small_scripts(small_graph(folder, start, state, tolerances, text)):
         for name, data in script.files.items():
             (place / name).write_bytes(data)
         (place / f"{script.form}.py").write_text(script.text, encoding="utf-8")
         written.append(ScriptToVerify(script.form, tuple(script.files), script.input_bytes))
-    exact = exact_script(folder, opened, state, tolerances)
+    exact = exact_script(folder, start, state, tolerances)
     (place / f"{EXACT}.py").write_text(exact, encoding="utf-8")
     return [*written, ScriptToVerify(EXACT)]
 
 
-def exact_script(folder: CaseFolder, opened: OpenedCase, state: State, tolerances: Tolerances) -> str:
+def exact_script(folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances) -> str:
     """The script that does exactly what the trial did, with everything it needs pasted in."""
-    trial = trial_of(state, opened.expected, folder.file("inputs"))
-    lines = opened.record.nodes
+    trial = trial_of(state, start.expected, folder.file("inputs"))
+    lines = start.record.nodes
     record = replace(
-        opened.record,
+        start.record,
         settings=trial.settings,
         placeholders=trial.placeholders,
         constants=trial.constants,
@@ -59,7 +59,7 @@ def exact_script(folder: CaseFolder, opened: OpenedCase, state: State, tolerance
     return script_text(
         record,
         trial.graph,
-        opened.expected.to_json(),
+        start.expected.to_json(),
         inputs=trial.inputs,
         tolerances=tolerances.by_path,
         case=folder.case.id,
@@ -68,14 +68,14 @@ def exact_script(folder: CaseFolder, opened: OpenedCase, state: State, tolerance
 
 
 def small_graph(
-    folder: CaseFolder, opened: OpenedCase, state: State, tolerances: Tolerances, text: str = ""
+    folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances, text: str = ""
 ) -> SmallGraph:
     """The state as what a small script is written from; `text` is the traceback of a trial that failed."""
     return SmallGraph(
         graph=state.graph,
         inputs=tuple(SmallInput(i.name, i.spec, i.value) for i in state.inputs),
         settings=state.settings,
-        signature=_own_signature(opened.expected, state),
+        signature=_own_signature(start.expected, state),
         embedded=state.embedded,
         dynamic=bool(state.symbols),
         tolerance=tolerances.distance,

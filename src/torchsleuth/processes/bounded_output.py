@@ -6,10 +6,10 @@ Used for what a trial prints: a gigabyte of it must fill neither memory nor disk
 from __future__ import annotations
 
 
-class KeptOutput:
+class BoundedOutput:
     """The first and last `limit // 2` bytes of what it was fed.
 
-    >>> kept = KeptOutput(4); kept.feed(b"abcdef"); kept.text()
+    >>> kept = BoundedOutput(4); kept.feed(b"abcdef"); kept.text()
     'ab\\n... 2 bytes left out ...\\nef'
     """
 

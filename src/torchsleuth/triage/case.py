@@ -19,7 +19,7 @@ from torchsleuth.cases.record import GraphRecord
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.blame import seeds
-from torchsleuth.minify.case_state import CaseQuestions, OpenedCase, wait_for_device
+from torchsleuth.minify.case_state import CaseQuestions, SearchStart, wait_for_device
 from torchsleuth.minify.oracle import TrialOracle
 from torchsleuth.minify.questions import NoAnswer
 from torchsleuth.minify.reducers.forms import static_sizes
@@ -29,7 +29,7 @@ from torchsleuth.minify.search.engine import combined
 from torchsleuth.minify.search.subsets import NothingFails
 from torchsleuth.minify.states import SHAPES
 from torchsleuth.processes.limits import clock_of_a_hang
-from torchsleuth.triage.experiments import Bench, Experiment, Result
+from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result
 from torchsleuth.triage.finding import Finding
 from torchsleuth.triage.inductor_parts import narrowed, stopped_at
 from torchsleuth.triage.labels import labels_of
@@ -78,11 +78,11 @@ def triage_case(
     waited = time.monotonic() - started
     questions.deadline = started + waited + budget_seconds
     SHAPES.set(questions.shapes)
-    opened = questions.opened(folder)
+    start = questions.start_of(folder)
     limits = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
-    bench = Bench(questions, opened.expected, limits, say, questions.deadline)
-    found = _found(folder, opened, bench)
-    triage = _written(case, opened, found, bench, time.monotonic() - started)
+    runner = ExperimentRunner(questions, start.expected, limits, say, questions.deadline)
+    found = _found(folder, start, runner)
+    triage = _written(case, start, found, runner, time.monotonic() - started)
     return update_case(folder, triage=triage)
 
 
@@ -92,27 +92,27 @@ def _of_capture(case: Case, triage: Triage) -> Triage:
     return replace(known, labels=labels_of(case, known))
 
 
-def _found(folder: CaseFolder, opened: OpenedCase, bench: Bench) -> Finding:
+def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner) -> Finding:
     case = folder.case
     # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
     looks = [AS_IT_WAS] if case.phase == "compile" else []
     looks += [IN_EAGER] if case.kind != "accuracy" else []
-    seen = dict(zip(looks, bench.ask(opened.state, looks)))
+    seen = dict(zip(looks, runner.ask(start.state, looks)))
     eager = seen.get(IN_EAGER)
     if eager is not None and _fails_in_eager(case, eager):
         node = str(eager.outcome.more.get("node", ""))
         summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
         said = f"it fails without the compiler, too: {summary}"
         return Finding("program", "operator", said, True, nodes=(node,))
-    first = _failing(case, opened, bench, seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
+    first = _failing(case, start, runner, seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
     if first is not None and first.steps and first.steps[-1].kind == "lower":
-        found = stopped_at(bench, opened.state, first.steps) or NO_SWITCH
-        return _with_settings(bench, opened.state, found)
-    state, first, fewest = _fewer_calls(case, opened, bench, first)
-    return _with_settings(bench, state, _with_calls(state, _component(bench, state, first), fewest))
+        found = stopped_at(runner, start.state, first.steps) or NO_SWITCH
+        return _with_settings(runner, start.state, found)
+    state, first, fewest = _fewer_calls(case, start, runner, first)
+    return _with_settings(runner, state, _with_calls(state, _component(runner, state, first), fewest))
 
 
-def _failing(case: Case, opened: OpenedCase, bench: Bench, first: Result) -> Result:
+def _failing(case: Case, start: SearchStart, runner: ExperimentRunner, first: Result) -> Result:
     """The run as it was, if it failed as it should; otherwise a sentence says what it did."""
     if first.answer is Answer.FAILS:
         return first
@@ -123,13 +123,13 @@ def _failing(case: Case, opened: OpenedCase, bench: Bench, first: Result) -> Res
             f"case {case.id} fails differently here ({first.outcome.signature.summary}); "
             "run its original.py to compare"
         )
-    raise NotPinnedDown(_flaky(case, opened, bench))
+    raise NotPinnedDown(_flaky(case, start, runner))
 
 
-def _flaky(case: Case, opened: OpenedCase, bench: Bench) -> str:
+def _flaky(case: Case, start: SearchStart, runner: ExperimentRunner) -> str:
     """The sentence about a failure that did not come: it is gone, or it comes only sometimes, and how often."""
-    trial, _ = bench.trial(opened.state, Experiment("as it was"))
-    rate = failure_rate(bench.desk, trial, SECOND_LOOKS)
+    trial, _ = runner.trial(start.state, Experiment("as it was"))
+    rate = failure_rate(runner.workers, trial, SECOND_LOOKS)
     if not rate.failures:
         return f"case {case.id} does not fail here any more (0 of {rate.runs + 1} runs); record it again"
     return (
@@ -144,55 +144,55 @@ def _fails_in_eager(case: Case, eager: Result) -> bool:
 
 
 def _fewer_calls(
-    case: Case, opened: OpenedCase, bench: Bench, first: Result | None
+    case: Case, start: SearchStart, runner: ExperimentRunner, first: Result | None
 ) -> tuple[State, Result, bool]:
     """The state with as few calls as still fail, its failing run, traced, and whether none could be left out."""
-    oracle = TrialOracle(bench.questions, opened.expected, bench.limits)
-    left = (bench.deadline or time.monotonic() + 60) - time.monotonic()
+    oracle = TrialOracle(runner.questions, start.expected, runner.limits)
+    left = (runner.deadline or time.monotonic() + 60) - time.monotonic()
     at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
     suspects = [
         *at,
-        *seeds(opened.state.graph, opened.traceback, opened.expected.message, opened.record.nodes),
+        *seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes),
     ]
-    bench.say(LOOKING_FOR_CALLS)
-    state, fewest = opened.state, True
-    if not bench.questions.begins(LOOKING_FOR_CALLS):
-        return opened.state, first or _failing(case, opened, bench, bench.one(opened.state, AS_IT_WAS)), False
+    runner.say(LOOKING_FOR_CALLS)
+    state, fewest = start.state, True
+    if not runner.questions.begins(LOOKING_FOR_CALLS):
+        return start.state, first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS)), False
     try:
         reduction = search(
-            opened.state,
+            start.state,
             oracle,
             seeds=list(dict.fromkeys(suspects)),
-            width=bench.desk.count,
+            width=runner.workers.count,
             budget_seconds=max(1.0, left * SHARE_FOR_CALLS),
             calls_only=True,
         )
         state, fewest = reduction.state, reduction.complete
-        bench.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
+        runner.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
     except NothingFails:
-        bench.say("no part of the graph fails by itself")
+        runner.say("no part of the graph fails by itself")
     except NoAnswer as why:
-        bench.say(f"the graph cannot be cut, since it does not run without the compiler ({why})")
-    if state is not opened.state:
-        small = bench.one(state, Experiment("the calls that are left", trace=True))
+        runner.say(f"the graph cannot be cut, since it does not run without the compiler ({why})")
+    if state is not start.state:
+        small = runner.one(state, Experiment("the calls that are left", trace=True))
         if small.fails:
             return state, small, fewest
-    first = first or _failing(case, opened, bench, bench.one(opened.state, AS_IT_WAS))
-    return opened.state, first, fewest
+    first = first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS))
+    return start.state, first, fewest
 
 
-def _component(bench: Bench, state: State, first: Result) -> Finding:
+def _component(runner: ExperimentRunner, state: State, first: Result) -> Finding:
     """The component, and the part of Inductor where it is Inductor's."""
     if state.settings.level == "dynamo":
-        climbed = climb(bench, state)
+        climbed = climb(runner, state)
         if climbed.component != "inductor":
             return climbed
-    elif has_custom_operator(state) and (operator := misbehaving_operator(bench, state)) is not None:
+    elif has_custom_operator(state) and (operator := misbehaving_operator(runner, state)) is not None:
         return operator
     if state.embedded.defines_backend:
         return Finding("backend", state.settings.backend, pinned=True)
-    part = stopped_at(bench, state, first.steps) if bench.expected.phase == "compile" else None
-    return part or narrowed(bench, state, first) or NO_SWITCH
+    part = stopped_at(runner, state, first.steps) if runner.expected.phase == "compile" else None
+    return part or narrowed(runner, state, first) or NO_SWITCH
 
 
 def _with_calls(state: State, found: Finding, fewest: bool) -> Finding:
@@ -205,24 +205,26 @@ def _with_calls(state: State, found: Finding, fewest: bool) -> Finding:
     return replace(found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=nodes)
 
 
-def _with_settings(bench: Bench, state: State, found: Finding) -> Finding:
+def _with_settings(runner: ExperimentRunner, state: State, found: Finding) -> Finding:
     """The user's settings that the failure needs, and whether it needs symbolic sizes."""
-    if found.component == "program" or bench.out_of_time:
+    if found.component == "program" or runner.out_of_time:
         return found
     # Each run that hangs costs its clock.
-    if settings_of(state) and bench.expected.kind != "hang":
-        needed = needed_settings(bench, state)
+    if settings_of(state) and runner.expected.kind != "hang":
+        needed = needed_settings(runner, state)
         named = tuple(f"{module}.{key}" for module, key in needed)
         found = replace(found, flags=tuple(dict.fromkeys([*found.flags, *named])))
     static = combined(static_sizes(state), state) if state.symbols else None
     if static is not None:
-        found = replace(found, only_dynamic=bench.one(static, Experiment("with static sizes")).passes)
+        found = replace(found, only_dynamic=runner.one(static, Experiment("with static sizes")).passes)
     return found
 
 
-def _written(case: Case, opened: OpenedCase, found: Finding, bench: Bench, seconds: float) -> Triage:
-    line = _line_of(opened.record, found)
-    ops = found.ops or _ops_of(opened.state, found.nodes)
+def _written(
+    case: Case, start: SearchStart, found: Finding, runner: ExperimentRunner, seconds: float
+) -> Triage:
+    line = _line_of(start.record, found)
+    ops = found.ops or _ops_of(start.state, found.nodes)
     triage = Triage(
         component=found.component,
         part=found.part,
@@ -239,8 +241,8 @@ def _written(case: Case, opened: OpenedCase, found: Finding, bench: Bench, secon
         function=line.function if line else None,
         module=(line.module or None) if line else None,
         forward_op=(line.call or None) if line and line.gradient else None,
-        trials=len(bench.log),
-        rungs=tuple(Rung(r.experiment.what, r.answer.value, round(r.outcome.seconds, 2)) for r in bench.log),
+        trials=len(runner.log),
+        rungs=tuple(Rung(r.experiment.what, r.answer.value, round(r.outcome.seconds, 2)) for r in runner.log),
     )
     return replace(triage, labels=labels_of(case, triage, only_dynamic=found.only_dynamic))
 

@@ -22,7 +22,7 @@ from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.torch_internals.compile_trace import Step, unfinished
 from torchsleuth.trials.trial import Outcome, Switches, Trial
-from torchsleuth.workers.queue import Desk
+from torchsleuth.workers.queue import TrialQueue
 
 Item = TypeVar("Item")
 Config = Mapping[str, Mapping[str, str]]
@@ -75,8 +75,8 @@ class Result:
 
 
 @dataclass
-class Bench:
-    """Where experiments are run: `Bench(questions, signature).ask(state, [Experiment("as it was")])`.
+class ExperimentRunner:
+    """Where experiments are run: `ExperimentRunner(questions, signature).ask(state, [Experiment("as it was")])`.
 
     `say` is told of each experiment when it begins and when it ends.
     """
@@ -99,7 +99,7 @@ class Bench:
         for state, experiment in pairs:
             trial, trace = self.trial(state, experiment)
             self.say(f"trying: {experiment.what}")
-            asked.append((experiment, trace, self.desk.submit(trial, limits=limits)))
+            asked.append((experiment, trace, self.workers.submit(trial, limits=limits)))
         results = [self.result(experiment, trace, ticket.result()) for experiment, trace, ticket in asked]
         for result in results:
             took = min(time.monotonic() - started, result.outcome.seconds)
@@ -108,7 +108,7 @@ class Bench:
         return results
 
     @property
-    def desk(self) -> Desk:
+    def workers(self) -> TrialQueue:
         return self.questions.workers
 
     @property
@@ -120,7 +120,7 @@ class Bench:
     ) -> list[Item]:
         """The fewest of `items`, all of which together make it pass, that do so by themselves.
 
-        >>> bench.smallest_cure(state, flags, lambda some: Experiment("cautious", config=config_of(some)))
+        >>> runner.smallest_cure(state, flags, lambda some: Experiment("cautious", config=config_of(some)))
         """
         return smallest(
             items, lambda sets: [r.passes for r in self.ask(state, [without(some) for some in sets])]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from torchsleuth.cases.flags import Flag, config_of
 from torchsleuth.minify.search.contract import State
 from torchsleuth.torch_internals.compile_trace import Step
-from torchsleuth.triage.experiments import Bench, Experiment, Result, few
+from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result, few
 from torchsleuth.triage.finding import Finding
 from torchsleuth.triage.settings import cautious_fix, switchable
 
@@ -41,15 +41,15 @@ _LATE = {
 }
 
 
-def stopped_at(bench: Bench, state: State, steps: Sequence[Step]) -> Finding | None:
+def stopped_at(runner: ExperimentRunner, state: State, steps: Sequence[Step]) -> Finding | None:
     """The part at which a compile stopped, confirmed by a run without it.
 
     None where the steps do not say, or where many things lead to the step: fusion, settings, one operator.
     """
     for step in reversed(steps):
         if step.kind == "lower":
-            return _lowering(bench, state, step)
-        if step.kind in ("pass", "pattern") and (found := _graph_pass(bench, state, step)) is not None:
+            return _lowering(runner, state, step)
+        if step.kind in ("pass", "pattern") and (found := _graph_pass(runner, state, step)) is not None:
             return found
         if step.kind == "cudagraphs":
             return Finding(
@@ -60,8 +60,8 @@ def stopped_at(bench: Bench, state: State, steps: Sequence[Step]) -> Finding | N
     return None
 
 
-def _lowering(bench: Bench, state: State, step: Step) -> Finding:
-    without = bench.one(
+def _lowering(runner: ExperimentRunner, state: State, step: Step) -> Finding:
+    without = runner.one(
         state,
         Experiment(
             f"{step.name} kept as an eager kernel",
@@ -85,17 +85,17 @@ def _lowering(bench: Bench, state: State, step: Step) -> Finding:
     )
 
 
-def _graph_pass(bench: Bench, state: State, step: Step) -> Finding | None:
+def _graph_pass(runner: ExperimentRunner, state: State, step: Step) -> Finding | None:
     subsystem, _, name = step.name.rpartition(":") if step.kind == "pass" else ("patterns", "", step.name)
     if not subsystem:
         return None
     off = {subsystem: {"names": [name]}}
-    without = bench.one(state, Experiment(f"without {name}", off=off))
+    without = runner.one(state, Experiment(f"without {name}", off=off))
     how = "; it passes without it" if without.passes else ""
     return Finding("inductor", name, f"it stopped in the pass {name}{how}", True, subsystem=subsystem)
 
 
-def narrowed(bench: Bench, state: State, first: Result) -> Finding | None:
+def narrowed(runner: ExperimentRunner, state: State, first: Result) -> Finding | None:
     """The part at fault in a graph that is compiled or runs wrongly; None where no switch makes a difference."""
     flags = switchable(state)
     passes = [subsystem for subsystem in PASSES if first.applied(subsystem)]
@@ -110,17 +110,17 @@ def narrowed(bench: Bench, state: State, first: Result) -> Finding | None:
         experiments["cudagraphs"] = Experiment("without CUDA graphs", off={"cudagraphs": {}})
     if not passes:
         del experiments["passes"]
-    said = dict(zip(experiments, bench.ask(state, list(experiments.values()))))
+    said = dict(zip(experiments, runner.ask(state, list(experiments.values()))))
     if "cudagraphs" in said and said["cudagraphs"].passes:
         return Finding(
             "inductor", "cudagraphs", "it passes without CUDA graphs", True, subsystem="cudagraphs"
         )
     if "passes" in said and said["passes"].passes:
-        return _which_pass(bench, state, first, passes)
+        return _which_pass(runner, state, first, passes)
     if said["fusion"].passes:
-        return _which_fusion(bench, state, said["fusion"])
+        return _which_fusion(runner, state, said["fusion"])
     if said["flags"].passes:
-        return _which_flags(bench, state, flags, said["interpret"])
+        return _which_flags(runner, state, flags, said["interpret"])
     late = next((step for step in reversed(first.steps) if step.kind in _LATE), None)
     if late is not None:
         found = Finding(
@@ -148,7 +148,7 @@ def _lowering_or_codegen(eager: Result, interpreted: Result) -> Finding:
     return Finding("inductor", "lowering", why, eager.passes, subsystem="lowerings")
 
 
-def _which_pass(bench: Bench, state: State, first: Result, passes: Sequence[str]) -> Finding:
+def _which_pass(runner: ExperimentRunner, state: State, first: Result, passes: Sequence[str]) -> Finding:
     """The pass by name, then which of its applications."""
     applied = [(p, name) for p in passes for name in dict.fromkeys(first.applied(p)) if name not in NEEDED]
     applied += [("patterns", name) for name in dict.fromkeys(first.applied("patterns"))]
@@ -158,7 +158,7 @@ def _which_pass(bench: Bench, state: State, first: Result, passes: Sequence[str]
     def without(some: Sequence[tuple[str, str]]) -> Experiment:
         return Experiment(f"without {few([name for _, name in some])}", off=_windows(some))
 
-    guilty = bench.smallest_cure(state, applied, without)
+    guilty = runner.smallest_cure(state, applied, without)
     subsystem, name = guilty[0]
     places = [place for place, each in enumerate(first.applied(subsystem)) if each == name]
     number = places[0] + 1
@@ -167,7 +167,7 @@ def _which_pass(bench: Bench, state: State, first: Result, passes: Sequence[str]
             Experiment(f"without application {place + 1} of {subsystem}", off={subsystem: {"skip": [place]}})
             for place in places
         ]
-        helped = [place for place, result in zip(places, bench.ask(state, asked)) if result.passes]
+        helped = [place for place, result in zip(places, runner.ask(state, asked)) if result.passes]
         number = (helped or places)[0] + 1
     names = ", ".join(each for _, each in guilty)
     return Finding(
@@ -187,9 +187,9 @@ def _windows(passes: Sequence[tuple[str, str]]) -> dict[str, dict[str, list[str]
     return windows
 
 
-def _which_fusion(bench: Bench, state: State, all_apart: Result) -> Finding:
+def _which_fusion(runner: ExperimentRunner, state: State, all_apart: Result) -> Finding:
     """Fusion of kernels, inlining of operators, or both; and which, where one of them is enough."""
-    only = bench.ask(
+    only = runner.ask(
         state,
         [
             Experiment("without fusion of kernels", off={"fusion": {}}),
@@ -212,7 +212,7 @@ def _which_fusion(bench: Bench, state: State, all_apart: Result) -> Finding:
         what = f"without {len(some)} of {len(names)} in {subsystem}"
         return Experiment(what, off={subsystem: {"skip": list(some)}})
 
-    places = bench.smallest_cure(state, range(len(names)), without) if names else []
+    places = runner.smallest_cure(state, range(len(names)), without) if names else []
     which = ", ".join(names[place] for place in places)
     detail = f"it passes without {subsystem} of {which or 'anything'}"
     number = places[0] + 1 if len(places) == 1 else None
@@ -220,8 +220,10 @@ def _which_fusion(bench: Bench, state: State, all_apart: Result) -> Finding:
     return Finding("inductor", "fusion", detail, True, nodes=nodes, subsystem=subsystem, application=number)
 
 
-def _which_flags(bench: Bench, state: State, flags: Sequence[Flag], interpreted: Result) -> Finding:
-    fix = cautious_fix(bench, state, flags)
+def _which_flags(
+    runner: ExperimentRunner, state: State, flags: Sequence[Flag], interpreted: Result
+) -> Finding:
+    fix = cautious_fix(runner, state, flags)
     lines = " and ".join(flag.line for flag in fix)
     means = " and ".join(flag.means for flag in fix)
     part = {"pattern_matcher": "pattern matcher", "max_fusion_size": "fusion"}.get(fix[0].key, "codegen")

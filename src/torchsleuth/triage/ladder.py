@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from torchsleuth.minify.search.contract import State
-from torchsleuth.triage.experiments import Bench, Experiment, Result, few
+from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result, few
 from torchsleuth.triage.finding import Finding
 
 EAGER = "sleuth_eager"
@@ -33,10 +33,10 @@ _TORCHS_OWN = {
 _MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): ([\w.:]+)(?: \([^)]*\))?: (.+)")
 
 
-def climb(bench: Bench, state: State) -> Finding:
+def climb(runner: ExperimentRunner, state: State) -> Finding:
     """The component at fault in a graph that Dynamo captured.
 
-    >>> climb(bench, state).component
+    >>> climb(runner, state).component
     'decompositions'
     """
     backend = state.settings.backend
@@ -46,12 +46,14 @@ def climb(bench: Bench, state: State) -> Finding:
         rungs.append(
             Experiment("AOTAutograd, decompositions and partitioner, with eager kernels", backend=DECOMPOSED)
         )
-    below = bench.ask(state, rungs)
+    below = runner.ask(state, rungs)
     if below[0].fails:
-        return misbehaving_operator(bench, state) or Finding("aot_autograd", "functionalization", pinned=True)
+        return misbehaving_operator(runner, state) or Finding(
+            "aot_autograd", "functionalization", pinned=True
+        )
     if inductor and below[1].fails:
-        return _decomposition(bench, state, below[1])
-    found = misbehaving_operator(bench, state) if has_custom_operator(state) else None
+        return _decomposition(runner, state, below[1])
+    found = misbehaving_operator(runner, state) if has_custom_operator(state) else None
     if found is not None:
         return found
     if inductor:
@@ -71,13 +73,13 @@ def has_custom_operator(state: State) -> bool:
     return any(name.split(".")[0].split("::")[0] not in _TORCHS_OWN for name in names)
 
 
-def misbehaving_operator(bench: Bench, state: State) -> Finding | None:
+def misbehaving_operator(runner: ExperimentRunner, state: State) -> Finding | None:
     """An operator whose fake kernel or schema does not say what the real one does, where there is one."""
     checks = [
         Experiment("fake kernels checked against real ones", backend=CROSSREF),
         Experiment("operators checked against their schemas", backend=SCHEMA),
     ]
-    for result in bench.ask(state, checks):
+    for result in runner.ask(state, checks):
         match = _MISMATCH.search(result.outcome.text)
         if match is not None:
             part = "fake kernel" if "FakeMismatch" in match[0] else "operator schema"
@@ -89,7 +91,7 @@ def _dotted(op: str) -> str:
     return op.replace("::", ".")
 
 
-def _decomposition(bench: Bench, state: State, failed: Result) -> Finding:
+def _decomposition(runner: ExperimentRunner, state: State, failed: Result) -> Finding:
     """Which decomposition it is, or the partitioner where none of them is."""
     names = list(dict.fromkeys(failed.applied("decomposition")))
 
@@ -97,11 +99,11 @@ def _decomposition(bench: Bench, state: State, failed: Result) -> Finding:
         off = {"decomposition": {"names": list(some)}}
         return Experiment(f"without the decomposition of {few(some)}", off=off, backend=DECOMPOSED)
 
-    if not names or not bench.one(state, without(names)).passes:
+    if not names or not runner.one(state, without(names)).passes:
         return Finding(
             "aot_autograd", "partitioner", detail="it fails with any decomposition left out", pinned=False
         )
-    guilty = bench.smallest_cure(state, names, without)
+    guilty = runner.smallest_cure(state, names, without)
     return Finding(
         "decompositions",
         "decomposition",

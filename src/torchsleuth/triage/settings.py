@@ -12,7 +12,7 @@ from torchsleuth.cases.flags import PRECISION_CASTS, Flag, config_of
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.search.subsets import smallest
 from torchsleuth.torch_internals.configuration import default_setting
-from torchsleuth.triage.experiments import Bench, Experiment
+from torchsleuth.triage.experiments import Experiment, ExperimentRunner
 
 # Optimisations of Inductor that only make things faster, each with the value that leaves it out.
 CAUTIOUS = (
@@ -56,13 +56,13 @@ def switchable(state: State, flags: Sequence[Flag] = CAUTIOUS) -> list[Flag]:
     return found
 
 
-def cautious_fix(bench: Bench, state: State, flags: Sequence[Flag]) -> list[Flag]:
+def cautious_fix(runner: ExperimentRunner, state: State, flags: Sequence[Flag]) -> list[Flag]:
     """The fewest cautious values that make the failure vanish, all of which together do."""
 
     def cautious(some: Sequence[Flag]) -> Experiment:
         return Experiment(f"with cautious {', '.join(flag.key for flag in some)}", config=config_of(some))
 
-    return bench.smallest_cure(state, flags, cautious)
+    return runner.smallest_cure(state, flags, cautious)
 
 
 def settings_of(state: State) -> list[tuple[str, str]]:
@@ -84,11 +84,11 @@ def only_settings(state: State, kept: Sequence[tuple[str, str]]) -> State:
     return state.setting(config=config, options=options)
 
 
-def needed_settings(bench: Bench, state: State) -> list[tuple[str, str]]:
+def needed_settings(runner: ExperimentRunner, state: State) -> list[tuple[str, str]]:
     """The fewest of the user's settings under which it still fails; none where it fails with torch's defaults."""
 
     def enough(sets: Sequence[Sequence[tuple[str, str]]]) -> list[bool]:
-        return [bench.one(only_settings(state, s), Experiment(_only(s))).fails for s in sets]
+        return [runner.one(only_settings(state, s), Experiment(_only(s))).fails for s in sets]
 
     mine = settings_of(state)
     if not mine or enough([[]])[0]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchsleuth.cases.crash import signature_of_crash
-from torchsleuth.processes.bounded_output import KeptOutput
+from torchsleuth.processes.bounded_output import BoundedOutput
 from torchsleuth.processes.frames import BrokenFrame, Frames
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
@@ -66,7 +66,7 @@ class ChildProcess:
     kill_at: float | None = None
     # What a process that was sent to find something out came back with.
     learned: Any = None
-    kept: KeptOutput = field(default_factory=lambda: KeptOutput(0))
+    printed: BoundedOutput = field(default_factory=lambda: BoundedOutput(0))
     frames: Frames = field(default_factory=Frames)
 
     @property
@@ -74,7 +74,7 @@ class ChildProcess:
         return self.commands, self.results, self.output
 
     def take(self, job: Job) -> None:
-        self.job, self.ready, self.kept = job, False, KeptOutput(job.limits.output)
+        self.job, self.ready, self.printed = job, False, BoundedOutput(job.limits.output)
 
     def hear(self) -> tuple[bool, bool]:
         """Reads what the process said: whether it may say more, and whether its job is decided now."""
@@ -108,7 +108,7 @@ class ChildProcess:
     def listen(self) -> bool:
         """Reads what the process printed; False at the end of the stream."""
         data = read_some(self.output)
-        self.kept.feed(data or b"")
+        self.printed.feed(data or b"")
         return data != b""
 
 

@@ -322,7 +322,7 @@ class Server:
     def report(self, child: ChildProcess, status: int | None) -> None:
         job, child.job = child.job, None
         if job is not None:
-            outcome = None if job.ended == "cancel" else outcome_of(job, status, child.kept.text())
+            outcome = None if job.ended == "cancel" else outcome_of(job, status, child.printed.text())
             self.tell({"done": job.number, "outcome": outcome, "phase": job.phase})
 
     def kill(self, child: ChildProcess, why: str) -> None:

@@ -19,7 +19,7 @@ from torchsleuth.minify.reducers.forms import static_sizes
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.states import state_of_cut
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.triage.experiments import Bench, Experiment, Result
+from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result
 from torchsleuth.workaround.candidates import Candidate, Change
 
 # A trial is not begun with less than this left, and gets at least this.
@@ -170,16 +170,18 @@ def as_it_was(original: Original) -> Experiment:
     return Experiment("as it was", kind="accuracy", tolerances=tolerances, to_the_end=True)
 
 
-def ask_pairs(bench: Bench, asked: Sequence[tuple[State, Experiment]], deadline: float) -> list[Result]:
+def ask_pairs(
+    runner: ExperimentRunner, asked: Sequence[tuple[State, Experiment]], deadline: float
+) -> list[Result]:
     """The answers about different states, as many at a time as there are workers."""
     left = max(LEAST_SECONDS, deadline - time.monotonic())
-    limits = bench.limits or bench.desk.limits
+    limits = runner.limits or runner.workers.limits
     within = replace(limits, compile=min(limits.compile, left), run=min(limits.run, left))
-    return bench.ask_pairs(asked, within)
+    return runner.ask_pairs(asked, within)
 
 
 def try_all(
-    bench: Bench, original: Original, candidates: Sequence[Candidate], deadline: float
+    runner: ExperimentRunner, original: Original, candidates: Sequence[Candidate], deadline: float
 ) -> list[Tried]:
     """Every candidate tried, in waves, until the time is over."""
     tried: list[Tried] = []
@@ -187,12 +189,14 @@ def try_all(
     while waiting:
         if time.monotonic() > deadline:
             return tried + [Tried(each, NO_TIME) for each in waiting]
-        wave, waiting = waiting[: bench.desk.count], waiting[bench.desk.count :]
-        tried += _wave(bench, original, wave, deadline)
+        wave, waiting = waiting[: runner.workers.count], waiting[runner.workers.count :]
+        tried += _wave(runner, original, wave, deadline)
     return tried
 
 
-def _wave(bench: Bench, original: Original, wave: Sequence[Candidate], deadline: float) -> list[Tried]:
+def _wave(
+    runner: ExperimentRunner, original: Original, wave: Sequence[Candidate], deadline: float
+) -> list[Tried]:
     asked: list[tuple[State, Experiment]] = []
     spans: dict[int, tuple[int, int]] = {}
     refused: dict[int, str] = {}
@@ -204,7 +208,7 @@ def _wave(bench: Bench, original: Original, wave: Sequence[Candidate], deadline:
             continue
         spans[number] = (len(asked), len(asked) + len(states))
         asked += [(state, experiment_of(original, state, candidate)) for state in states]
-    results = ask_pairs(bench, asked, deadline)
+    results = ask_pairs(runner, asked, deadline)
     return [
         Tried(candidate, refused[number])
         if number in refused
@@ -221,7 +225,7 @@ def judged(original: Original, candidate: Candidate, results: Sequence[Result]) 
 
 
 def timed(
-    bench: Bench, original: Original, tried: Sequence[Tried], deadline: float
+    runner: ExperimentRunner, original: Original, tried: Sequence[Tried], deadline: float
 ) -> tuple[list[Tried], float | None]:
     """The same with the time of a run for the best few that are verified; and that of the fully compiled graph."""
     chosen = [each for each in tried if each.verified][:MOST_TIMED]
@@ -234,7 +238,7 @@ def timed(
         states = parts_of(original, each.candidate.change)
         spans.append((len(asked), len(asked) + len(states)))
         asked += [(state, experiment_of(original, state, each.candidate, timed=True)) for state in states]
-    results = ask_pairs(bench, asked, deadline)
+    results = ask_pairs(runner, asked, deadline)
     found = {
         id(each): replace(each, run_seconds=_run_seconds(original, each.candidate, results[slice(*span)]))
         for each, span in zip(chosen, spans)

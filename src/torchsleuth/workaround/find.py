@@ -16,14 +16,14 @@ from torchsleuth.cases.flags import INDUCTOR, RANDOM, config_of
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Case, Triage, Workaround
 from torchsleuth.compare.verdict.evidence import MUTATED
-from torchsleuth.minify.case_state import CaseQuestions, OpenedCase
+from torchsleuth.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.states import SHAPES
 from torchsleuth.processes.limits import clock_of_a_hang
 from torchsleuth.program.attempt import Attempt
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.torch_internals.configuration import default_setting
-from torchsleuth.triage.experiments import Bench, Experiment
+from torchsleuth.triage.experiments import Experiment, ExperimentRunner
 from torchsleuth.triage.settings import cautious_fix, switchable
 from torchsleuth.workaround.attempts import Original, Tried, as_it_was, ask_pairs, timed, try_all
 from torchsleuth.workaround.candidates import (
@@ -62,13 +62,13 @@ def find_workarounds(
 ) -> list[Attempt]:
     """What was tried to make the case's graph pass, the cheapest verified one first; it is in the case as well."""
     refuse_hopeless(folder.case)
-    opened = questions.opened(folder)
+    start = questions.start_of(folder)
     # The whole graph is compiled, which takes longer than it took to come to where it hung.
     timeout = folder.case.extra.get("timeout")
     limits = clock_of_a_hang(questions.workers.limits, folder.case.kind, timeout, room=1.5)
     SHAPES.set(questions.shapes)
-    bench = Bench(questions, folder.case.signature, limits, say)
-    found = attempts(folder, opened, bench, budget_seconds, say)
+    runner = ExperimentRunner(questions, folder.case.signature, limits, say)
+    found = attempts(folder, start, runner, budget_seconds, say)
     update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
     return found
 
@@ -90,43 +90,43 @@ def refuse_hopeless(case: Case) -> None:
 
 def attempts(
     folder: CaseFolder,
-    opened: OpenedCase,
-    bench: Bench,
+    start: SearchStart,
+    runner: ExperimentRunner,
     budget_seconds: float,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Attempt]:
     """What was tried, each with what a run of the whole program needs."""
     deadline = time.monotonic() + budget_seconds
     case = folder.case
-    original = Original(opened.state, case.kind == "accuracy", bench.questions, _wrong_by(case))
-    about = about_case(folder, opened)
+    original = Original(start.state, case.kind == "accuracy", runner.questions, _wrong_by(case))
+    about = about_case(folder, start)
     wanted = candidates_for(about)
     # What needs no compile comes first: then there is something, however short the time.
     wanted.sort(key=lambda each: (each.reach != BACKEND, each.reach))
-    mine = _check_that_it_fails(folder, bench, original, about, deadline)
-    tried = try_all(bench, original, mine if mine is not None else wanted, deadline)
+    mine = _check_that_it_fails(folder, runner, original, about, deadline)
+    tried = try_all(runner, original, mine if mine is not None else wanted, deadline)
     if mine is None and not any(t.verified and t.candidate.reach < BACKEND for t in tried):
-        found = _settings_that_help(bench, opened.state, about, deadline)
-        tried += try_all(bench, original, found, deadline) if found else []
+        found = _settings_that_help(runner, start.state, about, deadline)
+        tried += try_all(runner, original, found, deadline) if found else []
     say(f"{sum(t.verified for t in tried)} of {len(tried)} workarounds verified")
     tried, full = ordered(tried), None
     if case.kind == "accuracy":  # else there is nothing to time against
-        tried, full = timed(bench, original, tried, deadline)
+        tried, full = timed(runner, original, tried, deadline)
     return [*(_attempt(each, full) for each in ordered(tried)), *_release(folder)]
 
 
 def _check_that_it_fails(
-    folder: CaseFolder, bench: Bench, original: Original, about: About, deadline: float
+    folder: CaseFolder, runner: ExperimentRunner, original: Original, about: About, deadline: float
 ) -> list[Candidate] | None:
     """The control run; the only candidates that can be judged, where the check itself is a cure, else None."""
     case = folder.case
     seen_here = case.verified is not None and bool(case.verified.reproduced)
     if case.kind == "hang" and seen_here:
         return None  # it would cost its whole clock to see it once more
-    result = ask_pairs(bench, [(original.state, as_it_was(original))], deadline)[0]
+    result = ask_pairs(runner, [(original.state, as_it_was(original))], deadline)[0]
     if not result.passes:
         return None
-    plain = bench.one(original.state, Experiment("as it was, with random numbers of its own"))
+    plain = runner.one(original.state, Experiment("as it was, with random numbers of its own"))
     if plain.passes:
         raise NothingToWorkAround(
             f"case {case.id} does not fail here, so no workaround can be tried; "
@@ -136,21 +136,23 @@ def _check_that_it_fails(
     return [setting_candidate([RANDOM]), *others]
 
 
-def _settings_that_help(bench: Bench, state: State, about: About, deadline: float) -> list[Candidate]:
+def _settings_that_help(
+    runner: ExperimentRunner, state: State, about: About, deadline: float
+) -> list[Candidate]:
     """Settings that make the failure vanish, for a fault that nobody has pinned down."""
     if about.backend != "inductor" or about.triage.pinned or time.monotonic() > deadline:
         return []
     flags = switchable(state)
-    if not bench.one(state, Experiment("with every setting cautious", config=config_of(flags))).passes:
+    if not runner.one(state, Experiment("with every setting cautious", config=config_of(flags))).passes:
         return []
     if time.monotonic() > deadline:
         return [setting_candidate(flags)]
-    return [setting_candidate(cautious_fix(bench, state, flags))]
+    return [setting_candidate(cautious_fix(runner, state, flags))]
 
 
-def about_case(folder: CaseFolder, opened: OpenedCase) -> About:
+def about_case(folder: CaseFolder, start: SearchStart) -> About:
     """What the candidates for a case depend on."""
-    case, state = folder.case, opened.state
+    case, state = folder.case, start.state
     dtypes = {i.spec.dtype for i in state.inputs if isinstance(i.spec, TensorSpec)}
     settings = {k: dict(v) for k, v in state.settings.config.items()}
     settings.setdefault(INDUCTOR, {}).update(state.settings.options)
@@ -164,8 +166,8 @@ def about_case(folder: CaseFolder, opened: OpenedCase) -> About:
         kind=case.kind,
         backend=case.backend,
         calls=tuple(n.name for n in state.graph.graph.nodes if n.op.startswith("call_")),
-        suspects=suspects_of(case, opened),
-        lines=opened.record.lines,
+        suspects=suspects_of(case, start),
+        lines=start.record.lines,
         triage=case.triage or Triage(),
         backward=case.direction == "backward",
         symbols=bool(state.symbols),

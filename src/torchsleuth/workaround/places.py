@@ -17,7 +17,7 @@ import torch
 from torchsleuth.cases.model import Case
 from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.blame import seeds
-from torchsleuth.minify.case_state import OpenedCase
+from torchsleuth.minify.case_state import SearchStart
 
 # What Dynamo calls the rest of a function after a graph break.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
@@ -51,21 +51,21 @@ class Suspects:
     alike: tuple[str, ...] = ()
 
 
-def suspects_of(case: Case, opened: OpenedCase) -> Suspects:
+def suspects_of(case: Case, start: SearchStart) -> Suspects:
     """Who may be at fault, best knowledge first; nobody where nothing says so.
 
-    >>> suspects_of(folder.case, opened).ops
+    >>> suspects_of(folder.case, start).ops
     ('aten.erf.default',)
     """
-    calls = {n.name: str(n.target) for n in opened.state.graph.graph.nodes if n.op.startswith("call_")}
-    lines = opened.record.lines
+    calls = {n.name: str(n.target) for n in start.state.graph.graph.nodes if n.op.startswith("call_")}
+    lines = start.record.lines
     triage, minified = case.triage, case.minified
     ops = list(triage.ops) if triage else []
     nodes = [name for name in (triage.nodes if triage else ()) if name in calls]
     if not ops and not nodes and minified and 0 < len(minified.ops) <= FEW_OPS:
         ops = list(minified.ops)
     if not ops and not nodes:
-        nodes = seeds(opened.state.graph, opened.traceback, opened.expected.message, lines)[:1]
+        nodes = seeds(start.state.graph, start.traceback, start.expected.message, lines)[:1]
     ops = ops or list(dict.fromkeys(calls[name] for name in nodes))
     alike = [name for name, target in calls.items() if target in ops]
     if not nodes and not alike and triage and triage.user_line:

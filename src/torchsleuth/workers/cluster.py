@@ -22,7 +22,7 @@ from torchsleuth.processes.limits import Limits, limits_from_json
 from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.trials.trial import Trial, outcome_from_json, outcome_to_json, trial_from_json, trial_to_json
 from torchsleuth.workers.pool import Workers
-from torchsleuth.workers.queue import Desk, Ticket
+from torchsleuth.workers.queue import Ticket, TrialQueue
 from torchsleuth.workers.trial_log import settings_in
 
 # For a node to unpack torchsleuth and to load torch from a cold disk.
@@ -79,7 +79,7 @@ class Host:
         self.workers.close()
 
 
-class RayWorkers(Desk):
+class RayWorkers(TrialQueue):
     """Workers on every node of a Ray cluster; used as `Workers` is. `address` as in `ray.init`.
 
     >>> with RayWorkers("ray://head:10001") as workers: workers.run(trial)
@@ -277,7 +277,9 @@ def storages_of(trial: Trial) -> Iterator[str]:
                 yield digest
 
 
-def open_workers(wanted: str | int = 1, home: PreparedInterpreter | None = None, **options: Any) -> Desk:
+def open_workers(
+    wanted: str | int = 1, home: PreparedInterpreter | None = None, **options: Any
+) -> TrialQueue:
     """The workers that `--workers` names: a number of them here, `ray`, or `ray://host:port`.
 
     `home` is for workers here: an interpreter with torch loaded that their server can be forked from.

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from torchsleuth.trials.trial import Outcome, Trial
-from torchsleuth.workers.queue import Desk
+from torchsleuth.workers.queue import TrialQueue
 
 # The chance at which a pass that is none may be believed.
 RISK = 0.01
@@ -66,7 +66,7 @@ class FailureRate:
         )
 
 
-class ComesSometimes(Exception):
+class FlakyFailure(Exception):
     """What is looked for fails in some runs and passes in others; carries how often."""
 
     def __init__(self, rate: FailureRate) -> None:
@@ -86,7 +86,7 @@ def repeats_for(rate: float, risk: float = RISK) -> int:
     return math.floor(math.log(risk) / math.log1p(-rate)) + 1
 
 
-def failure_rate(workers: Desk, trial: Trial, k: int = 3, more: int = MORE) -> FailureRate:
+def failure_rate(workers: TrialQueue, trial: Trial, k: int = 3, more: int = MORE) -> FailureRate:
     """Runs the trial `k` times, and `more` times again where it neither always nor never failed.
 
     >>> failure_rate(workers, original).flaky
@@ -105,7 +105,7 @@ def failure_rate(workers: Desk, trial: Trial, k: int = 3, more: int = MORE) -> F
     )
 
 
-def measured(workers: Desk, trial: Trial, seen: FailureRate) -> FailureRate:
+def measured(workers: TrialQueue, trial: Trial, seen: FailureRate) -> FailureRate:
     """How often the trial fails, from what was `seen` and a few runs more; many more only where it is not always alike.
 
     >>> measured(workers, trial, FailureRate(1, 1)).flaky
@@ -115,6 +115,6 @@ def measured(workers: Desk, trial: Trial, seen: FailureRate) -> FailureRate:
     return rate + failure_rate(workers, trial, MORE, more=0) if rate.flaky else rate
 
 
-def _several(workers: Desk, trial: Trial, times: int) -> list[Outcome]:
+def _several(workers: TrialQueue, trial: Trial, times: int) -> list[Outcome]:
     tickets = [workers.submit(trial, fresh=True) for _ in range(times)]
     return [ticket.result() for ticket in tickets]

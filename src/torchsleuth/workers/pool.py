@@ -27,7 +27,7 @@ from torchsleuth.processes.starting import python_command
 from torchsleuth.processes.tree import kill_group, kill_marked, marked
 from torchsleuth.trials.environment import needs_kernels, served_by, trial_environment
 from torchsleuth.trials.trial import Outcome, outcome_from_json, trial_to_json
-from torchsleuth.workers.queue import Desk, Ticket
+from torchsleuth.workers.queue import Ticket, TrialQueue
 
 SERVER = "torchsleuth.trials.server:main"
 RUN_TRIAL = "torchsleuth.trials.questions:answer"
@@ -41,7 +41,7 @@ LOADING_LEAVE_SECONDS = 0.1
 STARTS = 3
 
 
-class Workers(Desk):
+class Workers(TrialQueue):
     """Up to `count` trials at a time in processes of their own, on this machine.
 
     `folder` keeps kernels and the log of answers (`trials.jsonl`) for a later run; without one they live as long as

@@ -1,6 +1,6 @@
 """What a search sees of its workers, wherever they are: submit a trial, wait for its ticket, cancel it.
 
-The desk keeps the queue, the log of answers and the rule of repeats; who sits behind it (`pool` on this machine,
+The workers keeps the queue, the log of answers and the rule of repeats; who sits behind it (`pool` on this machine,
 `cluster` on many) begins a trial, drops one, and says what came of it.
 """
 
@@ -26,7 +26,7 @@ class Ticket(Future[Outcome]):
     `concurrent.futures.wait` and `as_completed` take tickets as they take any future.
     """
 
-    def __init__(self, desk: Desk, number: int, trial: Trial, limits: Limits, repeats: int) -> None:
+    def __init__(self, workers: TrialQueue, number: int, trial: Trial, limits: Limits, repeats: int) -> None:
         super().__init__()
         self.number = number
         self.trial = trial
@@ -36,7 +36,7 @@ class Ticket(Future[Outcome]):
         self.servers_lost = 0
         self.phase = "queued"
         self.pid: int | None = None
-        self._desk = desk
+        self._desk = workers
 
     def cancel(self) -> bool:
         """Gives the trial up; False where its outcome is already there."""
@@ -56,7 +56,7 @@ class Ticket(Future[Outcome]):
                 pass
 
 
-class Desk:
+class TrialQueue:
     """Up to `count` trials at a time; the parts that do not depend on where they run.
 
     `repeats` is how often a trial must pass before it counts as passing; it may be changed between trials.
@@ -97,7 +97,7 @@ class Desk:
         return ticket
 
     def wait_ready(self, seconds: float | None = None) -> dict[str, Any]:
-        """Waits until whoever sits behind the desk has come up; what they said of themselves."""
+        """Waits until whoever sits behind the workers has come up; what they said of themselves."""
         return {}
 
     def run(self, trial: Trial, *, limits: Limits | None = None, fresh: bool = False) -> Outcome:
@@ -119,7 +119,7 @@ class Desk:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
 
-    # -- what those behind the desk do
+    # -- what those behind the workers do
 
     def _begin(self, ticket: Ticket) -> None:
         raise NotImplementedError
