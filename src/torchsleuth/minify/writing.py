@@ -38,7 +38,7 @@ def write_scripts(
         written.append(ScriptToVerify(script.form, tuple(script.files), script.input_bytes))
     exact = exact_script(folder, start, state, tolerances)
     (place / f"{EXACT}.py").write_text(exact, encoding="utf-8")
-    return [*written, ScriptToVerify(EXACT)]
+    return [*written, ScriptToVerify(EXACT, needs_inputs=True)]
 
 
 def exact_script(folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances) -> str:

@@ -43,15 +43,16 @@ class PreparedInterpreter:
         self._set_up(environment)
         self._scratch = tempfile.mkdtemp(prefix="torchsleuth-")
         self._control, theirs = socket.socketpair()
-        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            python_command(sys.executable, INSIDE, theirs.fileno()),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=self._started_with,
-            start_new_session=True,
-            pass_fds=(theirs.fileno(),),
-        )
+        with open(os.path.join(self._scratch, "log"), "wb") as log:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                python_command(sys.executable, INSIDE, theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._started_with,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
         theirs.close()
 
     @classmethod
@@ -77,6 +78,14 @@ class PreparedInterpreter:
     def runs_scripts(self) -> bool:
         """Whether a script that is forked here sees what it would see by itself: not where there is a device."""
         return not self.closed and not sees_devices(self._environment)
+
+    @property
+    def how_it_ended(self) -> str | None:
+        """How the interpreter ended and what it said last; None while it is there, or where someone else started it."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        said = Path(self._scratch, "log").read_text(encoding="utf-8", errors="replace").strip()
+        return f"status {code}" + (f", {said.splitlines()[-1][:200]}" if said else "")
 
     def join(self) -> socket.socket:
         """One end of a socket over which another process may ask for forks; those end when it is closed."""

@@ -217,6 +217,9 @@ class SearchHost:
         except subprocess.TimeoutExpired:
             return self._ended("hung up")
         self._control.close()
+        home = self.prepared.how_it_ended
+        if home is not None:
+            return _Death(f"was lost with the interpreter it was forked from ({home})", self._doing)
         if code < 0:
             return _Death(f"died of {signal.Signals(-code).name}", self._doing)
         said = self.log.read_text(encoding="utf-8", errors="replace").strip() if self.log.exists() else ""

@@ -187,7 +187,8 @@ def minify_step(
 ) -> MinifyOutcome:
     """The smallest case that fails the same way, its script verified while the host asks what may vary.
 
-    A host that is lost leaves the best script it had found, which is verified like any other.
+    A host that is lost leaves the best script it had found, which is verified like any other. Where there is none, the
+    reason is in the case, and raised.
     """
     assert processes.host is not None
     started = time.monotonic()
@@ -201,13 +202,16 @@ def minify_step(
             told = processes.host.ask("minify", budget, said=say, heard=search.hear, case=case)
         except (StepRefused, HostLost) as why:
             error = why
-            say(f"case {folder.case.id}: {why}")
         except BaseException:  # an interrupt, mostly: the scripts that run are not waited for
             processes.scripts.stop()
             raise
         repro = search.repro()
     seconds = round(time.monotonic() - started, 2)
     folder = _with_minified(reopened(folder), search, repro, error, seconds)
+    if error is not None and repro is None:
+        raise error
+    if error is not None:
+        say(str(error))
     if repro is not None:
         verified = Verified(len(repro.runs), repro.reproduced, repro.holds)
         words = in_words(processes.scripts, len(repro.runs))
@@ -255,7 +259,9 @@ class _Search:
         """The verified repro; of a search that did not come to its end, the best script it had found."""
         best = self.folder.file(f"{CHECKPOINTS}/{self.calls}.py")
         if self.running is None and self.calls is not None and best.is_file():
-            self.running = self._verify([ScriptToVerify(best.stem)], VERIFY_TIMES, VERIFY_TIMES, True)
+            self.running = self._verify(
+                [ScriptToVerify(best.stem, needs_inputs=True)], VERIFY_TIMES, VERIFY_TIMES, True
+            )
         return None if self.running is None else self.running.result()
 
 
@@ -343,7 +349,11 @@ def _blame(folder: CaseFolder, processes: Processes, left: float, say: Say, hear
 def _shrink(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
     if _is_the_programs(folder):
         return folder
-    outcome = minify_step(folder, processes, left, say, heard)
+    try:
+        outcome = minify_step(folder, processes, left, say, heard)
+    except (StepRefused, HostLost) as why:
+        say(f"case {folder.case.id} was not made smaller: {why}")
+        return reopened(folder)
     small, case = outcome.folder.case.minified, outcome.folder.case
     if small is not None and small.calls is not None and outcome.repro is not None:
         say(

@@ -26,11 +26,15 @@ ROOM_FOR_LOAD = 1.5
 
 @dataclass(frozen=True)
 class ScriptToVerify:
-    """A script under checkpoints/: its form (function, ..., exact), the data files beside it, the bytes in them."""
+    """A script under checkpoints/: its form (function, ..., exact), the data files beside it, the bytes in them.
+
+    One that `needs_inputs` finds the case's kept values only in its final place.
+    """
 
     form: str
     files: tuple[str, ...] = ()
     input_bytes: int | None = None
+    needs_inputs: bool = False
 
     @property
     def name(self) -> str:
@@ -43,7 +47,7 @@ class ScriptToVerify:
 
 def script_from_json(doc: Mapping[str, Any]) -> ScriptToVerify:
     """What `ScriptToVerify.to_json` wrote."""
-    return ScriptToVerify(doc["form"], tuple(doc["files"]), doc["input_bytes"])
+    return ScriptToVerify(doc["form"], tuple(doc["files"]), doc["input_bytes"], doc["needs_inputs"])
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,10 @@ def verified_repro(
     for place, script in enumerate(scripts):
         least = time.monotonic() + LEAST_SECONDS + (clock if folder.case.kind == "hang" else 0.0)
         last = place == len(scripts) - 1
+        if script.needs_inputs:
+            _put(folder, script)
         runs = runner.run_times(
-            folder.file(script.name),
+            folder.file(REPRO if script.needs_inputs else script.name),
             folder.case.signature,
             times,
             at_once=at_once,
@@ -98,9 +104,13 @@ def verified_repro(
         if out_of_time:  # nothing is known of the exact one, but that it is what the trials ran
             script, runs = scripts[-1], []
             break
+    _put(folder, script)
+    return VerifiedRepro(script, tuple(runs), _holds(runs, always))
+
+
+def _put(folder: CaseFolder, script: ScriptToVerify) -> None:
     files = {name: folder.file(f"{CHECKPOINTS}/{name}") for name in script.files}
     update_case(folder, {REPRO: folder.file(script.name).read_text(encoding="utf-8"), **files})
-    return VerifiedRepro(script, tuple(runs), _holds(runs, always))
 
 
 def _holds(runs: Sequence[ScriptRun], always: bool) -> bool:

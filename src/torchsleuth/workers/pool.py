@@ -26,6 +26,7 @@ from torchsleuth.processes.prepared import Forked, NotThere, PreparedInterpreter
 from torchsleuth.processes.starting import python_command
 from torchsleuth.processes.tree import kill_group, kill_marked, marked
 from torchsleuth.trials.environment import needs_kernels, served_by, trial_environment
+from torchsleuth.trials.kernel_cache import drop_torn
 from torchsleuth.trials.trial import Outcome, outcome_from_json, trial_to_json
 from torchsleuth.workers.queue import Ticket, TrialQueue
 
@@ -73,6 +74,8 @@ class Workers(TrialQueue):
         self._scratch = None if folder is not None else tempfile.mkdtemp(prefix="torchsleuth-")
         self.folder = Path(folder or self._scratch or "").absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Whoever worked here before may have been ended in the middle of a library.
+        drop_torn(self.folder / "kernels", since=0.0)
         self._environment = dict(os.environ if environment is None else environment)
         self._failed_starts = 0
         self._server: subprocess.Popen[bytes] | Forked
