@@ -12,7 +12,7 @@ from torchsleuth.cases.folder import open_case
 from torchsleuth.cases.model import Triage
 from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
-from torchsleuth.supervise.pipeline import processes_for, triage_step
+from torchsleuth.supervise.pipeline import processes_for, sentences, triage_step
 
 
 @click.command("triage", context_settings={"ignore_unknown_options": True})
@@ -47,7 +47,7 @@ def triage_verb(
     folder = open_case(cases_dir, case_or_script)
     with processes_for(folder, workers) as processes:
         left = max(1.0, budget - (time.monotonic() - started))
-        folder = triage_step(folder, processes, left, _say, doing=_say)
+        folder = triage_step(folder, processes, left, _say, sentences(_say))
     if as_json:
         print_json({**folder.case.to_json(), "path": str(folder.path)})
     else:

@@ -15,7 +15,7 @@ from torchsleuth.cli.options import budget_option, cases_option, json_option, pr
 from torchsleuth.program.attempt import Attempt, attempt_from_json
 from torchsleuth.program.runs import program_of
 from torchsleuth.program.workarounds import on_program as run_program
-from torchsleuth.supervise.pipeline import processes_for, triage_step, workaround_step
+from torchsleuth.supervise.pipeline import processes_for, sentences, triage_step, workaround_step
 
 # Of the time to spend, where the case has not been triaged yet.
 SHARE_FOR_TRIAGE = 0.4
@@ -66,9 +66,9 @@ def _tried(folder: CaseFolder, workers: str, budget: float) -> tuple[CaseFolder,
     with processes_for(folder, workers) as processes:
         if folder.case.triage is None:
             _say("nobody has said yet who is at fault; that comes first")
-            folder = triage_step(folder, processes, budget * SHARE_FOR_TRIAGE, _say, doing=_say)
+            folder = triage_step(folder, processes, budget * SHARE_FOR_TRIAGE, _say, sentences(_say))
         left = max(1.0, budget - (time.monotonic() - started))
-        folder, found = workaround_step(folder, processes, left, _say, doing=_say)
+        folder, found = workaround_step(folder, processes, left, _say, sentences(_say))
         return folder, [attempt_from_json(each) for each in found]
 
 

@@ -92,19 +92,21 @@ class SearchHost:
         **facts: Any,
     ) -> dict[str, Any]:
         """What came of a step; raises `StepRefused` or `HostLost`. `heard` gets what the host tells meanwhile."""
-        started = time.monotonic()
+        until = time.monotonic() + budget
+        deaths = 0
         while True:
-            left = max(1.0, budget - (time.monotonic() - started))
+            left = max(1.0, until - time.monotonic())
             found = self._asked(
                 {"step": step, "budget": left, "leave_out": self.left_out, **facts}, left, heard
             )
             if isinstance(found, dict):
                 return found
-            if self.left_out:
+            deaths += 1
+            self.left_out.append(found.doing)
+            self._start()  # also for the steps to come
+            if deaths > 1:
                 raise HostLost(f"{found}; what is known so far is kept")
             said(f"{found}; starting it again without that")
-            self.left_out.append(found.doing)
-            self._start()
 
     def close(self) -> None:
         """Ends the host and everything below it."""

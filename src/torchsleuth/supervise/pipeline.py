@@ -154,14 +154,12 @@ def _tell_program_apart(folder: CaseFolder, deadline: float, say: Say, processes
 
 
 def triage_step(
-    folder: CaseFolder, processes: Processes, budget: float, say: Say, doing: Say = _nothing
+    folder: CaseFolder, processes: Processes, budget: float, say: Say, heard: Hear = _nothing
 ) -> CaseFolder:
     """Who is at fault, written into the case; what stopped it as well."""
     assert processes.host is not None
     try:
-        processes.host.ask(
-            "triage", budget, said=say, heard=_sentences(doing), case=str(folder.path.absolute())
-        )
+        processes.host.ask("triage", budget, said=say, heard=heard, case=str(folder.path.absolute()))
     except (StepRefused, HostLost) as why:
         say(f"case {folder.case.id}: {why}")
         return update_case(folder, triage=Triage(error=str(why)))
@@ -235,7 +233,7 @@ class _Search:
     def hear(self, message: dict[str, Any]) -> None:
         self.trials += message.get("trials", 0)
         self.calls = message.get("smaller", self.calls)
-        if "scripts" in message:
+        if "scripts" in message and self.running is None:
             scripts = [script_from_json(each) for each in message["scripts"]]
             self.running = self._verify(scripts, message["times"], message["at_once"], message["always"])
         self.heard(message)
@@ -286,18 +284,17 @@ def _with_minified(
 
 
 def workaround_step(
-    folder: CaseFolder, processes: Processes, budget: float, say: Say, doing: Say = _nothing
+    folder: CaseFolder, processes: Processes, budget: float, say: Say, heard: Hear = _nothing
 ) -> tuple[CaseFolder, list[dict[str, Any]]]:
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
     assert processes.host is not None
-    told = processes.host.ask(
-        "workaround", budget, said=say, heard=_sentences(doing), case=str(folder.path.absolute())
-    )
+    told = processes.host.ask("workaround", budget, said=say, heard=heard, case=str(folder.path.absolute()))
     return reopened(folder), told["attempts"]
 
 
-def _sentences(doing: Say) -> Hear:
-    return lambda message: doing(message["said"]) if "said" in message else None
+def sentences(say: Say) -> Hear:
+    """Of what the host tells, what it says in words: `triage_step(folder, processes, 60, say, sentences(say))`."""
+    return lambda message: say(message["said"]) if "said" in message else None
 
 
 def reopened(folder: CaseFolder) -> CaseFolder:
