@@ -6,7 +6,6 @@ A script of ours says what it expects; a foreign one is tried once, and how it f
 from __future__ import annotations
 
 import ast
-import json
 import re
 import tempfile
 from dataclasses import replace
@@ -21,7 +20,7 @@ from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded, Gr
 from torchsleuth.graphs.identity import structural_hash
 from torchsleuth.graphs.printer import PrintedGraph, print_graph
 from torchsleuth.minify.case_state import CannotMinify
-from torchsleuth.repro.script import script_text
+from torchsleuth.repro.assemble import graph_files
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.tensors.specs import Unsupported, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
@@ -121,15 +120,7 @@ def _write(cases_dir: Path, record: GraphRecord, graph: str, expected: Signature
         signature=expected,
         graph=GraphFacts(calls, len(record.placeholders)),
     )
-    script = script_text(replace(record, calls=calls), graph, expected.to_json(), case=case.id)
-    files: dict[str, str | Path] = {
-        "graph.py": graph,
-        "inputs.json": json.dumps(record.inputs, indent=1),
-        "record.json": json.dumps(replace(record, inputs=None).to_json(), indent=1),
-        "original.py": script,
-    }
-    if store.is_dir():
-        files["inputs"] = store
+    files = graph_files(case, replace(record, calls=calls), graph, store, {"signature": expected.to_json()})
     return write_case(cases_dir, case, files)
 
 
