@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 import torch
 
+from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.cases.spool import read_process
 from torchsleuth.repro.assemble import make_case
 from torchsleuth.repro.script import script_text
@@ -116,8 +117,8 @@ def save_graph_repro(
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        origin = GraphOrigin(level, compiler_name, "forward", global_state())
-        record = record_graph(folder, 0, gm, args, origin)
+        settings = CompileSettings(level, compiler_name, state=AmbientState(**global_state()))
+        record = record_graph(folder, 0, gm, args, GraphOrigin(settings))
         if record.facts.no_repro is not None or record.inputs is None:
             raise ValueError(f"no repro can be written for this graph: {record.facts.no_repro}")
         inputs = record.facts.inputs

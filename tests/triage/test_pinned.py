@@ -2,8 +2,9 @@
 
 import torch
 
+from torchsleuth.cases.record import CompileSettings, Embedded
 from torchsleuth.minify.states import state_of
-from torchsleuth.triage.case import _with_calls
+from torchsleuth.triage.case import _component, _with_calls
 from torchsleuth.triage.finding import Finding
 
 
@@ -23,3 +24,9 @@ def test_calls_that_are_left_when_the_time_is_up_are_named_but_not_pinned_down()
 def test_a_part_that_names_its_operator_needs_no_fewer_calls():
     found = Finding("inductor", "lowering", None, True, ops=("aten.cos.default",), nodes=("cos",))
     assert _with_calls(calls_of_three(), found, fewest=False).pinned
+
+
+def test_a_compiler_of_the_users_own_is_at_fault_for_a_graph_that_only_it_was_handed():
+    settings = CompileSettings("aot", "mine")
+    state = calls_of_three().having(settings=settings, embedded=Embedded("def backend(gm, inputs): ..."))
+    assert _component(None, state, None) == Finding("backend", "mine", pinned=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchsleuth.watched.embed import CannotEmbed, Embedded, embed, embed_custom_ops
+from torchsleuth.watched.embed import CannotEmbed, Embedded, embed
 
 
 @pytest.fixture
@@ -413,13 +413,13 @@ assert use(x.detach()).tolist() == [3.0, 3.0]
 print(torch.ops.emb.third(x.detach()).tolist())
 """
     assert run(embedded, check, tmp_path) == "[3.0, 3.0]"
-    assert embed_custom_ops(["emb::third"], modules=[module]).source.count("@") == 2
+    assert embed({}, ["emb::third"], modules=[module]).source.count("@") == 2
     with pytest.raises(CannotEmbed, match="inside a function or class"):
-        embed_custom_ops(["emb::late"], modules=[module])
+        embed({}, ["emb::late"], modules=[module])
 
 
 def test_an_op_of_a_shared_library_is_loaded_by_path(load: Callable) -> None:
-    embedded = embed_custom_ops(["cpp::op"], modules=[], loaded_libraries={"/x/libops.so"})
+    embedded = embed({}, ["cpp::op"], modules=[], loaded_libraries={"/x/libops.so"})
     assert embedded.source == "torch.ops.load_library('/x/libops.so')\n"
     assert embedded.imports == ("import torch",)
     assert "libops.so" in embedded.notes[0]
@@ -427,7 +427,7 @@ def test_an_op_of_a_shared_library_is_loaded_by_path(load: Callable) -> None:
 
 def test_an_op_that_no_file_registers_is_refused() -> None:
     with pytest.raises(CannotEmbed, match="no file of the program registers the custom op nowhere::op"):
-        embed_custom_ops(["nowhere::op"], modules=[])
+        embed({}, ["nowhere::op"], modules=[])
 
 
 def test_torch_values_in_a_closure_are_written_out(load: Callable, tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.fx
 
+from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.watched.record import GraphOrigin, keep_values, record_graph
 
 
 def origin(**more):
-    return GraphOrigin("aot", "inductor", "forward", global_state(), **more)
+    return GraphOrigin(CompileSettings("aot", state=AmbientState(**global_state())), **more)
 
 
 def graph_of(*calls):

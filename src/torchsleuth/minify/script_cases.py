@@ -6,7 +6,6 @@ A script of ours says what it expects; a foreign one is tried once, and how it f
 from __future__ import annotations
 
 import ast
-import json
 import re
 import tempfile
 from dataclasses import replace
@@ -19,7 +18,7 @@ from torchsleuth.cases.model import Case, GraphFacts, case_id
 from torchsleuth.cases.record import Embedded, GraphRecord
 from torchsleuth.minify.case_state import CannotMinify
 from torchsleuth.minify.questions import NoAnswer, Questions
-from torchsleuth.repro.script import script_text
+from torchsleuth.repro.assemble import graph_files
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.torch_internals.minifier_scripts import is_foreign
 from torchsleuth.trials.trial import Trial
@@ -97,15 +96,7 @@ def _write(cases_dir: Path, record: GraphRecord, graph: str, expected: Signature
         signature=expected,
         graph=GraphFacts(calls, len(record.placeholders)),
     )
-    script = script_text(replace(record, calls=calls), graph, expected.to_json(), case=case.id)
-    files: dict[str, str | Path] = {
-        "graph.py": graph,
-        "inputs.json": json.dumps(record.inputs, indent=1),
-        "record.json": json.dumps(replace(record, inputs=None).to_json(), indent=1),
-        "original.py": script,
-    }
-    if store.is_dir():
-        files["inputs"] = store
+    files = graph_files(case, replace(record, calls=calls), graph, store, {"signature": expected.to_json()})
     return write_case(cases_dir, case, files)
 
 

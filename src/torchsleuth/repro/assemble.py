@@ -40,7 +40,8 @@ def make_case(
         "environment.txt": _environment(process, record, environment),
     }
     if record is not None and record_folder is not None:
-        files.update(_graph_files(case, record, record_folder, failure))
+        graph = (record_folder / "graph.py").read_text(encoding="utf-8")
+        files.update(graph_files(case, record, graph, record_folder / "inputs", failure))
     return write_case(cases_dir, case, files)
 
 
@@ -62,7 +63,8 @@ def script_after_dynamo(folder: CaseFolder, process: WatchedProcess) -> OuterScr
         return None
     case = folder.case
     failure = {"signature": case.signature.to_json(), "inputs": record.inputs, **case.extra}
-    files = _graph_files(case, record, where, failure)
+    graph = (where / "graph.py").read_text(encoding="utf-8")
+    files = graph_files(case, record, graph, where / "inputs", failure)
     sections = {"after": "dynamo", "graph": _graph_facts(record), "backend": record.settings.backend}
     return OuterScript(str(files["original.py"]), files, sections)
 
@@ -122,18 +124,18 @@ def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
     return Triage(component="dynamo", part="capture", ops=ops, user_line=line)
 
 
-def _graph_files(
-    case: Case, record: GraphRecord, folder: Path, failure: Mapping[str, Any]
+def graph_files(
+    case: Case, record: GraphRecord, graph: str, store: Path, failure: Mapping[str, Any]
 ) -> dict[str, str | Path]:
-    graph = (folder / "graph.py").read_text(encoding="utf-8")
+    """The files of a case that has a graph: the text of it, its record and inputs, and the script that stands alone."""
     inputs = failure.get("inputs") or record.inputs
     files: dict[str, str | Path] = {
         "graph.py": graph,
         "inputs.json": json.dumps(inputs, indent=1),
         "record.json": json.dumps(replace(record, inputs=None).to_json(), indent=1),
     }
-    if (folder / "inputs").is_dir():
-        files["inputs"] = folder / "inputs"
+    if store.is_dir():
+        files["inputs"] = store
     if record.no_repro is None:
         files["original.py"] = script_text(
             record,

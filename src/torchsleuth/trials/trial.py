@@ -133,13 +133,9 @@ def trial_from_json(doc: Mapping[str, Any]) -> Trial:
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """An outcome as a message: `outcome_from_json(outcome_to_json(Outcome(None, 0.1))).seconds == 0.1`."""
-    return {
-        "signature": outcome.signature.to_json() if outcome.signature else None,
-        "seconds": round(outcome.seconds, 4),
-        "error": outcome.error,
-        "text": outcome.text,
-        "more": dict(outcome.more),
-    }
+    signature = outcome.signature.to_json() if outcome.signature else None
+    told = {"error": outcome.error, "text": outcome.text, "more": dict(outcome.more)}
+    return {"signature": signature, "seconds": round(outcome.seconds, 4), **told}
 
 
 def outcome_from_json(doc: Mapping[str, Any], *, cached: bool = False) -> Outcome:

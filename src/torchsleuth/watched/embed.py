@@ -20,7 +20,7 @@ from torchsleuth.watched.embed_origin import has_source, installed, third_party
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed, registers, source_file
 
-__all__ = ["CannotEmbed", "Embedded", "embed", "embed_custom_ops"]
+__all__ = ["CannotEmbed", "Embedded", "embed"]
 
 
 def embed(
@@ -42,15 +42,6 @@ def embed(
     for op in sorted({op.partition(".")[0] for op in custom_ops}):
         _register(paste, op, modules, tuple(loaded_libraries))
     return paste.finish()
-
-
-def embed_custom_ops(
-    qualnames: Sequence[str],
-    modules: Iterable[types.ModuleType] | None = None,
-    loaded_libraries: Iterable[str] = (),
-) -> Embedded:
-    """Source that registers custom ops as the user's files do: `embed_custom_ops(["mylib::scale"])`."""
-    return embed({}, qualnames, modules, loaded_libraries)
 
 
 def _register(

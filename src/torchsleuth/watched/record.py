@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
+from torchsleuth.cases.record import CompileSettings, Embedded, GraphRecord
 from torchsleuth.graphs.identity import structural_hash
 from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.graphs.provenance import calling_line, module_and_call, user_lines
@@ -57,15 +57,10 @@ class RecordedGraph:
 class GraphOrigin:
     """Where a graph came from: at which seam, for which backend, in which compile."""
 
-    level: str  # "dynamo" or "aot"
-    backend: str
-    direction: str
-    state: Mapping[str, Any]
+    settings: CompileSettings
     compile_id: str | None = None
     function: str | None = None
     outer: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    compile_kwargs: Mapping[str, Any] = field(default_factory=dict)
     custom_backend: Any = None
 
 
@@ -77,8 +72,12 @@ def record_graph(
     config, wanted = _settings_as_source()
     if origin.custom_backend is not None:
         wanted = {"backend": origin.custom_backend, **wanted}
+    visible = graph.graph.output_node().meta.get("user_visible_output_idxs")
+    settings = replace(
+        origin.settings, config=config, visible_outputs=None if visible is None else tuple(visible)
+    )
     record = GraphRecord(
-        _settings(graph, origin, config),
+        settings,
         number=number,
         compile_id=origin.compile_id,
         function=origin.function,
@@ -106,22 +105,6 @@ def record_graph(
     recorded = RecordedGraph(folder, record, description)
     recorded.update(inputs=None if description is None else description.to_json())
     return recorded
-
-
-def _settings(
-    graph: torch.fx.GraphModule, origin: GraphOrigin, config: Mapping[str, Mapping[str, str]]
-) -> CompileSettings:
-    visible = graph.graph.output_node().meta.get("user_visible_output_idxs")
-    return CompileSettings(
-        origin.level,
-        origin.backend,
-        origin.direction,
-        _as_source(origin.options)[0],
-        dict(origin.compile_kwargs),
-        config,
-        AmbientState(**origin.state),
-        None if visible is None else tuple(visible),
-    )
 
 
 def _modules(graph: torch.fx.GraphModule) -> dict[str, dict[str, Any]]:
@@ -230,15 +213,19 @@ def _settings_as_source() -> tuple[dict[str, dict[str, str]], dict[str, Any]]:
     written: dict[str, dict[str, str]] = {}
     objects: dict[str, Any] = {}
     for module, values in changed_settings().items():
-        texts, needed = _as_source(values)
+        texts, needed = as_source(values)
         if texts:
             written[module] = texts
         objects.update(needed)
     return written, objects
 
 
-def _as_source(values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Each value as a Python expression; callables by name, with the objects those names stand for."""
+def as_source(values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Each value as a Python expression; callables by name, with the objects those names stand for.
+
+    >>> as_source({"max_autotune": True})
+    ({'max_autotune': 'True'}, {})
+    """
     texts: dict[str, str] = {}
     objects: dict[str, Any] = {}
     for key, value in values.items():

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.compiling import lazy_backward
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.configuration import global_state
@@ -24,7 +25,7 @@ from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
-from torchsleuth.watched.record import GraphOrigin, RecordedGraph, record_graph
+from torchsleuth.watched.record import GraphOrigin, RecordedGraph, as_source, record_graph
 from torchsleuth.watched.settings import Settings
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are
@@ -139,13 +140,9 @@ class Watch:
         if self.suspended or not self._wanted(compile_id):
             return None
         return GraphOrigin(
-            level="dynamo",
-            backend=call.name,
-            direction=_direction(),
-            state=global_state(),
+            _settings("dynamo", call.name, options=as_source(call.options)[0]),
             compile_id=compile_id,
             function=self._function,
-            options=call.options,
             custom_backend=None if seams.ships_with_torch(call.backend) else call.backend,
         )
 
@@ -164,15 +161,12 @@ class Watch:
         kwargs = {k: call.kwargs[k] for k in RESULT_KWARGS if call.kwargs.get(k)}
         kwargs["static_input_idxs"] = list(kwargs.get("static_input_idxs", ()))
         kwargs["cudagraphs"] = bool(getattr(call.kwargs.get("cudagraphs"), "value", False))
+        settings = _settings("aot", "inductor", compile_kwargs=kwargs)
         return GraphOrigin(
-            level="aot",
-            backend="inductor",
-            direction="backward" if kwargs.get("is_backward") else _direction(),
-            state=global_state(),
+            replace(settings, direction="backward") if kwargs.get("is_backward") else settings,
             compile_id=compile_id,
             function=self._function or self._function_of.get(compile_id or ""),
             outer=self._outer_of.get(compile_id or ""),
-            compile_kwargs=kwargs,
         )
 
     def on_backward(self, run: Callable[[], Any]) -> Any:
@@ -199,13 +193,10 @@ class Watch:
         """After AOTAutograd: one aten graph goes to a compiler that someone else wrote."""
         if self.suspended:
             return call.as_without_us()
+        kept = {k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float, str))}
         origin = GraphOrigin(
-            level="aot",
-            backend=call.name,
-            direction=_direction(),
-            state=global_state(),
+            _settings("aot", call.name, compile_kwargs=kept),
             compile_id=seams.current_compile_id(),
-            compile_kwargs={k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float, str))},
             custom_backend=None if seams.is_inner_compile(call.backend) else call.backend,
         )
         return self._attend(call, origin, _guard_by_flag)
@@ -238,7 +229,7 @@ class Watch:
                     eager = copy.deepcopy(call.graph)  # the compiler takes the graph over and changes it
         if flight is None or record is None:
             return call.as_without_us()
-        if origin.level == "dynamo" and origin.compile_id is not None:
+        if origin.settings.level == "dynamo" and origin.compile_id is not None:
             self._outer_of[origin.compile_id] = record.facts.number
             self._captured[origin.compile_id] = record
         compiled = self._compile(flight, record, call, eager)
@@ -281,8 +272,12 @@ def _guard_by_flag(compiled: Any, graph: GuardedGraph) -> Any:
     return guard_unboxed(compiled, graph)
 
 
-def _direction() -> str:
-    return "inference" if torch.is_inference_mode_enabled() else "forward"
+def _settings(level: str, backend: str, **more: Any) -> CompileSettings:
+    """How a graph is being compiled right now, in this process."""
+    state = AmbientState(**global_state())
+    return CompileSettings(
+        level, backend, "inference" if state.inference_mode else "forward", state=state, **more
+    )
 
 
 def _boxed(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:

@@ -7,6 +7,7 @@ compiling both halves. Where the fully compiled graph runs at all, what works is
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -197,27 +198,29 @@ def try_all(
 def _wave(
     runner: ExperimentRunner, original: Original, wave: Sequence[Candidate], deadline: float
 ) -> list[Tried]:
-    asked: list[tuple[State, Experiment]] = []
-    spans: dict[int, tuple[int, int]] = {}
+    asked: list[list[tuple[State, Experiment]]] = []
     refused: dict[int, str] = {}
     for number, candidate in enumerate(wave):
         try:
-            states = parts_of(original, candidate.change)
+            asked.append(_asked(original, candidate))
         except NotApplicable as why:
             refused[number] = str(why)
-            continue
-        spans[number] = (len(asked), len(asked) + len(states))
-        asked += [(state, experiment_of(original, state, candidate)) for state in states]
-    results = ask_pairs(runner, asked, deadline)
+            asked.append([])
+    results = iter(ask_pairs(runner, list(itertools.chain(*asked)), deadline))
     return [
         Tried(candidate, refused[number])
         if number in refused
-        else judged(original, candidate, results[slice(*spans[number])])
-        for number, candidate in enumerate(wave)
+        else judged(candidate, [next(results) for _ in own])
+        for number, (candidate, own) in enumerate(zip(wave, asked))
     ]
 
 
-def judged(original: Original, candidate: Candidate, results: Sequence[Result]) -> Tried:
+def _asked(original: Original, candidate: Candidate, timed: bool = False) -> list[tuple[State, Experiment]]:
+    states = parts_of(original, candidate.change)
+    return [(state, experiment_of(original, state, candidate, timed)) for state in states]
+
+
+def judged(candidate: Candidate, results: Sequence[Result]) -> Tried:
     """What the trials of a candidate's parts say about it."""
     seconds = round(sum(result.outcome.seconds for result in results), 2)
     error = next((why for result in results if (why := why_not(result)) is not None), None)
@@ -232,18 +235,16 @@ def timed(
     if not chosen or time.monotonic() > deadline:
         return list(tried), None
     control = replace(as_it_was(original), what="time of: full compilation", time_runs=True)
-    asked = [(original.state, control)]
-    spans = []
-    for each in chosen:
-        states = parts_of(original, each.candidate.change)
-        spans.append((len(asked), len(asked) + len(states)))
-        asked += [(state, experiment_of(original, state, each.candidate, timed=True)) for state in states]
-    results = ask_pairs(runner, asked, deadline)
+    asked = [_asked(original, each.candidate, timed=True) for each in chosen]
+    results = iter(ask_pairs(runner, [(original.state, control), *itertools.chain(*asked)], deadline))
+    full = next(results).outcome.more.get("run_seconds")
     found = {
-        id(each): replace(each, run_seconds=_run_seconds(original, each.candidate, results[slice(*span)]))
-        for each, span in zip(chosen, spans)
+        id(each): replace(
+            each, run_seconds=_run_seconds(original, each.candidate, [next(results) for _ in own])
+        )
+        for each, own in zip(chosen, asked)
     }
-    return [found.get(id(each), each) for each in tried], results[0].outcome.more.get("run_seconds")
+    return [found.get(id(each), each) for each in tried], full
 
 
 def _run_seconds(original: Original, candidate: Candidate, results: Sequence[Result]) -> float | None:
