@@ -1,0 +1,106 @@
+"""The front - the process the person waits at - never imports torch: every verb works where it cannot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from program_runs import environment, write_program
+
+# Only in the front itself: torch is there to be found, and raises when it is imported. What it starts may import it.
+FRONT = """
+import importlib.machinery, sys
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name == "torch" else None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        raise ImportError("the front imports torch")
+
+sys.meta_path.insert(0, Refusal())
+sys.argv[0] = "torchsleuth"
+from torchsleuth.cli.main import entry
+entry()
+"""
+PROGRAM = """
+    import torch
+    import torch._inductor.config as config
+
+    config.cpp.inject_relu_bug_TESTING_ONLY = "compile_error"
+    torch.compile(lambda x: torch.relu(x.sin()) + 1)(torch.randn(8))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a program whose failure was run through everything."""
+    folder = tmp_path_factory.mktemp("front")
+    write_program(folder, PROGRAM)
+    ran = front(folder, "run", "--json", "program.py")
+    assert ran.returncode == 1, ran.stderr
+    case = json.loads(ran.stdout)["cases"][0]
+    assert case["triage"]["component"] == "inductor", ran.stderr
+    assert case["minified"]["calls"] == 1 and case["verified"]["reproduced"] == 3, ran.stderr
+    assert any(each["verified"] for each in case["workarounds"]), ran.stderr
+    return folder
+
+
+def front(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**environment(folder), "TORCHSLEUTH_CASES": str(folder / "cases"), "TORCHSLEUTH_TRACEBACK": "1"}
+    command = [sys.executable, "-c", FRONT, *arguments]
+    ran = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
+    assert "the front imports torch" not in ran.stderr and "internal error" not in ran.stderr, ran.stderr
+    return ran
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list",),
+        ("show", "last"),
+        ("verify", "last", "--times", "1"),
+        ("triage", "last"),
+        ("minify", "last"),
+        ("workaround", "last"),
+        ("triage", "program.py"),
+        ("backends",),
+        ("doctor",),
+        ("bisect", "last", "--releases", "no-such-release"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_a_verb_works_where_the_front_cannot_import_torch(place, arguments):
+    ran = front(place, *arguments)
+    # A release of that name does not exist: a usage error, told without torch.
+    assert ran.returncode == (2 if arguments[0] == "bisect" else 0), ran.stdout + ran.stderr
+
+
+def test_every_verb_is_tried_here():
+    from torchsleuth.cli.main import VERBS
+
+    tried = {
+        "run",
+        "list",
+        "show",
+        "verify",
+        "triage",
+        "minify",
+        "workaround",
+        "backends",
+        "doctor",
+        "bisect",
+    }
+    assert tried | {"calibrate"} == set(VERBS)
+
+
+@pytest.mark.slow
+def test_calibrating_happens_in_a_process_of_its_own(place):
+    assert front(place, "calibrate", "--graphs", "1", "--dry-run").returncode == 0
