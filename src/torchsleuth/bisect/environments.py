@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from torchsleuth.bisect.index_page import this_target
 from torchsleuth.bisect.provider import CannotBuild
 from torchsleuth.bisect.release_names import public, release_named
 from torchsleuth.cases.errors import SleuthError
+from torchsleuth.processes.tree import kill_group
 
 try:
     import fcntl
@@ -177,8 +177,7 @@ def _run(command: Sequence[str], recipe: Recipe, deadline: float, stop: threadin
 def _end(child: subprocess.Popen[bytes]) -> None:
     """Ends a step that is still running, with all it started."""
     if child.poll() is None:
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
+        kill_group(child.pid)
     child.wait()
 
 

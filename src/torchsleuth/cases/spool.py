@@ -7,7 +7,6 @@ compile or call it stands for has begun and not ended; the innermost of those is
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 import time
@@ -102,20 +101,6 @@ def watched_processes(spool: Path) -> list[WatchedProcess]:
     """All processes of one run that reached the compiler, in the order in which they did."""
     found = [read_process(p.parent) for p in spool.glob("p*/process.json")]
     return sorted(found, key=lambda process: process.facts["started"])
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process with this id runs (a zombie does not)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        pass
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return not Path("/proc/self").exists()
 
 
 def crash_failure(where: UnderWay, signal: str, stacks: str) -> dict[str, Any]:

@@ -17,11 +17,9 @@ from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
 from torchsleuth.cli.progress import StatusLine
+from torchsleuth.processes.limits import NO_TIMEOUT
 from torchsleuth.supervise.pipeline import MinifyOutcome, Processes, minify_step, processes_for
 from torchsleuth.supervise.verification import REPRO
-
-# A short repro compiles in seconds; one that takes longer hangs, as it says it does.
-HANG_SECONDS = 30
 
 
 class NotACase(SleuthError):
@@ -104,7 +102,7 @@ def _known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
 
 def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
     """A short repro is a program like any other: run under watch, it leaves its case."""
-    more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", str(HANG_SECONDS)]}.get(kind, [])
+    more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", f"{NO_TIMEOUT:g}"]}.get(kind, [])
     command = [sys.executable, "-m", "torchsleuth", "run", "--json", "--record-only", *more]
     click.echo(f"torchsleuth: running {script.name} under watch, to have its graph", err=True)
     done = subprocess.run(

@@ -11,6 +11,8 @@ import os
 import resource
 import signal
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 TOKEN = "TORCHSLEUTH_TRIALS"
@@ -131,6 +133,37 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
     except OSError:
         pass
+
+
+def end_all(processes: Iterable[int], patience: float) -> None:
+    """Asks each process to end, and kills what is still there after `patience` seconds; waits for both."""
+    left = list(dict.fromkeys(processes))
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in left:
+            send(pid, number)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and any(map(is_alive, left)):
+            time.sleep(0.05)
+
+
+def send(pid: int, number: int) -> None:
+    """Sends a signal to a process that may have ended by itself."""
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process with this id runs (a zombie does not): `is_alive(os.getpid())`."""
+    fields = _stat_fields(pid)
+    if fields:
+        return fields[0] not in "ZX"
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return not os.path.isdir("/proc/self")
 
 
 def kill_marked(token: str, keep: frozenset[int] = frozenset()) -> int:

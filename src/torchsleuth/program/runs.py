@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import torchsleuth
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.processes.compiler_probes import hand_probes_to
+from torchsleuth.processes.tree import descendants_of, end_all, kill_group
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.watched.overrides import Overrides
 
@@ -172,12 +172,10 @@ def _run(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(OSError):
-            if child.poll() is None or number == signal.SIGKILL:
-                os.killpg(child.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE_SECONDS)
+    """Asked first, killed after a moment, with all that is left of its session."""
+    if child.poll() is None:
+        end_all([child.pid, *descendants_of(child.pid)], GRACE_SECONDS)
+    kill_group(child.pid)
 
 
 def _tail(file: BinaryIO, most: int = TAIL_BYTES) -> str:

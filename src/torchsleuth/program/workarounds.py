@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.model import Case
+from torchsleuth.processes.limits import hang_seconds
 from torchsleuth.program.attempt import Attempt
 from torchsleuth.program.runs import ProgramRun, program_of, watch_program
 from torchsleuth.script_runtime.signature import fails_the_same_way
@@ -59,7 +60,7 @@ def watch_options(case: Case) -> list[str]:
     if case.kind == "accuracy":
         return ["--check-accuracy"]
     if case.kind == "hang":
-        return ["--timeout", f"{float(case.extra.get('timeout') or 30.0):g}"]
+        return ["--timeout", f"{hang_seconds(case.extra.get('timeout')):g}"]
     return []
 
 

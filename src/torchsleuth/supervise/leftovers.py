@@ -11,7 +11,8 @@ from pathlib import Path
 
 from torchsleuth.cases.crash import fatal_signal
 from torchsleuth.cases.folder import CaseFolder
-from torchsleuth.cases.spool import crash_failure, is_alive, watched_processes
+from torchsleuth.cases.spool import crash_failure, watched_processes
+from torchsleuth.processes.tree import is_alive
 
 SPOOL = ".spool"
 

@@ -22,9 +22,9 @@ from torchsleuth.cases.spool import (
     WatchedProcess,
     crash_failure,
     hang_failure,
-    is_alive,
     watched_processes,
 )
+from torchsleuth.processes.tree import descendants_of, end_all, is_alive
 from torchsleuth.watched.settings import Settings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -79,7 +79,9 @@ def supervise(
                 hung = watchdog.look(note)
                 if hung is not None:
                     result.lost.append(hung)
-                    _end(child, Path(settings.spool))
+                    # Asked first, killed after a moment, with everything it started.
+                    started = [p.pid for p in watched_processes(Path(settings.spool))]
+                    end_all([child.pid, *descendants_of(child.pid), *started], GRACE_SECONDS)
                     break
     code = child.wait()
     result.status = 128 - code if code < 0 else code
@@ -177,37 +179,6 @@ class _Watchdog:
             time.sleep(0.05)
         time.sleep(0.1)
         return process.stacks()
-
-
-def _end(child: subprocess.Popen[bytes], spool: Path) -> None:
-    """Ends a program that hangs: asked first, killed after a moment, with everything it started."""
-    started = [child.pid, *_descendants(child.pid), *(p.pid for p in watched_processes(spool))]
-    for number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
-        for pid in dict.fromkeys(started):
-            try:
-                os.kill(pid, number)
-            except OSError:
-                pass
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and (child.poll() is None or any(map(is_alive, started))):
-            time.sleep(0.05)
-
-
-def _descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        children.setdefault(parent, []).append(int(stat.parent.name))
-    found: list[int] = []
-    queue = [pid]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return found
 
 
 def _crashed(spool: Path, child: int, code: int) -> list[tuple[WatchedProcess, dict[str, Any]]]:

@@ -1,0 +1,53 @@
+"""import-linter sees import statements only: a module that is named in a string must not be a way around it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import torchsleuth
+
+PACKAGE = Path(torchsleuth.__file__).parent
+FRONT = ("cli", "report", "cases", "supervise", "bisect", "program", "processes")
+NAME = re.compile(r"(?:torch|torchsleuth)(?:\.\w+)+(?::\w+)?")
+# What a front module names and starts as another process; it imports none of them.
+STARTED = {
+    "processes/prepared.py": {"torchsleuth.trials.prepared"},
+    "supervise/host.py": {"torchsleuth.host.main"},
+    "cli/doctor.py": {"torchsleuth.torch_internals.check"},
+    "cli/calibrate.py": {"torchsleuth.compare.verdict.calibrate_process"},
+}
+
+
+def strings_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {value for value in values if isinstance(value, str) and NAME.fullmatch(value)}
+
+
+def modules(room: str) -> list[Path]:
+    return sorted((PACKAGE / room).rglob("*.py"))
+
+
+def test_the_front_names_modules_in_strings_only_to_start_them_as_processes():
+    for room in FRONT:
+        for path in modules(room):
+            known = STARTED.get(str(path.relative_to(PACKAGE)), set())
+            for name in strings_of(path) - known:
+                # Its own verbs are loaded when they are used, and names of torch's settings are text for a person.
+                assert name.startswith("torchsleuth.cli.") or "config" in name, (path, name)
+
+
+def test_only_these_import_by_string():
+    importing = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"\b(?:import_module|__import__)\(", path.read_text(encoding="utf-8"))
+        and path.relative_to(PACKAGE).parts[0] not in ("torch_internals", "script_runtime")
+    }
+    assert importing == {
+        "__init__.py",  # the public names, on first use
+        "cli/main.py",  # verbs, on first use
+        "trials/child.py",  # what a server was told to run
+    }
