@@ -7,7 +7,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.repro.script import _one_line, _runtime, split_module
+from torchsleuth.repro.script import _runtime, one_line, split_module
 
 
 def test_the_pasted_runtime_defines_every_name_it_uses_once():
@@ -27,7 +27,7 @@ def test_the_pasted_runtime_defines_every_name_it_uses_once():
 
 @given(st.text())
 def test_no_text_of_a_failure_can_leave_the_docstring(text):
-    source = f'"""{_one_line(text)} """\nX = 1\n'
+    source = f'"""{one_line(text)} """\nX = 1\n'
     tree = ast.parse(source)
     assert [type(node) for node in tree.body] == [ast.Expr, ast.Assign]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from made_graphs import aten, traced
-from sometimes_trials import FAILS
+from flaky_trials import FAILS
 
 from program_runs import environment, sleuth, write_program
 from torchsleuth.minify.oracle import TrialOracle, trial_of
@@ -35,7 +35,7 @@ def state_with(rhythm, folder):
 @pytest.fixture
 def workers(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    names = {"call": "sometimes_trials:run", "warm_up": None, "still_good": "sometimes_trials:good"}
+    names = {"call": "flaky_trials:run", "warm_up": None, "still_good": "flaky_trials:good"}
     with Workers(1, folder=tmp_path / "search", environment=env, **names) as made:
         yield made
 
