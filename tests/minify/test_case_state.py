@@ -1,15 +1,26 @@
 """A case from which no search can start says why in one sentence."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from torchsleuth.cases.record import CompileSettings, GraphRecord
-from torchsleuth.minify.case_state import CannotMinify, state_of_record
+sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
+
+from made import make
+
+from torchsleuth.cases.folder import write_case
+from torchsleuth.cases.record import CompileSettings, Embedded, GraphRecord
+from torchsleuth.minify.case import minify_case
+from torchsleuth.minify.case_state import CannotMinify, SearchStart, state_of_record
+from torchsleuth.minify.questions import Questions
+from torchsleuth.minify.search.contract import Silence
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
+from trials_here import TrialsHere
 
 GRAPH = "class Repro(torch.nn.Module):\n    def forward(self, a):\n        b = torch.relu(a)\n        return (b,)\n"
 RECORD = GraphRecord(CompileSettings(), placeholders=("a",))
@@ -23,23 +34,46 @@ def described(device="cpu", store=None):
     return doc
 
 
+@pytest.fixture
+def questions(tmp_path):
+    return Questions(TrialsHere(), tmp_path / "values")
+
+
+def minified(tmp_path, questions, record, inputs, expected, device="cpu"):
+    case = make(device=device, kind=expected.kind, phase=expected.phase, signature=expected, triage=None)
+    folder = write_case(tmp_path / "cases", case, {})
+    state = state_of_record(record, GRAPH, inputs, tmp_path, expected, questions)
+    return minify_case(folder, SearchStart(state, expected, record, ""), questions, Silence())
+
+
 @pytest.mark.parametrize("expected", [IN_THE_RUN, IN_THE_COMPILE])
-def test_a_device_that_is_not_here_is_named(tmp_path, expected):
+def test_a_device_that_is_not_here_is_named(tmp_path, questions, expected):
     device = "xpu:0" if torch.cuda.is_available() else "cuda:0"
     with pytest.raises(CannotMinify, match=rf"{device}.*not here"):
-        state_of_record(RECORD, GRAPH, described(device), tmp_path, expected)
+        minified(tmp_path, questions, RECORD, described(device), expected, device)
 
 
-def test_tensors_that_are_lost_are_told(tmp_path):
+def test_tensors_that_are_lost_are_told(tmp_path, questions):
     inputs = described(store=ContentStoreWriter(str(tmp_path)))
-    assert state_of_record(RECORD, GRAPH, inputs, tmp_path, IN_THE_RUN).inputs[0].value is not None
+    assert state_of_record(RECORD, GRAPH, inputs, tmp_path, IN_THE_RUN, questions).inputs[0].value is not None
     for file in (tmp_path / "storages").iterdir():
         file.unlink()
     with pytest.raises(CannotMinify):
-        state_of_record(RECORD, GRAPH, inputs, tmp_path, IN_THE_RUN)
+        state_of_record(RECORD, GRAPH, inputs, tmp_path, IN_THE_RUN, questions)
 
 
-def test_a_graph_that_needs_what_is_not_installed_says_so(tmp_path):
+def test_a_graph_that_needs_what_is_not_installed_says_so(tmp_path, questions):
     record = replace(RECORD, imports=("import no_such_package",))
+    graph = GRAPH.replace("torch.relu", "torch.ops.unheard_of.relu.default")
     with pytest.raises(CannotMinify, match="no_such_package"):
-        state_of_record(record, GRAPH, described(), tmp_path, IN_THE_COMPILE)
+        state_of_record(record, graph, described(), tmp_path, IN_THE_COMPILE, questions)
+
+
+@pytest.mark.parametrize("expected", [IN_THE_RUN, IN_THE_COMPILE])
+def test_definitions_that_need_what_is_not_installed_say_so_and_nobody_is_blamed(
+    tmp_path, questions, expected
+):
+    record = replace(RECORD, embedded=Embedded("mine = no_such_package.f", ("import no_such_package",)))
+    with pytest.raises(CannotMinify, match="cannot be tried here.*no_such_package") as why:
+        minified(tmp_path, questions, record, described(), expected)
+    assert "bug" not in str(why.value)

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +18,11 @@ from torchsleuth.cases.folder import write_case
 from torchsleuth.cases.model import Triage, Verified
 from torchsleuth.cases.record import CompileSettings, GraphRecord
 from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.minify.case_state import SearchStart
-from torchsleuth.processes.limits import Limits
+from torchsleuth.minify.case_state import CaseQuestions, SearchStart
+from torchsleuth.minify.questions import Questions
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.triage.experiments import ExperimentRunner
-from torchsleuth.trials.trial import Outcome
-from torchsleuth.workaround import find as workarounds
+from torchsleuth.trials.trial import Outcome, Question
 from torchsleuth.workaround.attempts import NO_TIME, Original, Tried, parts_of
 from torchsleuth.workaround.candidates import (
     BACKEND,
@@ -36,37 +34,36 @@ from torchsleuth.workaround.candidates import (
     Change,
 )
 from torchsleuth.workaround.find import NothingToWorkAround, attempts, find_workarounds, ordered
+from trials_here import TrialsHere
 
 WRONG = Signature("accuracy", "run", outputs=("outputs[0]",))
 BROKEN = Signature("compile_error", "compile", ("ValueError",), "bad size #")
 CRASH = Signature("crash", "compile", signal="SIGSEGV")
 
 
-class FakeDesk:
-    """Answers trials by a function; remembers them."""
+class FakeQueue(TrialsHere):
+    """Answers whether a trial fails by a function, and remembers those; everything else is found out here."""
 
     count = 2
-    limits = Limits()
 
-    def __init__(self, answer):
-        self.answer, self.trials = answer, []
+    def __init__(self, fails):
+        super().__init__()
+        self.fails = fails
 
-    def submit(self, trial, *, limits=None, fresh=False):
+    def run(self, trial, *, limits=None, fresh=False):
+        if trial.question is not Question.FAILS:
+            return self.answer(trial)
         self.trials.append(trial)
-        ticket = Future()
-        found = self.answer(trial)
-        ticket.set_result(
-            found if isinstance(found, Outcome) else Outcome(found, 0.1, more={"run_seconds": 0.01})
-        )
-        return ticket
+        found = self.fails(trial)
+        return found if isinstance(found, Outcome) else Outcome(found, 0.1, more={"run_seconds": 0.01})
 
 
 def off(trial, subsystem):
     return trial.switches.off.get(subsystem, {}).get("names", ())
 
 
-def made(tmp_path, monkeypatch, answer, *, kind="compile_error", triage=None, **changes):
-    """A case of three calls, the second a sin at fault, and a runner that answers as told."""
+def made(tmp_path, answer, *, kind="compile_error", triage=None, **changes):
+    """A case of three calls, the second a sin at fault, and questions that are answered as told."""
     signature = {"compile_error": BROKEN, "accuracy": WRONG, "crash": CRASH}[kind]
     triage = triage or Triage(
         component="inductor",
@@ -85,11 +82,14 @@ def made(tmp_path, monkeypatch, answer, *, kind="compile_error", triage=None, **
         return SourceLine("/home/me/m.py", number, function)
 
     lines = {"exp_default": line(1, "f"), "sin_default": line(9, "wave"), "cos_default": line(2, "f")}
-    state = traced(graph, torch.ones(3), level="aot")
+    state = traced(graph, torch.ones(3), level="aot", state={"grad": False})
     start = SearchStart(state, signature, GraphRecord(CompileSettings(), nodes=lines), "")
-    monkeypatch.setattr(workarounds, "search_start", lambda _folder: start)
-    workers = FakeDesk(answer)
-    return folder, ExperimentRunner(workers, signature, tmp_path / "store"), workers
+    workers = FakeQueue(answer)
+    return folder, CaseQuestions(workers, tmp_path / "store", _opened={folder.path: start}), workers
+
+
+def found_for(folder, questions, budget_seconds=60.0):
+    return [each.workaround for each in find_workarounds(folder, questions, budget_seconds=budget_seconds)]
 
 
 def broken_lowering(signature):
@@ -103,11 +103,9 @@ def broken_lowering(signature):
 
 
 @pytest.mark.parametrize("signature", [BROKEN, CRASH])
-def test_the_operator_and_the_function_are_verified_and_the_mildest_comes_first(
-    tmp_path, monkeypatch, signature
-):
-    folder, runner, _ = made(tmp_path, monkeypatch, broken_lowering(signature), kind=signature.kind)
-    found = find_workarounds(folder, runner, budget_seconds=60)
+def test_the_operator_and_the_function_are_verified_and_the_mildest_comes_first(tmp_path, signature):
+    folder, questions, _ = made(tmp_path, broken_lowering(signature), kind=signature.kind)
+    found = found_for(folder, questions)
     assert [(w.name, w.verified) for w in found] == [
         ("aten.sin.default kept eager", True),
         ("function wave eager", True),
@@ -116,87 +114,84 @@ def test_the_operator_and_the_function_are_verified_and_the_mildest_comes_first(
     assert all(w.cost is None and w.program is None for w in found)
 
 
-def test_every_trial_runs_to_the_end_and_is_compared_with_eager(tmp_path, monkeypatch):
-    folder, runner, workers = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
-    find_workarounds(folder, runner, budget_seconds=60)
+def test_every_trial_runs_to_the_end_and_is_compared_with_eager(tmp_path):
+    folder, questions, workers = made(tmp_path, broken_lowering(BROKEN))
+    found_for(folder, questions)
     assert len(workers.trials) == 4
     assert all(not t.stop_early and t.kind == "accuracy" for t in workers.trials)
     assert all(t.tolerances.keys() == {"outputs[0]"} for t in workers.trials if "aten.sin" in t.graph)
 
 
-def test_numbers_that_are_wrong_do_not_verify_a_workaround(tmp_path, monkeypatch):
+def test_numbers_that_are_wrong_do_not_verify_a_workaround(tmp_path):
     def answer(trial):
         return WRONG if off(trial, "lowerings") else broken_lowering(BROKEN)(trial)
 
-    folder, runner, _ = made(tmp_path, monkeypatch, answer)
-    found = {w.name: w for w in find_workarounds(folder, runner, budget_seconds=60)}
+    folder, questions, _ = made(tmp_path, answer)
+    found = {w.name: w for w in found_for(folder, questions)}
     assert found["aten.sin.default kept eager"].error == "it runs, but the numbers are wrong"
     assert not found["aten.sin.default kept eager"].verified and found["function wave eager"].verified
 
 
-def test_a_graph_that_does_not_fail_here_has_no_workarounds(tmp_path, monkeypatch):
-    folder, runner, _ = made(tmp_path, monkeypatch, lambda trial: None)
+def test_a_graph_that_does_not_fail_here_has_no_workarounds(tmp_path):
+    folder, questions, _ = made(tmp_path, lambda trial: None)
     with pytest.raises(NothingToWorkAround, match="does not fail here"):
-        find_workarounds(folder, runner, budget_seconds=60)
+        found_for(folder, questions)
 
 
-def test_a_bug_of_the_program_has_none_either(tmp_path, monkeypatch):
+def test_a_bug_of_the_program_has_none_either(tmp_path):
     triage = Triage(component="program", user_line="m.py:9")
-    folder, runner, _ = made(tmp_path, monkeypatch, lambda trial: BROKEN, triage=triage)
+    folder, questions, _ = made(tmp_path, lambda trial: BROKEN, triage=triage)
     with pytest.raises(NothingToWorkAround, match=r"the program, at m\.py:9"):
-        find_workarounds(folder, runner, budget_seconds=60)
+        found_for(folder, questions)
 
 
-def test_where_the_checks_own_random_numbers_cure_it_that_is_the_answer(tmp_path, monkeypatch):
-    folder, runner, _ = made(
-        tmp_path, monkeypatch, lambda trial: None if trial.kind == "accuracy" else BROKEN
-    )
-    found = find_workarounds(folder, runner, budget_seconds=60)
+def test_where_the_checks_own_random_numbers_cure_it_that_is_the_answer(tmp_path):
+    folder, questions, _ = made(tmp_path, lambda trial: None if trial.kind == "accuracy" else BROKEN)
+    found = found_for(folder, questions)
     assert found[0].how == "torch._inductor.config.fallback_random = True" and found[0].verified
     assert [w.name for w in found[1:]] == ["backend aot_eager"]
 
 
-def test_settings_are_searched_for_where_nothing_else_helps(tmp_path, monkeypatch):
+def test_settings_are_searched_for_where_nothing_else_helps(tmp_path):
     def answer(trial):
         config = trial.settings.config.get("torch._inductor.config", {})
         return None if config.get("max_fusion_size") == "1" or trial.switches.backend else BROKEN
 
-    folder, runner, _ = made(tmp_path, monkeypatch, answer, triage=Triage())
-    found = find_workarounds(folder, runner, budget_seconds=60)
+    folder, questions, _ = made(tmp_path, answer, triage=Triage())
+    found = found_for(folder, questions)
     assert found[0].how == "torch._inductor.config.max_fusion_size = 1" and found[0].verified
 
 
-def test_when_the_time_is_over_the_rest_says_so(tmp_path, monkeypatch):
-    folder, runner, _ = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
-    found = find_workarounds(folder, runner, budget_seconds=-1)
+def test_when_the_time_is_over_the_rest_says_so(tmp_path):
+    folder, questions, _ = made(tmp_path, broken_lowering(BROKEN))
+    found = found_for(folder, questions, -1)
     assert {w.error for w in found} == {NO_TIME} and not any(w.verified for w in found)
 
 
-def test_the_last_resort_is_tried_first_so_that_there_is_something(tmp_path, monkeypatch):
-    folder, runner, workers = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
-    find_workarounds(folder, runner, budget_seconds=60)
+def test_the_last_resort_is_tried_first_so_that_there_is_something(tmp_path):
+    folder, questions, workers = made(tmp_path, broken_lowering(BROKEN))
+    found_for(folder, questions)
     assert [t.switches.backend for t in workers.trials[:2]] == [None, "aot_eager"]
 
 
-def test_a_hang_seen_here_before_is_not_waited_for_again(tmp_path, monkeypatch):
+def test_a_hang_seen_here_before_is_not_waited_for_again(tmp_path):
     hang = Signature("hang", "compile")
-    folder, runner, workers = made(
-        tmp_path, monkeypatch, broken_lowering(hang), verified=Verified(1, 1, True)
-    )
+    folder, questions, workers = made(tmp_path, broken_lowering(hang), verified=Verified(1, 1, True))
     case = make(kind="hang", signature=hang, triage=folder.case.triage, verified=folder.case.verified)
-    runner.expected = hang
-    found = attempts(SimpleNamespace(case=case, file=folder.file), runner, 60)
+    runner = ExperimentRunner(questions, hang)
+    there = SimpleNamespace(case=case, file=folder.file)
+    found = attempts(there, questions.start_of(folder), runner, 60)
     assert found[0].workaround.name == "aten.sin.default kept eager" and len(workers.trials) == 3
 
 
-def test_wrong_numbers_come_with_a_cost_against_the_compiled_graph(tmp_path, monkeypatch):
+def test_wrong_numbers_come_with_a_cost_against_the_compiled_graph(tmp_path):
     def answer(trial):
         cured = broken_lowering(WRONG)(trial)
         fast = 0.3 if off(trial, "lowerings") else 0.9 if trial.switches.backend else 0.2
         return Outcome(cured, 0.1, more={"run_seconds": fast} if trial.time_runs else {})
 
-    folder, runner, _ = made(tmp_path, monkeypatch, answer, kind="accuracy")
-    costs = {w.name: w.cost for w in find_workarounds(folder, runner, budget_seconds=60)}
+    folder, questions, _ = made(tmp_path, answer, kind="accuracy")
+    costs = {w.name: w.cost for w in found_for(folder, questions)}
     assert costs["aten.sin.default kept eager"] == 1.5 and costs["backend aot_eager"] == 4.5
 
 
@@ -229,25 +224,30 @@ def test_another_backend_is_last_however_fast():
     assert order(tried("eager", BACKEND, 0.001), tried("op", OPERATOR, 0.1)) == ["op", "eager"]
 
 
-def test_nothing_is_begun_after_the_deadline(tmp_path, monkeypatch):
-    folder, runner, workers = made(tmp_path, monkeypatch, broken_lowering(BROKEN))
-    slow = workers.answer
+def test_nothing_is_begun_after_the_deadline(tmp_path):
+    folder, questions, workers = made(tmp_path, broken_lowering(BROKEN))
+    quick = workers.fails
 
-    def answer(trial):
+    def slow(trial):
         time.sleep(0.15)
-        return slow(trial)
+        return quick(trial)
 
-    workers.answer = answer
-    find_workarounds(folder, runner, budget_seconds=0.2)
+    workers.fails = slow
+    found_for(folder, questions, 0.2)
     assert len(workers.trials) < 4
 
 
-def test_a_wrong_result_is_measured_by_how_far_it_was_when_it_was_seen():
-    state = traced(lambda x: (aten.cos.default(x), aten.sin.default(aten.cos.default(x))), torch.ones(3))
-    original = Original(state, accuracy=True, allowed={"outputs[1]": 0.04})
+def test_a_wrong_result_is_measured_by_how_far_it_was_when_it_was_seen(tmp_path):
+    questions = Questions(TrialsHere(), tmp_path)
+    state = traced(
+        lambda x: (aten.cos.default(x), aten.sin.default(aten.cos.default(x))),
+        torch.ones(3),
+        state={"grad": False},
+    )
+    original = Original(state, True, questions, allowed={"outputs[1]": 0.04})
     told = original.tolerances_in(state)
     assert told["outputs[1]"] == 0.04
     assert 0 < told["outputs[0]"] < 1e-4  # it was right: rounding alone may move it
     (part,) = parts_of(original, Change(without=frozenset({"cos_default", "cos_default_1"})))
     assert original.tolerances_in(part) == {"outputs[0]": 0.04}
-    assert Original(state, accuracy=True).tolerances_in(state) is None
+    assert Original(state, True, questions).tolerances_in(state) is None

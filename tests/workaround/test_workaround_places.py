@@ -43,27 +43,27 @@ def test_what_triage_named_comes_before_every_guess():
         triage=Triage(nodes=("relu_default",), ops=("aten.relu.default",)),
         minified=Minified(ops=("aten.sin.default",)),
     )
-    found = suspects_of(case, start("target: aten.sin.default"))
+    found = suspects_of(case, start_of("target: aten.sin.default"))
     assert found.nodes == ("relu_default",) and found.ops == ("aten.relu.default",)
 
 
 def test_an_operator_stands_for_all_nodes_that_call_it():
-    found = suspects_of(make(triage=Triage(ops=("aten.sin.default",))), start())
+    found = suspects_of(make(triage=Triage(ops=("aten.sin.default",))), start_of())
     assert found.nodes == ("sin_default",) and found.alike == ("sin_default", "sin_default_1")
 
 
 def test_without_triage_the_smallest_repro_names_the_operators():
-    assert suspects_of(make(minified=Minified(ops=("aten.relu.default",))), start()).nodes == (
+    assert suspects_of(make(minified=Minified(ops=("aten.relu.default",))), start_of()).nodes == (
         "relu_default",
     )
 
 
 def test_without_anything_else_the_error_does():
-    assert suspects_of(make(), start("target: aten.relu.default")).ops == ("aten.relu.default",)
+    assert suspects_of(make(), start_of("target: aten.relu.default")).ops == ("aten.relu.default",)
 
 
 def test_where_nothing_is_said_nobody_is_suspected():
-    found = suspects_of(make(), start())
+    found = suspects_of(make(), start_of())
     assert (found.ops, found.nodes, found.alike) == ((), (), ())
 
 

@@ -129,6 +129,8 @@ def _searched(
         except NothingFails as error:
             nothing = error
         except NoAnswer as why:
+            if not why.died:
+                raise CannotMinify(f"case {folder.case.id} cannot be tried here: {why}") from why
             raise CannotMinify(
                 f"the graph of case {folder.case.id} cannot be run without the compiler either ({why}), so the bug is "
                 f"the program's or an operator's own; see `python {folder.file('original.py')} --eager`"

@@ -32,7 +32,14 @@ _ANYTHING = Signature("runtime_error", "run")
 
 
 class NoAnswer(SleuthError):
-    """A trial could not answer; says what it was asked and how it ended."""
+    """A trial could not answer; says what it was asked and how it ended.
+
+    `died` where its process was lost over the question; else it could not be asked here.
+    """
+
+    def __init__(self, said: str, *, died: bool = False) -> None:
+        super().__init__(said)
+        self.died = died
 
 
 @dataclass
@@ -115,7 +122,7 @@ class Questions:
         limits = self._limits(seconds)
         outcome = self.workers.run(replace(trial, question=question), limits=limits, fresh=True)
         if outcome.error is not None or outcome.signature is not None:
-            raise NoAnswer(f"{question.value}: {_how(outcome)}")
+            raise NoAnswer(f"{question.value}: {_how(outcome)}", died=outcome.signature is not None)
         return dict(outcome.more)
 
     def _limits(self, seconds: float | None) -> Limits:

@@ -175,10 +175,8 @@ def signature_of_exception(exc: BaseException, kind: str, phase: str) -> Signatu
     codes = [[frame.f_code for frame, _ in traceback.walk_tb(e.__traceback__)] for e in chain]
     stacks = [[(code.co_filename, code.co_name) for code in each] for each in codes]
     innermost = next((s[-1] for s in reversed(stacks) if s), None)
-    text, stack = (
-        _sig_text(chain[-1]),
-        max((s for s in stacks if s and s[-1] == innermost), key=len, default=[]),
-    )
+    text = _sig_text(chain[-1])
+    stack = max((s for s in stacks if s and s[-1] == innermost), key=len, default=[])
     while _sig_short(names[-1]) in _SIG_CARRIERS:  # what it carried is only in its text
         if _SIG_REMOTE in text:
             name, text, remote = _sig_remote(text)

@@ -27,6 +27,7 @@ from torchsleuth.processes.limits import Limits, limits_from_json
 from torchsleuth.processes.starting import without_devices
 from torchsleuth.processes.tree import (
     TOKEN,
+    UNMARKED,
     adopt_orphans,
     children_of,
     descendants_of,
@@ -420,8 +421,9 @@ class Server:
         """Leaves nothing behind."""
         for pid in (*self.children, *self.others):
             kill_group(pid)
-        if TOKEN in os.environ:
-            kill_marked(os.environ[TOKEN])
+        token = os.environ.get(TOKEN, UNMARKED)
+        if token != UNMARKED:  # else it would end the prepared interpreters of everyone
+            kill_marked(token)
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
         os._exit(0)

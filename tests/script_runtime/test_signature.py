@@ -5,13 +5,11 @@ import inspect
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.cases.crash import signal_of_status, signature_of_crash
 from torchsleuth.script_runtime import signature as module
 from torchsleuth.script_runtime.signature import (
     Signature,
@@ -120,6 +118,7 @@ def test_a_long_message_is_cut() -> None:
     assert len(normalise_message("word " * 10_000)) <= 300
 
 
+@pytest.mark.timeout(60)  # a pattern that tries every way through such a text is not done in minutes
 @pytest.mark.parametrize(
     "text",
     [
@@ -143,9 +142,7 @@ def test_a_long_message_is_cut() -> None:
     ],
 )
 def test_no_text_takes_long(text: str) -> None:
-    start = time.perf_counter()
     normalise_message(text)
-    assert time.perf_counter() - start < 2
 
 
 WORDS = st.text("abcdefghijklmnopqrstuvwxyz", min_size=3, max_size=9)
@@ -248,8 +245,9 @@ def test_a_signature_with_wrong_types_is_refused(change: dict) -> None:
 def test_other_type_signal_or_phase_is_another_failure() -> None:
     message = "a message that says a lot"
     assert not fails_the_same_way(compile_error(message, "ValueError"), compile_error(message, "TypeError"))
-    assert not fails_the_same_way(signature_of_crash(-11, "run"), signature_of_crash(-6, "run"))
-    assert not fails_the_same_way(signature_of_crash(-11, "run"), signature_of_crash(-11, "compile"))
+    crash = Signature("crash", "run", signal="SIGSEGV")
+    assert not fails_the_same_way(crash, Signature("crash", "run", signal="SIGABRT"))
+    assert not fails_the_same_way(crash, Signature("crash", "compile", signal="SIGSEGV"))
     assert not fails_the_same_way(Signature("hang", "run"), Signature("hang", "compile"))
 
 
@@ -296,16 +294,8 @@ def test_a_users_backend_is_the_same_in_a_script_of_another_name() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("status", "name"),
-    [(-11, "SIGSEGV"), (139, "SIGSEGV"), (-9, "SIGKILL"), (134, "SIGABRT"), (7, "exit 7"), (255, "exit 255")],
-)
-def test_a_status_is_named_by_its_signal(status: int, name: str) -> None:
-    assert signal_of_status(status) == name
-
-
 def test_summaries_read_well() -> None:
-    assert signature_of_crash(-11, "compile").summary == "SIGSEGV while compiling"
+    assert Signature("crash", "compile", signal="SIGSEGV").summary == "SIGSEGV while compiling"
     assert Signature("hang", "run").summary == "hang while running a compiled graph"
     assert Signature("accuracy", "run", outputs=("outputs[0]",)).summary == "wrong result: outputs[0]"
     chain = (

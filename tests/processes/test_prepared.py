@@ -11,12 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+WORKERS = Path(__file__).parents[1] / "workers"
+sys.path.insert(0, str(WORKERS))
+
 from faulty import FAILS, trial
 
+from torchsleuth.cases.answer import Answer
+from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.processes.tree import descendants_of, kill_marked, marked_processes
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.supervise.interpreter import Prestarted
-from torchsleuth.supervise.scripts import run_script
+from torchsleuth.supervise.scripts import ScriptRunner
 from torchsleuth.torch_internals.vector_instructions import noted_answers
 from torchsleuth.workers.pool import Workers
 
@@ -31,9 +36,9 @@ def script(folder: Path, text: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def early():
-    with Prestarted() as made:
-        yield made
+def runner():
+    with PreparedInterpreter() as prepared:
+        yield ScriptRunner(prepared)
 
 
 def test_a_script_runs_as_it_would_by_itself_with_a_torch_that_compiled_nothing(tmp_path):
@@ -49,9 +54,9 @@ def test_a_script_runs_as_it_would_by_itself_with_a_torch_that_compiled_nothing(
         "print('REPRODUCED: it failed')\n"
         "sys.exit(1)\n",
     )
-    with Prestarted() as early:
-        runs = early.verify(path, ERROR)
-    assert [run.answer for run in runs] == ["reproduced"] * 3
+    with PreparedInterpreter() as prepared:
+        runs = ScriptRunner(prepared).run_times(path, ERROR, 3)
+    assert [run.answer for run in runs] == [Answer.FAILS] * 3
     seen = [line.split("|") for line in (tmp_path / "seen").read_text().splitlines()]
     assert {facts for facts, _, _ in seen} == {repr(["__main__", [str(path)], str(tmp_path), [], 1, 0])}
     assert len({pid for _, pid, _ in seen}) == len({cache for _, _, cache in seen}) == 3
@@ -60,17 +65,17 @@ def test_a_script_runs_as_it_would_by_itself_with_a_torch_that_compiled_nothing(
 @pytest.mark.parametrize(
     ("text", "expected", "answer"),
     [
-        ("print('NOT REPRODUCED')", ERROR, "not_reproduced"),
-        ("print('DIFFERENT FAILURE: other')\nsys.exit(2)", ERROR, "different"),
-        ("raise RuntimeError('not caught')", ERROR, "cannot_tell"),
-        ("os.kill(os.getpid(), 11)", Signature("crash", "compile", signal="SIGSEGV"), "reproduced"),
-        ("os.kill(os.getpid(), 6)", Signature("crash", "compile", signal="SIGSEGV"), "different"),
-        ("time.sleep(60)", Signature("hang", "compile"), "reproduced"),
-        ("time.sleep(60)", ERROR, "different"),
+        ("print('NOT REPRODUCED')", ERROR, Answer.PASSES),
+        ("print('DIFFERENT FAILURE: other')\nsys.exit(2)", ERROR, Answer.OTHER),
+        ("raise RuntimeError('not caught')", ERROR, Answer.CANNOT_TELL),
+        ("os.kill(os.getpid(), 11)", Signature("crash", "compile", signal="SIGSEGV"), Answer.FAILS),
+        ("os.kill(os.getpid(), 6)", Signature("crash", "compile", signal="SIGSEGV"), Answer.OTHER),
+        ("time.sleep(60)", Signature("hang", "compile"), Answer.FAILS),
+        ("time.sleep(60)", ERROR, Answer.OTHER),
     ],
 )
-def test_what_a_script_does_to_itself_is_its_answer(early, tmp_path, text, expected, answer):
-    runs = early.verify(script(tmp_path, text), expected, times=2, phase_seconds=1.5)
+def test_what_a_script_does_to_itself_is_its_answer(runner, tmp_path, text, expected, answer):
+    runs = runner.run_times(script(tmp_path, text), expected, 2, phase_seconds=1.5)
     assert [run.answer for run in runs] == [answer] * 2
 
 
@@ -82,8 +87,9 @@ def test_a_hung_script_and_what_it_started_are_gone_afterwards(tmp_path):
         f"open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w').write(str(child.pid))\n"
         "time.sleep(60)\n",
     )
-    with Prestarted() as early:
-        assert early.verify(path, Signature("hang", "compile"), phase_seconds=2.0)[0].reproduced
+    with PreparedInterpreter() as prepared:
+        runs = ScriptRunner(prepared).run_times(path, Signature("hang", "compile"), 3, phase_seconds=2.0)
+        assert runs[0].reproduced
         started = [int(f.name) for f in tmp_path.iterdir() if f.name.isdecimal()]
         started += [int((tmp_path / str(pid)).read_text()) for pid in started]
         assert len(started) == 6
@@ -101,17 +107,18 @@ def alive(pid: int) -> bool:
 
 
 def test_an_interpreter_that_was_killed_is_replaced_by_fresh_ones(tmp_path):
-    with Prestarted() as early:
-        os.kill(early._process.pid, signal.SIGKILL)
-        early._process.wait()
-        runs = early.verify(script(tmp_path, "print('REPRODUCED: x')\nsys.exit(1)"), ERROR)
-    assert [run.answer for run in runs] == ["reproduced"] * 3
+    with PreparedInterpreter() as prepared:
+        os.kill(prepared._process.pid, signal.SIGKILL)
+        prepared._process.wait()
+        path = script(tmp_path, "print('REPRODUCED: x')\nsys.exit(1)")
+        runs = ScriptRunner(prepared).run_times(path, ERROR, 3)
+    assert [run.answer for run in runs] == [Answer.FAILS] * 3
 
 
-def test_nothing_is_left_when_the_parent_is_killed(tmp_path):
+def test_nothing_is_left_when_the_parent_is_killed_and_nobody_elses_is_touched(runner, tmp_path):
     program = (
-        "import sys, time\nfrom torchsleuth.supervise.interpreter import Prestarted\n"
-        "early = Prestarted()\nearly._control.recv(1)\nprint('ready', flush=True)\ntime.sleep(60)\n"
+        "import sys, time\nfrom torchsleuth.processes.prepared import PreparedInterpreter\n"
+        "prepared = PreparedInterpreter()\nprepared._control.recv(1)\nprint('ready', flush=True)\ntime.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
@@ -123,28 +130,42 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path):
     while any(map(alive, below)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, below))
+    assert alive(runner.prepared._process.pid)
+    assert runner.run(script(tmp_path, "print('NOT REPRODUCED')"), ERROR).answer is Answer.PASSES
+    assert alive(runner.prepared._process.pid)
 
 
 def test_a_run_that_outlasts_the_time_for_everything_is_no_hang(tmp_path):
     path = script(tmp_path, "time.sleep(30)")
-    run = run_script(path, Signature("hang", "compile"), deadline=time.monotonic() + 1.0)
-    assert run.answer == "cannot_tell" and "time" in run.summary
+    run = ScriptRunner().run(path, Signature("hang", "compile"), deadline=time.monotonic() + 1.0)
+    assert run.answer is Answer.CANNOT_TELL and "time" in run.summary
 
 
-def test_runs_that_are_given_up_end_at_once_and_no_more_begin(tmp_path):
-    path = script(tmp_path, "time.sleep(60)")
-    with Prestarted() as early, ThreadPoolExecutor(1) as pool:
-        runs = pool.submit(early.verify, path, ERROR)
-        time.sleep(6)
-        started = time.monotonic()
-        early.give_up()
-        assert len(runs.result(timeout=10)) == 3
-        assert early.run(path, ERROR).answer == "cannot_tell"
-        assert time.monotonic() - started < 5
+def test_runs_that_are_stopped_end_before_their_script_and_no_more_begin(tmp_path):
+    path = script(
+        tmp_path,
+        f"open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w').close()\n"
+        "time.sleep(240)\n"
+        "print('REPRODUCED: it failed')\n"
+        "sys.exit(1)\n",
+    )
+
+    def begun():
+        return [int(file.name) for file in tmp_path.iterdir() if file.name.isdecimal()]
+
+    with PreparedInterpreter() as prepared, ThreadPoolExecutor(1) as pool:
+        runner = ScriptRunner(prepared)
+        runs = pool.submit(runner.run_times, path, ERROR, 3)
+        while len(begun()) < 3:
+            time.sleep(0.05)
+        runner.stop()
+        assert [run.answer for run in runs.result()] == [Answer.CANNOT_TELL] * 3
+        assert not any(map(alive, begun()))
+        assert runner.run(path, ERROR).answer is Answer.CANNOT_TELL
 
 
 @pytest.mark.parametrize(("more", "known"), [("", True), ("# torch._inductor.config.cpp.cxx = ...", False)])
-def test_what_the_cpp_compiler_can_do_is_known_unless_the_script_names_another(early, tmp_path, more, known):
+def test_what_the_cpp_compiler_can_do_is_known_unless_the_script_names_another(runner, tmp_path, more, known):
     if not noted_answers():
         pytest.skip("no trial with kernels ran on this machine yet")
     text = (
@@ -152,14 +173,14 @@ def test_what_the_cpp_compiler_can_do_is_known_unless_the_script_names_another(e
         f"assert valid_vec_isa_list.cache_info().currsize == {int(known)}\n"
         f"print('NOT REPRODUCED')\n{more}\n"
     )
-    assert early.run(script(tmp_path, text), ERROR).answer == "not_reproduced"
+    assert runner.run(script(tmp_path, text), ERROR).answer is Answer.PASSES
 
 
 @pytest.fixture
 def home(monkeypatch):
-    """A loaded interpreter that finds the trials of this folder, as its children will."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    with Prestarted() as made:
+    """A loaded interpreter that finds those trials, as its children will."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(WORKERS), os.environ.get("PYTHONPATH", "")]))
+    with PreparedInterpreter() as made:
         yield made
 
 
@@ -177,7 +198,8 @@ def test_workers_forked_from_a_loaded_interpreter_survive_a_crash_and_leave_it_c
     assert crash.signature is not None and crash.signature.kind == "crash"
     assert failure.fails_like(FAILS) and stray.error is None
     assert not marked_processes(token)
-    assert home.verify(script(tmp_path, "print('NOT REPRODUCED')"), ERROR)[0].answer == "not_reproduced"
+    run = ScriptRunner(home).run(script(tmp_path, "print('NOT REPRODUCED')"), ERROR)
+    assert run.answer is Answer.PASSES
 
 
 def test_a_forked_server_that_is_killed_is_replaced_and_leaves_nothing(home, tmp_path):

@@ -1,28 +1,31 @@
 """Rounding is measured for each candidate, so that it is never taken for the bug."""
 
 import torch
-from made_graphs import aten, traced
 
-from torchsleuth.minify.tolerances import distance_of, tolerances_of
+from torchsleuth.compare.verdict.tolerances import measured_tolerances
+
+aten = torch.ops.aten
+
+
+def tolerances_of(function, *values):
+    return measured_tolerances(torch.fx.symbolic_trace(function), values).by_path
 
 
 def test_a_sum_of_numbers_that_cancel_may_be_off_by_more_than_it_is():
     torch.manual_seed(0)
     half = torch.randn(512)
     values = torch.cat([half, -half])[torch.randperm(1024)]
-    state = traced(lambda x: (aten.sum.default(x),), values)
+    told = tolerances_of(lambda x: (aten.sum.default(x),), values)
     reordered = float(values.flip(0).double().sum().float() - values.sum())
-    assert abs(reordered) < tolerances_of(state)["outputs[0]"] < 1e-2
+    assert abs(reordered) < told["outputs[0]"] < 1e-2
 
 
 def test_a_result_off_by_one_is_far_beyond():
-    state = traced(lambda x: (aten.erf.default(x),), torch.randn(100))
-    assert tolerances_of(state)["outputs[0]"] < 1e-4
+    assert tolerances_of(lambda x: (aten.erf.default(x),), torch.randn(100))["outputs[0]"] < 1e-4
 
 
 def test_whole_numbers_may_not_differ_at_all():
-    state = traced(lambda x: (aten.add.Tensor(x, 1),), torch.arange(5))
-    assert tolerances_of(state) == {"outputs[0]": 0.0}
+    assert tolerances_of(lambda x: (aten.add.Tensor(x, 1),), torch.arange(5)) == {"outputs[0]": 0.0}
 
 
 def gradient_of_relu(x, grad):
@@ -33,7 +36,7 @@ def gradient_of_relu(x, grad):
 def test_what_relu_has_clamped_stays_clamped_whatever_the_rounding():
     torch.manual_seed(0)
     x, grad = torch.randn(32, 32), torch.randn(32, 32)
-    assert tolerances_of(traced(gradient_of_relu, x, grad))["outputs[0]"] < 1e-4
+    assert tolerances_of(gradient_of_relu, x, grad)["outputs[0]"] < 1e-4
 
 
 def test_what_is_nearly_zero_before_relu_may_be_clamped_or_not():
@@ -43,7 +46,7 @@ def test_what_is_nearly_zero_before_relu_may_be_clamped_or_not():
     torch.manual_seed(0)
     x, grad = torch.randn(8, 8), torch.ones(8, 8)
     x[3, 3] = 1e-9
-    assert tolerances_of(traced(cancelling, x, grad))["outputs[0]"] >= 1.0
+    assert tolerances_of(cancelling, x, grad)["outputs[0]"] >= 1.0
 
 
 def test_the_distance_of_a_script_is_one_of_numbers_that_have_a_distance():
@@ -51,12 +54,12 @@ def test_the_distance_of_a_script_is_one_of_numbers_that_have_a_distance():
         values, places = aten.topk.default(x, 3)
         return (values, places)
 
-    state = traced(program, torch.randn(4, 9, generator=torch.Generator().manual_seed(0)).round(decimals=1))
-    assert tolerances_of(state)["outputs[1]"] >= 0
-    distance = distance_of(state)
-    assert distance is not None and 0 < distance < 1e-3
+    x = torch.randn(4, 9, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    told = measured_tolerances(torch.fx.symbolic_trace(program), [x])
+    assert told.by_path["outputs[1]"] >= 0
+    assert told.distance is not None and 0 < told.distance < 1e-3
 
 
 def test_results_without_a_distance_have_none():
-    state = traced(lambda x: (aten.argmax.default(x),), torch.randn(5))
-    assert distance_of(state) is None
+    graph = torch.fx.symbolic_trace(lambda x: (aten.argmax.default(x),))
+    assert measured_tolerances(graph, [torch.randn(5)]).distance is None
