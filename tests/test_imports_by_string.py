@@ -23,7 +23,7 @@ STARTED = {
 def strings_of(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return {value for value in values if isinstance(value, str) and NAME.fullmatch(value)}
+    return {v for v in values if isinstance(v, str) and NAME.fullmatch(v) and not v.endswith(".json")}
 
 
 def modules(room: str) -> list[Path]:
