@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_graphs import aten, traced
 from flaky_trials import FAILS
+from made_graphs import aten, traced
 
 from program_runs import environment, sleuth, write_program
 from torchsleuth.minify.oracle import TrialOracle

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-WORKERS = Path(__file__).parents[1] / "workers"
-sys.path.insert(0, str(WORKERS))
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 
 from faulty import FAILS, trial
 
@@ -25,6 +24,7 @@ from torchsleuth.supervise.scripts import ScriptRunner
 from torchsleuth.torch_internals.vector_instructions import noted_answers
 from torchsleuth.workers.pool import Workers
 
+WORKERS = Path(__file__).parents[1] / "workers"
 ERROR = Signature("compile_error", "compile", ("ValueError",), "it failed")
 BEGIN = "import os, sys, time\nprint('torchsleuth: compiling', file=sys.stderr, flush=True)\n"
 
