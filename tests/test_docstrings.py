@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import torchsleuth
+from cases.made import make
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.graphs.recording import record_values
+from torchsleuth.minify.states import state_of
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs, describe_tensor
@@ -23,12 +25,13 @@ def modules():
 
 
 def namespace(module):
-    """What an example may use without saying so: its own module, a small captured graph, and what makes such values."""
+    """What an example may use without saying so: its own module, a small graph, state and case, and what makes such."""
     x = torch.tensor([-1.0, 2.0])
     gm = captured(x)
     (node,) = gm.graph.find_nodes(op="call_function", target=torch.relu)
     given = {"torch": torch, "Path": Path, "gm": gm, "node": node, "x": x}
-    makers = (print_graph, read_graph, record_values, describe_inputs, describe_tensor, Signature)
+    given |= {"state": state_of(gm, [x]), "case": make()}
+    makers = (print_graph, read_graph, record_values, describe_inputs, describe_tensor, state_of, Signature)
     return {**{each.__name__: each for each in makers}, **vars(module), **given}
 
 
