@@ -7,36 +7,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchsleuth.graphs.cut_record import record_values
 
 import torchsleuth
+from cases.made import make
 from torchsleuth.graphs.printer import print_graph
+from torchsleuth.graphs.recording import record_values
+from torchsleuth.minify.states import state_of
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs, describe_tensor
 
-# Rooms, and single modules of others, whose examples are not run yet.
-NOT_YET_RUN_ROOMS = {
-    "api", "bisect", "cli", "minify", "program", "supervise", "trials", "triage", "watched", "workaround", "workers",
-    "graphs.cut_record", "repro.assemble", "repro.script",
-}  # fmt: skip
-
 
 def modules():
-    """The names of all modules of torchsleuth whose examples are run."""
-    for found in pkgutil.walk_packages(torchsleuth.__path__, "torchsleuth."):
-        _, _, place = found.name.partition(".")
-        if place != "__main__" and not {place, place.partition(".")[0]} & NOT_YET_RUN_ROOMS:
-            yield found.name
+    """The names of all modules of torchsleuth; `__main__` would run."""
+    found = pkgutil.walk_packages(torchsleuth.__path__, "torchsleuth.")
+    return [each.name for each in found if each.name != "torchsleuth.__main__"]
 
 
 def namespace(module):
-    """What an example may use without saying so: its own module, a small captured graph, and what makes such values."""
+    """What an example may use without saying so: its own module, a small graph, state and case, and what makes such."""
     x = torch.tensor([-1.0, 2.0])
     gm = captured(x)
     (node,) = gm.graph.find_nodes(op="call_function", target=torch.relu)
     given = {"torch": torch, "Path": Path, "gm": gm, "node": node, "x": x}
-    makers = (print_graph, read_graph, record_values, describe_inputs, describe_tensor, Signature)
+    given |= {"state": state_of(gm, [x]), "case": make()}
+    makers = (print_graph, read_graph, record_values, describe_inputs, describe_tensor, state_of, Signature)
     return {**{each.__name__: each for each in makers}, **vars(module), **given}
 
 
@@ -60,7 +55,7 @@ def examples(name):
     return [(test, namespace(module)) for test in found if test.examples]
 
 
-@pytest.mark.parametrize("name", list(modules()))
+@pytest.mark.parametrize("name", modules())
 def test_the_examples_of_a_module_say_what_comes_out(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = Path(importlib.util.find_spec(name).origin).read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ def watch(
 ) -> Callable[..., Any]:
     """A backend for torch.compile that does what `backend` does and keeps every failure as a case.
 
-    >>> model = torch.compile(model, backend=torchsleuth.watch("inductor"))
+    Used as `torch.compile(model, backend=torchsleuth.watch("inductor"))`.
     """
     compiler = seams.lookup_backend(backend)
     if settings_from_environment() is not None:
@@ -74,7 +74,7 @@ def wrap_compiler_debug(
 
     Example inputs may be fake: the real ones are looked at when the compiled function is called.
 
-    >>> aot_autograd(fw_compiler=wrap_compiler_debug(my_compiler, "mine"))
+    Used as `aot_autograd(fw_compiler=wrap_compiler_debug(my_compiler, "mine"))`.
     """
     watcher = _watch_for(str(cases or _default_cases()), level, "aot")
 

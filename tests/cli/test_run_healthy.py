@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 from program_runs import environment, run_bare, run_watched, sleuth, write_program
 
@@ -194,7 +193,6 @@ def test_help_list_and_doctor_answer_without_importing_torch(tmp_path):
     for words in (["--help"], ["run", "--help"], ["list", "--cases", str(tmp_path)]):
         done = subprocess.run([sys.executable, "-c", probe.format(words)], capture_output=True, text=True)
         assert done.returncode == 0, (words, done.stderr)
-    started = time.monotonic()
     ran = sleuth("doctor", "--json", cwd=tmp_path)
-    assert ran.status == 0 and time.monotonic() - started < 120
+    assert ran.status == 0
     assert {f["name"] for f in json.loads(ran.stdout)} >= {"python", "torch", "C++ compiler", "cases"}

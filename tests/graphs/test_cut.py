@@ -1,7 +1,11 @@
 """Any set of nodes, cut out with recorded values, computes what those nodes computed in the whole graph."""
 
 import copy
+import json
 import operator
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +14,18 @@ from hypothesis import strategies as st
 from programs import PROGRAMS, graphs_of
 
 from torchsleuth.graphs.cut import calls_of, cut, units
-from torchsleuth.graphs.cut_record import record_values
+from torchsleuth.graphs.identity import same_graph
 from torchsleuth.graphs.printer import print_graph
+from torchsleuth.graphs.recording import (
+    RecordedTensor,
+    record_values,
+    recording_from_json,
+    recording_to_json,
+)
 from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.tensors.specs import ScalarSpec
+from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.torch_internals.fake_kernels import fake_results
 
 # What changes from run to run, and what needs a context that one recorded call does not hold.
 UNSTEADY = {"random", "net", "net dynamic", "mutating custom op"}
@@ -39,9 +52,20 @@ def yielded(gm, inputs):
     return seen
 
 
+def loaded(recording, value):
+    """A recorded value as an input of a cut."""
+    if isinstance(value, ScalarSpec):
+        return value.value
+    return recording.load(value) if isinstance(value, RecordedTensor) else value
+
+
+def inputs_of(recording, piece):
+    return [loaded(recording, value) for value in piece.values]
+
+
 def check(recording, keep, whole):
     piece = cut(recording, keep)
-    for name, value in yielded(piece.graph, piece.values).items():
+    for name, value in yielded(piece.graph, inputs_of(recording, piece)).items():
         if name in keep and isinstance(value, torch.Tensor):
             torch.testing.assert_close(value, whole[name], equal_nan=True)
     return piece
@@ -75,7 +99,8 @@ def test_any_subset_of_real_graphs_computes_the_recorded_values(data):
         again = read_graph(
             printed.source, namespace={**printed.references, "constant": printed.constants.get}
         )
-        for ours, theirs in zip(piece.graph(*fresh(piece.values)), again(*fresh(piece.values))):
+        values = inputs_of(recording, piece)
+        for ours, theirs in zip(piece.graph(*fresh(values)), again(*fresh(values))):
             torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
@@ -84,7 +109,7 @@ def dags(draw):
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"x{i}") for i in range(draw(st.integers(1, 3)))]
     for _ in range(draw(st.integers(1, 12))):
-        kind = draw(st.sampled_from(["add", "mul_", "split", "sin", "view", "cat", "size"]))
+        kind = draw(st.sampled_from(["add", "mul_", "split", "sin", "view", "cat", "size", "shape", "item"]))
         pick = lambda: draw(st.sampled_from(nodes))  # noqa: E731
         if kind == "add":
             nodes.append(graph.call_function(torch.add, (pick(), pick())))
@@ -103,6 +128,12 @@ def dags(draw):
         elif kind == "cat":
             both = graph.call_function(torch.cat, ([pick(), pick()],))
             nodes.append(graph.call_method("narrow", (both, 0, 1, 4)))
+        elif kind == "shape":
+            shape = graph.call_method("size", (pick(),))
+            nodes.append(graph.call_method("expand", (pick(), shape)))
+        elif kind == "item":
+            number = graph.call_method("item", (graph.call_method("sum", (pick(),)),))
+            nodes.append(graph.call_function(torch.div, (pick(), number)))
         else:
             size = graph.call_method("size", (pick(), 0))
             nodes.append(graph.call_function(torch.mul, (pick(), size)))
@@ -128,10 +159,10 @@ def test_a_value_that_is_written_to_later_is_recorded_as_it_was_before():
         return z, y + 0
 
     recording = record_values(torch.fx.symbolic_trace(program), [torch.ones(2)])
-    assert recording.value("add").tolist() == [2, 2]
-    assert recording.value("add", recording.steps["add_1"]).tolist() == [20, 20]
-    assert cut(recording, {"add_1"}).values[0].tolist() == [20, 20]
-    assert cut(recording, {"mul"}).values[0].tolist() == [2, 2]
+    assert loaded(recording, recording.value("add")).tolist() == [2, 2]
+    assert loaded(recording, recording.value("add", recording.steps["add_1"])).tolist() == [20, 20]
+    assert inputs_of(recording, cut(recording, {"add_1"}))[0].tolist() == [20, 20]
+    assert inputs_of(recording, cut(recording, {"mul"}))[0].tolist() == [2, 2]
 
 
 def test_a_severed_cut_connects_nothing_but_tuples_with_their_parts():
@@ -162,7 +193,7 @@ def test_values_beyond_the_limit_move_to_files_and_stay_the_same():
     tight = record_values(gm, [torch.arange(6.0)], most_bytes=0)
     for name in free.steps:
         if name != "output":
-            torch.testing.assert_close(free.value(name), tight.value(name))
+            torch.testing.assert_close(loaded(free, free.value(name)), loaded(tight, tight.value(name)))
 
 
 def test_an_eager_failure_leaves_the_values_up_to_it():
@@ -181,3 +212,110 @@ def test_an_exposed_cut_returns_every_value_and_computes_the_same():
     wanted = (x.sin(), x.sin().cos(), x.sin().cos().relu())
     assert all(torch.equal(*pair) for pair in zip(exposed.graph(x), wanted))
     assert torch.equal(plain.graph(x)[0], wanted[-1])
+
+
+def check_that_another_process_cuts_alike(recording, data):
+    """Cuts the recording, and the same as it comes out of a message and a store of tensors, at the same places."""
+    with tempfile.TemporaryDirectory() as folder:
+        message = json.dumps(recording_to_json(recording, ContentStoreWriter(folder)))
+        again = recording_from_json(json.loads(message), recording.graph, Path(folder))
+        assert (again.symbols, again.stopped) == (recording.symbols, recording.stopped)
+        assert units(again) == units(recording)
+        everything = units(recording)
+        chosen = [everything, *([unit] for unit in everything)]
+        chosen.append([unit for unit in everything if data.draw(st.booleans())])
+        for some in chosen:
+            keep = {name for unit in some for name in unit}
+            for how in ({}, {"severed": True}, {"exposed": True}):
+                check_same(recording, cut(recording, keep, **how), again, cut(again, keep, **how))
+
+
+def check_same(recording, ours, again, theirs):
+    assert same_graph(ours.graph, theirs.graph) is None
+    assert ours.names == theirs.names
+    for mine, other in zip(ours.values, theirs.values, strict=True):
+        if not isinstance(mine, RecordedTensor):
+            assert mine == other
+            continue
+        assert replace(other, spec=replace(other.spec, storage=None)) == mine
+        torch.testing.assert_close(again.load(other), recording.load(mine), rtol=0, atol=0, equal_nan=True)
+        assert again.load(other).stride() == recording.load(mine).stride()
+
+
+@settings(max_examples=60, deadline=None)
+@given(dags(), st.data())
+def test_a_recording_of_another_process_cuts_through_writes_and_views_as_the_run_itself_does(gm, data):
+    inputs = [torch.arange(4.0) / 3 + i for i in range(len(gm.graph.find_nodes(op="placeholder")))]
+    check_that_another_process_cuts_alike(record_values(gm, inputs), data)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_a_recording_of_another_process_cuts_real_graphs_as_the_run_itself_does(data):
+    name = data.draw(st.sampled_from(["cond", "batch norm", "custom op", "literals", "large constants"]))
+    captured = data.draw(st.sampled_from([g for g in graphs_of(name) if g.calls]))
+    with torch.no_grad():
+        recording = record_values(captured.gm, fresh(captured.calls[0]))
+        check_that_another_process_cuts_alike(recording, data)
+
+
+@st.composite
+def dynamic_dags(draw):
+    """A graph of one vector of a size that is not fixed, which is an input as well."""
+    graph = torch.fx.Graph()
+    size, last = graph.placeholder("size"), graph.placeholder("x")
+    for _ in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(["sin", "mul_", "cat", "size", "flat", "tuple", "new"]))
+        if kind == "sin":
+            last = graph.call_function(torch.sin, (last,))
+        elif kind == "mul_":
+            last = graph.call_method("mul_", (last, 1.5))
+        elif kind == "cat":
+            last = graph.call_function(torch.cat, ([last, last],))
+        elif kind == "size":
+            length = graph.call_method("size", (last, 0))
+            last = graph.call_function(torch.mul, (last, length))
+        elif kind == "flat":
+            last = graph.call_method("flatten", (graph.call_method("unsqueeze", (last, 1)),))
+        elif kind == "tuple":
+            both_ends = graph.call_function(torch.aminmax, (last,), {"dim": 0, "keepdim": True})
+            low = graph.call_function(operator.getitem, (both_ends, 0))
+            last = graph.call_function(torch.sub, (last, low))
+        else:
+            made = graph.call_function(torch.zeros, (graph.call_function(operator.mul, (size, 2)),))
+            last = graph.call_function(torch.cat, ([last, made],))
+    graph.output((last,))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+SYMBOLIC = {
+    "schema": 1,
+    "inputs": [
+        {"kind": "symint", "value": 5, "expr": "s0"},
+        {
+            "kind": "tensor",
+            "dtype": "float32",
+            "shape": [5],
+            "stride": [1],
+            "storage_offset": 0,
+            "device": "cpu",
+            "requires_grad": False,
+            "is_parameter": False,
+            "shape_expr": ["s0"],
+            "stride_expr": ["1"],
+            "offset_expr": None,
+        },
+    ],
+    "symbols": {"s0": {"hint": 5, "lower": 2, "upper": None}},
+}
+
+
+@settings(max_examples=20, deadline=None)
+@given(dynamic_dags(), st.data())
+def test_a_recording_of_another_process_keeps_sizes_symbolic(gm, data):
+    symbolic, error = fake_results(gm, SYMBOLIC, [5, None])
+    assert error is None
+    recording = record_values(gm, [5, torch.arange(5.0)], symbolic=symbolic)
+    assert recording.stopped is None
+    assert isinstance(recording.value("size"), ScalarSpec) and recording.symbols
+    check_that_another_process_cuts_alike(recording, data)

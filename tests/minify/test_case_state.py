@@ -74,6 +74,6 @@ def test_definitions_that_need_what_is_not_installed_say_so_and_nobody_is_blamed
     tmp_path, questions, expected
 ):
     record = replace(RECORD, embedded=Embedded("mine = no_such_package.f", ("import no_such_package",)))
-    with pytest.raises(CannotMinify, match="cannot be tried here.*no_such_package") as why:
+    with pytest.raises(CannotMinify, match=r"cannot be tried here.*no_such_package") as why:
         minified(tmp_path, questions, record, described(), expected)
     assert "bug" not in str(why.value)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-WORKERS = Path(__file__).parents[1] / "workers"
-sys.path.insert(0, str(WORKERS))
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 
 from faulty import FAILS, trial
 
@@ -25,6 +24,7 @@ from torchsleuth.supervise.scripts import ScriptRunner
 from torchsleuth.torch_internals.vector_instructions import noted_answers
 from torchsleuth.workers.pool import Workers
 
+WORKERS = Path(__file__).parents[1] / "workers"
 ERROR = Signature("compile_error", "compile", ("ValueError",), "it failed")
 BEGIN = "import os, sys, time\nprint('torchsleuth: compiling', file=sys.stderr, flush=True)\n"
 
@@ -93,10 +93,7 @@ def test_a_hung_script_and_what_it_started_are_gone_afterwards(tmp_path):
         started = [int(f.name) for f in tmp_path.iterdir() if f.name.isdecimal()]
         started += [int((tmp_path / str(pid)).read_text()) for pid in started]
         assert len(started) == 6
-        deadline = time.monotonic() + 5
-        while any(map(alive, started)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not any(map(alive, started))
+        wait_until_gone(started)
 
 
 def alive(pid: int) -> bool:
@@ -104,6 +101,12 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Where one stays, the clock of the test ends this."""
+    while any(map(alive, pids)):
+        time.sleep(0.05)
 
 
 def test_an_interpreter_that_was_killed_is_replaced_by_fresh_ones(tmp_path):
@@ -126,10 +129,7 @@ def test_nothing_is_left_when_the_parent_is_killed_and_nobody_elses_is_touched(r
     assert len(below) == 1
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while any(map(alive, below)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, below))
+    wait_until_gone(below)
     assert alive(runner.prepared._process.pid)
     assert runner.run(script(tmp_path, "print('NOT REPRODUCED')"), ERROR).answer is Answer.PASSES
     assert alive(runner.prepared._process.pid)

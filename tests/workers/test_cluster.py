@@ -48,12 +48,11 @@ def test_the_values_a_trial_needs_are_those_its_inputs_and_constants_name():
     assert list(storages_of(trial("pass", **facts))) == []
 
 
-def test_an_address_where_nobody_listens_is_said_at_once():
-    pytest.importorskip("ray")
-    started = time.monotonic()
+def test_an_address_where_nobody_listens_is_said_before_anyone_tries_to_join(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("that takes a minute to say the same"))
     with pytest.raises(ClusterUnfit, match="Nothing listens at ray"):
         open_workers("ray://127.0.0.1:9")
-    assert time.monotonic() - started < 20
 
 
 class BusyRay:

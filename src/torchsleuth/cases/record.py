@@ -139,6 +139,7 @@ class GraphRecord:
     def to_json(self) -> dict[str, Any]:
         """What `record.json` holds; what most records lack is left out where it is empty.
 
+        >>> record = GraphRecord(CompileSettings(level="aot"), placeholders=("x",))
         >>> GraphRecord.from_json(record.to_json()) == record
         True
         """

@@ -23,8 +23,8 @@ COMMON = 0.25
 def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[str, SourceLine]) -> list[str]:
     """Names of nodes, most suspicious first; `text` is the traceback, `lines` the user's line of each node.
 
-    >>> seeds(gm, "target: aten.relu.default", "", {})
-    ['relu', 'relu_1']
+    >>> seeds(gm, "While executing %relu : [num_users=1] = call_function[target=torch.relu]", "", {})
+    ['relu']
     """
     calls = [n for n in graph.graph.nodes if n.op.startswith("call_")]
     generated = text.rpartition(TITLE)[2] if TITLE in text else ""

@@ -122,7 +122,8 @@ class Questions:
         limits = self._limits(seconds)
         outcome = self.workers.run(replace(trial, question=question), limits=limits, fresh=True)
         if outcome.error is not None or outcome.signature is not None:
-            raise NoAnswer(f"{question.value}: {_how(outcome)}", died=outcome.signature is not None)
+            died = outcome.signature is not None
+            raise NoAnswer(f"{question.value}: {_how(outcome, limits)}", died=died)
         return dict(outcome.more)
 
     def _limits(self, seconds: float | None) -> Limits:
@@ -133,5 +134,13 @@ class Questions:
         return replace(limits, run=run)
 
 
-def _how(outcome: Outcome) -> str:
-    return outcome.error or (outcome.signature.summary if outcome.signature else "")
+def _how(outcome: Outcome, limits: Limits) -> str:
+    """How a trial ended that did not answer; nothing was compiled in it, as a signature's summary would say."""
+    signature = outcome.signature
+    if outcome.error is not None or signature is None:
+        return outcome.error or ""
+    if "ended_for" in outcome.more:
+        return outcome.text.partition("\n")[0]
+    if signature.kind == "hang":
+        return f"it was not done after {limits.seconds(signature.phase):g} s"
+    return f"its process ended with {signature.signal}"

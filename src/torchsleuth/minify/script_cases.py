@@ -28,7 +28,7 @@ from torchsleuth.workers.queue import TrialQueue
 def case_of_script(script: Path, cases_dir: Path, questions: Questions) -> CaseFolder:
     """The case that a script stands for, written into `cases_dir`.
 
-    >>> minify_case(case_of_script(Path("minifier_launcher.py"), Path("cases"), workers), workers=workers)
+    Of torchsleuth's own, or one of PyTorch's: `case_of_script(Path("minifier_launcher.py"), cases, questions)`.
     """
     text = script.read_text(encoding="utf-8")
     if is_foreign(text):

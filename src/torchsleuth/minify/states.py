@@ -37,7 +37,8 @@ def state_of(
 ) -> State:
     """A state of a graph and its real inputs; with `any_values` the values themselves are dropped.
 
-    >>> state_of(gm, [torch.ones(2)])
+    >>> state_of(gm, [torch.ones(2)]).inputs[0].name
+    'x'
     """
     description = describe_inputs(list(values), fakes)
     names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
@@ -134,8 +135,7 @@ def real_inputs(state: State) -> list[Any]:
 def ambient(state: State) -> Iterator[None]:
     """Grad mode and autocast under which a graph of Dynamo's ran; after AOTAutograd both are written out in it.
 
-    >>> with ambient(state):
-    ...     state.graph(*real_inputs(state))
+    Used as `with ambient(state): state.graph(*real_inputs(state))`.
     """
     world = state.settings.state or AmbientState()
     captured = state.settings.level != "aot"

@@ -18,7 +18,8 @@ from torchsleuth.trials.trial import Switches, Trial
 def trial_of(state: State, expected: Signature, store: Path, *, values: bool = True) -> Trial:
     """A state as a Trial; values that matter go to the tensor store, each once, unless the question is not about them.
 
-    >>> workers.run(trial_of(state, signature, folder)).fails_like(signature)
+    >>> trial_of(state, Signature("crash", "run"), Path("values")).placeholders
+    ('x',)
     """
     printed = print_graph(state.graph)
     settings = state.settings

@@ -99,10 +99,8 @@ def component_of_program(
 ) -> ProgramFinding:
     """Which component makes a program fail: a script with its arguments, or a whole command.
 
-    `timeout` is how long one run may take; a run that takes longer counts as one that hangs.
-
-    >>> component_of_program(["train.py", "--epochs", "1"]).triage.component
-    'decompositions'
+    `timeout` is how long one run may take; a run that takes longer counts as one that hangs. What
+    `component_of_program(["train.py", "--epochs", "1"]).triage.component` says is, for one, "decompositions".
     """
     program = program_named(argv)
     say("trying: the program as it is")

@@ -109,7 +109,7 @@ def run_program(
 ) -> ProgramRun:
     """A bare run: only its end is looked at.
 
-    >>> run_program(Program(("python", "train.py")), Overrides(backend="sleuth_eager"), timeout=60).healthy
+    Used as `run_program(Program(("python", "train.py")), Overrides(backend="sleuth_eager"), timeout=60).healthy`.
     """
     with _changed_environment(overrides, environment) as changed:
         paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -28,8 +28,7 @@ def on_program(
 ) -> list[Attempt]:
     """Runs the program with each verified workaround, best first, until one passes (`everything`: with each of them).
 
-    >>> on_program(folder, attempts(folder, bench, 60), deadline=time.monotonic() + 300)[0].workaround.program
-    True
+    What came of it is in `on_program(folder, attempts, deadline=time.monotonic() + 300)[0].workaround.program`.
     """
     program = program_of(folder)
     options = watch_options(folder.case)
@@ -54,7 +53,7 @@ def on_program(
 def watch_options(case: Case) -> list[str]:
     """How the program has to be watched for this kind of failure to be seen.
 
-    >>> watch_options(case_of_kind("hang"))
+    >>> watch_options(replace(case, kind="hang", extra={"timeout": 20}))
     ['--timeout', '20']
     """
     if case.kind == "accuracy":

@@ -65,7 +65,7 @@ def processes_for(
 ) -> Iterator[Processes]:
     """The processes for one case, which load torch while something else is waited for.
 
-    >>> with processes_for(folder, "2") as processes: triage_step(folder, processes, 60, print)
+    Used as `with processes_for(folder, "2") as processes: triage_step(folder, processes, 60, print)`.
     """
     if folder is not None and folder.case.no_repro is not None and workers is None:
         yield Processes()

@@ -142,7 +142,7 @@ def _written_by_schema(
 def operator_schemas(graph: torch.fx.GraphModule) -> list[str]:
     """The schemas of all operator overloads that a graph and its nested ones call.
 
-    >>> operator_schemas(gm)
+    >>> operator_schemas(torch.fx.symbolic_trace(lambda x: torch.ops.aten.relu.default(x)))
     ['aten::relu(Tensor self) -> Tensor']
     """
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]

@@ -62,8 +62,7 @@ def triage_case(
 ) -> CaseFolder:
     """Finds out who is at fault and writes it into the case; raises `NotPinnedDown` where nothing can be said.
 
-    >>> triage_case(open_case("torchsleuth-cases", "last"), workers=Workers(2)).case.triage.component
-    'inductor'
+    What was found is in `triage_case(folder, questions).case.triage`.
     """
     started = time.monotonic()
     case = folder.case

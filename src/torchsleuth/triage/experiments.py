@@ -120,7 +120,7 @@ class ExperimentRunner:
     ) -> list[Item]:
         """The fewest of `items`, all of which together make it pass, that do so by themselves.
 
-        >>> runner.smallest_cure(state, flags, lambda some: Experiment("cautious", config=config_of(some)))
+        Used as `smallest_cure(state, flags, lambda some: Experiment("cautious", config=config_of(some)))`.
         """
         return smallest(
             items, lambda sets: [r.passes for r in self.ask(state, [without(some) for some in sets])]

@@ -34,11 +34,7 @@ _MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): ([\w.:]+)(?: \([^)]*\)
 
 
 def climb(runner: ExperimentRunner, state: State) -> Finding:
-    """The component at fault in a graph that Dynamo captured.
-
-    >>> climb(runner, state).component
-    'decompositions'
-    """
+    """The component at fault in a graph that Dynamo captured: `climb(runner, state).component`."""
     backend = state.settings.backend
     inductor = backend == "inductor"
     rungs = [Experiment("AOTAutograd with eager kernels", backend=AOT)]

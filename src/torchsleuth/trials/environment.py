@@ -51,7 +51,6 @@ def uses_accelerator(trial: Trial) -> bool:
 def served_by(trial: Trial) -> str:
     """Which kind of process a trial needs: one for a device, one that works out shapes, or one of its own.
 
-    >>> from torchsleuth.script_runtime.signature import Signature
     >>> served_by(Trial("", Signature("crash", "run")))
     'once'
     """
@@ -65,6 +64,7 @@ def needs_kernels(trial: Trial) -> bool:
 
     Not where it is decided once its graph is lowered, nor with a backend that has nothing to do with Inductor.
 
+    >>> from torchsleuth.cases.record import CompileSettings
     >>> mine = CompileSettings(backend="mine")
     >>> needs_kernels(Trial("", Signature("crash", "run"), mine, embedded="def mine(gm, inputs): ..."))
     False

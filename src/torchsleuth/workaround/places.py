@@ -54,8 +54,7 @@ class Suspects:
 def suspects_of(case: Case, start: SearchStart) -> Suspects:
     """Who may be at fault, best knowledge first; nobody where nothing says so.
 
-    >>> suspects_of(folder.case, start).ops
-    ('aten.erf.default',)
+    Those that triage named, for one: `suspects_of(folder.case, start).ops`.
     """
     calls = {n.name: str(n.target) for n in start.state.graph.graph.nodes if n.op.startswith("call_")}
     lines = start.record.lines

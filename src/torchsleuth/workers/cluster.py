@@ -82,7 +82,7 @@ class Host:
 class RayWorkers(TrialQueue):
     """Workers on every node of a Ray cluster; used as `Workers` is. `address` as in `ray.init`.
 
-    >>> with RayWorkers("ray://head:10001") as workers: workers.run(trial)
+    Used as `with RayWorkers("ray://head:10001") as workers: workers.run(trial)`.
     """
 
     def __init__(

@@ -89,8 +89,7 @@ def repeats_for(rate: float, risk: float = RISK) -> int:
 def failure_rate(workers: TrialQueue, trial: Trial, k: int = 3, more: int = MORE) -> FailureRate:
     """Runs the trial `k` times, and `more` times again where it neither always nor never failed.
 
-    >>> failure_rate(workers, original).flaky
-    False
+    One that always fails alike is not `failure_rate(workers, trial).flaky`.
     """
     outcomes = _several(workers, trial, k)
     failures = sum(outcome.fails_like(trial.expected) for outcome in outcomes)
@@ -108,8 +107,7 @@ def failure_rate(workers: TrialQueue, trial: Trial, k: int = 3, more: int = MORE
 def measured(workers: TrialQueue, trial: Trial, seen: FailureRate) -> FailureRate:
     """How often the trial fails, from what was `seen` and a few runs more; many more only where it is not always alike.
 
-    >>> measured(workers, trial, FailureRate(1, 1)).flaky
-    False
+    One failure was seen: `measured(workers, trial, FailureRate(1, 1))`.
     """
     rate = seen + failure_rate(workers, trial, AGAIN, more=0)
     return rate + failure_rate(workers, trial, MORE, more=0) if rate.flaky else rate

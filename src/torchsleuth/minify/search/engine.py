@@ -134,7 +134,7 @@ class Engine:
 def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
     """Applies what a reducer proposes until nothing of it holds any more.
 
-    >>> settle(engine, "outputs", drop_outputs, state)
+    Used as `settle(engine, "outputs", drop_outputs, state)`.
     """
     while True:
         edits = list(reducer(state))

@@ -284,8 +284,10 @@ def halved(subset: Subset, ask: Ask) -> Subset:
 def counted(subset: Subset, ask: Ask) -> Subset:
     """Delta debugging by counters: chunks shrink round by round, what succeeded is gone, nothing is retried.
 
-    >>> counted((1, 2, 3, 4), lambda subsets: next((i for i, s in enumerate(subsets) if {2, 4} <= set(s)), None))
-    (2, 4)
+    What is left where chunks would be single ones is for `one_less`.
+
+    >>> counted(tuple(range(64)), lambda subsets: next((i for i, s in enumerate(subsets) if 7 in s), None))
+    (6, 7)
     """
     if len(subset) <= 2:
         return subset
