@@ -13,7 +13,7 @@ FRONT = ("cli", "report", "cases", "supervise", "bisect", "program", "processes"
 NAME = re.compile(r"torchsleuth(?:\.\w+)+(?::\w+)?")
 # What a front module names and starts as another process; it imports none of them.
 STARTED = {
-    "processes/prepared.py": {"torchsleuth.trials.prepared"},
+    "processes/prepared.py": {"torchsleuth.trials.interpreter"},
     "supervise/host.py": {"torchsleuth.host.main"},
     "cli/doctor.py": {"torchsleuth.torch_internals.check"},
     "cli/calibrate.py": {"torchsleuth.compare.verdict.calibrate_process"},

@@ -4,7 +4,7 @@ import sys
 from concurrent.futures import Future
 
 from torchsleuth.processes.limits import Limits
-from torchsleuth.trials.questions import answer
+from torchsleuth.trials.answers import answer
 
 
 class TrialsHere:

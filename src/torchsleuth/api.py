@@ -23,9 +23,9 @@ from torchsleuth.repro.script import script_text
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.record import GraphOrigin, record_graph
-from torchsleuth.watched.settings import Settings, settings_from_environment
+from torchsleuth.watched.graph_record import GraphOrigin, record_graph
 from torchsleuth.watched.watch import Watch
+from torchsleuth.watched.watch_settings import Settings, settings_from_environment
 
 log = logging.getLogger("torchsleuth")
 
@@ -113,7 +113,7 @@ def save_graph_repro(
     >>> with open("repro.py", "w") as file:
     ...     save_graph_repro(file, gm, [torch.randn(8)], "inductor")
     """
-    from torchsleuth.watched.record import keep_values
+    from torchsleuth.watched.graph_record import keep_values
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

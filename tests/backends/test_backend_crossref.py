@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from torchsleuth.backends import FakeMismatch
 from torchsleuth.backends.crossref import checked_call
-from torchsleuth.backends.steps import Steps
+from torchsleuth.backends.node_steps import Steps
 
 CROSSREF = "sleuth_aot_eager_decomp_partition_crossref"
 

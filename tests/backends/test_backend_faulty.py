@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from torchsleuth.backends.catalog import sleuth_relu_accuracy_error
-from torchsleuth.backends.errors import ReluRuntimeError
+from torchsleuth.backends.wrapped_errors import ReluRuntimeError
 
 RELUS = {
     "torch": torch.relu,

@@ -14,7 +14,7 @@ from torchsleuth.compare.verdict.calibration import (
 )
 from torchsleuth.compare.verdict.healthy import healthy_graph
 from torchsleuth.compare.verdict.judge import judge
-from torchsleuth.compare.verdict.limits import limits_for
+from torchsleuth.compare.verdict.verdict_limits import limits_for
 
 MEASURED = Calibration("a machine", torch.__version__, {"cpu/float32": Quantiles(9, 0, 1.0, 2.0, 40.0, 3.0)})
 

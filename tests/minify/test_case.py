@@ -9,8 +9,8 @@ import pytest
 from program_runs import environment, sleuth, write_program
 from torchsleuth.cases.folder import open_case
 from torchsleuth.cli.verify import expected_of_script
-from torchsleuth.minify.case import minify_case
 from torchsleuth.minify.case_state import CannotMinify
+from torchsleuth.minify.minify_case import minify_case
 from torchsleuth.minify.script_cases import case_of_script
 from torchsleuth.workers.pool import Workers
 

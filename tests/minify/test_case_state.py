@@ -13,8 +13,8 @@ from made import make
 
 from torchsleuth.cases.folder import write_case
 from torchsleuth.cases.record import CompileSettings, Embedded, GraphRecord
-from torchsleuth.minify.case import minify_case
 from torchsleuth.minify.case_state import CannotMinify, SearchStart, state_of_record
+from torchsleuth.minify.minify_case import minify_case
 from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import Silence
 from torchsleuth.script_runtime.signature import Signature

@@ -4,8 +4,8 @@ import torch
 
 from torchsleuth.cases.record import CompileSettings, Embedded
 from torchsleuth.minify.states import state_of
-from torchsleuth.triage.case import _component, _with_calls
 from torchsleuth.triage.finding import Finding
+from torchsleuth.triage.triage_case import _component, _with_calls
 
 
 def calls_of_three():

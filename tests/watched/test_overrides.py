@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import torchsleuth
 from program_runs import environment, write_program
 from torchsleuth.torch_internals.compile_overrides import UnknownSetting, check_settings
-from torchsleuth.torch_internals.eager_regions import NotThere, class_named, is_place, operator_named
+from torchsleuth.torch_internals.eager_regions import NoSuchTarget, class_named, is_place, operator_named
 from torchsleuth.watched.overrides import OVERRIDES_VARIABLE, Overrides, overrides_from_environment
 
 INJECT = Path(torchsleuth.__file__).parent / "watched" / "inject"
@@ -137,9 +137,9 @@ def test_a_function_is_known_by_file_name_and_line():
 
 def test_what_this_torch_does_not_have_is_an_error():
     assert str(operator_named("aten.sin.default")) == "aten.sin.default"
-    with pytest.raises(NotThere):
+    with pytest.raises(NoSuchTarget):
         operator_named("aten.sin.no_such_overload")
-    with pytest.raises(NotThere):
+    with pytest.raises(NoSuchTarget):
         class_named("nn.functional")
     with pytest.raises(UnknownSetting):
         check_settings({INDUCTOR: {"no_such_setting": 1}})

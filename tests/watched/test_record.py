@@ -9,7 +9,7 @@ import torch.fx
 
 from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.torch_internals.configuration import global_state
-from torchsleuth.watched.record import GraphOrigin, keep_values, record_graph
+from torchsleuth.watched.graph_record import GraphOrigin, keep_values, record_graph
 
 
 def origin(**more):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from torchsleuth.cases.model import Triage
 from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.triage.settings import CAUTIOUS
+from torchsleuth.triage.cautious_settings import CAUTIOUS
 from torchsleuth.watched.overrides import Overrides
 from torchsleuth.workaround.candidates import BACKEND, About, candidates_for
 from torchsleuth.workaround.places import Suspects

@@ -10,11 +10,11 @@ _WHERE = {
     "DebugBackend": "torchsleuth.backends.catalog",
     "with_torch_function_modes": "torchsleuth.backends.function_modes",
     "compiling_inside_traces": "torchsleuth.backends.subgraphs",
-    "OpMismatch": "torchsleuth.backends.errors",
-    "FakeMismatch": "torchsleuth.backends.errors",
-    "SchemaMismatch": "torchsleuth.backends.errors",
-    "EagerFails": "torchsleuth.backends.errors",
-    "UnknownOption": "torchsleuth.backends.options",
+    "OpMismatch": "torchsleuth.backends.wrapped_errors",
+    "FakeMismatch": "torchsleuth.backends.wrapped_errors",
+    "SchemaMismatch": "torchsleuth.backends.wrapped_errors",
+    "EagerFails": "torchsleuth.backends.wrapped_errors",
+    "UnknownOption": "torchsleuth.backends.keyword_options",
 }
 
 __all__ = list(_WHERE)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torchsleuth.backends.crossref import crossref_compiler
-from torchsleuth.backends.errors import BadChoice, MissingMode
-from torchsleuth.backends.options import options_of
+from torchsleuth.backends.keyword_options import options_of
+from torchsleuth.backends.wrapped_errors import BadChoice, MissingMode
 from torchsleuth.torch_internals.aot_autograd import (
     AotPlan,
     Boxed,

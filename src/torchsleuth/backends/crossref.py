@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from torchsleuth.backends.errors import Difference, FakeMismatch
+from torchsleuth.backends.node_steps import Steps
 from torchsleuth.backends.schema import after_call, before_call, tensors_in
-from torchsleuth.backends.steps import Steps
+from torchsleuth.backends.wrapped_errors import Difference, FakeMismatch
 from torchsleuth.torch_internals.aot_autograd import Boxed, boxed
 from torchsleuth.torch_internals.fake_kernels import FakeAnswer, fake_answer
 from torchsleuth.torch_internals.modes import watching_ops

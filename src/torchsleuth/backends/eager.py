@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from torchsleuth.backends.errors import EagerFails
-from torchsleuth.backends.options import options_of
-from torchsleuth.backends.steps import place_of
+from torchsleuth.backends.keyword_options import options_of
+from torchsleuth.backends.node_steps import place_of
+from torchsleuth.backends.wrapped_errors import EagerFails
 from torchsleuth.torch_internals.tracing import pre_dispatch_trace
 
 _log = logging.getLogger("torchsleuth.backends.pre_dispatch")

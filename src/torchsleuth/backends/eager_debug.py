@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from torchsleuth.backends.errors import SchemaMismatch
-from torchsleuth.backends.options import options_of
+from torchsleuth.backends.keyword_options import options_of
+from torchsleuth.backends.node_steps import Steps
 from torchsleuth.backends.schema import after_call, before_call
-from torchsleuth.backends.steps import Steps
+from torchsleuth.backends.wrapped_errors import SchemaMismatch
 from torchsleuth.torch_internals.modes import watching_ops
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.backends.errors import NonLeafCompileError, ReluCompileError, ReluRuntimeError
-from torchsleuth.backends.options import options_of
+from torchsleuth.backends.keyword_options import options_of
+from torchsleuth.backends.wrapped_errors import NonLeafCompileError, ReluCompileError, ReluRuntimeError
 
 _RELUS = (
     torch.relu,

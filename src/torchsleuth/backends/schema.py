@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.backends.errors import Difference
+from torchsleuth.backends.wrapped_errors import Difference
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.torch_internals.schemas import Declared, declared
 from torchsleuth.torch_internals.tensors import storage_of

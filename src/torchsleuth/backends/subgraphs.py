@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.backends.errors import NoNestedCompile
-from torchsleuth.backends.options import options_of
+from torchsleuth.backends.keyword_options import options_of
+from torchsleuth.backends.wrapped_errors import NoNestedCompile
 from torchsleuth.torch_internals import tracing
 from torchsleuth.torch_internals.aot_autograd import AotPlan, through_aot
 

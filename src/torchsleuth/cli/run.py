@@ -16,7 +16,7 @@ from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
 from torchsleuth.supervise.program import Supervised, resolve_command, supervise
-from torchsleuth.watched.settings import Settings
+from torchsleuth.watched.watch_settings import Settings
 
 SPOOL = ".spool"
 EXIT_CASE = 3

@@ -15,7 +15,7 @@ from torchsleuth.graphs.attributes import attribute_lines, self_path
 from torchsleuth.graphs.literals import Unprintable, expression, subscript
 from torchsleuth.graphs.names import RESERVED, Vocabulary, unused_name
 from torchsleuth.graphs.provenance import source_line
-from torchsleuth.graphs.shapes import brief
+from torchsleuth.graphs.short_forms import brief
 from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.torch_internals.operators import is_operator, triton_kernel_name
 

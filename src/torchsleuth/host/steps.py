@@ -13,12 +13,12 @@ from typing import Any
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.host.main import Front
-from torchsleuth.minify.case import minify_case
 from torchsleuth.minify.case_state import CaseQuestions
+from torchsleuth.minify.minify_case import minify_case
 from torchsleuth.minify.script_cases import case_of_script
 from torchsleuth.minify.search.contract import State
 from torchsleuth.supervise.verification import ScriptToVerify
-from torchsleuth.triage.case import triage_case
+from torchsleuth.triage.triage_case import triage_case
 from torchsleuth.workaround.find import find_workarounds
 
 

@@ -1,7 +1,7 @@
 """A process with torch loaded, from which others are forked: scripts, the search host, the server of the trials.
 
 Loading torch and its compiler takes three to four seconds of a processor; it is done once, before anyone needs it.
-That process runs nothing itself (`trials.prepared` is its inside). It sees no accelerator, because what has looked at
+That process runs nothing itself (`trials.interpreter` is its inside). It sees no accelerator, because what has looked at
 one cannot be forked; so a script is run in a fork of it only where there is none to see.
 """
 
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.02
 GONE_SECONDS = 5.0
 # numpy's own threads would be forked.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-INSIDE = "torchsleuth.trials.prepared"
+INSIDE = "torchsleuth.trials.interpreter"
 
 
 class PreparedInterpreter:

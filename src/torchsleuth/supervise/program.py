@@ -25,7 +25,7 @@ from torchsleuth.cases.spool import (
     watched_processes,
 )
 from torchsleuth.processes.tree import descendants_of, end_all, is_alive
-from torchsleuth.watched.settings import Settings
+from torchsleuth.watched.watch_settings import Settings
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # A compile that is slow is not a hang: autotuning may take an hour. This long, and we say that we noticed.

@@ -19,7 +19,7 @@ import torch
 Place = tuple[str, str, int]  # file, function, and one of its lines
 
 
-class NotThere(RuntimeError):
+class NoSuchTarget(RuntimeError):
     """What is to be left out does not exist in this torch."""
 
 
@@ -46,7 +46,7 @@ def operator_named(name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
         if found is None:
-            raise NotThere(f"this torch has no operator {name}")
+            raise NoSuchTarget(f"this torch has no operator {name}")
     return found
 
 
@@ -127,7 +127,7 @@ def class_named(name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, type) or not issubclass(found, torch.nn.Module):
-        raise NotThere(f"this torch has no module class torch.{name}")
+        raise NoSuchTarget(f"this torch has no module class torch.{name}")
     return found
 
 

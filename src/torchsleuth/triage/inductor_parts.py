@@ -13,9 +13,9 @@ from dataclasses import replace
 from torchsleuth.cases.flags import Flag, config_of
 from torchsleuth.minify.search.contract import State
 from torchsleuth.torch_internals.compile_trace import Step
+from torchsleuth.triage.cautious_settings import cautious_fix, switchable
 from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result, few
 from torchsleuth.triage.finding import Finding
-from torchsleuth.triage.settings import cautious_fix, switchable
 
 PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
 # Without these passes a graph with custom or mutating operators cannot be lowered at all.

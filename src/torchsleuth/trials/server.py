@@ -3,7 +3,7 @@
 Two kinds of order: a trial (one process, one Outcome, under its limits) and "become" (a process that goes on as a
 script, as the search host, or as another server). It never touches an accelerator, so it stays clean; what it forks
 starts warm and shares its memory. It has one thread, ends when its parent does, and takes all it started along.
-The prepared interpreter (`trials.prepared`) and the server of the trials are both one of these.
+The prepared interpreter (`trials.interpreter`) and the server of the trials are both one of these.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from torchsleuth.processes.tree import (
 )
 from torchsleuth.trials.child import WHERE_ARE_YOU, named_function, run_and_tell, trials_from
 from torchsleuth.trials.child_process import DEVICE, ONCE, ChildProcess, Job, outcome_of, read_some
+from torchsleuth.trials.child_start import Work, fork_child, spawn_child
 from torchsleuth.trials.kernel_cache import drop_torn
-from torchsleuth.trials.starting import Work, fork_child, spawn_child
 
 # Memory grows by at most a gigabyte or two per second, a fork bomb by some hundred processes: both stay bounded.
 TICK = 0.05

@@ -19,7 +19,7 @@ import torch
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.record import RecordedGraph, keep_values
+from torchsleuth.watched.graph_record import RecordedGraph, keep_values
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch

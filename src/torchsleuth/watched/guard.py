@@ -18,7 +18,7 @@ import torch
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.watched import failures, shadow
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.record import RecordedGraph, keep_values
+from torchsleuth.watched.graph_record import RecordedGraph, keep_values
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.settings import Settings, settings_from_environment
+from torchsleuth.watched.watch_settings import Settings, settings_from_environment
 
 _watching = False
 # The folder the program was started in; None where that is gone. It may change to another later.

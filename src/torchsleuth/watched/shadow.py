@@ -21,7 +21,7 @@ from torchsleuth.compare.verdict.verdict import DIVERGED
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.watched import failures
-from torchsleuth.watched.settings import Settings
+from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:
     from torchsleuth.watched.guard import GuardedGraph

@@ -24,9 +24,9 @@ from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures
 from torchsleuth.watched.flight import CAPTURE, Flight
+from torchsleuth.watched.graph_record import GraphOrigin, RecordedGraph, as_source, record_graph
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
-from torchsleuth.watched.record import GraphOrigin, RecordedGraph, as_source, record_graph
-from torchsleuth.watched.settings import Settings
+from torchsleuth.watched.watch_settings import Settings
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are
 # callbacks and counters of the process that compiles.

@@ -13,8 +13,8 @@ from typing import Any
 
 from torchsleuth.cases.flags import INDUCTOR, PRECISION_CASTS, RANDOM, Flag, config_of
 from torchsleuth.cases.model import Triage
+from torchsleuth.triage.cautious_settings import CAUTIOUS
 from torchsleuth.triage.experiments import Config
-from torchsleuth.triage.settings import CAUTIOUS
 from torchsleuth.watched.overrides import Overrides
 from torchsleuth.workaround.places import (
     Function,

@@ -23,8 +23,8 @@ from torchsleuth.processes.limits import clock_of_a_hang
 from torchsleuth.program.attempt import Attempt
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.torch_internals.configuration import default_setting
+from torchsleuth.triage.cautious_settings import cautious_fix, switchable
 from torchsleuth.triage.experiments import Experiment, ExperimentRunner
-from torchsleuth.triage.settings import cautious_fix, switchable
 from torchsleuth.workaround.attempts import Original, Tried, as_it_was, ask_pairs, timed, try_all
 from torchsleuth.workaround.candidates import (
     BACKEND,

@@ -31,7 +31,7 @@ from torchsleuth.trials.trial import Outcome, outcome_from_json, trial_to_json
 from torchsleuth.workers.queue import Ticket, TrialQueue
 
 SERVER = "torchsleuth.trials.server:main"
-RUN_TRIAL = "torchsleuth.trials.questions:answer"
+RUN_TRIAL = "torchsleuth.trials.answers:answer"
 WARM_UP = "torchsleuth.trials.compile:warm_up"
 LEARN = "torchsleuth.trials.compile:learn,torchsleuth.trials.compile:recall"
 STILL_GOOD = "torchsleuth.trials.compile:still_good"

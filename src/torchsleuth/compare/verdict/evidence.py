@@ -109,18 +109,18 @@ class EagerRun(Interpreter):
 
 
 @dataclass
-class Result:
+class RunResult:
     """What one run produced: leaves by path, mutated inputs included."""
 
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] = ()) -> Result:
+def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] = ()) -> RunResult:
     """Outputs and the inputs at the given positions as leaves by path."""
     values = dict(leaves(outputs))
     for position in mutated:
         values[f"inputs[{position}]{MUTATED}"] = inputs[position]
-    return Result(values)
+    return RunResult(values)
 
 
 def gather(
@@ -155,7 +155,7 @@ def gather(
 
 def _run_eager(
     graph: GraphModule, inputs: Sequence[Any], start: RngState | None
-) -> tuple[Result, EagerRun, tuple[int, ...]]:
+) -> tuple[RunResult, EagerRun, tuple[int, ...]]:
     state = snapshot(graph_state(graph))
     fresh = clone_inputs(list(inputs))
     recorder = EagerRun(graph)
@@ -182,7 +182,7 @@ def graph_state(graph: GraphModule) -> list[torch.Tensor]:
 def _gather_wide(
     graph: GraphModule,
     inputs: Sequence[Any],
-    eager: Result,
+    eager: RunResult,
     recorder: EagerRun,
     mutated: tuple[int, ...],
     runs: int,
@@ -209,7 +209,7 @@ def _gather_wide(
     writes = any(may_write(n) for n in graph.graph.nodes)
     held = graph_state(wide)
 
-    def perturbed(scale: float, count: int) -> list[Result]:
+    def perturbed(scale: float, count: int) -> list[RunResult]:
         source.scale = scale
         done = []
         for _ in range(count):
@@ -231,11 +231,11 @@ def _gather_wide(
 
 def _assemble(
     graph: GraphModule,
-    eager: Result,
-    truth: Result,
-    usual: list[Result],
-    amplified: list[Result],
-    reverse: list[Result],
+    eager: RunResult,
+    truth: RunResult,
+    usual: list[RunResult],
+    amplified: list[RunResult],
+    reverse: list[RunResult],
     findings: Findings,
     mutated: tuple[int, ...],
 ) -> Evidence:

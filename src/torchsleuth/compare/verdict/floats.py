@@ -14,7 +14,6 @@ import torch
 
 from torchsleuth.compare.compat.close import unravel
 from torchsleuth.compare.verdict.evidence import AMPLIFICATION, Leaf
-from torchsleuth.compare.verdict.limits import Limits
 from torchsleuth.compare.verdict.patterns import Errors, whitened, worst_lane
 from torchsleuth.compare.verdict.patterns import bias as bias_of
 from torchsleuth.compare.verdict.verdict import (
@@ -24,6 +23,7 @@ from torchsleuth.compare.verdict.verdict import (
     WITHIN_NOISE,
     LeafVerdict,
 )
+from torchsleuth.compare.verdict.verdict_limits import VerdictLimits
 
 ROW_SHARE = 0.5
 """An element's noise is at least this share of its row's: eight runs underrate one element in hundreds by half."""
@@ -44,7 +44,7 @@ UNREFERENCED = 3.0
 """With nodes that had no float64 kernel behind it, a leaf diverges only this many times beyond the limits."""
 
 
-def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: Limits) -> LeafVerdict:
+def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: VerdictLimits) -> LeafVerdict:
     """The verdict on a float or complex leaf of matching shape and dtype.
 
     Example: `judge_floats(evidence.leaves[0], compiled[0], limits_for(torch.float32, n))`.
@@ -186,7 +186,7 @@ def _point(
 
 
 def _numbers(
-    draft: LeafVerdict, errors: Errors, compiled: torch.Tensor, leaf: Leaf, limits: Limits
+    draft: LeafVerdict, errors: Errors, compiled: torch.Tensor, leaf: Leaf, limits: VerdictLimits
 ) -> LeafVerdict:
     far = torch.where(errors.usable, errors.compiled.abs() / errors.noise, 0.0)
     flat = far.reshape(-1)
@@ -214,7 +214,7 @@ def _numbers(
     )
 
 
-def _decide(draft: LeafVerdict, errors: Errors, limits: Limits) -> LeafVerdict:
+def _decide(draft: LeafVerdict, errors: Errors, limits: VerdictLimits) -> LeafVerdict:
     z, z_eager = draft.z or 0.0, draft.z_eager or 0.0
     stretch = UNREFERENCED if draft.fallbacks else 1.0
     rule, detail, bias = _broken_rule(draft, errors, limits, stretch)
@@ -237,7 +237,7 @@ def _decide(draft: LeafVerdict, errors: Errors, limits: Limits) -> LeafVerdict:
 
 
 def _broken_rule(
-    draft: LeafVerdict, errors: Errors, limits: Limits, stretch: float
+    draft: LeafVerdict, errors: Errors, limits: VerdictLimits, stretch: float
 ) -> tuple[str, str, float | None]:
     assert draft.z is not None and draft.z_eager is not None
     if draft.z > limits.z * stretch and draft.z > limits.guard * draft.z_eager:

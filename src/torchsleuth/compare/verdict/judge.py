@@ -20,9 +20,8 @@ from torchsleuth.compare.reference.float64 import MEMORY_ERRORS
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
 from torchsleuth.compare.verdict.calibration import Calibration, load_calibration
 from torchsleuth.compare.verdict.discrete import judge_discrete
-from torchsleuth.compare.verdict.evidence import MUTATED, Evidence, Leaf, Result, gather, result_of
+from torchsleuth.compare.verdict.evidence import MUTATED, Evidence, Leaf, RunResult, gather, result_of
 from torchsleuth.compare.verdict.floats import judge_floats
-from torchsleuth.compare.verdict.limits import limits_for
 from torchsleuth.compare.verdict.verdict import (
     DIVERGED,
     INCONCLUSIVE,
@@ -32,6 +31,7 @@ from torchsleuth.compare.verdict.verdict import (
     gravest,
     inconclusive,
 )
+from torchsleuth.compare.verdict.verdict_limits import limits_for
 
 DRAWS_ITS_OWN = (
     "this leaf depends on random numbers and the backend may draw its own; compile under "
@@ -134,7 +134,7 @@ def _call(
     return clone_inputs(out), given
 
 
-def _shaped_like(evidence: Evidence, result: Result) -> Result:
+def _shaped_like(evidence: Evidence, result: RunResult) -> RunResult:
     """A single output may come back alone or in a list of one; take eager's way of writing it."""
     paths = {leaf.path for leaf in evidence.leaves}
     if "outputs" in paths and "outputs[0]" in result.values and "outputs[1]" not in result.values:
@@ -145,7 +145,7 @@ def _shaped_like(evidence: Evidence, result: Result) -> Result:
 
 
 def weigh(
-    evidence: Evidence, result: Result, rng_matched: bool = False, calibration: Calibration | None = None
+    evidence: Evidence, result: RunResult, rng_matched: bool = False, calibration: Calibration | None = None
 ) -> Verdict:
     """The verdict on one result, given evidence that may serve many results.
 
@@ -277,8 +277,8 @@ def _with_stray_writes(
 
 def _with_second_run(
     verdict: Verdict,
-    first: Result,
-    second: Result,
+    first: RunResult,
+    second: RunResult,
     evidence: Evidence,
     rng_matched: bool,
     calibration: Calibration | None,

@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 
-from torchsleuth.torch_internals.inductor_ir.index import NotInterpretable, number, value_of
+from torchsleuth.torch_internals.inductor_ir.expressions import NotInterpretable, number, value_of
 from torchsleuth.torch_internals.inductor_ir.kernels import require_layout, run_kernel
 from torchsleuth.torch_internals.inductor_ir.loops import run_loop
 

@@ -18,8 +18,8 @@ import sympy
 import torch
 from torch import Tensor
 
-from torchsleuth.torch_internals.inductor_ir.index import NotInterpretable, number, value_of
-from torchsleuth.torch_internals.inductor_ir.steps import POINTWISE, computed_in, reduced, scanned
+from torchsleuth.torch_internals.inductor_ir.arithmetic import POINTWISE, computed_in, reduced, scanned
+from torchsleuth.torch_internals.inductor_ir.expressions import NotInterpretable, number, value_of
 
 
 class Memory(Protocol):

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from torchsleuth.torch_internals.inductor_ir import why_not_interpretable
+from torchsleuth.torch_internals.inductor_ir.expressions import NotInterpretable
 from torchsleuth.torch_internals.inductor_ir.graph import run_graph
-from torchsleuth.torch_internals.inductor_ir.index import NotInterpretable
 
 __all__ = ["NotInterpretable", "interpreted_lowering"]
 

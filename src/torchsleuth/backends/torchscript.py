@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.backends.errors import ScriptFails
-from torchsleuth.backends.options import options_of
+from torchsleuth.backends.keyword_options import options_of
+from torchsleuth.backends.wrapped_errors import ScriptFails
 from torchsleuth.torch_internals.aot_autograd import AotPlan, Boxed, boxed, through_aot
 from torchsleuth.torch_internals.configuration import no_script_autocast
 

@@ -25,7 +25,7 @@ CALIBRATION_MARGIN = 1.5
 
 
 @dataclass(frozen=True)
-class Limits:
+class VerdictLimits:
     """Every limit for one leaf."""
 
     z: float
@@ -44,7 +44,7 @@ class Limits:
     """Root mean square error over the largest of the noisy runs. Healthy seeds 0-59: at most 1.8."""
 
 
-def limits_for(dtype: torch.dtype, numel: int, healthy_z: float | None = None) -> Limits:
+def limits_for(dtype: torch.dtype, numel: int, healthy_z: float | None = None) -> VerdictLimits:
     """The limits for a leaf; `healthy_z` is what a calibration measured for the device and dtype.
 
     Example: `limits_for(torch.bfloat16, 2048).z == 7.03`, rounded.
@@ -53,5 +53,7 @@ def limits_for(dtype: torch.dtype, numel: int, healthy_z: float | None = None) -
     floor = 0.0 if healthy_z is None else CALIBRATION_MARGIN * healthy_z
     if torch.finfo(dtype).eps < 1e-5:
         # Vector math libraries differ by an ulp in the same direction for all elements: a bias, not a fault.
-        return Limits(max(SPREAD_PRECISE * expected, floor), 2.0, bias_size=1.0, lane_size=2.0, rmse=3.5)
-    return Limits(max(SPREAD * expected, floor), 1.5)
+        return VerdictLimits(
+            max(SPREAD_PRECISE * expected, floor), 2.0, bias_size=1.0, lane_size=2.0, rmse=3.5
+        )
+    return VerdictLimits(max(SPREAD * expected, floor), 1.5)

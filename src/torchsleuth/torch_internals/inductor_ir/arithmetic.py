@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchsleuth.torch_internals.inductor_ir.index import NotInterpretable
+from torchsleuth.torch_internals.inductor_ir.expressions import NotInterpretable
 
 
 def _names(text: str) -> list[str]:

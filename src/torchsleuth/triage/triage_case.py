@@ -29,12 +29,12 @@ from torchsleuth.minify.search.engine import combined
 from torchsleuth.minify.search.subsets import NothingFails
 from torchsleuth.minify.states import SHAPES
 from torchsleuth.processes.limits import clock_of_a_hang
+from torchsleuth.triage.cautious_settings import needed_settings, settings_of
 from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result
 from torchsleuth.triage.finding import Finding
 from torchsleuth.triage.inductor_parts import narrowed, stopped_at
 from torchsleuth.triage.labels import labels_of
 from torchsleuth.triage.ladder import climb, has_custom_operator, misbehaving_operator
-from torchsleuth.triage.settings import needed_settings, settings_of
 from torchsleuth.workers.failure_rate import failure_rate
 
 # Of the whole budget, the share for finding the few calls that fail; the experiments need the rest.
