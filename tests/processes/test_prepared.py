@@ -18,6 +18,7 @@ from faulty import FAILS, trial
 
 from torchsleuth.cases.answer import Answer
 from torchsleuth.processes.prepared import PreparedInterpreter
+from torchsleuth.processes.starting import without_devices
 from torchsleuth.processes.tree import descendants_of, kill_marked, marked_processes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.supervise.scripts import ScriptRunner
@@ -25,6 +26,8 @@ from torchsleuth.torch_internals.vector_instructions import noted_answers
 from torchsleuth.workers.pool import Workers
 
 WORKERS = Path(__file__).parents[1] / "workers"
+# Where a device can be seen, scripts are run by themselves: these are about forks.
+NO_DEVICE = {**os.environ, **without_devices()}
 ERROR = Signature("compile_error", "compile", ("ValueError",), "it failed")
 BEGIN = "import os, sys, time\nprint('torchsleuth: compiling', file=sys.stderr, flush=True)\n"
 
@@ -37,7 +40,7 @@ def script(folder: Path, text: str) -> Path:
 
 @pytest.fixture(scope="module")
 def runner():
-    with PreparedInterpreter() as prepared:
+    with PreparedInterpreter(NO_DEVICE) as prepared:
         yield ScriptRunner(prepared)
 
 
@@ -54,7 +57,7 @@ def test_a_script_runs_as_it_would_by_itself_with_a_torch_that_compiled_nothing(
         "print('REPRODUCED: it failed')\n"
         "sys.exit(1)\n",
     )
-    with PreparedInterpreter() as prepared:
+    with PreparedInterpreter(NO_DEVICE) as prepared:
         runs = ScriptRunner(prepared).run_times(path, ERROR, 3)
     assert [run.answer for run in runs] == [Answer.FAILS] * 3
     seen = [line.split("|") for line in (tmp_path / "seen").read_text().splitlines()]
@@ -87,7 +90,7 @@ def test_a_hung_script_and_what_it_started_are_gone_afterwards(tmp_path):
         f"open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w').write(str(child.pid))\n"
         "time.sleep(60)\n",
     )
-    with PreparedInterpreter() as prepared:
+    with PreparedInterpreter(NO_DEVICE) as prepared:
         runs = ScriptRunner(prepared).run_times(path, Signature("hang", "compile"), 3, phase_seconds=2.0)
         assert runs[0].reproduced
         started = [int(f.name) for f in tmp_path.iterdir() if f.name.isdecimal()]
@@ -110,7 +113,7 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 def test_an_interpreter_that_was_killed_is_replaced_by_fresh_ones(tmp_path):
-    with PreparedInterpreter() as prepared:
+    with PreparedInterpreter(NO_DEVICE) as prepared:
         os.kill(prepared._process.pid, signal.SIGKILL)
         prepared._process.wait()
         path = script(tmp_path, "print('REPRODUCED: x')\nsys.exit(1)")
@@ -153,7 +156,7 @@ def test_runs_that_are_stopped_end_before_their_script_and_no_more_begin(tmp_pat
     def begun():
         return [int(file.name) for file in tmp_path.iterdir() if file.name.isdecimal()]
 
-    with PreparedInterpreter() as prepared, ThreadPoolExecutor(1) as pool:
+    with PreparedInterpreter(NO_DEVICE) as prepared, ThreadPoolExecutor(1) as pool:
         runner = ScriptRunner(prepared)
         runs = pool.submit(runner.run_times, path, ERROR, 3)
         while len(begun()) < 3:
@@ -180,7 +183,7 @@ def test_what_the_cpp_compiler_can_do_is_known_unless_the_script_names_another(r
 def home(monkeypatch):
     """A loaded interpreter that finds those trials, as its children will."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(WORKERS), os.environ.get("PYTHONPATH", "")]))
-    with PreparedInterpreter() as made:
+    with PreparedInterpreter(NO_DEVICE) as made:
         yield made
 
 
@@ -209,3 +212,14 @@ def test_a_forked_server_that_is_killed_is_replaced_and_leaves_nothing(home, tmp
         assert kill_marked(token) >= 1
         assert workers.run(trial("fail"), fresh=True).fails_like(FAILS)
         assert workers._token != token and not marked_processes(token)
+
+
+def test_where_a_device_can_be_seen_a_script_is_a_process_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchsleuth.processes.prepared.sees_devices", lambda environment: True)
+    path = script(
+        tmp_path,
+        f"open({str(tmp_path / 'parent')!r}, 'w').write(str(os.getppid()))\nprint('REPRODUCED: x')\nsys.exit(1)\n",
+    )
+    with PreparedInterpreter() as prepared:
+        assert ScriptRunner(prepared).run(path, ERROR).answer is Answer.FAILS
+    assert (tmp_path / "parent").read_text() == str(os.getpid())

@@ -1,7 +1,7 @@
 """A process with torch loaded, from which others are forked: scripts, the search host, the server of the trials.
 
-Loading torch and its compiler takes three to four seconds of a processor; it is done once, before anyone needs it.
-That process runs nothing itself (`trials.interpreter` is its inside). It sees no accelerator, because what has looked at
+Loading torch and its compiler takes three to four seconds of a processor; that is done once, before anyone needs it.
+The process runs nothing itself (`trials.interpreter` is its inside). It sees no accelerator, as what has looked at
 one cannot be forked; so a script is run in a fork of it only where there is none to see.
 """
 

@@ -7,7 +7,6 @@ the step ends with a sentence, and what the host had put into the case stays.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import shutil
@@ -127,6 +126,7 @@ class SearchHost:
         self._frames = Frames()
         self._pid: int | None = None
         self._doing = "starting"
+        self._works = False
         environment = fresh_environment(self.environment, self._scratch / "unused")
         arguments = [f"--workers={self.workers}", f"--values={self._values}"]
         arguments += [f"--work={self.work}"] if self.work else []
@@ -155,19 +155,20 @@ class SearchHost:
         return self._scratch / "host.log"
 
     def _end(self) -> None:
+        """Ends the host: one that is idle goes when nobody listens any more, one that works is not waited for."""
         self._control.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            # It ends its trials first; one that does not listen is ended by force, and they with it.
-            self._process.wait(LEAVE_SECONDS)
-            return
-        if self._pid is not None:
+        if self._works and self._pid is not None:
             kill_group(self._pid)
-        self._process.kill()
+        try:
+            self._process.wait(LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
     def _asked(
         self, order: dict[str, Any], budget: float, heard: Callable[[dict[str, Any]], None]
     ) -> dict[str, Any] | _Death:
         until = time.monotonic() + budget + GRACE_SECONDS
+        self._works = True
         try:
             self._control.sendall(frame(order))
         except OSError:
@@ -200,16 +201,16 @@ class SearchHost:
             self._doing = message["doing"]
             heard(message)
         elif "refused" in message:
+            self._works = False
             raise StepRefused(message["refused"], message["status"])
         elif "done" in message:
+            self._works = False
             return message["done"]
         else:
             heard(message)
         return None
 
     def _ended(self, how: str) -> _Death:
-        if self._pid is not None:
-            kill_group(self._pid)
         self._end()
         return _Death(f"was ended: it {how}", self._doing)
 

@@ -67,9 +67,6 @@ def processes_for(
 
     Used as `with processes_for(folder, "2") as processes: triage_step(folder, processes, 60, print)`.
     """
-    if folder is not None and folder.case.no_repro is not None and workers is None:
-        yield Processes()
-        return
     with contextlib.ExitStack() as stack:
         prepared = stack.enter_context(PreparedInterpreter())
         on_cpu = folder is None or folder.case.device == "cpu"
@@ -88,9 +85,6 @@ def verify_original(
 ) -> CaseFolder:
     """Runs the script of a fresh case, cut after Dynamo where the graph after AOTAutograd does not fail by itself."""
     case = folder.case
-    if case.no_repro is not None:
-        say(f"case {case.id} has no repro: {case.no_repro}")
-        return folder
     run = _tried(folder, ORIGINAL, deadline, say, processes)
     if not run.reproduced and case.after == "aot":
         outer = script_after_dynamo(folder, process)
@@ -309,6 +303,9 @@ def investigate(
     folder: CaseFolder, process: WatchedProcess, deadline: float, workers: str | None, say: Say, heard: Hear
 ) -> Iterator[CaseFolder]:
     """Every step for one case, as long as there is time; yields the case after each."""
+    if folder.case.no_repro is not None:
+        say(f"case {folder.case.id} has no repro: {folder.case.no_repro}")
+        return
     with processes_for(folder, workers, process.facts.get("executable")) as processes:
         folder = verify_original(folder, process, deadline, say, processes)
         yield folder

@@ -67,6 +67,7 @@ def find_workarounds(
     timeout = folder.case.extra.get("timeout")
     limits = clock_of_a_hang(questions.workers.limits, folder.case.kind, timeout, room=1.5)
     SHAPES.set(questions.shapes)
+    questions.deadline = time.monotonic() + budget_seconds
     runner = ExperimentRunner(questions, folder.case.signature, limits, say)
     found = attempts(folder, start, runner, budget_seconds, say)
     update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
