@@ -183,7 +183,7 @@ def test_what_the_cpp_compiler_can_do_is_known_unless_the_script_names_another(r
 def home(monkeypatch):
     """A loaded interpreter that finds those trials, as its children will."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(WORKERS), os.environ.get("PYTHONPATH", "")]))
-    with PreparedInterpreter(NO_DEVICE) as made:
+    with PreparedInterpreter({**os.environ, **without_devices()}) as made:
         yield made
 
 
