@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -119,6 +120,17 @@ def test_a_library_the_linker_did_not_finish_is_removed_and_whole_ones_stay(tmp_
     assert drop_torn(tmp_path, time.time() + 100) == []
     assert drop_torn(tmp_path, time.time() - 100) == [torn]
     assert whole.exists() and not torn.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_library_that_another_trials_linker_is_writing_stays(tmp_path):
+    path = tmp_path / "aa" / "kernel.so"
+    path.parent.mkdir()
+    with open(path, "wb") as linker:
+        linker.write(b"half of it")
+        linker.flush()
+        assert drop_torn(tmp_path, 0.0, [os.getpid()]) == []
+    assert drop_torn(tmp_path, 0.0, [os.getpid()]) == [path]
 
 
 def test_the_users_caches_are_never_used():

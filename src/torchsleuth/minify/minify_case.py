@@ -109,7 +109,7 @@ def _searched(
     known = folder.case.triage.nodes if folder.case.triage is not None else ()
     blamed = seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes)
     blamed = list(dict.fromkeys([*known, *blamed]))
-    deadline = time.monotonic() + budget_seconds
+    oracle.deadline = deadline = time.monotonic() + budget_seconds
 
     def once() -> Reduction:
         try:

@@ -19,7 +19,7 @@ from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import Oracle, State
 from torchsleuth.minify.search.state_key import state_key
 from torchsleuth.minify.trial_of_state import trial_of
-from torchsleuth.processes.limits import Limits
+from torchsleuth.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.trials.trial import Outcome, Trial
 from torchsleuth.workers.failure_rate import FailureRate, FlakyFailure, measured
@@ -37,6 +37,8 @@ class TrialOracle(Oracle):
     questions: Questions
     expected: Signature
     limits: Limits | None = None
+    # When the search is to end, of time.monotonic.
+    deadline: float | None = None
     outcomes: int = 0
     cached: int = 0
     trial_seconds: float = 0.0
@@ -129,7 +131,8 @@ class TrialOracle(Oracle):
     def _limits(self, state: State) -> Limits | None:
         """A hang costs its clock each time: what is no larger than something that passed gets that one's time."""
         if self.limits is None or self.expected.kind != "hang":
-            return self.limits
+            # What is cut short by the end of the search's time has told nothing.
+            return within(self.limits or self.workers.limits, self.deadline)
         calls = calls_of(state.graph)
         passed = [seconds for size, seconds in self.passed if size >= calls]
         if not passed:
@@ -151,7 +154,8 @@ class TrialOracle(Oracle):
             return True
         if outcome.signature is None and outcome.error is None:
             self.passed.append((calls_of(state.graph), outcome.seconds))
-        if outcome.signature is not None and not state.interpreted:
+        cut_short = outcome.signature is not None and outcome.signature.kind == "hang" != self.expected.kind
+        if outcome.signature is not None and not state.interpreted and not cut_short:
             self.also.setdefault(fingerprint(outcome.signature), (outcome.signature, state))
         return False
 

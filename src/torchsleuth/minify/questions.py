@@ -6,7 +6,6 @@ not the host. Each thing is asked once and kept as long as the host lives.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.search.state_key import state_key
 from torchsleuth.minify.states import Shapes
 from torchsleuth.minify.trial_of_state import trial_of
-from torchsleuth.processes.limits import Limits
+from torchsleuth.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.trial import Outcome, Question, Trial
 from torchsleuth.workers.queue import TrialQueue
@@ -127,11 +126,8 @@ class Questions:
         return dict(outcome.more)
 
     def _limits(self, seconds: float | None) -> Limits:
-        limits = self.workers.limits
-        run = limits.run if seconds is None else min(limits.run, seconds)
-        if self.deadline is not None:
-            run = min(run, max(5.0, self.deadline - time.monotonic()))
-        return replace(limits, run=run)
+        limits = within(self.workers.limits, self.deadline)
+        return limits if seconds is None else replace(limits, run=min(limits.run, seconds))
 
 
 def _how(outcome: Outcome, limits: Limits) -> str:

@@ -7,6 +7,7 @@ not hung in the compiler. Every number can be chosen; the ones here are for a ma
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -63,6 +64,18 @@ def clock_of_a_hang(limits: Limits, kind: str, timeout: object, room: float = 1.
         return limits
     seconds = hang_seconds(timeout) * room
     return replace(limits, compile=seconds, run=seconds)
+
+
+def within(limits: Limits, deadline: float | None, least: float = 5.0) -> Limits:
+    """The limits with no phase longer than there is time until `deadline` (of time.monotonic), but `least` seconds.
+
+    >>> within(Limits(compile=300), time.monotonic() - 1).compile
+    5.0
+    """
+    if deadline is None:
+        return limits
+    left = max(least, deadline - time.monotonic())
+    return replace(limits, compile=min(limits.compile, left), run=min(limits.run, left))
 
 
 def limits_from_json(doc: Mapping[str, Any]) -> Limits:

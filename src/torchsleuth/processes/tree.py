@@ -113,6 +113,18 @@ def _stat_fields(pid: str | int) -> list[str]:
         return []
 
 
+def open_files(processes: Iterable[int]) -> set[str]:
+    """The files that any of these processes has open: `open_files([os.getpid()])`; none where /proc is missing."""
+    found = set()
+    for pid in processes:
+        for number in _numbered(f"/proc/{pid}/fd"):
+            try:
+                found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+            except OSError:
+                continue
+    return found
+
+
 def marked_processes(token: str) -> list[int]:
     """The living processes that were started with our token in their environment, this one excepted."""
     wanted = f"{TOKEN}={token}".encode()

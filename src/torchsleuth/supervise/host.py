@@ -103,7 +103,7 @@ class SearchHost:
             deaths += 1
             self.left_out.append(found.doing)
             self._start()  # also for the steps to come
-            if deaths > 1:
+            if deaths > 1 or time.monotonic() > until:
                 raise HostLost(f"{found}; what is known so far is kept")
             said(f"{found}; starting it again without that")
 

@@ -18,7 +18,7 @@ from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.search.subsets import smallest
 from torchsleuth.minify.trial_of_state import trial_of
-from torchsleuth.processes.limits import Limits
+from torchsleuth.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.torch_internals.compile_trace import Step, unfinished
 from torchsleuth.trials.trial import Outcome, Switches, Trial
@@ -89,8 +89,14 @@ class ExperimentRunner:
     log: list[Result] = field(default_factory=list)
 
     def ask(self, state: State, experiments: Sequence[Experiment]) -> list[Result]:
-        """The answers, in order; as many at a time as there are workers."""
-        return self.ask_pairs([(state, experiment) for experiment in experiments], self.limits)
+        """The answers, in order; as many at a time as there are workers. After the deadline nothing can be told."""
+        if self.out_of_time:
+            late = Outcome(None, 0.0, error="the time was up")
+            return [Result(experiment, Answer.CANNOT_TELL, late) for experiment in experiments]
+        limits = self.limits or self.workers.limits
+        if self.expected.kind != "hang":  # whose clock is the question
+            limits = within(limits, self.deadline, least=10.0)
+        return self.ask_pairs([(state, experiment) for experiment in experiments], limits)
 
     def ask_pairs(self, pairs: Sequence[tuple[State, Experiment]], limits: Limits | None) -> list[Result]:
         """The answers about different states."""

@@ -42,6 +42,7 @@ SHARE_FOR_CALLS = 0.5
 LOOKING_FOR_CALLS = "looking for the calls that fail by themselves"
 AS_IT_WAS = Experiment("as it was", trace=True)
 IN_EAGER = Experiment("the same graph without a compiler", eager=True)
+TIME_WAS_UP = "the time was up before its part was found (--budget)"
 NO_SWITCH = Finding("inductor", detail="no switch of torch makes a difference")
 # How often a failure that did not come is waited for.
 SECOND_LOOKS = 5
@@ -157,13 +158,15 @@ def _fewer_calls(
     state, fewest = start.state, True
     if not runner.questions.begins(LOOKING_FOR_CALLS):
         return start.state, first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS)), False
+    seconds = max(1.0, left * SHARE_FOR_CALLS)
+    oracle.deadline = time.monotonic() + seconds
     try:
         reduction = search(
             start.state,
             oracle,
             seeds=list(dict.fromkeys(suspects)),
             width=runner.workers.count,
-            budget_seconds=max(1.0, left * SHARE_FOR_CALLS),
+            budget_seconds=seconds,
             calls_only=True,
         )
         state, fewest = reduction.state, reduction.complete
@@ -191,7 +194,8 @@ def _component(runner: ExperimentRunner, state: State, first: Result) -> Finding
     if state.embedded.defines_backend:
         return Finding("backend", state.settings.backend, pinned=True)
     part = stopped_at(runner, state, first.steps) if runner.expected.phase == "compile" else None
-    return part or narrowed(runner, state, first) or NO_SWITCH
+    part = part or narrowed(runner, state, first)
+    return part or (Finding("inductor", detail=TIME_WAS_UP) if runner.out_of_time else NO_SWITCH)
 
 
 def _with_calls(state: State, found: Finding, fewest: bool) -> Finding:

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
+
+from torchsleuth.processes.tree import open_files
 
 _ELF_64_LITTLE = b"\x7fELF\x02\x01"
 _SECTIONS_AT = 0x28
 _SECTION_SIZE_AT = 0x3A
 
 
-def drop_torn(folder: Path, since: float) -> list[Path]:
+def drop_torn(folder: Path, since: float, writers: Iterable[int] = ()) -> list[Path]:
     """Removes the libraries written after `since` (of time.time) that were not finished; which ones they were.
+
+    What one of the processes `writers` still has open is on its way.
 
     >>> drop_torn(Path("no-such-folder"), 0.0)
     []
     """
     torn = []
+    held = open_files(writers)
     for path in folder.rglob("*.so"):
         try:
-            if path.stat().st_mtime >= since - 1 and not is_whole(path):
+            if path.stat().st_mtime >= since - 1 and not is_whole(path) and str(path.resolve()) not in held:
                 path.unlink()
                 torn.append(path)
         except OSError:

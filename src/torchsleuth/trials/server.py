@@ -364,7 +364,8 @@ class Server:
             child.listen()
         if child.job is not None and child.job.outcome is None:
             # Whatever it was compiling may be half-written.
-            drop_torn(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull)), child.job.started_at)
+            cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull))
+            drop_torn(cache, child.job.started_at, descendants_of(os.getpid()))
         if child is not self.learner:
             self.report(child, status)
         for descriptor in (child.results, child.output):
