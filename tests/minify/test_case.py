@@ -2,16 +2,17 @@
 
 import json
 import os
-import time
 
 import pytest
 
 from program_runs import environment, sleuth, write_program
 from torchsleuth.cases.folder import open_case
 from torchsleuth.cli.verify import expected_of_script
-from torchsleuth.minify.case_state import CannotMinify
-from torchsleuth.minify.minify_case import minify_case
+from torchsleuth.minify.case_state import CannotMinify, CaseQuestions
+from torchsleuth.minify.minify_case import Follower, minify_case
 from torchsleuth.minify.script_cases import case_of_script
+from torchsleuth.supervise.pipeline import minify_step, processes_for
+from torchsleuth.supervise.scripts import ScriptRunner
 from torchsleuth.workers.pool import Workers
 
 PROGRAM = """
@@ -39,6 +40,34 @@ def faulty(tmp_path, monkeypatch):
     return record
 
 
+def minified(folder, budget):
+    """What the front makes of a case, with a search host of its own."""
+    with processes_for(folder, "2") as processes:
+        return minify_step(folder, processes, budget, print)
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """Those of a search host, which is this process here; its workers start when the fault is known."""
+    made = []
+
+    def make():
+        made.append(Workers(2))
+        return CaseQuestions(made[-1], tmp_path / "values")
+
+    yield make
+    for workers in made:
+        workers.close()
+
+
+def searched(folder, asked):
+    class NobodyVerifies(Follower):
+        def written(self, scripts, **how):
+            return
+
+    return minify_case(folder, asked.start_of(folder), asked, NobodyVerifies(), budget_seconds=100)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "options", "op"),
@@ -52,8 +81,7 @@ def faulty(tmp_path, monkeypatch):
 )
 def test_each_kind_of_failure_becomes_one_call_in_a_short_verified_script(faulty, fault, options, op):
     folder = faulty(fault, *options)
-    with Workers(2) as workers:
-        result = minify_case(folder, budget_seconds=200, workers=workers)
+    result = minified(folder, 200)
     case = json.loads(result.folder.file("case.json").read_text())
     assert case["minified"]["calls"] == 1
     assert case["minified"]["ops"] == [op]
@@ -67,27 +95,27 @@ def test_each_kind_of_failure_becomes_one_call_in_a_short_verified_script(faulty
 
 
 @pytest.mark.slow
-def test_a_case_that_does_not_fail_any_more_says_so_after_few_trials(faulty, monkeypatch):
+def test_a_case_that_does_not_fail_any_more_says_so_after_few_trials(faulty, questions, monkeypatch):
     folder = faulty("aten.tanh.default:raise")
     monkeypatch.delenv("SLEUTH_TEST_FAULT")
-    with Workers(2) as workers:
-        with pytest.raises(CannotMinify, match="does not fail here any more"):
-            minify_case(folder, budget_seconds=100, workers=workers)
-        assert workers.ran <= 12
+    asked = questions()
+    with pytest.raises(CannotMinify, match="does not fail here any more"):
+        searched(folder, asked)
+    assert asked.workers.ran <= 12
 
 
 @pytest.mark.slow
-def test_a_written_script_and_one_of_pytorchs_become_cases(faulty, tmp_path):
+def test_a_written_script_and_one_of_pytorchs_become_cases(faulty, questions, tmp_path):
     folder = faulty("aten.tanh.default:raise")
-    with Workers(2) as workers:
-        again = case_of_script(folder.file("original.py"), tmp_path / "again", workers)
-        assert again.case.signature == folder.case.signature
-        assert minify_case(again, budget_seconds=100, workers=workers).reduction.calls == 1
-        foreign = write_program(tmp_path, FOREIGN, "launcher.py")
-        case = case_of_script(foreign, tmp_path / "foreign", workers)
-        assert "planted in aten.tanh.default" in case.case.signature.message
-        with pytest.raises(CannotMinify, match="neither a repro"):
-            case_of_script(write_program(tmp_path, "x = 1", "x.py"), tmp_path, workers)
+    asked = questions()
+    again = case_of_script(folder.file("original.py"), tmp_path / "again", asked)
+    assert again.case.signature == folder.case.signature
+    assert searched(again, asked).reduction.calls == 1
+    foreign = write_program(tmp_path, FOREIGN, "launcher.py")
+    case = case_of_script(foreign, tmp_path / "foreign", asked)
+    assert "planted in aten.tanh.default" in case.case.signature.message
+    with pytest.raises(CannotMinify, match="neither a repro"):
+        case_of_script(write_program(tmp_path, "x = 1", "x.py"), tmp_path, asked)
     assert not [name for name in os.listdir(tmp_path / "foreign") if name.startswith(".")]
 
 
@@ -127,11 +155,11 @@ DEADLY = """
 
 
 @pytest.mark.slow
-def test_a_graph_that_dies_without_the_compiler_too_does_not_take_the_search_along(faulty):
+def test_a_graph_that_dies_without_the_compiler_too_does_not_take_the_search_along(faulty, questions):
     folder = faulty("aten.tan.default:raise", program=DEADLY)
     assert (folder.case.kind, folder.case.phase) == ("crash", "run")
-    with Workers(2) as workers, pytest.raises(CannotMinify, match="without the compiler either"):
-        minify_case(folder, budget_seconds=100, workers=workers)
+    with pytest.raises(CannotMinify, match="without the compiler either"):
+        searched(folder, questions())
 
 
 VALUES = """
@@ -158,9 +186,8 @@ def test_many_values_that_matter_still_give_a_short_script_and_the_script_become
     faulty, tmp_path
 ):
     folder = faulty("aten.tan.default:raise", program=VALUES)
-    with Workers(2) as workers:
-        result = minify_case(folder, budget_seconds=200, workers=workers)
-    assert result.verified and result.form == "function"
+    result = minified(folder, 200)
+    assert result.verified and result.repro.script.form == "function"
     text = result.folder.file("repro.py").read_text()
     assert "torch.frombuffer" in text and len(text.splitlines()) <= 45
     lonely = write_program(tmp_path / "elsewhere", text, "repro.py")
@@ -172,12 +199,15 @@ def test_many_values_that_matter_still_give_a_short_script_and_the_script_become
 
 
 @pytest.mark.slow
-def test_a_short_budget_bounds_the_verification_as_well(faulty):
-    folder = faulty("aten.tanh.default:hang", "--timeout", "15")
-    with Workers(2) as workers:
-        workers.wait_ready()
-        started = time.monotonic()
-        result = minify_case(folder, budget_seconds=20, workers=workers)
-    # One clock of a search under way, and what the verification gets in any case.
-    assert time.monotonic() - started < 100
+def test_a_short_budget_bounds_the_verification_as_well(faulty, monkeypatch):
+    verified = []
+    run_times = ScriptRunner.run_times
+
+    def noted(self, script, *arguments, **options):
+        verified.append(script.name)
+        return run_times(self, script, *arguments, **options)
+
+    monkeypatch.setattr(ScriptRunner, "run_times", noted)
+    result = minified(faulty("aten.tanh.default:hang", "--timeout", "15"), 20)
+    assert len(verified) == 1, "the time was over when the first form had been run"
     assert result.folder.file("repro.py").is_file()

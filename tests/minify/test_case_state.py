@@ -17,6 +17,7 @@ from torchsleuth.minify.case_state import CannotMinify, SearchStart, state_of_re
 from torchsleuth.minify.minify_case import minify_case
 from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import Silence
+from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
@@ -60,6 +61,14 @@ def test_tensors_that_are_lost_are_told(tmp_path, questions):
         file.unlink()
     with pytest.raises(CannotMinify):
         state_of_record(RECORD, GRAPH, inputs, tmp_path, IN_THE_RUN, questions)
+
+
+def test_a_state_that_is_freed_of_a_value_is_tried_without_it(tmp_path, questions):
+    inputs = described(store=ContentStoreWriter(str(tmp_path)))
+    state = state_of_record(RECORD, GRAPH, inputs, tmp_path, IN_THE_RUN, questions)
+    freed = state.having(inputs=(replace(state.inputs[0], value=None),))
+    kept, lost = (trial_of(each, IN_THE_RUN, tmp_path).inputs["inputs"][0] for each in (state, freed))
+    assert kept["storage"] is not None and lost["storage"] is None
 
 
 def test_a_graph_that_needs_what_is_not_installed_says_so(tmp_path, questions):

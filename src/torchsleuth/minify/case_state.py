@@ -27,7 +27,7 @@ from torchsleuth.minify.search.contract import Input, State
 from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.tensors.specs import InputsDescription, TensorSpec
+from torchsleuth.tensors.specs import InputsDescription, ScalarSpec, TensorSpec
 from torchsleuth.torch_internals.operators import load_compiler_operators
 from torchsleuth.torch_internals.schemas import declare_operators
 from torchsleuth.trials.compile import tiny_trial
@@ -125,7 +125,7 @@ def state_of_record(
     description = InputsDescription.from_json(inputs)
     nodes = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
     made = tuple(
-        Input(name, spec, values[place] if values is not None and isinstance(spec, TensorSpec) else None)
+        _input(name, spec, None if values is None else values[place])
         for place, (name, spec) in enumerate(zip(nodes, description.inputs, strict=True))
     )
     return State(
@@ -138,6 +138,13 @@ def state_of_record(
         None if static is None else tuple(sorted(record.placeholders[i] for i in static)),
         constant_devices=_devices(record),
     )
+
+
+def _input(name: str, spec: TensorSpec | ScalarSpec, value: Any) -> Input:
+    """An input with its value. Where the case keeps it is forgotten, or a state freed of it would still have it."""
+    if not isinstance(spec, TensorSpec):
+        return Input(name, spec)
+    return Input(name, replace(spec, storage=None), value)
 
 
 def _on_cpu(description: Mapping[str, Any]) -> dict[str, Any]:
