@@ -140,9 +140,17 @@ def test_the_words_of_pip_and_uv_become_the_error_they_stand_for(said, error):
 
 def test_neither_uv_nor_pip_is_one_sentence(monkeypatch):
     monkeypatch.setattr(environments.shutil, "which", lambda _name: None)
-    monkeypatch.setattr(environments.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(environments.importlib.machinery.PathFinder, "find_spec", lambda _name: None)
     with pytest.raises(NoBuilder, match="neither uv on PATH nor pip"):
         builder()
+
+
+def test_looking_for_pip_leaves_this_process_able_to_load_setuptools(tmp_path):
+    pytest.importorskip("setuptools")
+    program = "from torchsleuth.bisect.environments import builder; print(builder()); import setuptools"
+    env = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("pip\n", 0), done.stderr
 
 
 def test_another_index_is_another_environment():

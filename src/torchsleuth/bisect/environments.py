@@ -11,7 +11,7 @@ import contextlib
 import errno
 import functools
 import hashlib
-import importlib.util
+import importlib.machinery
 import json
 import os
 import re
@@ -124,7 +124,9 @@ def builder() -> str:
     """What environments are built with here: `uv`, or `pip` of this Python."""
     if shutil.which("uv"):
         return "uv"
-    if importlib.util.find_spec("pip") and importlib.util.find_spec("venv"):
+    # On the path alone: setuptools takes whoever asks its finder for pip for pip, and cannot be loaded after that.
+    find = importlib.machinery.PathFinder.find_spec
+    if find("pip") and find("venv"):
         return "pip"
     raise NoBuilder(
         "There is neither uv on PATH nor pip in this Python, so no environment with another torch can be built; "
