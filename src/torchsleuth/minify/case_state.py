@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -166,7 +166,8 @@ def _read(record: GraphRecord, source: str, folder: str | None, questions: Quest
     """The graph, read without running anything of the user's: operators by schema, functions by name."""
     scope: dict[str, Any] = {"torch": torch, "__name__": "torchsleuth_case"}
     for line in (*record.imports, *record.embedded.imports):
-        if re.match(r"(?:import|from) (?:torch|functorch|math|operator)\b", line):
+        root = line.split()[1].partition(".")[0]
+        if root in ("torch", "functorch") or root in sys.stdlib_module_names:
             exec(line, scope)
     if record.constants:
         values = load_inputs(_on_cpu(record.constants["description"]), folder)
