@@ -59,3 +59,9 @@ def test_a_crash_is_minified_in_isolation(tmp_path):
     done = sleuth("minify", ran.case["id"], "--json", cwd=tmp_path, env=env)
     assert done.status == 0, done.stderr
     assert json.loads(done.stdout)["minified"]["calls"] == 1
+
+
+@pytest.mark.parametrize("wanted", ["nine", "0", "-1", "ray:/x"])
+def test_workers_that_make_no_sense_are_told_before_anything_is_started(tmp_path, wanted):
+    told = sleuth("minify", "last", "--workers", wanted, cwd=tmp_path)
+    assert told.status == 2 and "number from 1 on" in told.stderr

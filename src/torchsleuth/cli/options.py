@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,18 @@ def json_option(function: Function) -> Function:
     )
 
 
+def _workers(_ctx: click.Context, _parameter: click.Parameter, wanted: str) -> str:
+    """Checked here, before a process is started for it."""
+    on_ray = wanted == "ray" or wanted.startswith("ray://")
+    if not on_ray and (not wanted.isdecimal() or int(wanted) < 1):
+        raise click.BadParameter(f"{wanted!r}; it must be a number from 1 on, `ray`, or `ray://host:port`.")
+    if on_ray and importlib.util.find_spec("ray") is None:
+        raise click.BadParameter(
+            "Ray is not installed here: pip install 'torchsleuth[ray]', or use a number."
+        )
+    return wanted
+
+
 def workers_option(function: Function) -> Function:
     """`--workers N`, `ray` or `ray://host`: how many trials run at a time, and where."""
     return click.option(
@@ -43,6 +56,7 @@ def workers_option(function: Function) -> Function:
         show_default=True,
         envvar="TORCHSLEUTH_WORKERS",
         metavar="N|ray|ray://…",
+        callback=_workers,
         help="Trials at a time while a case is made smaller: local processes, or a Ray cluster.",
     )(function)
 
