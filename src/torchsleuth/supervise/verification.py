@@ -86,10 +86,12 @@ def verified_repro(
     """
     clock = phase_clock(folder.case)
     for place, script in enumerate(scripts):
-        least = time.monotonic() + LEAST_SECONDS + (clock if folder.case.kind == "hang" else 0.0)
         last = place == len(scripts) - 1
+        if place and not last and deadline is not None and time.monotonic() > deadline:
+            continue  # with no time left only the exact one, which does what the trials did
         if script.needs_inputs:
             _put(folder, script)
+        least = time.monotonic() + LEAST_SECONDS + (clock if folder.case.kind == "hang" else 0.0)
         runs = runner.run_times(
             folder.file(REPRO if script.needs_inputs else script.name),
             folder.case.signature,
@@ -98,11 +100,7 @@ def verified_repro(
             phase_seconds=clock,
             deadline=None if deadline is None else max(deadline, least),
         )
-        out_of_time = deadline is not None and time.monotonic() > deadline
         if last or _holds(runs, always):
-            break
-        if out_of_time:  # nothing is known of the exact one, but that it is what the trials ran
-            script, runs = scripts[-1], []
             break
     _put(folder, script)
     return VerifiedRepro(script, tuple(runs), _holds(runs, always))
