@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from program_runs import environment, run_bare, run_watched, sleuth, write_program
 
 HEALTHY = """
@@ -46,6 +48,8 @@ HEALTHY = """
 
 def test_a_healthy_program_prints_returns_and_exits_as_it_does_without_us(tmp_path):
     bare = run_bare(tmp_path / "bare", HEALTHY)
+    if "was invalid, but is output" in bare.stderr:
+        pytest.skip("this release of torch cannot compile the program by itself (partitioner, seen with 2.11)")
     ran = run_watched(tmp_path / "watched", HEALTHY)
     assert bare.returncode == 5, bare.stderr
     assert (ran.status, ran.stdout) == (5, bare.stdout)
