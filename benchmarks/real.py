@@ -59,12 +59,13 @@ def main() -> None:
     rows: dict[str, dict[str, Any]] = {}
     if options.out and options.out.exists():
         rows = json.loads(options.out.read_text())
+    shared_cache = tempfile.TemporaryDirectory(prefix="real-cache-")
     for about in programs(corpus, options.healthy):
         if options.only and not about["program"].startswith(tuple(options.only)):
             continue
         row = rows.setdefault(about["program"], {"kind": about["kind"], "expected": about["first_failing"]})
         if options.healthy and "alarms" not in row:
-            row.update(healthy_row(corpus / about["program"], options.keep))
+            row.update(healthy_row(corpus / about["program"], Path(shared_cache.name), options.keep))
         elif not options.healthy and "caught" not in row:
             row.update(bug_row(corpus / about["program"], about, options.budget, options.keep))
         if options.peer and not options.healthy and "peer" not in row:
@@ -92,10 +93,10 @@ class Watched(NamedTuple):
     said: str
 
 
-def watched(program: Path, options: list[str], folder: Path, limit: float) -> Watched:
+def watched(program: Path, options: list[str], folder: Path, limit: float, cache: Path) -> Watched:
     """Runs the program under watch in that folder, and ends all of it after `limit` seconds."""
     command = [sys.executable, "-m", "torchsleuth", "run", "--json", "--cases", "cases", *options, program]
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     started, ended = time.monotonic(), None
     with open(folder / "stdout", "w") as out, open(folder / "stderr", "w") as err:
         child = subprocess.Popen(
@@ -124,7 +125,7 @@ def bug_row(program: Path, about: dict[str, Any], budget: float, keep: Path | No
     with scratch(keep, program.stem) as name:
         folder = Path(name)
         options = [*OPTIONS.get(about["kind"], []), "--budget", str(budget)]
-        done = watched(program, options, folder, 2 * budget + 600)
+        done = watched(program, options, folder, 2 * budget + 600, folder / "cache")
         fitting = [case for case in done.cases if case["kind"] == about["kind"]]
         if not done.cases:
             why = done.said.strip().splitlines()[-1:]
@@ -172,6 +173,8 @@ def scratch(keep: Path | None, name: str) -> Any:
 def passes_in_eager(script: Path, folder: Path) -> bool:
     """Whether the script finds nothing wrong where nothing is compiled."""
     environment = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}
+    folder = folder / "eager"
+    folder.mkdir()
     _, done = timed([sys.executable, script.absolute()], folder, environment, 180)
     if done is None or done.returncode != 0 or not done.stdout.strip():
         return False
@@ -196,12 +199,12 @@ def peer_row(
         return theirs(program, told, Path(name), environment, limit, isolate=False)
 
 
-def healthy_row(program: Path, keep: Path | None) -> dict[str, Any]:
+def healthy_row(program: Path, cache: Path, keep: Path | None) -> dict[str, Any]:
     """The cases that came of a program without a bug, and how it ended."""
     alarms, statuses = [], []
     for options in ([], ["--check-accuracy"]):
         with scratch(keep, program.stem) as name:
-            done = watched(program, [*options, "--record-only"], Path(name), 900)
+            done = watched(program, [*options, "--record-only"], Path(name), 900, cache)
         statuses.append(done.status)
         alarms += [
             f"{' '.join(options)} {case['kind']}: {case['signature']['summary']}" for case in done.cases
@@ -225,7 +228,7 @@ def print_bugs(rows: dict[str, dict[str, Any]]) -> None:
         kind = (
             row["kind"] if row["found_kind"] == row["kind"] else f"{row['kind']}, seen as {row['found_kind']}"
         )
-        component = f"{row['component']}, {row['part']}" if row["part"] else row["component"]
+        component = ", ".join(filter(None, (row["component"], row["part"]))) or "not found"
         component += "" if row["right_component"] else f" (wrong: {row['expected']})"
         eager = {True: "passes", False: "**fails**", None: "-"}[row["eager_passes"]]
         cells = (kind, component, row["line"], f"{row['calls_before']} → {row['calls']}", row["lines"])

@@ -431,3 +431,17 @@ def test_the_evidence_of_a_graph_that_draws_nothing_leaves_the_global_generators
     drawing = fx.symbolic_trace(lambda x: torch.nn.functional.dropout(x, 0.5))
     with pytest.raises(AssertionError, match="touched"):
         gather(drawing, [torch.randn(4, 4)], start=save_rng())
+
+
+def test_a_write_through_what_an_operation_handed_on_is_no_rounding_noise():
+    def program(x, w):
+        base = x @ w
+        same = torch.nn.functional.dropout(base, 0.5, False)
+        same.mul_(1.5)
+        return base.softmax(-1)
+
+    def write_lost(x, w):
+        return (x @ w).softmax(-1)
+
+    assert verdict_on(program, mlp_inputs(torch.float32), write_lost).kind == DIVERGED
+    assert verdict_on(program, mlp_inputs(torch.float32), program).kind == WITHIN_NOISE
