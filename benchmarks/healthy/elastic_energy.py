@@ -1,4 +1,4 @@
-"""A stress network: the gradient and Hessian of an energy that a small network predicts from invariants."""
+"""A stress network: the energy that a small network predicts from invariants, and its gradient."""
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ def energy(deformation):
 
 
 def response(deformation):
-    return torch.func.grad(energy)(deformation), torch.func.hessian(energy)(deformation)
+    return torch.func.grad_and_value(energy)(deformation)
 
 
 with torch.no_grad():

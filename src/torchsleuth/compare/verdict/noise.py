@@ -125,11 +125,11 @@ class NoiseSource:
             self._grow(last + 1 + SHIFTS)
         return shape, tuple(reversed(strides)), self.random.randrange(SHIFTS)
 
-    def perturb(self, tensor: torch.Tensor, plan: Perturbation) -> torch.Tensor:
-        """One rounding of a result, in its own memory, as planned."""
+    def perturb(self, tensor: torch.Tensor, plan: Perturbation, in_place: bool) -> torch.Tensor:
+        """One rounding of a result, as planned."""
         if tensor.dtype not in (torch.float64, torch.complex128) or tensor.layout != torch.strided:
             return tensor
-        out = self.round(tensor, plan.result, plan.infinite)
+        out = self.round(tensor, plan.result, in_place, plan.infinite)
         if plan.floor:
             # Adding and taking away a large number rounds to its ulp: an absolute grid, again a random one.
             large = plan.floor * self.scale * 2.0**53 * self._jitter()
@@ -140,7 +140,7 @@ class NoiseSource:
             out.mul_(self.factors(plan.rows, rows)).add_(self.uniform(rows) * (size * plan.rows * self.scale))
         return out
 
-    def round(self, tensor: torch.Tensor, unit: float, infinite: bool) -> torch.Tensor:
+    def round(self, tensor: torch.Tensor, unit: float, in_place: bool, infinite: bool) -> torch.Tensor:
         """Round to a grid of relative spacing 2 * unit that is placed at random for every call.
 
         Veltkamp's trick: (x - c*x) + c*x keeps the digits of x above the ulp of c*x. Equal values round equally,
@@ -150,7 +150,8 @@ class NoiseSource:
         if infinite:
             for part in (scaled.real, scaled.imag) if scaled.is_complex() else (scaled,):
                 part.clamp_(-1e300, 1e300)
-        return tensor.sub_(scaled).add_(scaled)
+        rest = tensor.sub_(scaled) if in_place else tensor - scaled
+        return rest.add_(scaled)
 
     def _jitter(self) -> float:
         # On average a grid 1.2 times as coarse as the format's: what is not modelled needs some room.
@@ -283,20 +284,21 @@ def noisy_graph(
         after: list[Callable[..., Any]] = []
         if node.name in findings.fallbacks or node.name in findings.widened:
             after.append(widen)
-        # What hands its input on rounds nothing, and a rounded copy would lose what is written to it later.
-        if plan.result and (node.name not in findings.aliasing or may_write(was)):
+        fresh = node.name not in findings.aliasing or may_write(was)
+        # Only a cast hands on, in float64, what it rounds; a copy of what others hand on would lose later writes to it.
+        if plan.result and (fresh or opkinds.plain_name(was) in opkinds.CONVERT):
             plan = replace(plan, infinite=node.name in findings.infinite)
-            after.append(_perturber(source, plan))
+            after.append(_perturber(source, plan, fresh))
         for step in after:
             _append(twin, node, step)
     return GraphModule(attributes, twin)
 
 
-def _perturber(source: NoiseSource, plan: Perturbation) -> Callable[[Any], Any]:
+def _perturber(source: NoiseSource, plan: Perturbation, in_place: bool) -> Callable[[Any], Any]:
     def perturb(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return source.perturb(value, plan)
-        return map_tensors(value, lambda t: source.perturb(t, plan))
+            return source.perturb(value, plan, in_place)
+        return map_tensors(value, lambda t: source.perturb(t, plan, in_place))
 
     return perturb
 
