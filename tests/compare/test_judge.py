@@ -445,3 +445,16 @@ def test_a_write_through_what_an_operation_handed_on_is_no_rounding_noise():
 
     assert verdict_on(program, mlp_inputs(torch.float32), write_lost).kind == DIVERGED
     assert verdict_on(program, mlp_inputs(torch.float32), program).kind == WITHIN_NOISE
+
+
+def test_strides_that_the_compiler_forgot_are_its_fault_not_eagers():
+    def program(x):
+        x.add_(1)
+        return torch.as_strided_copy(x, (3,), (2,))
+
+    def forgets_strides(x):
+        x.add_(1)
+        return torch.as_strided_copy(x.contiguous(), (3,), (2,))
+
+    assert verdict_on(program, [torch.arange(10.0)[::2]], forgets_strides).kind == DIVERGED
+    assert verdict_on(program, [torch.arange(10.0)[::2]], program).kind == WITHIN_NOISE

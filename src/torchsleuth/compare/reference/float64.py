@@ -45,7 +45,7 @@ def widen(tree: Any) -> Any:
 
 
 def widen_inputs(inputs: Sequence[Any], device: torch.device | None = None) -> list[Any]:
-    """Fresh float64 copies of inputs; grad-ness survives, and so does aliasing between equal dtypes.
+    """Fresh float64 copies of inputs; grad-ness and strides survive, and so does aliasing between equal dtypes.
 
     Example: `x64, = widen_inputs([torch.ones(2, dtype=torch.bfloat16)])`.
     """
@@ -65,6 +65,11 @@ def widen_inputs(inputs: Sequence[Any], device: torch.device | None = None) -> l
             wide = tensor.detach().to(
                 wide_dtype(tensor.dtype), copy=True, memory_format=torch.preserve_format
             )
+            if tensor.numel() and wide.stride() != tensor.stride():
+                # With gaps: what lies in them may be read, and strides may matter to what reads it.
+                length = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+                span = tensor.detach().as_strided((length,), (1,)).to(wide.dtype, copy=True)
+                wide = span.as_strided(tensor.shape, tensor.stride())
         if device is not None:
             wide = wide.to(device)
         return wide.requires_grad_(tensor.requires_grad)
