@@ -32,8 +32,10 @@ from minify import peer_words, theirs, timed
 
 OPTIONS = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", "40"]}
 RIGHT = {"aot_autograd": ("aot_autograd", "decompositions")}
+# A compile that fails before there is a graph is a failure of capture, to us.
+SAME_KIND = {"compile_error": ("compile_error", "capture_error")}
 # PyTorch's manual: after "dynamo" or "aot", level 4 for wrong results. It has nothing for capture, crashes and hangs.
-PEER_AFTER = {"aot_autograd": "dynamo", "decompositions": "aot", "inductor": "aot"}
+PEER_AFTER = {"aot_autograd": "dynamo", "decompositions": "dynamo", "inductor": "aot"}
 PEER_LEVEL = {"compile_error": 2, "runtime_error": 2, "accuracy": 4}
 TWINS = Path(__file__).resolve().parent / "healthy"
 
@@ -126,7 +128,8 @@ def bug_row(program: Path, about: dict[str, Any], budget: float, keep: Path | No
         folder = Path(name)
         options = [*OPTIONS.get(about["kind"], []), "--budget", str(budget)]
         done = watched(program, options, folder, 2 * budget + 600, folder / "cache")
-        fitting = [case for case in done.cases if case["kind"] == about["kind"]]
+        kinds = SAME_KIND.get(about["kind"], (about["kind"],))
+        fitting = [case for case in done.cases if case["kind"] in kinds]
         if not done.cases:
             why = done.said.strip().splitlines()[-1:]
             return {"caught": False, "cases": 0, "error": why[0][-200:] if why else "nothing was said"}
@@ -220,14 +223,13 @@ def print_bugs(rows: dict[str, dict[str, Any]]) -> None:
     print(f"| {columns} |\n|{'---|' * (columns.count('|') + 1)}")
     done = {name: row for name, row in rows.items() if "caught" in row}
     for name, row in done.items():
-        theirs_said = "does not apply" if row.get("peer") is None else peer_words(row["peer"])
+        theirs_said = "does not apply" if row.get("peer", {}) is None else peer_words(row.get("peer"))
         last = f" {theirs_said} |" if peer else ""
         if not row["caught"]:
             print(f"| {name} | {row['kind']} | not caught: {row['error']} | | | | | | | |{last}")
             continue
-        kind = (
-            row["kind"] if row["found_kind"] == row["kind"] else f"{row['kind']}, seen as {row['found_kind']}"
-        )
+        fits = row["found_kind"] in SAME_KIND.get(row["kind"], (row["kind"],))
+        kind = row["kind"] if fits else f"{row['kind']}, seen as {row['found_kind']}"
         component = ", ".join(filter(None, (row["component"], row["part"]))) or "not found"
         component += "" if row["right_component"] else f" (wrong: {row['expected']})"
         eager = {True: "passes", False: "**fails**", None: "-"}[row["eager_passes"]]
