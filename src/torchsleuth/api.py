@@ -126,7 +126,11 @@ def save_graph_repro(
             tensors = [a for a in args if isinstance(a, torch.Tensor)]
             inputs = keep_values(record.inputs, args, tensors, Path(save_dir)).to_json()
         source = (folder / "graph.py").read_text(encoding="utf-8")
-    fd.write(script_text(record.facts, source, None, inputs=inputs, name="repro.py", stable=stable_output))
+    fd.write(
+        script_text(
+            record.facts, source, None, inputs=inputs, name="repro.py", stable=stable_output, pasted=True
+        )
+    )
 
 
 def _default_cases() -> str:

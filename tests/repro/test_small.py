@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsleuth.cases.record import CompileSettings, Embedded
-from torchsleuth.repro.small import SmallGraph, SmallInput, small_scripts
+from torchsleuth.repro.small import small_scripts
+from torchsleuth.repro.small_graph import SmallGraph, SmallInput
 from torchsleuth.repro.small_inputs import TooLarge, input_expression
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import describe_inputs, describe_tensor
@@ -38,11 +39,9 @@ def first(graph):
 
 
 def function_of(text):
-    """The function `f` of a script, ready to be called."""
-    tree = ast.parse(text)
-    body = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom | ast.FunctionDef)]
+    """The function or graph `f` of a script, ready to be called."""
     scope = {}
-    exec(compile(ast.Module(body, []), "small", "exec"), scope)
+    exec(text.partition('print("torchsleuth: compiling"')[0], scope)
     return scope["f"]
 
 
@@ -154,19 +153,21 @@ def test_values_that_matter_and_are_many_come_as_packed_bytes_or_a_file_beside_t
     assert bool(script.files) == (script.input_bytes > 2048)
 
 
-def test_a_graph_for_the_inner_compiler_is_handed_to_it():
-    (script,) = small_scripts(small(lambda x: (aten.relu.default(x),), torch.ones(2), level="aot"))
-    assert script.form == "graph"
-    assert "compile_fx_inner(graph, [x])" in script.text
-    assert "return (relu_default,)" in script.text
+def test_a_graph_for_the_inner_compiler_is_traced_or_built_node_by_node():
+    traced, built = small_scripts(small(lambda x: (aten.relu.default(x),), torch.ones(2), level="aot"))
+    assert (traced.form, built.form) == ("graph", "nodes")
+    assert "compile_fx_inner(graph, fakes)" in traced.text
+    assert "return (relu_default,)" in traced.text
+    assert "relu_default = graph.call_function(torch.ops.aten.relu.default, (x,))\n" in built.text
+    assert "compile_fx_inner(f, fakes)" in built.text
 
 
 def test_a_backward_graph_is_handed_to_the_inner_compiler_as_one():
-    told = {"is_backward": True, "cudagraphs": False, "static_input_idxs": []}
-    text = first(
-        small(lambda x: (aten.exp.default(x),), torch.ones(2), level="aot", compile_kwargs=told),
-    )
-    assert "compile_fx_inner(graph, [x], is_backward=True)" in text
+    told = {"is_backward": True, "cudagraphs": False, "static_input_idxs": [0]}
+    graph = small(lambda x: (aten.exp.default(x),), torch.ones(2), level="aot", compile_kwargs=told)
+    traced, built = small_scripts(graph)
+    assert "compile_fx_inner(graph, fakes, is_backward=True)" in traced.text
+    assert "compile_fx_inner(f, fakes, is_backward=True, static_input_idxs=[0])" in built.text
 
 
 def run(text, folder):

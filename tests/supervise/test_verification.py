@@ -25,16 +25,20 @@ SCRIPTS = [
 
 
 class Runner:
-    """Answers by the text of the script, and notes what was run where."""
+    """Answers by the text of the script, "with the compiler / without it", and notes what was run where."""
 
     def __init__(self) -> None:
         self.ran: list[tuple[str, str]] = []
 
     def run_times(self, script, expected, times, *, at_once, phase_seconds, deadline):
         text = script.read_text()
-        self.ran.append((text, script.name))
+        self.ran += [(text, script.name)] * times
         assert deadline is None or deadline > time.monotonic() + 10
-        return [ScriptRun(Answer(text), "", 0.0)] * times
+        return [ScriptRun(Answer(text.partition(" / ")[0]), "", 0.0)] * times
+
+    def run(self, script, expected, *, phase_seconds, deadline, compiles):
+        assert not compiles
+        return ScriptRun(Answer(script.read_text().partition(" / ")[2] or "passes"), "no such size", 0.0)
 
 
 @pytest.fixture
@@ -42,18 +46,18 @@ def folder(tmp_path):
     return write_case(tmp_path, make(), {"repro.py": "best so far"})
 
 
-def verified(folder, answers, deadline=None):
+def verified(folder, answers, deadline=None, **how):
     (folder.path / "checkpoints").mkdir()
     for script, answer in zip(SCRIPTS, answers):
         (folder.path / script.name).write_text(answer)
     runner = Runner()
-    return verified_repro(folder, SCRIPTS, runner, times=3, deadline=deadline), runner
+    return verified_repro(folder, SCRIPTS, runner, times=3, deadline=deadline, **how), runner
 
 
-def test_the_first_that_fails_the_same_way_is_taken(folder):
+def test_the_first_that_fails_the_same_way_is_taken_and_one_that_does_not_is_run_once(folder):
     found, runner = verified(folder, ["passes", "fails", "fails"])
     assert (found.script.form, found.holds, found.reproduced) == ("operators", True, 3)
-    assert [name for _, name in runner.ran] == ["function.py", "operators.py"]
+    assert [name for _, name in runner.ran] == ["function.py", *["operators.py"] * 3]
     assert folder.file("repro.py").read_text() == "fails"
 
 
@@ -64,10 +68,31 @@ def test_one_that_needs_the_kept_inputs_is_run_where_they_lie(folder):
 
 def test_with_no_time_left_the_exact_one_is_still_run(folder):
     found, runner = verified(folder, ["passes", "fails", "fails"], deadline=time.monotonic() - 1)
-    assert [name for _, name in runner.ran] == ["function.py", "repro.py"]
+    assert list(dict.fromkeys(name for _, name in runner.ran)) == ["function.py", "repro.py"]
     assert found.script.form == "exact" and found.reproduced == 3
 
 
 def test_one_that_does_not_hold_is_told_so(folder):
     found, _ = verified(folder, ["passes", "passes", "passes"])
-    assert not found.holds and found.reproduced == 0 and len(found.runs) == 3
+    assert not found.holds and found.reproduced == 0
+
+
+def test_one_that_fails_without_the_compiler_too_is_passed_over(folder):
+    found, _ = verified(folder, ["fails / fails", "fails / passes", "fails / passes"])
+    assert (found.script.form, found.holds) == ("operators", True)
+    assert found.to_case().eager_passes is True
+    assert folder.file("repro.py").read_text() == "fails / passes"
+
+
+def test_where_all_fail_without_the_compiler_the_first_is_kept_and_does_not_count_as_verified(folder):
+    found, runner = verified(folder, ["fails / fails", "fails / fails differently", "fails / fails"])
+    assert [name for _, name in runner.ran] == ["function.py"] * 3
+    assert folder.file("repro.py").read_text() == "fails / fails"
+    case = found.to_case()
+    assert (case.reproduced, case.same_signature, case.eager_passes) == (3, False, False)
+    assert "fails without the compiler, too (no such size)" in case.error
+
+
+def test_of_an_original_that_fails_without_the_compiler_nothing_more_is_asked(folder):
+    found, _ = verified(folder, ["fails / fails", "fails", "fails"], in_eager=False)
+    assert found.holds and found.to_case().error is None

@@ -49,6 +49,7 @@ FIELDS = {
     "imports": tuples,
     "stop_early": st.booleans(),
     "measure_noise": st.booleans(),
+    "must_pass_in_eager": st.booleans(),
     "question": st.sampled_from(Question),
 }
 trials = st.builds(Trial, **FIELDS, store=maybe)

@@ -100,6 +100,7 @@ class Verified:
     reproduced: int | None = None
     same_signature: bool | None = None
     error: str | None = None
+    eager_passes: bool | None = None  # whether it passes without the compiler; None where that was not asked
 
 
 @dataclass(frozen=True)

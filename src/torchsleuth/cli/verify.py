@@ -13,7 +13,7 @@ from torchsleuth.cases.model import Verified
 from torchsleuth.cli.options import cases_option, json_option, print_json
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
-from torchsleuth.supervise.verification import phase_clock
+from torchsleuth.supervise.verification import fails_in_eager, passes_in_eager, phase_clock
 
 
 class NoRepro(SleuthError):
@@ -33,7 +33,8 @@ class NoRepro(SleuthError):
 def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir: Path, as_json: bool) -> int:
     """Run a repro in fresh processes, each with a fresh kernel cache, and compare how it fails.
 
-    Status 0 where it failed the same way every time, 1 where it did not.
+    It is run once more without the compiler, where it has to pass. Status 0 where it failed the same way every time and
+    passed without the compiler, 1 otherwise; of a bug of the program's own nothing is asked without the compiler.
 
     \b
     torchsleuth verify last
@@ -47,7 +48,17 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
         runs.append(ScriptRunner().run(script, expected, phase_seconds=clock))
         click.echo(f"torchsleuth:   {_words(runs[-1])}", err=True)
     reproduced = sum(run.reproduced for run in runs)
-    verified = Verified(times, reproduced, reproduced == times)
+    click.echo(
+        f"torchsleuth: once more without the compiler (TORCH_COMPILE_DISABLE=1): {script.name} …", err=True
+    )
+    eager = ScriptRunner().run(script, expected, phase_seconds=clock, compiles=False)
+    click.echo(f"torchsleuth:   {_words(eager)}", err=True)
+    passes = passes_in_eager(eager)
+    triage = folder.case.triage if folder is not None else None
+    slipped = passes is False and (triage is None or triage.component != "program")
+    why = fails_in_eager(eager) if slipped else None
+    holds = reproduced == times and not slipped
+    verified = Verified(times, reproduced, holds, why, passes)
     if folder is not None:
         folder = update_case(folder, verified=verified)
     if as_json:
@@ -55,7 +66,8 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
             {
                 "times": times,
                 "reproduced": reproduced,
-                "same_signature": reproduced == times,
+                "same_signature": holds,
+                "eager_passes": passes,
                 "runs": [
                     {
                         "answer": r.words.replace(" ", "_"),
@@ -68,7 +80,8 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
         )
     else:
         click.echo(f"{script.name} failed the same way in {reproduced} of {times} fresh processes")
-    return 0 if reproduced == times else 1
+        click.echo(why or {True: "it passes without the compiler", None: eager.summary, False: ""}[passes])
+    return 0 if holds else 1
 
 
 def _words(run: ScriptRun) -> str:

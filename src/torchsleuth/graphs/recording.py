@@ -32,7 +32,7 @@ from torchsleuth.tensors.specs import (
     memory_of,
 )
 from torchsleuth.torch_internals.schemas import may_write
-from torchsleuth.torch_internals.tensors import has_own_memory
+from torchsleuth.torch_internals.tensors import has_own_memory, with_memory
 
 # What a laptop can spare beside the program's own memory; beyond it values go to files.
 MOST_BYTES = 2 << 30
@@ -295,6 +295,7 @@ class _Recorder(torch.fx.Interpreter):
             return value
         if not has_own_memory(value):
             return OPAQUE
+        value = with_memory(value)
         kept = value.detach().requires_grad_(value.requires_grad) if value.requires_grad else value
         pointer = value.untyped_storage().data_ptr()
         known = pointer in self.named

@@ -91,7 +91,9 @@ class _Told:
     def begins(self, doing: str) -> bool:
         return self.front.begins(doing)
 
-    def written(self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool) -> None:
+    def written(
+        self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
+    ) -> None:
         """The scripts to verify; the front runs them while what may vary is asked here."""
         told = [script.to_json() for script in scripts]
-        self.front.tell(scripts=told, times=times, at_once=at_once, always=always)
+        self.front.tell(scripts=told, times=times, at_once=at_once, always=always, in_eager=in_eager)

@@ -24,7 +24,7 @@ from torchsleuth.minify.search.contract import Listener, Reduction, State
 from torchsleuth.minify.search.driver import search
 from torchsleuth.minify.search.subsets import NothingFails
 from torchsleuth.minify.states import SHAPES
-from torchsleuth.minify.writing import exact_script, write_scripts
+from torchsleuth.minify.writing import exact_script, runtime_files, write_scripts
 from torchsleuth.processes.limits import clock_of_a_hang
 from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.tensors.specs import TensorSpec
@@ -40,8 +40,13 @@ MOST_TIMES = 10
 class Follower(Listener, Protocol):
     """Someone who follows a search to its scripts."""
 
-    def written(self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool) -> None:
-        """Told of the scripts, most readable first, and how often to run each; the search goes on meanwhile."""
+    def written(
+        self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
+    ) -> None:
+        """Told of the scripts, most readable first, and how often to run each; the search goes on meanwhile.
+
+        `always` where each run must fail; `in_eager` where each script must pass without the compiler.
+        """
         ...
 
 
@@ -70,7 +75,7 @@ def minify_case(
     questions.deadline = started + budget_seconds
     SHAPES.set(questions.shapes)
     clock = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
-    oracle = TrialOracle(questions, start.expected, clock)
+    oracle = TrialOracle(questions, start.expected, clock).holding_to(start.state)
     keeper = _Keeper(folder, start, oracle, follower)
     reduction = _searched(folder, start, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
     follower.begins("writing the scripts")
@@ -81,7 +86,8 @@ def minify_case(
     update_case(folder, minified=_minified(reduction, round(time.monotonic() - started, 2)))
     follower.said(_so_far(reduction, times))
     at_once = VERIFY_TIMES if workers.count > 1 else 1
-    follower.written(scripts, times=times, at_once=at_once, always=rate is None)
+    in_eager = oracle.must_pass_in_eager or start.expected.kind == "accuracy"
+    follower.written(scripts, times=times, at_once=at_once, always=rate is None, in_eager=in_eager)
     # Fresh processes are waited for: meanwhile what may vary is asked, where that is cheap and time is left.
     worth_it = reduction.complete and not oracle.failing_is_slow
     explanation = Explanation(())
@@ -218,7 +224,7 @@ class _Keeper:
     def smaller(self, reducer: str, state: State) -> None:
         calls = calls_of(state.graph)
         text = exact_script(self.folder, self.start, state, self.oracle.tolerances_of(state))
-        update_case(self.folder, {f"{CHECKPOINTS}/{calls}.py": text, REPRO: text})
+        update_case(self.folder, {f"{CHECKPOINTS}/{calls}.py": text, REPRO: text, **runtime_files()})
         self.follower.smaller(reducer, state)
 
 

@@ -21,7 +21,7 @@ from torchsleuth.minify.search.state_key import state_key
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature, fingerprint
-from torchsleuth.trials.trial import Outcome, Trial
+from torchsleuth.trials.trial import EAGER, Outcome, Trial
 from torchsleuth.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.workers.queue import TrialQueue
 
@@ -32,7 +32,10 @@ SLACK = 5.0
 
 @dataclass
 class TrialOracle(Oracle):
-    """Asks trials whether states fail as `expected`, and what else a search must know of a state."""
+    """Asks trials whether states fail as `expected`, and what else a search must know of a state.
+
+    Used as `TrialOracle(questions, signature).holding_to(state)([state])`.
+    """
 
     questions: Questions
     expected: Signature
@@ -49,8 +52,19 @@ class TrialOracle(Oracle):
     # What the last state that failed printed, and how far rounding alone moves the results of each that failed.
     text: str = ""
     tolerances: dict[str, Tolerances] = field(default_factory=dict)
+    # Whether what fails has to pass without the compiler, as the original does.
+    must_pass_in_eager: bool = False
     # How often the failure comes, where it comes only sometimes.
     rate: FailureRate | None = None
+
+    def holding_to(self, original: State) -> TrialOracle:
+        """This oracle; where the original passes without the compiler, what fails must do so, too.
+
+        A wrong result is one by comparison with eager, so that one passes there anyway.
+        """
+        compared = self.expected.kind == "accuracy"
+        self.must_pass_in_eager = not compared and self.questions.passes_in_eager(original, self.expected)
+        return self
 
     def __call__(self, states: Sequence[State]) -> list[bool | None]:
         tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
@@ -126,7 +140,8 @@ class TrialOracle(Oracle):
 
     def trial(self, state: State) -> Trial:
         """The question that a state stands for."""
-        return trial_of(state, self.expected, self.questions.store)
+        trial = trial_of(state, self.expected, self.questions.store)
+        return replace(trial, must_pass_in_eager=self.must_pass_in_eager)
 
     def _limits(self, state: State) -> Limits | None:
         """A hang costs its clock each time: what is no larger than something that passed gets that one's time."""
@@ -155,7 +170,8 @@ class TrialOracle(Oracle):
         if outcome.signature is None and outcome.error is None:
             self.passed.append((calls_of(state.graph), outcome.seconds))
         cut_short = outcome.signature is not None and outcome.signature.kind == "hang" != self.expected.kind
-        if outcome.signature is not None and not state.interpreted and not cut_short:
+        in_eager = outcome.signature is not None and outcome.signature.phase == EAGER
+        if outcome.signature is not None and not (state.interpreted or cut_short or in_eager):
             self.also.setdefault(fingerprint(outcome.signature), (outcome.signature, state))
         return False
 

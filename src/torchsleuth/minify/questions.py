@@ -21,7 +21,7 @@ from torchsleuth.minify.states import Shapes
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.trial import Outcome, Question, Trial
+from torchsleuth.trials.trial import Outcome, Question, Switches, Trial
 from torchsleuth.workers.queue import TrialQueue
 
 # A graph that takes longer in eager, for which no clock was given, is taken for hung.
@@ -91,6 +91,13 @@ class Questions:
         except NoAnswer:
             return Tolerances()
         return Tolerances(**told["tolerances"])
+
+    def passes_in_eager(self, state: State, expected: Signature) -> bool:
+        """Whether a state's graph runs without the compiler; it is asked as triage asks, and answered once."""
+        trial = trial_of(state, expected, self.store)
+        in_eager = replace(trial, switches=Switches(eager=True), stop_early=False)
+        outcome = self.workers.run(in_eager, limits=self._limits(EAGER_SECONDS))
+        return outcome.signature is None and outcome.error is None
 
     def eager_seconds(self, state: State) -> float | None:
         """How long a run without the compiler takes; None where that cannot be measured."""

@@ -1,7 +1,7 @@
 """The minimal state as scripts, the most readable form first; whether they fail is for fresh processes to say.
 
-A small function under `torch.compile` first, then one with operators by name, then the graph handed to the inner
-compiler, and last the exact script, which does what the trial did.
+A small function under `torch.compile` first, then one with operators by name, then the graph handed to the part of the
+compiler that fails, and last the exact script, which does what the trial did with the runtime file beside it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torchsleuth.graphs.writes import written_inputs
 from torchsleuth.minify.case_state import SearchStart
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.trial_of_state import trial_of
-from torchsleuth.repro.script import script_text
-from torchsleuth.repro.small import SmallGraph, SmallInput, small_scripts
+from torchsleuth.repro.script import RUNTIME, runtime_text, script_text
+from torchsleuth.repro.small import small_scripts
+from torchsleuth.repro.small_graph import SmallGraph, SmallInput
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 
@@ -38,11 +39,16 @@ def write_scripts(
         written.append(ScriptToVerify(script.form, tuple(script.files), script.input_bytes))
     exact = exact_script(folder, start, state, tolerances)
     (place / f"{EXACT}.py").write_text(exact, encoding="utf-8")
-    return [*written, ScriptToVerify(EXACT, needs_inputs=True)]
+    return [*written, ScriptToVerify(EXACT, (RUNTIME,), needs_inputs=True)]
+
+
+def runtime_files() -> dict[str, str]:
+    """The runtime beside repro.py, and beside the scripts under checkpoints/."""
+    return {RUNTIME: runtime_text(), f"{CHECKPOINTS}/{RUNTIME}": runtime_text()}
 
 
 def exact_script(folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances) -> str:
-    """The script that does exactly what the trial did, with everything it needs pasted in."""
+    """The script that does exactly what the trial did, with the runtime file beside it."""
     trial = trial_of(state, start.expected, folder.file("inputs"))
     lines = start.record.nodes
     record = replace(

@@ -38,7 +38,7 @@ class Limits:
 
     def seconds(self, phase: str) -> float:
         """The clock of a phase: `Limits().seconds("run")`."""
-        return {"compile": self.compile, "run": self.run}.get(phase, self.setup)
+        return {"compile": self.compile, "run": self.run, "eager": self.run}.get(phase, self.setup)
 
     def to_json(self) -> dict[str, Any]:
         """As a message to another process."""

@@ -95,9 +95,16 @@ class PreparedInterpreter:
         return ours
 
     def fork_script(
-        self, script: Path, arguments: Sequence[str], out: Path, err: Path, cache: Path
+        self,
+        script: Path,
+        arguments: Sequence[str],
+        out: Path,
+        err: Path,
+        cache: Path,
+        environment: Mapping[str, str] | None = None,
     ) -> Forked:
-        """Forks a process that goes on as `python script arguments` would; raises `NotThere` where it cannot."""
+        """Forks a process that goes on as `python script arguments` would, with more variables in its `environment`;
+        raises `NotThere` where it cannot."""
         restored = (*_ONE_THREAD, *without_devices(), TOKEN)
         changed = {name: self._environment.get(name) for name in restored}
         order = {
@@ -105,7 +112,7 @@ class PreparedInterpreter:
             "arguments": list(arguments),
             "stdout": str(out),
             "stderr": str(err),
-            "environment": {**changed, "TORCHINDUCTOR_CACHE_DIR": str(cache)},
+            "environment": {**changed, "TORCHINDUCTOR_CACHE_DIR": str(cache), **(environment or {})},
         }
         return self._forked(order)
 

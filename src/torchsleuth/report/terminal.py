@@ -124,9 +124,15 @@ def _repro(folder: CaseFolder) -> str:
     script = _script(folder)
     if case.verified is None:
         return f"{script}, not tried yet"
-    if case.verified.error:
+    if case.verified.error and not case.verified.reproduced:
         return f"{script} could not be tried: {case.verified.error}"
-    return f"{script}, failed the same way in {case.verified.reproduced} of {case.verified.times} fresh processes"
+    said = f"{script}, failed the same way in {case.verified.reproduced} of {case.verified.times} fresh processes"
+    return (
+        said
+        + {True: "; passes without the compiler", False: "; fails without the compiler, too", None: ""}[
+            case.verified.eager_passes
+        ]
+    )
 
 
 def _doing(phase: str) -> str:

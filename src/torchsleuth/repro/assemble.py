@@ -19,7 +19,7 @@ from torchsleuth.cases.record import GraphRecord, read_record
 from torchsleuth.cases.redact import environment_of
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.repro.generated import generated_lines
-from torchsleuth.repro.script import script_text
+from torchsleuth.repro.script import RUNTIME, runtime_text, script_text
 from torchsleuth.script_runtime.signature import fingerprint, signature_from_json
 
 NO_FRAME = "the failure came before there was a graph, and the frame itself is not recorded"
@@ -137,6 +137,7 @@ def graph_files(
     if store.is_dir():
         files["inputs"] = store
     if record.no_repro is None:
+        files[RUNTIME] = runtime_text()
         files["original.py"] = script_text(
             record,
             graph,

@@ -1,7 +1,7 @@
-"""Writes a recorded graph as a script that stands alone: graph, inputs, settings, expected failure, runner.
+"""Writes a recorded graph as a script: graph, inputs, settings and expected failure, with a runtime file beside it.
 
-Nothing is executed and torch is not needed to write one: a record is text and JSON. What runs in the script is
-the text of the very modules that run in torchsleuth, pasted in without their imports of each other.
+Nothing is executed and torch is not needed to write one: a record is text and JSON. The runtime file is the text of
+the very modules that run in torchsleuth, without their imports of each other; script and runtime need nothing else.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ RUNTIME_MODULES = (
     "wrongness.py",
     "runner.py",
 )
+RUNTIME = "torchsleuth_runtime.py"
 STANDARD_IMPORTS = ("import math", "import operator", "from math import inf, nan", "import torch")
 
 
@@ -63,10 +64,12 @@ def script_text(
     case: str | None = None,
     name: str = "original.py",
     stable: bool = False,
+    pasted: bool = False,
 ) -> str:
-    """The text of a standalone script for `record`, whose graph prints as `graph` and failed with `signature`.
+    """The text of a script for `record`, whose graph prints as `graph` and failed with `signature`.
 
-    Without a signature any failure counts. `stable` leaves versions out, so that a test can compare the text.
+    It needs the file `RUNTIME` beside it, or has the text of that one `pasted` in. Without a signature any failure
+    counts. `stable` leaves versions out, so that a test can compare the text.
     """
     facts = script_facts(
         record.settings,
@@ -76,18 +79,19 @@ def script_text(
         constants=record.constants,
         tolerances=tolerances,
     )
-    runtime_imports, runtime = _runtime()
+    runtime_imports, runtime = _runtime() if pasted else (("import sys",), "")
     notes = record.embedded.notes
     imports = [*STANDARD_IMPORTS, *record.imports, *record.embedded.imports]
     # The interpreter's own modules first; a set would not keep the text stable.
     every_import = list(dict.fromkeys([*runtime_imports, *imports]))
+    others = "" if pasted else f", {RUNTIME} beside it"
     return template("original.py.jinja").render(
         summary=one_line(signature["summary"]) if signature else "A graph on its way to the compiler.",
         headline=_headline(record),
         version="" if stable else f" {__version__}",
         case=case,
         name=name,
-        needs=" alone" if not notes else ", and what the notes below name",
+        needs=others or " alone" if not notes else f"{others}, and what the notes below name",
         notes=[one_line(note) for note in notes],
         environment=[] if stable else _environment(record),
         imports=sorted(every_import, key=lambda line: (not line.startswith("import"), line)),
@@ -142,6 +146,15 @@ def template(name: str) -> Any:
         autoescape=False,  # it writes Python, not HTML
     )
     return environment.get_template(name)
+
+
+def runtime_text() -> str:
+    """The text of the file that scripts of whole graphs have beside them.
+
+    Used as `(folder / RUNTIME).write_text(runtime_text())`.
+    """
+    imports, body = _runtime()
+    return template("runtime.py.jinja").render(version=__version__, imports=sorted(imports), body=body)
 
 
 @functools.cache

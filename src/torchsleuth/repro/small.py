@@ -6,6 +6,7 @@ exit status. Whether a form still fails is for the caller to try: forms come fro
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,49 +14,24 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from torchsleuth._version import __version__
-from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded
-from torchsleuth.graphs.printer import Unprintable, print_graph
-from torchsleuth.graphs.writes import written_inputs
+from torchsleuth.cases.record import AmbientState, Embedded
+from torchsleuth.graphs.literals import Unprintable
 from torchsleuth.repro.script import one_line, template
 from torchsleuth.repro.small_body import body_lines
+from torchsleuth.repro.small_calls import FUNCTION, GRAPH, NODES, OPERATORS, CannotCall, calls_of
+from torchsleuth.repro.small_graph import SmallGraph
 from torchsleuth.repro.small_inputs import TooLarge, input_expression, packed_expression
 from torchsleuth.repro.small_marks import marks_of
+from torchsleuth.repro.small_nodes import node_lines
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 
 # Kinds of failure that no exception tells of.
 _WITHOUT_TEXT = ("crash", "hang", "accuracy")
 
 
 @dataclass(frozen=True)
-class SmallInput:
-    """One input: its name, its form, and its value where that matters."""
-
-    name: str
-    spec: TensorSpec | ScalarSpec
-    value: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class SmallGraph:
-    """A minimal graph with all that its script needs to know."""
-
-    graph: torch.fx.GraphModule
-    inputs: tuple[SmallInput, ...]
-    settings: CompileSettings
-    signature: Signature
-    embedded: Embedded = field(default_factory=Embedded)
-    dynamic: bool = False
-    # Of a wrong result: how far rounding alone may move it.
-    tolerance: float | None = None
-    # Of an error: the traceback of this very graph, which the script's test for it must fit.
-    text: str = ""
-    case: str | None = None
-
-
-@dataclass(frozen=True)
 class SmallScript:
-    """A script, the form it has (`function`, `operators` or `graph`), and the files it needs beside it."""
+    """A script, the form it has (`function`, `operators`, `graph` or `nodes`), and the files it needs beside it."""
 
     form: str
     text: str
@@ -64,19 +40,16 @@ class SmallScript:
 
 
 def small_scripts(small: SmallGraph) -> Iterator[SmallScript]:
-    """Scripts for a minimal graph, the most readable first; none where its inputs or nested graphs are too large.
+    """Scripts for a minimal graph, the most readable first; those left out in which it cannot be written.
 
-    The first is of the form "function".
+    The first is of the form "function", where a whole compile is not known to pass.
     """
-    if any(isinstance(part, torch.fx.GraphModule) for part in small.graph.children()):
-        return
     seen = set()
-    # Where a whole compile is known not to fail, only the graph itself is worth trying.
-    for form in ("function", "operators") if small.settings.level == "dynamo" else ("graph",):
+    for form in (FUNCTION, OPERATORS, NODES) if small.settings.level == "dynamo" else (GRAPH, NODES):
         try:
             script = _script(small, form)
-        except (TooLarge, Unprintable):
-            return
+        except (TooLarge, Unprintable, CannotCall):
+            continue
         if script.text not in seen:
             seen.add(script.text)
             yield script
@@ -84,39 +57,48 @@ def small_scripts(small: SmallGraph) -> Iterator[SmallScript]:
 
 def _script(small: SmallGraph, form: str) -> SmallScript:
     small = _without_unused_source(small)
-    names = _input_names(small)
-    printed = print_graph(small.graph)
-    if printed.constants:
-        raise TooLarge("the graph holds constants that do not fit into its text")
-    body = body_lines(small.graph, names, public=form == "function", boxed=form == "graph")
+    names = small.names
+    if form == NODES:
+        body = node_lines(small.graph, names, references=bool(small.embedded.source))
+    else:
+        body = body_lines(small.graph, names, public=form == FUNCTION, boxed=form == GRAPH)
     made, kept = _made_inputs(small, list(names.values()))
-    setup = [*_settings(small.settings), *_needs(small)]
+    calls = calls_of(small, form)
+    setup = [*_settings(small), *_needs(small)]
     setup += ["torch.manual_seed(0)"] * any("randn" in text for text in made)
     setup += [f"{name} = {text}" for name, text in zip(names.values(), made)]
-    setup += _marked_sizes(small, names) if form != "graph" else []
-    accuracy = small.signature.kind == "accuracy"
-    calls, wrong = _calls(small, form, list(names.values()), accuracy)
+    setup += [f"torch._dynamo.mark_dynamic({name}, {d})" for name, d in small.dynamic_sizes or ()]
     marks = None if small.signature.kind in _WITHOUT_TEXT else marks_of(small.signature, small.text)
-    standard = sorted({"sys", *kept.modules, *([*marks.modules, "traceback"] if marks else [])})
-    imports = [f"import {', '.join(standard)}", "import torch"]
-    imports += _form_imports(small, form) + [i for i in printed.imports if i in body.imports]
-    imports += list(small.embedded.imports)
+    standard = {"sys", *kept.modules, *calls.modules, *([*marks.modules, "traceback"] if marks else [])}
+    imports = [*_standard_imports(standard, [*body.lines, *setup]), "import torch"]
+    imports += [f"import {module}" for module in small.settings.config]
+    imports += [*calls.imports, *small.embedded.imports, *body.imports]
     text = template("small.py.jinja").render(
         summary=one_line(small.signature.summary),
         about=_about(small),
-        imports=list(dict.fromkeys([*imports, *body.imports])),
+        imports=list(dict.fromkeys(imports)),
         expected=_expected(small.signature),
         embedded=re.sub(r"(?m)^import (torch|sys)\n", "", small.embedded.source).strip(),
         parameters=", ".join(names.values()),
         body=body.lines,
+        built=form == NODES,
         setup=setup,
-        calls=calls,
-        tell_running=_telling(small, form),
+        define=calls.define,
+        calls=calls.lines,
         marks=marks.expression if marks else "",
-        wrong=wrong,
+        wrong=calls.wrong,
         reproduced=repr(f"REPRODUCED: {small.signature.summary}"),
     )
     return SmallScript(form, text, kept.size, kept.files)
+
+
+def _standard_imports(modules: set[str], lines: Sequence[str]) -> list[str]:
+    """The imports of the standard library: what the parts of the script ask for, and names its lines use."""
+    tree = ast.parse("\n".join(["def script():", *(f"    {line}" for line in lines)]))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    numbers = sorted(used & {"inf", "nan"})
+    imports = [f"import {', '.join(sorted(modules | used & {'math', 'operator'}))}"]
+    return [*imports, *([f"from math import {', '.join(numbers)}"] if numbers else [])]
 
 
 @dataclass
@@ -144,22 +126,18 @@ def _made_inputs(small: SmallGraph, names: Sequence[str]) -> tuple[list[str], _K
     return made, kept
 
 
-def _input_names(small: SmallGraph) -> dict[str, str]:
-    """Plain names for the inputs: x, y, z, and numbers beyond."""
-    letters = ["x", "y", "z"] if len(small.inputs) <= 3 else [f"x{n}" for n in range(len(small.inputs))]
-    return {given.name: letter for given, letter in zip(small.inputs, letters)}
-
-
 def _about(small: SmallGraph) -> str:
     case = f", case {small.case}" if small.case else ""
     return f"torch {torch.__version__.partition('+')[0]}, torchsleuth {__version__}{case}"
 
 
-def _settings(settings: CompileSettings) -> list[str]:
+def _settings(small: SmallGraph) -> list[str]:
     lines = []
-    for module, values in settings.config.items():
+    for module, values in small.settings.config.items():
         lines += [f"{module}.{key} = {value}" for key, value in values.items()]
-    state, default = settings.state or AmbientState(), AmbientState()
+    if small.signature.kind == "accuracy" and small.draws_random_numbers:
+        lines.append("torch._inductor.config.fallback_random = True")
+    state, default = small.state, AmbientState()
     if state.default_dtype != default.default_dtype:
         lines.append(f"torch.set_default_dtype({state.default_dtype})")
     if state.matmul_precision != default.matmul_precision:
@@ -167,24 +145,6 @@ def _settings(settings: CompileSettings) -> list[str]:
     if state.deterministic:
         lines.append("torch.use_deterministic_algorithms(True)")
     return lines
-
-
-def _marked_sizes(small: SmallGraph, names: Mapping[str, str]) -> list[str]:
-    """The sizes that change, one by one, where others must not; none where all of them may, which is said shorter."""
-    marks = []
-    fixed = 0
-    for given in small.inputs:
-        if isinstance(given.spec, ScalarSpec):
-            if given.spec.expr is not None:
-                return []  # a number that changes cannot be marked
-            continue
-        texts = given.spec.shape_expr or tuple(map(str, given.spec.shape))
-        fixed += sum(text.isdigit() and int(text) > 1 for text in texts)
-        name = names[given.name]
-        marks += [
-            f"torch._dynamo.mark_dynamic({name}, {d})" for d, text in enumerate(texts) if not text.isdigit()
-        ]
-    return marks if fixed else []
 
 
 def _needs(small: SmallGraph) -> list[str]:
@@ -195,95 +155,6 @@ def _needs(small: SmallGraph) -> list[str]:
         '    print("CANNOT TELL: the failure was seen on a CUDA device and there is none here")',
         "    sys.exit(3)",
     ]
-
-
-def _form_imports(small: SmallGraph, form: str) -> list[str]:
-    lines = [f"import {module}" for module in small.settings.config]
-    if form == "graph":
-        lines.append("from torch._inductor.compile_fx import compile_fx_inner")
-        lines.append("from torch.fx.experimental.proxy_tensor import make_fx")
-    elif _telling(small, form):
-        inductor = small.settings.backend == "inductor"
-        lines.append(
-            "from torch._inductor.compile_fx import compile_fx"
-            if inductor
-            else "from torch._dynamo import lookup_backend"
-        )
-    return lines
-
-
-def _telling(small: SmallGraph, form: str) -> str:
-    """How the real compiler is called by a backend that says when compiling is over.
-
-    Only a death or a hang while running needs it: an exception or a wrong result says by itself where it came from.
-    """
-    if small.signature.kind not in ("crash", "hang") or small.signature.phase != "run" or form == "graph":
-        return ""
-    name = small.settings.backend
-    return "compile_fx(graph, inputs)" if name == "inductor" else f"lookup_backend({name!r})(graph, inputs)"
-
-
-def _calls(small: SmallGraph, form: str, names: Sequence[str], accuracy: bool) -> tuple[list[str], str]:
-    places = dict(zip((given.name for given in small.inputs), names))
-    written = [places[name] for name in written_inputs(small.graph) if accuracy and name in places]
-    given = ", ".join(names)
-    again = ", ".join(f"{name}_too" if name in written else name for name in names)
-    if form == "graph":
-        mode = "symbolic" if small.dynamic else "fake"
-        lines = [f'graph = make_fx(f, tracing_mode="{mode}")({given})']
-        lines += [
-            f"compiled = compile_fx_inner(graph, [{given}]{_inner_options(small.settings)})",
-            'print("torchsleuth: running", file=sys.stderr)',
-        ]
-        call = f"compiled([{again}])"
-    else:
-        lines = []
-        call = f"torch.compile(f{_options(small, form)})({again})"
-    outputs = small.graph.graph.output_node().args[0]
-    single = isinstance(outputs, (list, tuple)) and len(outputs) == 1
-    if accuracy:
-        near = "1e-3, 1e-3" if small.tolerance is None else f"rtol=0, atol={small.tolerance:.1g}"
-        compared, wrong = _compared(f"f({given})", call, written, single and form != "graph")
-        return [*lines, *compared], wrong.replace("NEAR", near)
-    if small.signature.phase == "run" and any(getattr(i.spec, "requires_grad", False) for i in small.inputs):
-        lines.append(f"{call}{'' if single else '[0]'}.sum().backward()")
-    else:
-        lines.append(call)
-    return lines, ""
-
-
-def _compared(eager: str, call: str, written: Sequence[str], single: bool) -> tuple[list[str], str]:
-    """The lines that run both, and the test that they differ; inputs that a run changes are results of it, too."""
-    if single and not written:
-        return [f"wanted, got = {eager}, {call}"], "not torch.allclose(wanted, got, NEAR, equal_nan=True)"
-    lines = [f"{name}_too = {name}.clone()" for name in written]
-    if written:
-        star = "" if single else "*"
-        eager = f"[{star}{eager}, {', '.join(written)}]"
-        call = f"[{star}{call}, {', '.join(f'{name}_too' for name in written)}]"
-    lines.append(f"wanted, got = {eager}, {call}")
-    return lines, "not all(torch.allclose(a, b, NEAR, equal_nan=True) for a, b in zip(wanted, got))"
-
-
-def _inner_options(settings: CompileSettings) -> str:
-    """What AOTAutograd tells the inner compiler of a graph: some failures are those of a backward graph alone."""
-    kinds = ("is_backward", "is_inference")
-    return "".join(f", {key}=True" for key in kinds if settings.compile_kwargs.get(key))
-
-
-def _options(small: SmallGraph, form: str) -> str:
-    parts = []
-    settings = small.settings
-    if _telling(small, form) or small.embedded.defines_backend:
-        parts.append("backend=backend")
-    elif settings.backend != "inductor":
-        parts.append(f"backend={settings.backend!r}")
-    if small.dynamic and not _marked_sizes(small, {given.name: given.name for given in small.inputs}):
-        parts.append("dynamic=True")
-    if settings.options:
-        inner = ", ".join(f"{key!r}: {value}" for key, value in settings.options.items())
-        parts.append(f"options={{{inner}}}")
-    return "".join(f", {part}" for part in parts)
 
 
 def _without_unused_source(small: SmallGraph) -> SmallGraph:

@@ -23,7 +23,7 @@ _SIG_VAGUE_TEXT = re.compile(r"NoneType|out of range|^(unhandled|unknown|interna
 _SIG_GENERATED = re.compile(r"<[^>]*>|\.py:|(?:^|[/\\])c[a-z2-7]{51}\.py$|[/\\]torchinductor_[^/\\]+[/\\]")
 _SIG_PACKAGED = re.compile(r".*(?:site|dist)-packages/(.+)|.*?/((?:torch/(?:_|fx|nn|ops|util)|triton/).+)")
 _SIG_OURS = re.compile(
-    r"[/\\]torchsleuth[/\\](?!backends|examples|tests|docs|benchmarks)[a-z_]+[/\\]|^<frozen"
+    r"[/\\]torchsleuth[/\\](?!backends|examples|tests|docs|benchmarks)[a-z_]+[/\\]|[/\\]torchsleuth_runtime\.py$|^<frozen"
 )
 _SIG_REMOTE = "Traceback (most recent call last):"
 _SIG_TAILS = re.compile(
@@ -84,6 +84,7 @@ class Signature:
     def summary(self) -> str:
         """One line that a person understands, e.g. `SIGSEGV while compiling`."""
         phases = {"capture": "capturing a graph", "run": "running a compiled graph"}
+        phases["eager"] = "running without the compiler"
         doing = phases.get(self.phase, "compiling")
         if self.kind in ("crash", "hang"):
             return f"{self.signal or self.kind} while {doing}"

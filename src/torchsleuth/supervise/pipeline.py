@@ -205,7 +205,9 @@ def minify_step(
     if error is not None:
         say(str(error))
     if repro is not None:
-        verified = Verified(len(repro.runs), repro.reproduced, repro.holds)
+        verified = repro.to_case()
+        if verified.error is not None:
+            say(f"case {folder.case.id}: {REPRO}: {verified.error}")
         words = in_words(processes.scripts, len(repro.runs))
         folder = update_case(folder, verified=verified, extra={**folder.case.extra, "verified_in": words})
     return MinifyOutcome(folder, repro, seconds, told)
@@ -229,11 +231,13 @@ class _Search:
         self.calls = message.get("smaller", self.calls)
         if "scripts" in message and self.running is None:
             scripts = [script_from_json(each) for each in message["scripts"]]
-            self.running = self._verify(scripts, message["times"], message["at_once"], message["always"])
+            self.running = self._verify(
+                scripts, message["times"], message["at_once"], message["always"], message["in_eager"]
+            )
         self.heard(message)
 
     def _verify(
-        self, scripts: list[ScriptToVerify], times: int, at_once: int, always: bool
+        self, scripts: list[ScriptToVerify], times: int, at_once: int, always: bool, in_eager: bool
     ) -> Future[VerifiedRepro]:
         assert self.beside is not None
         return self.beside.submit(
@@ -244,6 +248,7 @@ class _Search:
             times=times,
             at_once=at_once,
             always=always,
+            in_eager=in_eager,
             deadline=self.deadline,
         )
 
@@ -252,7 +257,7 @@ class _Search:
         best = self.folder.file(f"{CHECKPOINTS}/{self.calls}.py")
         if self.running is None and self.calls is not None and best.is_file():
             self.running = self._verify(
-                [ScriptToVerify(best.stem, needs_inputs=True)], VERIFY_TIMES, VERIFY_TIMES, True
+                [ScriptToVerify(best.stem, needs_inputs=True)], VERIFY_TIMES, VERIFY_TIMES, True, False
             )
         return None if self.running is None else self.running.result()
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,18 +107,22 @@ class ScriptRunner:
         arguments: Sequence[str] = (),
         phase_seconds: float = PHASE_SECONDS,
         deadline: float | None = None,
+        compiles: bool = True,
     ) -> ScriptRun:
         """Runs `script` once and compares what happened with `expected`.
 
-        `phase_seconds` is what compiling or running may take; `deadline` (of time.monotonic) bounds the whole.
+        `phase_seconds` is what compiling or running may take; `deadline` (of time.monotonic) bounds the whole. With
+        `compiles` false it runs under TORCH_COMPILE_DISABLE=1, that is, without the compiler.
         """
+        environment = {} if compiles else {"TORCH_COMPILE_DISABLE": "1"}
 
         def fork(places: Places) -> Running:
             assert self.prepared is not None
-            return self.prepared.fork_script(script, arguments, places.stdout, places.stderr, places.cache)
+            streams = (places.stdout, places.stderr)
+            return self.prepared.fork_script(script, arguments, *streams, places.cache, environment)
 
         def start(places: Places) -> Running:
-            return _Interpreter([self.python, str(script), *arguments], places)
+            return _Interpreter([self.python, str(script), *arguments], places, environment)
 
         if self.forks:
             try:
@@ -185,14 +189,14 @@ def watched_run(
 class _Interpreter:
     """`python script` in a session of its own."""
 
-    def __init__(self, command: Sequence[str], places: Places) -> None:
+    def __init__(self, command: Sequence[str], places: Places, environment: Mapping[str, str]) -> None:
         with open(places.stdout, "wb") as stdout, open(places.stderr, "wb") as stderr:
             self._child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env=fresh_environment(os.environ, places.cache),
+                env={**fresh_environment(os.environ, places.cache), **environment},
                 start_new_session=True,
             )
 

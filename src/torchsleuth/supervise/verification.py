@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torchsleuth.cases.answer import Answer
 from torchsleuth.cases.folder import CaseFolder, update_case
-from torchsleuth.cases.model import Case
+from torchsleuth.cases.model import Case, Verified
 from torchsleuth.processes.limits import hang_seconds
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 
 REPRO = "repro.py"
@@ -52,15 +55,44 @@ def script_from_json(doc: Mapping[str, Any]) -> ScriptToVerify:
 
 @dataclass(frozen=True)
 class VerifiedRepro:
-    """The script that became repro.py, how its runs ended, and whether it fails as it should."""
+    """The script that became repro.py, how its runs ended, and whether it fails as it should.
+
+    `eager` is a run of it without the compiler; `needs_eager` where that one must pass.
+    """
 
     script: ScriptToVerify
     runs: tuple[ScriptRun, ...]
-    holds: bool
+    fails: bool
+    eager: ScriptRun
+    needs_eager: bool
 
     @property
     def reproduced(self) -> int:
         return sum(run.reproduced for run in self.runs)
+
+    @property
+    def holds(self) -> bool:
+        return self.fails and not (self.needs_eager and passes_in_eager(self.eager) is False)
+
+    def to_case(self) -> Verified:
+        """What the case says of it."""
+        eager = passes_in_eager(self.eager)
+        why = fails_in_eager(self.eager) if self.needs_eager and eager is False else None
+        return Verified(len(self.runs), self.reproduced, self.holds, why, eager)
+
+
+def passes_in_eager(run: ScriptRun) -> bool | None:
+    """Whether a run without the compiler passed; None where it told nothing.
+
+    >>> passes_in_eager(ScriptRun(Answer.PASSES, "NOT REPRODUCED", 1.0))
+    True
+    """
+    return None if run.answer is Answer.CANNOT_TELL else run.answer is Answer.PASSES
+
+
+def fails_in_eager(run: ScriptRun) -> str:
+    """The sentence about a script that fails without the compiler, too."""
+    return f"it fails without the compiler, too ({run.summary}), so it does not show a bug of the compiler's"
 
 
 def phase_clock(case: Case) -> float:
@@ -78,13 +110,16 @@ def verified_repro(
     times: int,
     at_once: int = 3,
     always: bool = True,
+    in_eager: bool = True,
     deadline: float | None = None,
 ) -> VerifiedRepro:
     """Runs the scripts in turn; the first that fails the same way, or the last, becomes repro.py.
 
-    A failure that does not come `always` holds where it came at all and nothing else did.
+    A failure that does not come `always` holds where it came at all and nothing else did. With `in_eager` a script has
+    to pass without the compiler; where none does, the first that fails is taken, and told so.
     """
     clock = phase_clock(folder.case)
+    best: VerifiedRepro | None = None
     for place, script in enumerate(scripts):
         last = place == len(scripts) - 1
         if place and not last and deadline is not None and time.monotonic() > deadline:
@@ -92,18 +127,63 @@ def verified_repro(
         if script.needs_inputs:
             _put(folder, script)
         least = time.monotonic() + LEAST_SECONDS + (clock if folder.case.kind == "hang" else 0.0)
-        runs = runner.run_times(
+        runs = _Runs(
+            runner,
             folder.file(REPRO if script.needs_inputs else script.name),
             folder.case.signature,
+            clock,
+            None if deadline is None else max(deadline, least),
+        )
+        with ThreadPoolExecutor(1) as beside:
+            eager = beside.submit(runs.eager)
+            if best is not None and best.fails and passes_in_eager(eager.result()) is False:
+                continue  # no better than the one that is there
+            done = runs.times(times, at_once, always)
+        found = VerifiedRepro(script, tuple(done), _holds(done, always), eager.result(), in_eager)
+        best = found if best is None or not best.fails or found.holds else best
+        if found.holds:
+            break
+    assert best is not None
+    _put(folder, best.script)
+    return best
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of one script."""
+
+    runner: ScriptRunner
+    script: Path
+    expected: Signature
+    clock: float
+    deadline: float | None
+
+    def eager(self) -> ScriptRun:
+        """One run without the compiler."""
+        return self.runner.run(
+            self.script,
+            self.expected,
+            phase_seconds=self.clock,
+            deadline=self.deadline,
+            compiles=False,
+        )
+
+    def times(self, times: int, at_once: int, always: bool) -> list[ScriptRun]:
+        """The runs that are asked for; one alone where the failure comes `always` and that one does not show it."""
+        first = self._times(1, 1) if always else []
+        if times == len(first) or not all(run.reproduced for run in first):
+            return first
+        return first + self._times(times - len(first), at_once)
+
+    def _times(self, times: int, at_once: int) -> list[ScriptRun]:
+        return self.runner.run_times(
+            self.script,
+            self.expected,
             times,
             at_once=at_once,
-            phase_seconds=clock,
-            deadline=None if deadline is None else max(deadline, least),
+            phase_seconds=self.clock,
+            deadline=self.deadline,
         )
-        if last or _holds(runs, always):
-            break
-    _put(folder, script)
-    return VerifiedRepro(script, tuple(runs), _holds(runs, always))
 
 
 def _put(folder: CaseFolder, script: ScriptToVerify) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -96,6 +97,12 @@ def prepare_kernels() -> None:
     with without_collecting(), contextlib.suppress(ImportError):
         importlib.import_module("torch.utils.cpp_extension")
     _call("torch._inductor.codecache", "torch_key")
+
+
+def heed_compile_disable() -> None:
+    """Switches the compiler off where TORCH_COMPILE_DISABLE says so; torch reads it once, when it is loaded."""
+    if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+        setattr(importlib.import_module("torch._dynamo.config"), "disable", True)  # noqa: B010
 
 
 def no_monitor_thread() -> None:

@@ -32,6 +32,18 @@ def has_own_memory(value: torch.Tensor) -> bool:
     return value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
+def with_memory(value: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or zeros of its form where it is one of those that stand for zeros and have no memory.
+
+    >>> with_memory(torch._efficientzerotensor((2,)))
+    tensor([0., 0.])
+    """
+    if not value._is_zerotensor():
+        return value
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.zero_().requires_grad_(value.requires_grad)
+
+
 def storage_of(tensor: torch.Tensor) -> int | None:
     """A number that two tensors have in common where they share memory; None where a tensor has no storage."""
     if not torch._C._has_storage(tensor):

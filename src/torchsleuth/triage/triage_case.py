@@ -147,7 +147,7 @@ def _fewer_calls(
     case: Case, start: SearchStart, runner: ExperimentRunner, first: Result | None
 ) -> tuple[State, Result, bool]:
     """The state with as few calls as still fail, its failing run, traced, and whether none could be left out."""
-    oracle = TrialOracle(runner.questions, start.expected, runner.limits)
+    oracle = TrialOracle(runner.questions, start.expected, runner.limits).holding_to(start.state)
     left = (runner.deadline or time.monotonic() + 60) - time.monotonic()
     at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
     suspects = [

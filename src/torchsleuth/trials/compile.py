@@ -16,7 +16,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torchsleuth.compare.verdict.tolerances import Tolerances, measured_toleranc
 from torchsleuth.repro.script import script_facts
 from torchsleuth.script_runtime import runner
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.compile_stages import failing_stage, stopping_after
 from torchsleuth.torch_internals.configuration import restore_settings, saved_settings, see_every_compile
@@ -38,7 +38,7 @@ from torchsleuth.torch_internals.vector_instructions import (
     probe_vector_instructions,
     recall_vector_instructions,
 )
-from torchsleuth.trials.trial import Outcome, Switches, Trial
+from torchsleuth.trials.trial import EAGER, Outcome, Switches, Trial
 
 _RULE = "# " + "-" * 64
 # Without a folder: in a signature it counts as the user's file, as it does in a script.
@@ -76,18 +76,31 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
     see_every_compile()
     forget_vector_instructions(trial.settings.config)
     runner._repro_phase = _teller(trial, announce)
-    text = ""
-    signature: Signature | None = None
+    observed: tuple[Signature, str] | None = None
     decided = False
     try:
-        with _changed(trial, more), stopping_after(_last_stage(trial), Decided):
-            observed = _observed(ready, trial, more)
-        if observed is not None:
-            signature, text = observed
+        # What ends the process leaves no time to ask afterwards.
+        if trial.must_pass_in_eager and trial.expected.kind in ("crash", "hang"):
+            observed = _fails_in_eager(ready, announce)
+        if observed is None:
+            with _changed(trial, more), stopping_after(_last_stage(trial), Decided):
+                observed = _observed(ready, trial, more)
+            if trial.must_pass_in_eager and observed and fails_the_same_way(trial.expected, observed[0]):
+                observed = _fails_in_eager(ready, announce) or observed
     except Decided:
         decided = True
+    signature, text = observed or (None, "")
     more["stopped_early"] = decided
     return Outcome(signature, time.monotonic() - started, text=text, more=more)
+
+
+def _fails_in_eager(
+    ready: runner.ReproTrial, announce: Callable[[str], None]
+) -> tuple[Signature, str] | None:
+    """How the graph fails without the compiler, if it does: a failure of a phase of its own, like no other."""
+    announce(EAGER)
+    observed = ready.observe_eager([])
+    return None if observed is None else (replace(observed[0], phase=EAGER), observed[1])
 
 
 def ready_trial(trial: Trial) -> runner.ReproTrial:

@@ -15,7 +15,12 @@ import sys
 from typing import Any
 
 from torchsleuth.processes.tree import TOKEN, mark_this_process
-from torchsleuth.torch_internals.loading import load_compiler, prepare_compiler, prepare_kernels
+from torchsleuth.torch_internals.loading import (
+    heed_compile_disable,
+    load_compiler,
+    prepare_compiler,
+    prepare_kernels,
+)
 from torchsleuth.torch_internals.vector_instructions import (
     forget_where_named,
     noted_answers,
@@ -63,6 +68,7 @@ def _become(order: dict[str, Any]) -> None:
         numbers = [f"--control={number}" for number in order["descriptors"]]
         named_function(order["call"])([*numbers, *order["arguments"]])
         return
+    heed_compile_disable()
     # Its arguments, its folder first on the path, and its name.
     sys.argv[:] = [order["script"], *order["arguments"]]
     sys.path[0] = os.path.dirname(os.path.abspath(order["script"]))

@@ -17,6 +17,9 @@ from typing import Any
 from torchsleuth.cases.record import CompileSettings
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_from_json
 
+# The phase of a failure without the compiler.
+EAGER = "eager"
+
 
 class Question(Enum):
     """What a trial asks. All but the first are what a search needs and must not find out in its own process."""
@@ -74,6 +77,8 @@ class Trial:
     stop_early: bool = True
     # Results are compared by what rounding noise explains, measured first; `tolerances` go before that.
     measure_noise: bool = False
+    # What fails without the compiler as well is not the failure looked for: it is one of phase EAGER.
+    must_pass_in_eager: bool = False
     question: Question = Question.FAILS
 
     @property

@@ -1,0 +1,223 @@
+"""How a small script compiles its function and runs it: the lines around the failing call, for each form.
+
+Under `TORCH_COMPILE_DISABLE=1` every form runs without the compiler: `torch.compile` sees to that itself, and a graph
+that is given to a part of the compiler has a function around it that does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torchsleuth.graphs.writes import written_inputs
+from torchsleuth.repro.small_graph import SmallGraph
+from torchsleuth.tensors.specs import ScalarSpec
+
+# A function of public names; of operators; traced for the inner compiler; built node by node.
+FUNCTION, OPERATORS, GRAPH, NODES = "function", "operators", "graph", "nodes"
+_RUNNING = 'print("torchsleuth: running", file=sys.stderr)'
+_FAKES = '[node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]'
+
+
+class CannotCall(Exception):
+    """A graph that cannot be compiled in this form."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The function that compiles, the lines that call it, the test that results are wrong, and the imports for all."""
+
+    define: list[str]
+    lines: list[str]
+    wrong: str
+    imports: list[str]
+    # Of the standard library.
+    modules: tuple[str, ...] = ()
+
+
+def calls_of(small: SmallGraph, form: str) -> Calls:
+    """What compiles and runs `f` in a form; raises `CannotCall` where it cannot be done so."""
+    define, imports, modules = _definition(small, form)
+    names = list(small.names.values())
+    compiled = "compiled" if form in (GRAPH, NODES) else f"torch.compile(f{_options(small)})"
+    lines, wrong = _run(small, form, names, compiled)
+    contexts = _contexts(small)
+    if contexts:
+        lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
+    return Calls(define, lines, wrong, imports, modules)
+
+
+def _run(small: SmallGraph, form: str, names: Sequence[str], compiled: str) -> tuple[list[str], str]:
+    accuracy = small.signature.kind == "accuracy"
+    places = small.names
+    written = [places[name] for name in written_inputs(small.graph) if accuracy and name in places]
+    outputs = small.graph.graph.output_node().args[0]
+    single = isinstance(outputs, (list, tuple)) and len(outputs) == 1
+    boxed = form in (GRAPH, NODES)
+    if accuracy:
+        near = "1e-3, 1e-3" if small.tolerance is None else f"rtol=0, atol={small.tolerance:.1g}"
+        again = ", ".join(f"{name}_too" if name in written else name for name in names)
+        seeds = ["torch.manual_seed(0)"] * small.draws_random_numbers
+        compared, wrong = _compared(
+            f"f({', '.join(names)})", f"{compiled}({again})", written, single and not boxed, seeds
+        )
+        return compared, wrong.replace("NEAR", near)
+    call = f"{compiled}({', '.join(names)})"
+    if small.signature.phase == "run" and small.differentiable and small.settings.level == "dynamo":
+        return [f"{call}{'' if single and not boxed else '[0]'}.sum().backward()"], ""
+    return [call], ""
+
+
+def _compared(
+    eager: str, call: str, written: Sequence[str], single: bool, seeds: Sequence[str]
+) -> tuple[list[str], str]:
+    """The lines that run both, and the test that they differ; inputs that a run changes are results of it, too."""
+    one = single and not written
+    lines = [f"{name}_too = {name}.clone()" for name in written]
+    if written:
+        star = "" if single else "*"
+        eager = f"[{star}{eager}, {', '.join(written)}]"
+        call = f"[{star}{call}, {', '.join(f'{name}_too' for name in written)}]"
+    if seeds:
+        lines += [*seeds, f"wanted = {eager}", *seeds, f"got = {call}"]
+    else:
+        lines.append(f"wanted, got = {eager}, {call}")
+    if one:
+        return lines, "not torch.allclose(wanted, got, NEAR, equal_nan=True)"
+    return lines, "not all(torch.allclose(a, b, NEAR, equal_nan=True) for a, b in zip(wanted, got))"
+
+
+def _contexts(small: SmallGraph) -> list[str]:
+    """The modes in which the graph failed, where they are not those a script starts in."""
+    captured = small.settings.level == "dynamo"
+    found = ["torch.inference_mode()"] if small.state.inference_mode else []
+    if small.differentiable and not (captured and small.state.grad):
+        found.append("torch.no_grad()")
+    casts = small.state.autocast.items() if captured else ()
+    return [*found, *(f"torch.autocast({kind!r}, dtype={dtype})" for kind, dtype in casts)]
+
+
+def _definition(small: SmallGraph, form: str) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """The function that hands the graph to the compiler, where `torch.compile` itself does not: lines and imports."""
+    if form in (FUNCTION, OPERATORS):
+        return _telling(small)
+    inductor = small.settings.level == "aot"
+    if inductor and small.embedded.defines_backend:
+        raise CannotCall("the inner compiler is the user's own")
+    examples, lines, imports = "list(inputs)", [], []
+    if form == GRAPH:
+        mode = "symbolic" if small.dynamic else "fake"
+        imports.append("from torch.fx.experimental.proxy_tensor import make_fx")
+        lines = [f'graph = make_fx(f, tracing_mode="{mode}")(*inputs)', f"fakes = {_FAKES}"]
+        graph, examples = "graph", "fakes"
+    else:
+        graph = "f"
+        if inductor or small.dynamic:
+            lines, more = _fakes(small)
+            imports += more
+            examples = "fakes"
+    if inductor:
+        imports.append("from torch._inductor.compile_fx import compile_fx_inner")
+        how = f"compile_fx_inner({graph}, {examples}{_inner_options(small, form)})"
+        run = "run(list(inputs))"
+    else:
+        how, more = _backend_call(small, graph, examples)
+        imports += more
+        run = "run(*inputs)"
+    about = "Inductor's inner compiler" if inductor else "the backend"
+    define = [
+        f"def compiled(*inputs):  # the graph by itself, given to {about}",
+        '    if os.environ.get("TORCH_COMPILE_DISABLE") == "1":',
+        "        return f(*inputs)",
+        *(f"    {line}" for line in [*lines, f"run = {how}", _RUNNING, f"return {run}"]),
+    ]
+    return define, imports, ("os",)
+
+
+def _fakes(small: SmallGraph) -> tuple[list[str], list[str]]:
+    """Fake inputs on the placeholders of `f`, as AOTAutograd leaves them."""
+    if any(isinstance(given.spec, ScalarSpec) and given.spec.expr is not None for given in small.inputs):
+        raise CannotCall("a number among its inputs changes from call to call")
+    imports = ["from torch._subclasses.fake_tensor import FakeTensorMode"]
+    sizes = ""
+    if small.dynamic:
+        imports.append("from torch.fx.experimental.symbolic_shapes import ShapeEnv")
+        sizes = f"shape_env=ShapeEnv({'assume_static_by_default=True' if small.dynamic_sizes else ''}), "
+    fake = "mode.from_tensor(t)"
+    if any(isinstance(given.spec, ScalarSpec) for given in small.inputs):
+        fake = f"{fake} if isinstance(t, torch.Tensor) else t"
+    lines = [
+        f"mode = FakeTensorMode({sizes}allow_non_fake_inputs=True)",
+        f"fakes = [{fake} for t in inputs]",
+        'for node, fake in zip(f.graph.find_nodes(op="placeholder"), fakes):',
+        '    node.meta["val"] = fake',
+    ]
+    visible = small.settings.visible_outputs
+    if visible is not None and small.settings.level == "aot":
+        lines.append(f'f.graph.output_node().meta["user_visible_output_idxs"] = {list(visible)}')
+    return lines, imports
+
+
+def _inner_options(small: SmallGraph, form: str) -> str:
+    """What AOTAutograd tells the inner compiler of a graph: some failures are those of a backward graph alone."""
+    given = small.settings.compile_kwargs
+    if form == GRAPH:
+        given = {key: given.get(key) for key in ("is_backward", "is_inference")}
+    if given.get("cudagraphs"):
+        raise CannotCall("it is compiled for CUDA graphs")
+    return "".join(f", {key}={value!r}" for key, value in given.items() if value)
+
+
+def _backend_call(small: SmallGraph, graph: str, examples: str) -> tuple[str, list[str]]:
+    """The call of the backend on a graph that Dynamo captured, and its import."""
+    name, options = small.settings.backend, small.settings.options
+    if small.embedded.defines_backend or name != "inductor":
+        if options:
+            raise CannotCall("only torch.compile hands options to a backend of the user's")
+        if small.embedded.defines_backend:
+            return f"backend({graph}, {examples})", []
+        return f"lookup_backend({name!r})({graph}, {examples})", ["from torch._dynamo import lookup_backend"]
+    patches = f", config_patches={_dictionary(options)}" if options else ""
+    compiled = f"compile_fx({graph}, {examples}{patches})"
+    return compiled, ["from torch._inductor.compile_fx import compile_fx"]
+
+
+def _telling(small: SmallGraph) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """A backend that says when compiling is over.
+
+    Only a death or a hang while running needs it: an exception or a wrong result says by itself where it came from.
+    """
+    if not _tells(small):
+        return [], [], ()
+    compiled, imports = _backend_call(small, "graph", "inputs")
+    lines = [
+        "def telling(graph, inputs):  # the compiler itself, saying when it is done",
+        f"    compiled = {compiled}",
+        f"    {_RUNNING}",
+        "    return compiled",
+    ]
+    return lines, imports, ()
+
+
+def _tells(small: SmallGraph) -> bool:
+    return small.signature.kind in ("crash", "hang") and small.signature.phase == "run"
+
+
+def _dictionary(options: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key!r}: {value}" for key, value in options.items()) + "}"
+
+
+def _options(small: SmallGraph) -> str:
+    parts = []
+    settings = small.settings
+    if _tells(small):
+        parts.append("backend=telling")
+    elif small.embedded.defines_backend:
+        parts.append("backend=backend")
+    elif settings.backend != "inductor":
+        parts.append(f"backend={settings.backend!r}")
+    if small.dynamic and not small.dynamic_sizes:
+        parts.append("dynamic=True")
+    if settings.options and not _tells(small):
+        parts.append(f"options={_dictionary(settings.options)}")
+    return "".join(f", {part}" for part in parts)

@@ -1,0 +1,71 @@
+"""A minimal graph with all that its script needs to know: what a search ends with, and scripts are written from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded
+from torchsleuth.compare.reference.opkinds import draws
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
+
+
+@dataclass(frozen=True)
+class SmallInput:
+    """One input: its name, its form, and its value where that matters."""
+
+    name: str
+    spec: TensorSpec | ScalarSpec
+    value: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class SmallGraph:
+    """A minimal graph, its inputs and settings, and the failure it shows."""
+
+    graph: torch.fx.GraphModule
+    inputs: tuple[SmallInput, ...]
+    settings: CompileSettings
+    signature: Signature
+    embedded: Embedded = field(default_factory=Embedded)
+    dynamic: bool = False
+    # Of a wrong result: how far rounding alone may move it.
+    tolerance: float | None = None
+    # Of an error: the traceback of this very graph, which the script's test for it must fit.
+    text: str = ""
+    case: str | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Plain names for the inputs: x, y, z, and numbers beyond."""
+        letters = ["x", "y", "z"] if len(self.inputs) <= 3 else [f"x{n}" for n in range(len(self.inputs))]
+        return {given.name: letter for given, letter in zip(self.inputs, letters)}
+
+    @property
+    def state(self) -> AmbientState:
+        return self.settings.state or AmbientState()
+
+    @property
+    def differentiable(self) -> bool:
+        return any(getattr(given.spec, "requires_grad", False) for given in self.inputs)
+
+    @property
+    def draws_random_numbers(self) -> bool:
+        return any(draws(node) for node in self.graph.graph.nodes)
+
+    @property
+    def dynamic_sizes(self) -> list[tuple[str, int]] | None:
+        """The sizes that change, as (input, dimension), where others must not; None where all of them may."""
+        marks = []
+        fixed = 0
+        for given in self.inputs:
+            if isinstance(given.spec, ScalarSpec):
+                if given.spec.expr is not None:
+                    return None  # a number that changes cannot be marked
+                continue
+            texts = given.spec.shape_expr or tuple(map(str, given.spec.shape))
+            fixed += sum(text.isdigit() and int(text) > 1 for text in texts)
+            marks += [(self.names[given.name], d) for d, text in enumerate(texts) if not text.isdigit()]
+        return marks if fixed and marks else None
