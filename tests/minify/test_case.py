@@ -87,7 +87,8 @@ def test_each_kind_of_failure_becomes_one_call_in_a_short_verified_script(faulty
     assert case["minified"]["ops"] == [op]
     assert case["minified"]["lines"] <= 32
     assert case["minified"]["input_bytes"] <= 1024
-    assert case["verified"] == {"times": 3, "reproduced": 3, "same_signature": True, "error": None}
+    verified = {"times": 3, "reproduced": 3, "same_signature": True, "error": None, "eager_passes": True}
+    assert case["verified"] == verified
     text = result.folder.file("repro.py").read_text()
     assert "torchsleuth import" not in text
     assert expected_of_script(result.folder.file("repro.py")).kind == folder.case.kind

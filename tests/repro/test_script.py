@@ -1,13 +1,16 @@
 """Writing scripts: what is pasted stands alone."""
 
 import ast
+import runpy
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.repro.script import _runtime, one_line, split_module
+from torchsleuth.cases.record import AmbientState, CompileSettings, GraphRecord
+from torchsleuth.repro.script import RUNTIME, _runtime, one_line, runtime_text, script_text, split_module
 
 
 def test_the_pasted_runtime_defines_every_name_it_uses_once():
@@ -38,3 +41,36 @@ def test_split_module_keeps_comments_and_drops_what_is_ours():
     )
     assert imports == ["import os", "import re"]
     assert body == "# why\nA = 1"
+
+
+RECORD = GraphRecord(CompileSettings(level="aot", state=AmbientState()), placeholders=("a",), calls=1)
+GRAPH = "class Repro(torch.nn.Module):\n    def forward(self, a):\n        b = torch.relu(a)\n        return (b,)\n"
+
+
+def test_a_script_of_a_whole_graph_is_short_and_says_what_must_lie_beside_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, RUNTIME.removesuffix(".py"), None)
+    script = tmp_path / "original.py"
+    text = script_text(RECORD, GRAPH, None, inputs={"inputs": []})
+    script.write_text(text)
+    assert RUNTIME in text and len(text.splitlines()) < 60
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 3
+    assert capsys.readouterr().out.startswith(f"CANNOT TELL: copy {RUNTIME} ")
+
+
+def test_the_runtime_file_is_a_module_that_runs_such_a_script(tmp_path, monkeypatch, capsys):
+    (tmp_path / RUNTIME).write_text(runtime_text())
+    script = tmp_path / "original.py"
+    script.write_text(script_text(RECORD, GRAPH, None, inputs={"inputs": []}))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 0
+    assert "run the graph without compiling it" in capsys.readouterr().out
+
+
+def test_a_script_that_is_handed_out_as_one_text_has_the_runtime_in_it():
+    text = script_text(RECORD, GRAPH, None, inputs={"inputs": []}, pasted=True)
+    assert RUNTIME not in text and "def repro_main(" in text

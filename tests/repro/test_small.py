@@ -2,9 +2,11 @@
 
 import ast
 import contextlib
+import operator
 import subprocess
 import sys
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -279,3 +281,93 @@ def test_a_custom_operator_is_pasted_only_where_the_graph_calls_it():
     other = small(lambda x: (aten.cos.default(x),), torch.ones(2), embedded=pasted)
     assert "custom_op" in first(one)
     assert "custom_op" not in first(other)
+
+
+@pytest.mark.parametrize("level", ["dynamo", "aot"])
+def test_numbers_without_a_literal_are_imported_in_every_form(level):
+    value = torch.tensor([float("nan"), float("inf")])
+    graph = small(
+        lambda x: (aten.clamp.default(x, None, float("inf")),), value, signature=WRONG, level=level, keep=True
+    )
+    scripts = list(small_scripts(graph))
+    assert scripts[-1].form == "nodes"
+    for script in scripts:
+        (got,) = torch.utils._pytree.tree_leaves(function_of(script.text)(value))
+        assert torch.equal(got.isnan(), value.isnan())
+
+
+def holding():
+    """A graph that holds a tensor and a graph of its own, and one call that nobody reads."""
+    inner = torch.fx.symbolic_trace(lambda a: (torch.cos(a),))
+    graph = torch.fx.Graph()
+    x, shift, branch = graph.placeholder("a"), graph.get_attr("shift"), graph.get_attr("branch")
+    graph.call_function(aten._efficientzerotensor.default, ([2],))
+    chosen = graph.call_function(torch.ops.higher_order.cond, (True, branch, branch, (x,)))
+    first = graph.call_function(operator.getitem, (chosen, 0))
+    graph.output((graph.call_function(aten.add.Tensor, (first, shift)),))
+    return torch.fx.GraphModule({"shift": torch.tensor([1.0, -inf]), "branch": inner}, graph)
+
+
+@pytest.mark.parametrize("level", ["dynamo", "aot"])
+def test_a_graph_with_tensors_and_graphs_inside_is_built_with_them(level):
+    graph = holding()
+    given = SmallInput("a", describe_tensor(torch.ones(2)))
+    (script,) = small_scripts(SmallGraph(graph, (given,), CompileSettings(level=level), ERROR))
+    made = function_of(script.text)
+    assert [n.target for n in made.graph.nodes] == [
+        n.target if n.op != "placeholder" else "x" for n in graph.graph.nodes
+    ]
+    x = torch.tensor([0.25, 0.5])
+    assert torch.equal(made(x)[0], graph(x)[0])
+    assert len(script.text.splitlines()) <= 55
+
+
+def answers_without_the_compiler(text, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    with torch._dynamo.config.patch(disable=True), contextlib.suppress(SystemExit):
+        exec(text, {"__name__": "__main__"})
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("signature", [ERROR, WRONG, CRASH])
+@pytest.mark.parametrize("level", ["dynamo", "aot"])
+def test_every_form_passes_without_the_compiler(signature, level, monkeypatch, capsys):
+    graph = small(lambda x, y: (aten.mm.default(x, y),), torch.ones(2, 2), torch.ones(2, 2), level=level)
+    for script in small_scripts(replace(graph, signature=signature)):
+        assert answers_without_the_compiler(script.text, monkeypatch, capsys) == "NOT REPRODUCED"
+
+
+def test_a_function_that_fails_without_the_compiler_says_so(monkeypatch, capsys):
+    graph = small(lambda x: (aten.view.default(x, [7]),), torch.ones(6))
+    said = answers_without_the_compiler(first(graph), monkeypatch, capsys)
+    assert said.startswith("DIFFERENT FAILURE: RuntimeError: shape")
+
+
+def test_the_modes_of_the_failing_call_stand_around_it():
+    state = {"grad": False, "inference_mode": False, "autocast": {"cpu": "torch.bfloat16"}}
+    text = first(small(lambda x: (aten.sin.default(x),), torch.ones(2, requires_grad=True), state=state))
+    assert (
+        "with torch.no_grad(), torch.autocast('cpu', dtype=torch.bfloat16):\n        torch.compile(f)(x)"
+        in text
+    )
+
+
+def test_random_numbers_are_drawn_alike_by_both_runs():
+    text = first(small(lambda x: (aten.bernoulli.p(x, 0.5),), torch.ones(64), signature=WRONG))
+    assert "torch._inductor.config.fallback_random = True" in text
+    body = text.partition('print("torchsleuth: compiling"')
+    scope = {}
+    exec(body[0] + body[2].partition(", file=sys.stderr)")[2].replace("torch.compile(f)", "f"), scope)
+    assert torch.equal(scope["wanted"], scope["got"]) and 0 < scope["got"].sum() < 64
+
+
+def test_a_crash_in_the_users_backend_is_told_from_one_while_compiling():
+    graph = small(
+        lambda x: (torch.relu(x),),
+        torch.ones(2),
+        signature=CRASH,
+        backend="backend",
+        embedded=Embedded(BACKEND),
+    )
+    text = first(graph)
+    assert "compiled = backend(graph, inputs)" in text and "backend=telling" in text

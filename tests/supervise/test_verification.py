@@ -20,6 +20,7 @@ from torchsleuth.supervise.verification import ScriptToVerify, verified_repro
 SCRIPTS = [
     ScriptToVerify("function"),
     ScriptToVerify("operators"),
+    ScriptToVerify("nodes"),
     ScriptToVerify("exact", needs_inputs=True),
 ]
 
@@ -55,37 +56,45 @@ def verified(folder, answers, deadline=None, **how):
 
 
 def test_the_first_that_fails_the_same_way_is_taken_and_one_that_does_not_is_run_once(folder):
-    found, runner = verified(folder, ["passes", "fails", "fails"])
+    found, runner = verified(folder, ["passes", "fails", "fails", "fails"])
     assert (found.script.form, found.holds, found.reproduced) == ("operators", True, 3)
     assert [name for _, name in runner.ran] == ["function.py", *["operators.py"] * 3]
     assert folder.file("repro.py").read_text() == "fails"
 
 
 def test_one_that_needs_the_kept_inputs_is_run_where_they_lie(folder):
-    found, runner = verified(folder, ["passes", "fails differently", "fails"])
+    found, runner = verified(folder, ["passes", "fails differently", "passes", "fails"])
     assert found.script.form == "exact" and runner.ran[-1][1] == "repro.py"
 
 
-def test_with_no_time_left_the_exact_one_is_still_run(folder):
-    found, runner = verified(folder, ["passes", "fails", "fails"], deadline=time.monotonic() - 1)
-    assert list(dict.fromkeys(name for _, name in runner.ran)) == ["function.py", "repro.py"]
-    assert found.script.form == "exact" and found.reproduced == 3
+def test_with_no_time_left_the_most_exact_small_one_is_still_run(folder):
+    answers = ["passes", "fails", "fails", "fails"]
+    found, runner = verified(folder, answers, deadline=time.monotonic() - 1)
+    assert list(dict.fromkeys(name for _, name in runner.ran)) == ["function.py", "nodes.py"]
+    assert found.script.form == "nodes" and found.reproduced == 3
+
+
+def test_where_a_run_could_tell_nothing_for_want_of_time_the_most_readable_one_stays(folder):
+    answers = ["cannot tell", "fails", "fails", "fails"]
+    found, runner = verified(folder, answers, deadline=time.monotonic() - 1)
+    assert found.script.form == "function" and not found.holds
+    assert [name for _, name in runner.ran] == ["function.py"]
 
 
 def test_one_that_does_not_hold_is_told_so(folder):
-    found, _ = verified(folder, ["passes", "passes", "passes"])
+    found, _ = verified(folder, ["passes"] * 4)
     assert not found.holds and found.reproduced == 0
 
 
 def test_one_that_fails_without_the_compiler_too_is_passed_over(folder):
-    found, _ = verified(folder, ["fails / fails", "fails / passes", "fails / passes"])
+    found, _ = verified(folder, ["fails / fails", *["fails / passes"] * 3])
     assert (found.script.form, found.holds) == ("operators", True)
     assert found.to_case().eager_passes is True
     assert folder.file("repro.py").read_text() == "fails / passes"
 
 
 def test_where_all_fail_without_the_compiler_the_first_is_kept_and_does_not_count_as_verified(folder):
-    found, runner = verified(folder, ["fails / fails", "fails / fails differently", "fails / fails"])
+    found, runner = verified(folder, ["fails / fails", *["fails / fails differently"] * 3])
     assert [name for _, name in runner.ran] == ["function.py"] * 3
     assert folder.file("repro.py").read_text() == "fails / fails"
     case = found.to_case()
@@ -94,5 +103,5 @@ def test_where_all_fail_without_the_compiler_the_first_is_kept_and_does_not_coun
 
 
 def test_of_an_original_that_fails_without_the_compiler_nothing_more_is_asked(folder):
-    found, _ = verified(folder, ["fails / fails", "fails", "fails"], in_eager=False)
+    found, _ = verified(folder, ["fails / fails", *["fails"] * 3], in_eager=False)
     assert found.holds and found.to_case().error is None

@@ -178,3 +178,23 @@ def test_an_error_of_the_scheduler_is_found_and_its_absence_decided_before_the_c
 )
 def test_the_stage_of_a_failure_is_told_where_it_is_sure(exceptions, frames, stage):
     assert failing_stage(exceptions, frames) == stage
+
+
+ALWAYS_DIES = """
+import ctypes
+@torch.library.custom_op("dies::everywhere", mutates_args=())
+def everywhere(x: torch.Tensor) -> torch.Tensor:
+    ctypes.string_at(8)
+    return x.clone()
+@everywhere.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+
+
+def test_a_crash_that_comes_without_the_compiler_too_is_not_the_crash_looked_for(workers):
+    crash = Signature("crash", "run", signal="SIGSEGV")
+    trial = _trial("torch.ops.dies.everywhere.default(a)", crash, ALWAYS_DIES, level="aot")
+    outcome = workers.run(dataclasses.replace(trial, must_pass_in_eager=True))
+    assert (outcome.signature.kind, outcome.signature.phase) == ("crash", "eager")
+    assert not outcome.fails_like(crash)

@@ -1,6 +1,6 @@
 """Which of the scripts that a search wrote becomes repro.py: the most readable one that fails in fresh processes.
 
-A small function under `torch.compile` comes first, the exact script, which does what the trial did, last.
+A small function under `torch.compile` comes first, the exact script, which needs a runtime file beside it, last.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class VerifiedRepro:
         return sum(run.reproduced for run in self.runs)
 
     @property
+    def told_nothing(self) -> bool:
+        return all(run.answer is Answer.CANNOT_TELL for run in self.runs)
+
+    @property
     def holds(self) -> bool:
         return self.fails and not (self.needs_eager and passes_in_eager(self.eager) is False)
 
@@ -120,10 +124,12 @@ def verified_repro(
     """
     clock = phase_clock(folder.case)
     best: VerifiedRepro | None = None
+    # With no time left only this one is tried after the first: the small one that does what the trials did.
+    most_exact = max((n for n, each in enumerate(scripts) if not each.needs_inputs), default=0)
     for place, script in enumerate(scripts):
-        last = place == len(scripts) - 1
-        if place and not last and deadline is not None and time.monotonic() > deadline:
-            continue  # with no time left only the exact one, which does what the trials did
+        if best is not None and deadline is not None and time.monotonic() > deadline:
+            if place != most_exact or best.told_nothing:
+                continue
         if script.needs_inputs:
             _put(folder, script)
         least = time.monotonic() + LEAST_SECONDS + (clock if folder.case.kind == "hang" else 0.0)

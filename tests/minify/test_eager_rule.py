@@ -1,0 +1,59 @@
+"""Where the original passes without the compiler, a smaller graph that fails there as well is another bug."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from trials_here import TrialsHere
+
+from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded
+from torchsleuth.minify.oracle import TrialOracle
+from torchsleuth.minify.questions import Questions
+from torchsleuth.minify.states import state_of
+from torchsleuth.script_runtime.signature import Signature
+
+# A compiler that loses the second argument of `view`, and so fails with the words in which eager refuses other calls.
+BACKEND = """
+def backend(graph, inputs):
+    for node in graph.graph.nodes:
+        if node.target == "view":
+            raise RuntimeError("shape '[7]' is invalid for input of size 6")
+    return graph.forward
+"""
+LOST = Signature("compile_error", "compile", ("RuntimeError",), "shape '[#]' is invalid for input of size #")
+
+
+def state(function):
+    settings = CompileSettings(backend="backend", state=AmbientState(grad=False))
+    made = state_of(torch.fx.symbolic_trace(function), [torch.ones(6)])
+    return made.having(settings=settings, embedded=Embedded(BACKEND), any_values=True)
+
+
+ORIGINAL = state(lambda x: (x.view(2, 3).sin(),))
+SMALLER = state(lambda x: (x.view(7),))
+
+
+@pytest.fixture
+def oracle(tmp_path):
+    return TrialOracle(Questions(TrialsHere(), tmp_path), LOST)
+
+
+def test_a_candidate_that_eager_refuses_with_the_same_words_is_not_the_failure(oracle):
+    assert oracle.each([ORIGINAL, SMALLER]) == [True, True]
+    assert oracle.holding_to(ORIGINAL).each([ORIGINAL, SMALLER]) == [True, False]
+    assert not oracle.also, "a graph that does not run at all is no other bug of the compiler's"
+
+
+def test_an_original_that_eager_refuses_can_be_held_to_nothing(oracle):
+    assert oracle.holding_to(SMALLER).each([SMALLER]) == [True]
+
+
+def test_a_wrong_result_is_compared_with_eager_anyway_so_nothing_more_is_asked(tmp_path):
+    workers = TrialsHere()
+    wrong = TrialOracle(Questions(workers, tmp_path), Signature("accuracy", "run"))
+    assert not wrong.holding_to(ORIGINAL).must_pass_in_eager
+    assert not workers.trials
