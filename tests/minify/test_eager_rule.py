@@ -1,20 +1,14 @@
 """Where the original passes without the compiler, a smaller graph that fails there as well is another bug."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from trials_here import TrialsHere
 
 from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded
 from torchsleuth.minify.oracle import TrialOracle
 from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.states import state_of
 from torchsleuth.script_runtime.signature import Signature
+from trials_here import TrialsHere
 
 # A compiler that loses the second argument of `view`, and so fails with the words in which eager refuses other calls.
 BACKEND = """

@@ -127,9 +127,9 @@ def verified_repro(
     # With no time left only this one is tried after the first: the small one that does what the trials did.
     most_exact = max((n for n, each in enumerate(scripts) if not each.needs_inputs), default=0)
     for place, script in enumerate(scripts):
-        if best is not None and deadline is not None and time.monotonic() > deadline:
-            if place != most_exact or best.told_nothing:
-                continue
+        late = deadline is not None and time.monotonic() > deadline
+        if best is not None and late and (place != most_exact or best.told_nothing):
+            continue
         if script.needs_inputs:
             _put(folder, script)
         least = time.monotonic() + LEAST_SECONDS + (clock if folder.case.kind == "hang" else 0.0)
