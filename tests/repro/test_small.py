@@ -371,3 +371,33 @@ def test_a_crash_in_the_users_backend_is_told_from_one_while_compiling():
     )
     text = first(graph)
     assert "compiled = backend(graph, inputs)" in text and "backend=telling" in text
+
+
+class Doubled(torch.autograd.Function):
+    """The identity, with twice its gradient: what a compiler may get wrong without a trace in the result."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+@pytest.mark.parametrize(("compiled", "status"), [("f", 0), ("lambda *a: Doubled.apply(f(*a))", 1)])
+def test_a_wrong_gradient_is_a_wrong_result(compiled, status):
+    value = torch.tensor([0.5, 0.25], requires_grad=True)
+    text = first(small(lambda x: (aten.sin.default(x),), value, signature=WRONG, keep=True))
+    scope = {"Doubled": Doubled}
+    with pytest.raises(SystemExit) if status else contextlib.nullcontext():
+        exec(text.replace("torch.compile(f)", compiled), scope)
+    assert len(scope["got"]) == 2
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_compile_that_needs_gradients_is_led_to_its_backward(outputs):
+    value = torch.ones(2, requires_grad=True)
+    text = first(small(lambda x: (aten.sin.default(x), aten.gt.Scalar(x, 0))[:outputs], value))
+    exec(text.replace("torch.compile(f)", "f"), scope := {})
+    assert scope["x"].grad is not None

@@ -16,6 +16,7 @@ from torchsleuth.tensors.specs import ScalarSpec
 # A function of public names; of operators; traced for the inner compiler; built node by node.
 FUNCTION, OPERATORS, GRAPH, NODES = "function", "operators", "graph", "nodes"
 _RUNNING = 'print("torchsleuth: running", file=sys.stderr)'
+_ANY_WRONG = "not all(torch.allclose(a, b, NEAR, equal_nan=True) for a, b in zip(wanted, got))"
 _FAKES = '[node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]'
 
 
@@ -40,7 +41,12 @@ def calls_of(small: SmallGraph, form: str) -> Calls:
     define, imports, modules = _definition(small, form)
     names = list(small.names.values())
     compiled = "compiled" if form in (GRAPH, NODES) else f"torch.compile(f{_options(small)})"
-    lines, wrong = _run(small, form, names, compiled)
+    if small.signature.kind == "accuracy" and small.trains:
+        define = [*define, *(["", ""] if define else []), *_results(small, form)]
+        lines = [f"wanted, got = results(f), results({compiled})"]
+        wrong = _ANY_WRONG.replace("NEAR", _near(small))
+    else:
+        lines, wrong = _run(small, form, names, compiled)
     contexts = _contexts(small)
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
@@ -55,17 +61,38 @@ def _run(small: SmallGraph, form: str, names: Sequence[str], compiled: str) -> t
     single = isinstance(outputs, (list, tuple)) and len(outputs) == 1
     boxed = form in (GRAPH, NODES)
     if accuracy:
-        near = "1e-3, 1e-3" if small.tolerance is None else f"rtol=0, atol={small.tolerance:.1g}"
         again = ", ".join(f"{name}_too" if name in written else name for name in names)
         seeds = ["torch.manual_seed(0)"] * small.draws_random_numbers
         compared, wrong = _compared(
             f"f({', '.join(names)})", f"{compiled}({again})", written, single and not boxed, seeds
         )
-        return compared, wrong.replace("NEAR", near)
+        return compared, wrong.replace("NEAR", _near(small))
     call = f"{compiled}({', '.join(names)})"
-    if small.signature.phase == "run" and small.differentiable and small.settings.level == "dynamo":
-        return [f"{call}{'' if single and not boxed else '[0]'}.sum().backward()"], ""
-    return [call], ""
+    if not small.trains:
+        return [call], ""
+    if single:
+        return [f"{call}{'[0]' if boxed else ''}.sum().backward()"], ""
+    return [f"sum(out.sum() for out in {call} if out.requires_grad).backward()"], ""
+
+
+def _near(small: SmallGraph) -> str:
+    return "1e-3, 1e-3" if small.tolerance is None else f"rtol=0, atol={small.tolerance:.1g}"
+
+
+def _results(small: SmallGraph, form: str) -> list[str]:
+    """A function that trains one step: its gradients are results, too."""
+    outputs = small.graph.graph.output_node().args[0]
+    single = isinstance(outputs, (list, tuple)) and len(outputs) == 1 and form not in (GRAPH, NODES)
+    names = ", ".join(small.names.values())
+    return [
+        "def results(run):  # what it returns, and the gradients of what it was given",
+        f"    inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in ({names},)]",
+        "    torch.manual_seed(0)",
+        f"    outputs = {'[run(*inputs)]' if single else 'list(run(*inputs))'}",
+        "    trained = [out for out in outputs if out.requires_grad]",
+        "    torch.autograd.backward(trained, [torch.randn_like(out) for out in trained])",
+        "    return outputs + [t.grad for t in inputs if t.grad is not None]",
+    ]
 
 
 def _compared(
@@ -84,7 +111,7 @@ def _compared(
         lines.append(f"wanted, got = {eager}, {call}")
     if one:
         return lines, "not torch.allclose(wanted, got, NEAR, equal_nan=True)"
-    return lines, "not all(torch.allclose(a, b, NEAR, equal_nan=True) for a, b in zip(wanted, got))"
+    return lines, _ANY_WRONG
 
 
 def _contexts(small: SmallGraph) -> list[str]:

@@ -52,6 +52,11 @@ class SmallGraph:
         return any(getattr(given.spec, "requires_grad", False) for given in self.inputs)
 
     @property
+    def trains(self) -> bool:
+        """Whether a backward is part of what is run: an input that need not have a gradient has none any more."""
+        return self.differentiable and self.settings.level == "dynamo" and self.state.grad
+
+    @property
     def draws_random_numbers(self) -> bool:
         return any(draws(node) for node in self.graph.graph.nodes)
 
