@@ -164,6 +164,13 @@ def test_a_graph_for_the_inner_compiler_is_traced_or_built_node_by_node():
     assert "compile_fx_inner(f, fakes)" in built.text
 
 
+def test_of_a_search_that_was_cut_short_a_whole_compile_is_tried_first():
+    graph = small(lambda x: (aten.relu.default(x),), torch.ones(2), level="aot")
+    forms = {script.form: script.text for script in small_scripts(graph, untried=True)}
+    assert list(forms) == ["function", "operators", "graph", "nodes"]
+    assert "torch.compile(f)(x)" in forms["function"]
+
+
 def test_a_backward_graph_is_handed_to_the_inner_compiler_as_one():
     told = {"is_backward": True, "cudagraphs": False, "static_input_idxs": [0]}
     graph = small(lambda x: (aten.exp.default(x),), torch.ones(2), level="aot", compile_kwargs=told)
@@ -401,3 +408,45 @@ def test_a_compile_that_needs_gradients_is_led_to_its_backward(outputs):
     text = first(small(lambda x: (aten.sin.default(x), aten.gt.Scalar(x, 0))[:outputs], value))
     exec(text.replace("torch.compile(f)", "f"), scope := {})
     assert scope["x"].grad is not None
+
+
+def writes_into_first(x, y):
+    aten.copy_.default(x, aten.add.Tensor(y, 1))
+    return (aten.sin.default(y),)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("compiled", "status"), [("f", 0), ("lambda x, y: f(x.clone(), y)", 1)])
+def test_inputs_that_share_memory_share_it_in_both_runs(keep, compiled, status):
+    memory = torch.arange(6.0)
+    text = first(small(writes_into_first, memory[1:4], memory[2:5], signature=WRONG, keep=keep))
+    scope = {}
+    with pytest.raises(SystemExit) if status else contextlib.nullcontext():
+        exec(text.replace("torch.compile(f)", f"({compiled})"), scope)
+    assert scope["x"].untyped_storage().data_ptr() == scope["y"].untyped_storage().data_ptr()
+    assert (scope["x"].storage_offset(), scope["y"].storage_offset()) == (1, 2)
+
+
+def test_an_input_that_is_given_twice_is_one():
+    x = torch.ones(2)
+    assert "\ny = x\n" in first(small(lambda a, b: (aten.add.Tensor(a, b),), x, x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("level", "form"), [("dynamo", "nodes"), ("aot", "graph"), ("aot", "nodes")])
+def test_a_graph_by_itself_is_compiled_and_run_with_sizes_that_change(level, form, capsys):
+    def function(s0, x):
+        return (aten.view.default(aten.sin.default(x), [s0 * 3]), aten.cos.default(x))
+
+    graph = small(function, 4, torch.ones(4, 3), signature=WRONG, level=level)
+    number, tensor = graph.inputs
+    number = replace(number, spec=replace(number.spec, kind="symint", expr="s0"))
+    tensor = replace(tensor, spec=replace(tensor.spec, shape_expr=("s0", "3")))
+    script = next(
+        each
+        for each in small_scripts(replace(graph, inputs=(number, tensor), dynamic=True))
+        if each.form == form
+    )
+    exec(script.text, {"__name__": "__main__"})
+    assert capsys.readouterr().out == "NOT REPRODUCED\n"
+    assert form == "graph" or "fakes[0] = fakes[1].shape[0]" in script.text

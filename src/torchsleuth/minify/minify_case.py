@@ -80,7 +80,8 @@ def minify_case(
     reduction = _searched(folder, start, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
     follower.begins("writing the scripts")
     state = reduction.state
-    scripts = write_scripts(folder, start, state, oracle.tolerances_of(state), oracle.text)
+    tolerances = oracle.tolerances_of(state)
+    scripts = write_scripts(folder, start, state, tolerances, oracle.text, complete=reduction.complete)
     rate = oracle.rate
     times = VERIFY_TIMES if rate is None else max(VERIFY_TIMES, min(MOST_TIMES, rate.repeats))
     update_case(folder, minified=_minified(reduction, round(time.monotonic() - started, 2)))

@@ -26,13 +26,23 @@ EXACT = "exact"
 
 
 def write_scripts(
-    folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances, text: str
+    folder: CaseFolder,
+    start: SearchStart,
+    state: State,
+    tolerances: Tolerances,
+    text: str,
+    *,
+    complete: bool = True,
 ) -> list[ScriptToVerify]:
-    """Puts every form of the state under checkpoints/, with its data where it will look for it."""
+    """Puts every form of the state under checkpoints/, with its data where it will look for it.
+
+    A search that was `complete` has tried whether a whole compile fails, too.
+    """
     place = folder.file(CHECKPOINTS)
     place.mkdir(exist_ok=True)
     written = []
-    for script in small_scripts(small_graph(folder, start, state, tolerances, text)):
+    small = small_graph(folder, start, state, tolerances, text)
+    for script in small_scripts(small, untried=not complete):
         for name, data in script.files.items():
             (place / name).write_bytes(data)
         (place / f"{script.form}.py").write_text(script.text, encoding="utf-8")

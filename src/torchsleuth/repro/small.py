@@ -18,15 +18,32 @@ from torchsleuth.cases.record import AmbientState, Embedded
 from torchsleuth.graphs.literals import Unprintable
 from torchsleuth.repro.script import one_line, template
 from torchsleuth.repro.small_body import body_lines
-from torchsleuth.repro.small_calls import FUNCTION, GRAPH, NODES, OPERATORS, CannotCall, calls_of
+from torchsleuth.repro.small_calls import (
+    FUNCTION,
+    GRAPH,
+    NODES,
+    OPERATORS,
+    CannotCall,
+    calls_of,
+    marked_sizes,
+)
 from torchsleuth.repro.small_graph import SmallGraph
-from torchsleuth.repro.small_inputs import TooLarge, input_expression, packed_expression
+from torchsleuth.repro.small_inputs import (
+    TooLarge,
+    input_expression,
+    memory_of,
+    packed_expression,
+    view_expression,
+)
 from torchsleuth.repro.small_marks import marks_of
 from torchsleuth.repro.small_nodes import node_lines
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 
 # Kinds of failure that no exception tells of.
 _WITHOUT_TEXT = ("crash", "hang", "accuracy")
+# What the lines of a script may need of the standard library.
+_STANDARD = {"base64", "copy", "math", "operator", "os", "pathlib"}
 
 
 @dataclass(frozen=True)
@@ -39,13 +56,16 @@ class SmallScript:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def small_scripts(small: SmallGraph) -> Iterator[SmallScript]:
+def small_scripts(small: SmallGraph, *, untried: bool = False) -> Iterator[SmallScript]:
     """Scripts for a minimal graph, the most readable first; those left out in which it cannot be written.
 
-    The first is of the form "function", where a whole compile is not known to pass.
+    The first is of the form "function", unless a whole compile of a graph for the inner compiler is known to pass;
+    `untried` says that nobody asked.
     """
     seen = set()
-    for form in (FUNCTION, OPERATORS, NODES) if small.settings.level == "dynamo" else (GRAPH, NODES):
+    inner = [GRAPH] if small.settings.level == "aot" else []
+    whole = [FUNCTION, OPERATORS] if untried or not inner else []
+    for form in (*whole, *inner, NODES):
         try:
             script = _script(small, form)
         except (TooLarge, Unprintable, CannotCall):
@@ -66,11 +86,12 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
     calls = calls_of(small, form)
     setup = [*_settings(small), *_needs(small)]
     setup += ["torch.manual_seed(0)"] * any("randn" in text for text in made)
-    setup += [f"{name} = {text}" for name, text in zip(names.values(), made)]
-    setup += [f"torch._dynamo.mark_dynamic({name}, {d})" for name, d in small.dynamic_sizes or ()]
+    setup += made
+    setup += [f"torch._dynamo.mark_dynamic({name}, {d})" for name, d in marked_sizes(small, form)]
     marks = None if small.signature.kind in _WITHOUT_TEXT else marks_of(small.signature, small.text)
-    standard = {"sys", *kept.modules, *calls.modules, *([*marks.modules, "traceback"] if marks else [])}
-    imports = [*_standard_imports(standard, [*body.lines, *setup]), "import torch"]
+    lines = [*body.lines, *setup, *calls.define, *calls.lines]
+    standard = {"sys", *([*marks.modules, "traceback"] if marks else [])}
+    imports = [*_standard_imports(standard, lines), "import torch"]
     imports += [f"import {module}" for module in small.settings.config]
     imports += [*calls.imports, *small.embedded.imports, *body.imports]
     text = template("small.py.jinja").render(
@@ -93,37 +114,52 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
 
 
 def _standard_imports(modules: set[str], lines: Sequence[str]) -> list[str]:
-    """The imports of the standard library: what the parts of the script ask for, and names its lines use."""
+    """The imports of the standard library: these modules, and those that the lines of the script name."""
     tree = ast.parse("\n".join(["def script():", *(f"    {line}" for line in lines)]))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     numbers = sorted(used & {"inf", "nan"})
-    imports = [f"import {', '.join(sorted(modules | used & {'math', 'operator'}))}"]
+    imports = [f"import {', '.join(sorted(modules | used & _STANDARD))}"]
     return [*imports, *([f"from math import {', '.join(numbers)}"] if numbers else [])]
 
 
 @dataclass
 class _Kept:
-    """What the inputs of one script keep of their values: bytes in all, files beside it, modules to read them with."""
+    """What the inputs of one script keep of their values: bytes in all, files beside it."""
 
     size: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
-    modules: set[str] = field(default_factory=set)
 
 
 def _made_inputs(small: SmallGraph, names: Sequence[str]) -> tuple[list[str], _Kept]:
+    """The lines that make the inputs, those that share memory over a tensor of its own; and what they keep."""
     kept = _Kept()
-    made = []
+    lines: list[str] = []
+    for number, sharing in small.shared_memory.items():
+        form, value = memory_of([g.spec for g in sharing], [g.value for g in sharing])  # type: ignore[misc]
+        lines.append(f"memory{number} = {_made(small, form, value, f'memory{number}', kept)}")
     for name, given in zip(names, small.inputs):
-        try:
-            text, count = input_expression(given.spec, given.value, small.signature.phase == "run")
-        except TooLarge:
-            if given.value is None:
-                raise
-            text, count = packed_expression(given.value, f"repro.{name}.bin", kept.files)
-            kept.modules |= {module for module in ("base64", "pathlib") if module in text}
-        kept.size += count
-        made.append(text)
-    return made, kept
+        spec = given.spec
+        if isinstance(spec, TensorSpec) and spec.same_as is not None:
+            text = names[spec.same_as]
+        elif isinstance(spec, TensorSpec) and spec.alias_of in small.shared_memory:
+            text = view_expression(spec, f"memory{spec.alias_of}")
+        else:
+            text = _made(small, spec, given.value, name, kept)
+        lines.append(f"{name} = {text}")
+    return lines, kept
+
+
+def _made(
+    small: SmallGraph, spec: TensorSpec | ScalarSpec, value: torch.Tensor | None, name: str, kept: _Kept
+) -> str:
+    try:
+        text, count = input_expression(spec, value, small.signature.phase == "run")
+    except TooLarge:
+        if value is None:
+            raise
+        text, count = packed_expression(value, f"repro.{name}.bin", kept.files)
+    kept.size += count
+    return text
 
 
 def _about(small: SmallGraph) -> str:

@@ -16,6 +16,7 @@ from torchsleuth.tensors.specs import ScalarSpec
 # A function of public names; of operators; traced for the inner compiler; built node by node.
 FUNCTION, OPERATORS, GRAPH, NODES = "function", "operators", "graph", "nodes"
 _RUNNING = 'print("torchsleuth: running", file=sys.stderr)'
+_ONE_WRONG = "not torch.allclose(wanted, got, NEAR, equal_nan=True)"
 _ANY_WRONG = "not all(torch.allclose(a, b, NEAR, equal_nan=True) for a, b in zip(wanted, got))"
 _FAKES = '[node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]'
 
@@ -32,13 +33,11 @@ class Calls:
     lines: list[str]
     wrong: str
     imports: list[str]
-    # Of the standard library.
-    modules: tuple[str, ...] = ()
 
 
 def calls_of(small: SmallGraph, form: str) -> Calls:
     """What compiles and runs `f` in a form; raises `CannotCall` where it cannot be done so."""
-    define, imports, modules = _definition(small, form)
+    define, imports = _definition(small, form)
     names = list(small.names.values())
     compiled = "compiled" if form in (GRAPH, NODES) else f"torch.compile(f{_options(small)})"
     if small.signature.kind == "accuracy" and small.trains:
@@ -50,29 +49,44 @@ def calls_of(small: SmallGraph, form: str) -> Calls:
     contexts = _contexts(small)
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
-    return Calls(define, lines, wrong, imports, modules)
+    return Calls(define, lines, wrong, imports)
 
 
 def _run(small: SmallGraph, form: str, names: Sequence[str], compiled: str) -> tuple[list[str], str]:
-    accuracy = small.signature.kind == "accuracy"
-    places = small.names
-    written = [places[name] for name in written_inputs(small.graph) if accuracy and name in places]
-    outputs = small.graph.graph.output_node().args[0]
-    single = isinstance(outputs, (list, tuple)) and len(outputs) == 1
     boxed = form in (GRAPH, NODES)
-    if accuracy:
-        again = ", ".join(f"{name}_too" if name in written else name for name in names)
-        seeds = ["torch.manual_seed(0)"] * small.draws_random_numbers
-        compared, wrong = _compared(
-            f"f({', '.join(names)})", f"{compiled}({again})", written, single and not boxed, seeds
-        )
-        return compared, wrong.replace("NEAR", _near(small))
+    if small.signature.kind == "accuracy":
+        return _compared(small, names, compiled, small.returns_one and not boxed)
     call = f"{compiled}({', '.join(names)})"
     if not small.trains:
         return [call], ""
-    if single:
+    if small.returns_one:
         return [f"{call}{'[0]' if boxed else ''}.sum().backward()"], ""
     return [f"sum(out.sum() for out in {call} if out.requires_grad).backward()"], ""
+
+
+def _compared(small: SmallGraph, names: Sequence[str], compiled: str, single: bool) -> tuple[list[str], str]:
+    """The lines that run both, and the test that they differ; inputs that a run changes are results of it, too."""
+    places = small.names
+    written = [places[name] for name in written_inputs(small.graph) if name in places]
+    # Tensors on one memory are copied together, or they would share it no more.
+    copied = list(names) if written and small.shared_memory else written
+    second = {name: f"{name}_too" if name in copied else name for name in names}
+    if small.shared_memory and copied:
+        lines = [f"{', '.join(second.values())} = copy.deepcopy(({', '.join(names)}))"]
+    else:
+        lines = [f"{second[name]} = {name}.clone()" for name in copied]
+    eager, call = f"f({', '.join(names)})", f"{compiled}({', '.join(second.values())})"
+    if written:
+        star = "" if single else "*"
+        eager = f"[{star}{eager}, {', '.join(written)}]"
+        call = f"[{star}{call}, {', '.join(second[name] for name in written)}]"
+    if small.draws_random_numbers:
+        seed = "torch.manual_seed(0)"
+        lines += [seed, f"wanted = {eager}", seed, f"got = {call}"]
+    else:
+        lines.append(f"wanted, got = {eager}, {call}")
+    wrong = _ONE_WRONG if single and not written else _ANY_WRONG
+    return lines, wrong.replace("NEAR", _near(small))
 
 
 def _near(small: SmallGraph) -> str:
@@ -81,8 +95,7 @@ def _near(small: SmallGraph) -> str:
 
 def _results(small: SmallGraph, form: str) -> list[str]:
     """A function that trains one step: its gradients are results, too."""
-    outputs = small.graph.graph.output_node().args[0]
-    single = isinstance(outputs, (list, tuple)) and len(outputs) == 1 and form not in (GRAPH, NODES)
+    single = small.returns_one and form not in (GRAPH, NODES)
     names = ", ".join(small.names.values())
     return [
         "def results(run):  # what it returns, and the gradients of what it was given",
@@ -95,25 +108,6 @@ def _results(small: SmallGraph, form: str) -> list[str]:
     ]
 
 
-def _compared(
-    eager: str, call: str, written: Sequence[str], single: bool, seeds: Sequence[str]
-) -> tuple[list[str], str]:
-    """The lines that run both, and the test that they differ; inputs that a run changes are results of it, too."""
-    one = single and not written
-    lines = [f"{name}_too = {name}.clone()" for name in written]
-    if written:
-        star = "" if single else "*"
-        eager = f"[{star}{eager}, {', '.join(written)}]"
-        call = f"[{star}{call}, {', '.join(f'{name}_too' for name in written)}]"
-    if seeds:
-        lines += [*seeds, f"wanted = {eager}", *seeds, f"got = {call}"]
-    else:
-        lines.append(f"wanted, got = {eager}, {call}")
-    if one:
-        return lines, "not torch.allclose(wanted, got, NEAR, equal_nan=True)"
-    return lines, _ANY_WRONG
-
-
 def _contexts(small: SmallGraph) -> list[str]:
     """The modes in which the graph failed, where they are not those a script starts in."""
     captured = small.settings.level == "dynamo"
@@ -124,7 +118,7 @@ def _contexts(small: SmallGraph) -> list[str]:
     return [*found, *(f"torch.autocast({kind!r}, dtype={dtype})" for kind, dtype in casts)]
 
 
-def _definition(small: SmallGraph, form: str) -> tuple[list[str], list[str], tuple[str, ...]]:
+def _definition(small: SmallGraph, form: str) -> tuple[list[str], list[str]]:
     """The function that hands the graph to the compiler, where `torch.compile` itself does not: lines and imports."""
     if form in (FUNCTION, OPERATORS):
         return _telling(small)
@@ -158,24 +152,25 @@ def _definition(small: SmallGraph, form: str) -> tuple[list[str], list[str], tup
         "        return f(*inputs)",
         *(f"    {line}" for line in [*lines, f"run = {how}", _RUNNING, f"return {run}"]),
     ]
-    return define, imports, ("os",)
+    return define, imports
 
 
 def _fakes(small: SmallGraph) -> tuple[list[str], list[str]]:
     """Fake inputs on the placeholders of `f`, as AOTAutograd leaves them."""
-    if any(isinstance(given.spec, ScalarSpec) and given.spec.expr is not None for given in small.inputs):
-        raise CannotCall("a number among its inputs changes from call to call")
     imports = ["from torch._subclasses.fake_tensor import FakeTensorMode"]
     sizes = ""
     if small.dynamic:
         imports.append("from torch.fx.experimental.symbolic_shapes import ShapeEnv")
-        sizes = f"shape_env=ShapeEnv({'assume_static_by_default=True' if small.dynamic_sizes else ''}), "
+        sizes = (
+            f"shape_env=ShapeEnv({'assume_static_by_default=True' if marked_sizes(small, NODES) else ''}), "
+        )
     fake = "mode.from_tensor(t)"
     if any(isinstance(given.spec, ScalarSpec) for given in small.inputs):
         fake = f"{fake} if isinstance(t, torch.Tensor) else t"
     lines = [
         f"mode = FakeTensorMode({sizes}allow_non_fake_inputs=True)",
         f"fakes = [{fake} for t in inputs]",
+        *_fake_numbers(small),
         'for node, fake in zip(f.graph.find_nodes(op="placeholder"), fakes):',
         '    node.meta["val"] = fake',
     ]
@@ -183,6 +178,24 @@ def _fakes(small: SmallGraph) -> tuple[list[str], list[str]]:
     if visible is not None and small.settings.level == "aot":
         lines.append(f'f.graph.output_node().meta["user_visible_output_idxs"] = {list(visible)}')
     return lines, imports
+
+
+def marked_sizes(small: SmallGraph, form: str) -> list[tuple[str, int]]:
+    """The sizes to mark as dynamic one by one; where a number changes, only a graph with sizes of its own can tell."""
+    if not small.dynamic or form == GRAPH or (small.dynamic_numbers and form != NODES):
+        return []
+    return small.dynamic_sizes
+
+
+def _fake_numbers(small: SmallGraph) -> list[str]:
+    """Numbers that change are the sizes that they are equal to."""
+    lines = []
+    for place, symbol in small.dynamic_numbers.items():
+        found = small.size_of_symbol(symbol)
+        if found is None:
+            raise CannotCall("a number among its inputs changes from call to call, and is no size of another")
+        lines.append(f"fakes[{place}] = fakes[{found[0]}].shape[{found[1]}]")
+    return lines
 
 
 def _inner_options(small: SmallGraph, form: str) -> str:
@@ -209,13 +222,13 @@ def _backend_call(small: SmallGraph, graph: str, examples: str) -> tuple[str, li
     return compiled, ["from torch._inductor.compile_fx import compile_fx"]
 
 
-def _telling(small: SmallGraph) -> tuple[list[str], list[str], tuple[str, ...]]:
+def _telling(small: SmallGraph) -> tuple[list[str], list[str]]:
     """A backend that says when compiling is over.
 
     Only a death or a hang while running needs it: an exception or a wrong result says by itself where it came from.
     """
     if not _tells(small):
-        return [], [], ()
+        return [], []
     compiled, imports = _backend_call(small, "graph", "inputs")
     lines = [
         "def telling(graph, inputs):  # the compiler itself, saying when it is done",
@@ -223,7 +236,7 @@ def _telling(small: SmallGraph) -> tuple[list[str], list[str], tuple[str, ...]]:
         f"    {_RUNNING}",
         "    return compiled",
     ]
-    return lines, imports, ()
+    return lines, imports
 
 
 def _tells(small: SmallGraph) -> bool:
@@ -243,7 +256,7 @@ def _options(small: SmallGraph) -> str:
         parts.append("backend=backend")
     elif settings.backend != "inductor":
         parts.append(f"backend={settings.backend!r}")
-    if small.dynamic and not small.dynamic_sizes:
+    if small.dynamic and not marked_sizes(small, FUNCTION):
         parts.append("dynamic=True")
     if settings.options and not _tells(small):
         parts.append(f"options={_dictionary(settings.options)}")

@@ -44,12 +44,27 @@ class SmallGraph:
         return {given.name: letter for given, letter in zip(self.inputs, letters)}
 
     @property
+    def shared_memory(self) -> dict[int, list[SmallInput]]:
+        """The inputs that lie on one memory, by its number; of identical ones the first stands for all."""
+        found: dict[int, list[SmallInput]] = {}
+        for given in self.inputs:
+            spec = given.spec
+            if isinstance(spec, TensorSpec) and spec.alias_of is not None and spec.same_as is None:
+                found.setdefault(spec.alias_of, []).append(given)
+        return {number: sharing for number, sharing in found.items() if len(sharing) > 1}
+
+    @property
     def state(self) -> AmbientState:
         return self.settings.state or AmbientState()
 
     @property
     def differentiable(self) -> bool:
         return any(getattr(given.spec, "requires_grad", False) for given in self.inputs)
+
+    @property
+    def returns_one(self) -> bool:
+        outputs = self.graph.graph.output_node().args[0]
+        return isinstance(outputs, (list, tuple)) and len(outputs) == 1
 
     @property
     def trains(self) -> bool:
@@ -61,16 +76,27 @@ class SmallGraph:
         return any(draws(node) for node in self.graph.graph.nodes)
 
     @property
-    def dynamic_sizes(self) -> list[tuple[str, int]] | None:
-        """The sizes that change, as (input, dimension), where others must not; None where all of them may."""
+    def dynamic_sizes(self) -> list[tuple[str, int]]:
+        """The sizes that change, as (input, dimension), where others must not; none where all of them may."""
         marks = []
         fixed = 0
         for given in self.inputs:
-            if isinstance(given.spec, ScalarSpec):
-                if given.spec.expr is not None:
-                    return None  # a number that changes cannot be marked
-                continue
-            texts = given.spec.shape_expr or tuple(map(str, given.spec.shape))
-            fixed += sum(text.isdigit() and int(text) > 1 for text in texts)
-            marks += [(self.names[given.name], d) for d, text in enumerate(texts) if not text.isdigit()]
-        return marks if fixed and marks else None
+            if isinstance(given.spec, TensorSpec):
+                texts = given.spec.shape_expr or tuple(map(str, given.spec.shape))
+                fixed += sum(text.isdigit() and int(text) > 1 for text in texts)
+                marks += [(self.names[given.name], d) for d, text in enumerate(texts) if not text.isdigit()]
+        return marks if fixed else []
+
+    @property
+    def dynamic_numbers(self) -> dict[int, str]:
+        """The numbers among the inputs that change, as expressions of symbols, by place."""
+        specs = [given.spec for given in self.inputs]
+        return {n: s.expr for n, s in enumerate(specs) if isinstance(s, ScalarSpec) and s.expr is not None}
+
+    def size_of_symbol(self, symbol: str) -> tuple[int, int] | None:
+        """An input and a dimension of it that a symbol is the size of."""
+        for place, given in enumerate(self.inputs):
+            texts = given.spec.shape_expr if isinstance(given.spec, TensorSpec) else None
+            if texts and symbol in texts:
+                return place, texts.index(symbol)
+        return None

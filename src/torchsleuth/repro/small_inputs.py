@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,6 +48,44 @@ def input_expression(
     if plain.dtype is torch.float32:
         text = text.replace(", dtype=torch.float32", "")
     return text + (".requires_grad_()" if spec.requires_grad else ""), plain.numel() * plain.element_size()
+
+
+def memory_of(
+    specs: Sequence[TensorSpec], values: Sequence[torch.Tensor | None]
+) -> tuple[TensorSpec, torch.Tensor | None]:
+    """The memory under tensors that share it, as one flat tensor: its form, and its value where one of theirs matters.
+
+    >>> memory_of([describe_tensor(torch.ones(2, 3)[1])], [None])[0].shape
+    (6,)
+    """
+    first = specs[0]
+    if any((spec.dtype, spec.device) != (first.dtype, first.device) for spec in specs):
+        raise TooLarge("inputs of several dtypes on one memory")
+    length = max(_span(spec) for spec in specs)
+    form = replace(first, shape=(length,), stride=(1,), storage_offset=0, alias_of=None, requires_grad=False)
+    kept = next((value for value in values if value is not None), None)
+    if kept is None:
+        return form, None
+    flat = torch.empty(0, dtype=kept.dtype).set_(kept.detach().untyped_storage())
+    return form, flat[:length]
+
+
+def view_expression(spec: TensorSpec, memory: str) -> str:
+    """A tensor laid over memory that has a name.
+
+    >>> view_expression(describe_tensor(torch.ones(2, 3)[1]), "base")
+    'base.as_strided((3,), (1,), 3)'
+    """
+    place = f", {spec.storage_offset}" if spec.storage_offset else ""
+    grad = ".requires_grad_()" if spec.requires_grad else ""
+    return f"{memory}.as_strided({tuple(spec.shape)}, {tuple(spec.stride)}{place}){grad}"
+
+
+def _span(spec: TensorSpec) -> int:
+    """Elements of memory up to the last one that a tensor reaches."""
+    if 0 in spec.shape:
+        return spec.storage_offset
+    return spec.storage_offset + 1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride))
 
 
 def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -> tuple[str, int]:
@@ -91,13 +131,12 @@ def _made(spec: TensorSpec, how: str, *more: str) -> str:
     if spec.device != "cpu":
         options["device"] = repr(spec.device)
     dense = torch.empty(spec.shape, device="meta").stride()
-    if tuple(spec.stride) == dense or 0 in spec.shape:
+    if (tuple(spec.stride) == dense and not spec.storage_offset) or 0 in spec.shape:
         if spec.requires_grad:
             options["requires_grad"] = True
         listed = [repr(tuple(spec.shape)) if how == "full" else sizes, *more]
         return f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"
-    span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride))
+    span = _span(spec)
     listed = [f"({span},)" if how == "full" else str(span), *more]
     flat = f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"
-    grad = ".requires_grad_()" if spec.requires_grad else ""
-    return f"{flat}.as_strided({tuple(spec.shape)}, {tuple(spec.stride)}){grad}"
+    return view_expression(spec, flat)
