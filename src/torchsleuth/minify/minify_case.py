@@ -24,7 +24,7 @@ from torchsleuth.minify.search.contract import Listener, Reduction, State
 from torchsleuth.minify.search.driver import search
 from torchsleuth.minify.search.subsets import NothingFails
 from torchsleuth.minify.states import SHAPES
-from torchsleuth.minify.writing import exact_script, runtime_files, write_scripts
+from torchsleuth.minify.writing import best_so_far, runtime_files, write_scripts
 from torchsleuth.processes.limits import clock_of_a_hang
 from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.tensors.specs import TensorSpec
@@ -224,7 +224,7 @@ class _Keeper:
 
     def smaller(self, reducer: str, state: State) -> None:
         calls = calls_of(state.graph)
-        text = exact_script(self.folder, self.start, state, self.oracle.tolerances_of(state))
+        text = best_so_far(self.folder, self.start, state, self.oracle.tolerances_of(state), self.oracle.text)
         update_case(self.folder, {f"{CHECKPOINTS}/{calls}.py": text, REPRO: text, **runtime_files()})
         self.follower.smaller(reducer, state)
 

@@ -17,7 +17,7 @@ from torchsleuth.minify.case_state import SearchStart
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.repro.script import RUNTIME, runtime_text, script_text
-from torchsleuth.repro.small import small_scripts
+from torchsleuth.repro.small import small_script, small_scripts
 from torchsleuth.repro.small_graph import SmallGraph, SmallInput
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
@@ -55,6 +55,16 @@ def write_scripts(
 def runtime_files() -> dict[str, str]:
     """The runtime beside repro.py, and beside the scripts under checkpoints/."""
     return {RUNTIME: runtime_text(), f"{CHECKPOINTS}/{RUNTIME}": runtime_text()}
+
+
+def best_so_far(
+    folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances, text: str
+) -> str:
+    """A script for a state on the way, which stays where the search is stopped: a small one that does what trials do."""
+    script = small_script(small_graph(folder, start, state, tolerances, text))
+    if script is not None and not script.files:
+        return script.text
+    return exact_script(folder, start, state, tolerances)
 
 
 def exact_script(folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances) -> str:

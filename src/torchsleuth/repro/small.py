@@ -66,13 +66,18 @@ def small_scripts(small: SmallGraph, *, untried: bool = False) -> Iterator[Small
     inner = [GRAPH] if small.settings.level == "aot" else []
     whole = [FUNCTION, OPERATORS] if untried or not inner else []
     for form in (*whole, *inner, NODES):
-        try:
-            script = _script(small, form)
-        except (TooLarge, Unprintable, CannotCall):
-            continue
-        if script.text not in seen:
+        script = small_script(small, form)
+        if script is not None and script.text not in seen:
             seen.add(script.text)
             yield script
+
+
+def small_script(small: SmallGraph, form: str = NODES) -> SmallScript | None:
+    """The script in one form, by default the one that does what trials do; None where it cannot be written so."""
+    try:
+        return _script(small, form)
+    except (TooLarge, Unprintable, CannotCall):
+        return None
 
 
 def _script(small: SmallGraph, form: str) -> SmallScript:

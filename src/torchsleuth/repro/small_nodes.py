@@ -25,7 +25,7 @@ def node_lines(graph: torch.fx.GraphModule, names: Mapping[str, str], *, referen
     Functions of the user's are called by their names where the script has them (`references`).
 
     >>> node_lines(gm, {"x": "x"}).lines[2]
-    "relu = graph.call_function(torch.relu, (x,))"
+    'relu = graph.call_function(torch.relu, (x,))'
     """
     words = Vocabulary(set(names.values()) | {"f", "graph", "backend"})
     lines = _module_lines(graph, "f", dict(names), words, {"f", "graph", "backend", *RESERVED})
