@@ -60,7 +60,7 @@ def runtime_files() -> dict[str, str]:
 def best_so_far(
     folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances, text: str
 ) -> str:
-    """A script for a state on the way, which stays where the search is stopped: a small one that does what trials do."""
+    """A script for a state on the way, which stays where the search ends: a small one that does what trials do."""
     script = small_script(small_graph(folder, start, state, tolerances, text))
     if script is not None and not script.files:
         return script.text
