@@ -86,7 +86,7 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
     signature = signature_from_json(failure["signature"])
     now = _timestamp(failure["time"])
     rank = None if process.rank is None else str(process.rank)
-    graph_hash = record.hash if record else str(failure.get("function"))
+    graph_hash = record.hash if record else _frame_of(failure)
     torch_version = (record.versions.get("torch") if record else None) or failure.get("torch", "unknown")
     inputs = failure.get("inputs") or (record.inputs if record else None)
     case = Case(
@@ -110,6 +110,14 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
         return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
     extra = {"capture": failure["capture"]} if "capture" in failure else {}
     return replace(case, triage=_capture_triage(failure), extra=extra)
+
+
+def _frame_of(failure: Mapping[str, Any]) -> str:
+    """What tells frames without a graph apart."""
+    if "capture" not in failure:
+        return str(failure.get("function"))
+    file, function, _ = failure["capture"]["place"]
+    return " ".join([Path(file).name, function, *failure["signature"]["outputs"]])
 
 
 def _graph_facts(record: GraphRecord) -> GraphFacts:

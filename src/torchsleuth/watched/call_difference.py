@@ -30,9 +30,9 @@ class Difference:
 def differences(eager: Leaves, captured: Leaves) -> list[Difference]:
     """Where the calls differ, without what only follows from a difference above it.
 
-    >>> before, after = {"result": Leaf("torch.Size", "of [2]")}, {"result": Leaf("tuple", "of [2]")}
+    >>> before, after = {"result": Leaf("torch.Size", "of 1 items")}, {"result": Leaf("tuple", "of 1 items")}
     >>> differences(before, after)[0].sentence
-    'result is a torch.Size of [2] in eager and a tuple of [2] when compiled'
+    'result is a torch.Size of 1 items in eager and a tuple of 1 items when compiled'
     """
     found: list[Difference] = []
     for path in [*eager, *(path for path in captured if path not in eager)]:
@@ -84,7 +84,7 @@ def _said(leaf: Leaf) -> str:
         return f"a {leaf.kind.rpartition('.')[2]}, {leaf.text}"
     if leaf.kind in ("NoneType", "str"):
         return leaf.text[:160]
-    return f"a {leaf.kind} {leaf.text[:160]}".rstrip()
+    return f"a {leaf.kind} {(leaf.shown or leaf.text)[:160]}".rstrip()
 
 
 def _apart(eager: torch.Tensor, captured: torch.Tensor) -> str | None:

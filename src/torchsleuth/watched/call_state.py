@@ -32,16 +32,17 @@ _ATOMS = (str, bytes, int, float, complex, bool, type(None), enum.Enum, type, ra
 _ATOMS += (torch.device, torch.layout, torch.memory_format)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _OF_EVERY_MODULE = set(vars(torch.nn.Module())) - {"training"}
-_LIBRARIES = (str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"])
+_TORCH, _STANDARD = str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"]
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value: its type, what a person reads of it, and the numbers of a tensor where they are kept."""
+    """One value: its type, what is compared of it, the numbers of a tensor, and what a person reads instead of `text`."""
 
     kind: str
     text: str = ""
     tensor: torch.Tensor | None = None
+    shown: str = ""
 
 
 Leaves = dict[str, Leaf]
@@ -84,29 +85,44 @@ def roots_of(function: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Root]:
         if id(current) in seen:
             continue
         seen.add(id(current))
-        owner = getattr(current, "__self__", None)
-        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
-            found.append(("self", owner))
-            waiting.append(getattr(current, "__func__", None))
-        if isinstance(current, torch.nn.Module):
-            found.append(("self", current))
-        if isinstance(current, (torch.nn.Module, types.MethodType)):
-            waiting.append(user_function(current))
-        elif isinstance(current, functools.partial):
-            waiting.append(current.func)
-        elif isinstance(current, types.FunctionType) and not _of_a_library(current.__code__.co_filename):
-            for name, value in _names_of(current):
-                if isinstance(value, (types.FunctionType, types.MethodType)):
-                    waiting.append(value)
-                else:
-                    found.append((name, value))
-        if wrapped := getattr(current, "__wrapped__", None):
-            waiting.append(wrapped)
+        for name, value in _reached_from(current):
+            if callable(value):
+                waiting.append(value)
+            if not callable(value) or isinstance(value, torch.nn.Module):
+                found.append((name, value))
     return found
 
 
+def _reached_from(function: Any) -> Iterator[Root]:
+    """What a callable can reach by names of its own: functions and classes to look into, and values."""
+    if wrapped := getattr(function, "__wrapped__", None):
+        yield "wrapped", wrapped
+    owner = getattr(function, "__self__", None)
+    if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+        yield "self", owner
+        yield "method", getattr(function, "__func__", None)
+    if isinstance(function, torch.nn.Module):
+        yield "method", user_function(function)
+    elif isinstance(function, functools.partial):
+        yield "function", function.func
+    elif isinstance(function, types.FunctionType) and not _of_a_library(function.__code__.co_filename):
+        yield from _names_of(function)
+    elif isinstance(function, type) and not _of_a_library(_file_of(function)):
+        for name, value in vars(function).items():
+            if not name.startswith("__"):
+                plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+                yield f"{function.__name__}.{name}", plain
+
+
+def _file_of(kind: type) -> str | None:
+    module = sys.modules.get(kind.__module__)
+    return getattr(module, "__file__", None) or ("" if kind.__module__ == "__main__" else None)
+
+
 def _of_a_library(file: str | None) -> bool:
-    return file is None or (file.startswith(_LIBRARIES) and "site-packages" not in file[len(_LIBRARIES[1]) :])
+    """Whether code is Python's own or torch's; other libraries are looked into like the user's files."""
+    standard = file is not None and file.startswith(_STANDARD) and "site-packages" not in file
+    return file is None or standard or file.startswith(_TORCH)
 
 
 def _names_of(function: types.FunctionType) -> Iterator[Root]:
@@ -153,7 +169,7 @@ def leaves_of(roots: list[Root], before: Mapping[int, int]) -> Leaves:
     """Every value below `roots`; `before` is what `versions_of` said before the call.
 
     >>> leaves_of([("result", (1, [2.5]))], {})["result[1][0]"]
-    Leaf(kind='float', text='2.5', tensor=None)
+    Leaf(kind='float', text='2.5', tensor=None, shown='')
     """
     walk = _Walk(before)
     for name, value in roots:
@@ -186,7 +202,7 @@ class _Walk:
             if first != path:
                 self.leaves[path] = Leaf("same object", first)
                 return
-        self.leaves[path] = Leaf(kind, text)
+        self.leaves[path] = Leaf(kind, text, shown=_shown(value))
         for suffix, part in parts or ():
             self.visit(path + suffix, part)
 
@@ -249,9 +265,7 @@ def _taken_apart(value: Any) -> tuple[str, str, list[tuple[str, Any]] | None]:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return name, "", [(f".{field}", getattr(value, field)) for field in value._fields]
     if isinstance(value, (list, tuple, collections.deque)):
-        short = len(value) <= 16 and all(isinstance(item, _ATOMS) for item in value)
-        text = f"of {[_atom(i) for i in value]}".replace("'", "") if short else f"of {len(value)} items"
-        return name, text, [(f"[{i}]", item) for i, item in enumerate(value)]
+        return name, f"of {len(value)} items", [(f"[{i}]", item) for i, item in enumerate(value)]
     if hasattr(value, "__next__"):
         return "iterator", "", None
     if isinstance(value, torch.nn.Module):
@@ -260,11 +274,17 @@ def _taken_apart(value: Any) -> tuple[str, str, list[tuple[str, Any]] | None]:
         return name, "", [(f".{n}", part) for n, part in state.items()]
     if callable(value) or not hasattr(value, "__dict__"):
         return "callable" if callable(value) else name, "", None
-    module = sys.modules.get(type(value).__module__)
-    if _of_a_library(getattr(module, "__file__", None)) and not isinstance(value, torch.optim.Optimizer):
-        if type(value).__module__ != "__main__":
-            return name, "", None
+    if _of_a_library(_file_of(type(value))) and not isinstance(value, torch.optim.Optimizer):
+        return name, "", None
     return name, "", [(f".{n}", part) for n, part in vars(value).items() if not _is_torchs(n)]
+
+
+def _shown(value: Any) -> str:
+    """A short sequence of plain values, written out."""
+    short = isinstance(value, (list, tuple, collections.deque)) and len(value) <= 16
+    if short and all(isinstance(item, _ATOMS) for item in value):
+        return f"of [{', '.join(_atom(item) for item in value)}]"
+    return ""
 
 
 def _is_torchs(name: str) -> bool:

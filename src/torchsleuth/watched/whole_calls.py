@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import io
 import json
+import linecache
 import os
 import re
 import resource
@@ -23,13 +24,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from torchsleuth.compare.reference.rng import RngState, restore_rng, save_rng
-from torchsleuth.processes.sealed import CannotSeal, seal, why_not_sealable
+from torchsleuth.processes.sealed import CannotSeal, run_openmp_alone, seal, why_not_sealable
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, is_dynamos_own
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures
@@ -213,8 +214,17 @@ def _conclude(
     if not verdict["paths"] or (verdict["raises"] and flight.failures != failed_before):
         return
     known.checked = MOST_CALLS  # told once
-    place = (code.co_filename, code.co_name, code.co_firstlineno)
+    place = (code.co_filename, code.co_name, _line_of_definition(code))
     failures.report_wrong_capture(watch, flight, place, verdict["paths"], verdict["sentences"])
+
+
+def _line_of_definition(code: CodeType) -> int:
+    """The line with `def` in it: a function's first one may be that of a decorator."""
+    first = code.co_firstlineno
+    own = [at for _, _, at in code.co_lines() if at is not None and at >= first]
+    lines = range(first, max(own, default=first) + 1)
+    defines = re.compile(r"\s*(async\s+)?def\s")
+    return next((n for n in lines if defines.match(linecache.getline(code.co_filename, n))), first)
 
 
 # ---- the sealed processes
@@ -289,7 +299,7 @@ def _eager(call: CompiledCall, rng: RngState, answer: int, perturb: int, after: 
     if remarks:
         leaves[REMARK] = Leaf("remark", remarks[0])
     buffer = io.BytesIO()
-    torch.save([(path, leaf.kind, leaf.text, leaf.tensor) for path, leaf in leaves.items()], buffer)
+    torch.save({path: (leaf.kind, leaf.text, leaf.tensor, leaf.shown) for path, leaf in leaves.items()}, buffer)
     return buffer.getvalue()
 
 
@@ -315,7 +325,8 @@ def _noting_questions(run: Callable[[], Any], remarks: list[str]) -> Any:
 
 def _leaves_after(call: CompiledCall, run: Callable[[], Any], rng: RngState) -> Leaves:
     """Makes the call; what it leaves behind."""
-    torch.set_num_threads(1)  # the other threads did not come along
+    if not run_openmp_alone():
+        torch.set_num_threads(1)  # the other threads did not come along
     before = versions_of(roots_of(call.function, call.args, call.kwargs))
     printed = sys.stdout = io.StringIO()
     restore_rng(rng)  # Python's own generator is seeded anew in every fork
@@ -379,4 +390,4 @@ def _sent(process: int, fd: int) -> Leaves:
     if content.startswith(b"{"):
         raise CannotRepeat(json.loads(content)["why_not"])
     sent = torch.load(io.BytesIO(content), weights_only=True)
-    return {path: Leaf(kind, text, tensor) for path, kind, text, tensor in sent}
+    return {path: Leaf(*parts) for path, parts in sent.items()}
