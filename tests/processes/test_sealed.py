@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+
 from torchsleuth.processes.sealed import seal, why_not_sealable
 
 pytestmark = pytest.mark.skipif(why_not_sealable() is not None, reason="needs Linux on a known machine")
@@ -44,7 +45,19 @@ def sealed(work):
         lambda path: os.fork(),
         lambda path: socket.socket(),
     ],
-    ids=["write", "append", "remove", "rename", "mkdir", "chmod", "truncate", "kill", "system", "fork", "socket"],
+    ids=[
+        "write",
+        "append",
+        "remove",
+        "rename",
+        "mkdir",
+        "chmod",
+        "truncate",
+        "kill",
+        "system",
+        "fork",
+        "socket",
+    ],
 )
 def test_what_would_be_seen_outside_ends_it(tmp_path, act):
     path = tmp_path / "file"

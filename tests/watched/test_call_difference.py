@@ -3,12 +3,16 @@
 import collections
 
 import torch
+
 from torchsleuth.watched.call_difference import differences
 from torchsleuth.watched.call_state import leaves_of, roots_of
 
 
 def sentences(eager, captured):
-    return [d.sentence for d in differences(leaves_of([("result", eager)], {}), leaves_of([("result", captured)], {}))]
+    return [
+        d.sentence
+        for d in differences(leaves_of([("result", eager)], {}), leaves_of([("result", captured)], {}))
+    ]
 
 
 def test_the_type_of_a_value_counts():

@@ -27,23 +27,23 @@ _NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16
 _WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
 _NEW_THREAD = 0x00010000
 
-# By machine: its number, the calls that end the process, open and openat, clone, clone3. Among those that end it: creat,
-# truncate, rename, mkdir, rmdir, link, unlink, symlink, mknod, chmod, chown, utime, setxattr, removexattr and their
-# variants; socket; fork, vfork, exec; kill and its variants; System V memory, queues and semaphores; mount; ptrace;
-# process_vm_writev; bpf; io_uring, which would do any of it unseen.
+# By machine: its number, the calls that end the process, open and openat, clone, clone3. Among those that end it:
+# creat, truncate, rename, mkdir, rmdir, link, unlink, symlink, mknod, chmod, chown, utime, setxattr, removexattr and
+# their variants; socket; fork, vfork, exec; kill and its variants; System V memory, queues and semaphores; mount;
+# ptrace; process_vm_writev; bpf; io_uring, which would do any of it unseen.
 _MACHINES = {
     "x86_64": (
         0xC000003E,
-        "29 30 41 57 58 59 62 64 65 68 69 76 82 83 84 85 86 87 88 90 91 92 93 94 101 129 132 133 165 166 188 189 190 197 "
-        "198 199 200 234 235 240 258 259 260 261 263 264 265 266 268 280 311 316 321 322 424 425 437 452",
+        "29 30 41 57 58 59 62 64 65 68 69 76 82 83 84 85 86 87 88 90 91 92 93 94 101 129 132 133 165 166 188 189 190 "
+        "197 198 199 200 234 235 240 258 259 260 261 263 264 265 266 268 280 311 316 321 322 424 425 437 452",
         ((2, 1), (257, 2)),
         56,
         435,
     ),
     "aarch64": (
         0xC00000B7,
-        "5 6 7 14 15 16 33 34 35 36 37 38 39 40 45 52 53 54 55 88 117 129 130 131 138 180 186 189 190 193 194 196 198 221 "
-        "271 276 280 281 424 425 437 452",
+        "5 6 7 14 15 16 33 34 35 36 37 38 39 40 45 52 53 54 55 88 117 129 130 131 138 180 186 189 190 193 194 196 198 "
+        "221 271 276 280 281 424 425 437 452",
         ((56, 2),),
         220,
         435,
@@ -63,7 +63,7 @@ def why_not_sealable() -> str | None:
 
 
 def seal(keep: Collection[int]) -> None:
-    """Seals this process, which must have been forked and have one thread; only the descriptors `keep` still lead somewhere.
+    """Seals this process, which must be a fork with one thread; only the descriptors `keep` still lead somewhere.
 
     Used as `if os.fork() == 0: seal([answer]); os.write(answer, b"..."); os._exit(0)`.
     """
@@ -82,8 +82,8 @@ def seal(keep: Collection[int]) -> None:
 def run_openmp_alone() -> bool:
     """Has parallel parts of OpenMP code run by the one thread a fork has; False where no OpenMP library is found.
 
-    GNU's would wait for the threads of the process it was forked from. What the library says about the number of threads
-    stays as it is: compiled code is only taken where that has not changed.
+    GNU's would wait for the threads of the process it was forked from. What the library says about the number of
+    threads stays as it is: compiled code is only taken where that has not changed.
     """
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         libraries = set(re.findall(r"/\S*/lib(?:gomp|iomp5|omp)[-\w.]*\.so[.\w]*", file.read()))

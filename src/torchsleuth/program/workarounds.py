@@ -70,9 +70,7 @@ def around_wrong_capture(
         done = replace(attempt, workaround=replace(offered, error=str(why)))
     tried = done.workaround
     why_not = tried.error or (None if tried.program else "there was no time to try it")
-    return update_case(
-        folder, workarounds=(replace(tried, verified=tried.program is True, error=why_not),)
-    )
+    return update_case(folder, workarounds=(replace(tried, verified=tried.program is True, error=why_not),))
 
 
 def watch_options(case: Case) -> list[str]:

@@ -23,7 +23,9 @@ from torchsleuth.repro.script import script_text
 from torchsleuth.script_runtime.signature import fingerprint, signature_from_json
 
 NO_FRAME = "the failure came before there was a graph, and the frame itself is not recorded"
-WRONG_CAPTURE = "every graph agrees with eager; what differs is how the function was captured, and that is not recorded"
+WRONG_CAPTURE = (
+    "every graph agrees with eager; what differs is how the function was captured, and that is not recorded"
+)
 
 
 def make_case(

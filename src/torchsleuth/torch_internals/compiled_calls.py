@@ -1,10 +1,10 @@
 """Whole calls of compiled functions: seen from just before the function runs to just after, and made again by hand.
 
-What `torch.compile` returns is left as it is. Each call of it asks, right before the function runs, which callback looks
-at frames, and puts the former one back at the end; those two places are where the hook is.
+What `torch.compile` returns is left as it is. Each call of it asks, right before the function runs, which callback
+looks at frames, and puts the former one back at the end; those two places are where the hook is.
 
-Versions: `compile_wrapper` with `_callback_from_stance` and `_maybe_set_eval_frame` is that of 2.11 to 2.13; where one of
-them is missing, `UnsupportedTorch` is raised.
+Versions: `compile_wrapper` with `_callback_from_stance` and `_maybe_set_eval_frame` is that of 2.13; where one of them
+is missing, `UnsupportedTorch` is raised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All that a call of a function can leave behind, as flat leaves: its result, its arguments, and what it reaches.
 
-What it reaches: the object it is a method of, its closure, the globals that it and the functions it names use, attributes
-of their classes; modules with parameters, buffers and attributes. Leaves are plain values, so one process can send them
-to another.
+What it reaches: the object it is a method of, its closure, the globals that it and the functions it names use,
+attributes of their classes; modules with parameters, buffers and attributes. Leaves are plain values, so one process can
+send them to another.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ MOST_FUNCTIONS = 200
 SMALL_BYTES = 1 << 20
 MOST_BYTES = 256 << 20
 
-_ATOMS = (str, bytes, int, float, complex, bool, type(None), enum.Enum, type, range, slice, torch.dtype)
-_ATOMS += (torch.device, torch.layout, torch.memory_format)
+_NUMBERS = (int, float, complex, bool)
+_NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)
+_ATOMS: tuple[type, ...] = (str, bytes, type(None), range, slice, *_NUMBERS, *_NAMES)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _OF_EVERY_MODULE = set(vars(torch.nn.Module())) - {"training"}
 _TORCH, _STANDARD = str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"]
@@ -37,7 +38,7 @@ _TORCH, _STANDARD = str(Path(torch.__file__).parent), sysconfig.get_paths()["std
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value: its type, what is compared of it, the numbers of a tensor, and what a person reads instead of `text`."""
+    """One value: its type, what is compared of it, the numbers of a tensor, and what a person reads of it instead."""
 
     kind: str
     text: str = ""
@@ -66,7 +67,7 @@ def user_function(function: Any) -> types.FunctionType | None:
         elif isinstance(function, types.FunctionType):
             return function
         else:
-            function = getattr(type(function), "__call__", None)
+            function = vars(type(function)).get("__call__")
     return None
 
 

@@ -30,7 +30,7 @@ TOTAL_BYTES = 16 << 20
 
 
 class CannotRepeat(BaseException):
-    """A call cannot be made again so that it could be compared; says why. No `except Exception` of the user's sees it."""
+    """A call cannot be made again to be compared; says why. No `except Exception` of the user's sees it."""
 
 
 @dataclass(frozen=True)

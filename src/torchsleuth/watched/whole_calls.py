@@ -2,8 +2,8 @@
 
 For each call that is due, a fork of this process makes the call twice more, each in a sealed process of its own: as
 Dynamo captures it, with every graph run by eager's kernels, and without Dynamo. The user's process only waits for the
-verdict; nothing of what the two do can be seen in it or outside. Where they differ, a third process makes the eager call
-again: what differs there as well is chance and not a finding.
+verdict; nothing of what the two do can be seen in it or outside. Where they differ, a third process makes the eager
+call again: what differs there as well is chance and not a finding.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ CALL_SECONDS, ALL_SECONDS = 60.0, 300.0
 # Sentences that a case keeps.
 MOST_DIFFERENCES = 10
 _ASKS = {"is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling"}
-_SEALED_OFF = "it reaches beyond its own memory (writes a file, starts or signals a process, opens a connection)"
+_SEALED_OFF = (
+    "it reaches beyond its own memory (writes a file, starts or signals a process, opens a connection)"
+)
 
 
 @dataclass
@@ -207,7 +209,9 @@ def _conclude(
     code = function.__code__
     if "why_not" in verdict:
         _say_once(
-            watch.whole_calls, flight, f"calls of {code.co_name} not compared with eager: {verdict['why_not']}"
+            watch.whole_calls,
+            flight,
+            f"calls of {code.co_name} not compared with eager: {verdict['why_not']}",
         )
         return
     # A call that fails has its case from whoever failed.
@@ -299,7 +303,9 @@ def _eager(call: CompiledCall, rng: RngState, answer: int, perturb: int, after: 
     if remarks:
         leaves[REMARK] = Leaf("remark", remarks[0])
     buffer = io.BytesIO()
-    torch.save({path: (leaf.kind, leaf.text, leaf.tensor, leaf.shown) for path, leaf in leaves.items()}, buffer)
+    torch.save(
+        {path: (leaf.kind, leaf.text, leaf.tensor, leaf.shown) for path, leaf in leaves.items()}, buffer
+    )
     return buffer.getvalue()
 
 
@@ -312,9 +318,9 @@ def _noting_questions(run: Callable[[], Any], remarks: list[str]) -> Any:
     inside = str(Path(torch.__file__).parent)
 
     def look(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_name in _ASKS and frame.f_back is not None:
-            if not frame.f_back.f_code.co_filename.startswith(inside):
-                remarks.append("it asks whether it is being compiled, and may do something else then")
+        asked = event == "call" and frame.f_code.co_name in _ASKS and frame.f_back is not None
+        if asked and not frame.f_back.f_code.co_filename.startswith(inside):
+            remarks.append("it asks whether it is being compiled, and may do something else then")
 
     sys.setprofile(look)
     try:
