@@ -1,8 +1,8 @@
 """All that a call of a function can leave behind, as flat leaves: its result, its arguments, and what it reaches.
 
 What it reaches: the object it is a method of, its closure, the globals that it and the functions it names use,
-attributes of their classes; modules with parameters, buffers and attributes. Leaves are plain values, so one process can
-send them to another.
+attributes of their classes; modules with parameters, buffers and attributes. Leaves are plain values, so one process
+can send them to another.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def user_function(function: Any) -> types.FunctionType | None:
         elif isinstance(function, types.FunctionType):
             return function
         else:
-            function = vars(type(function)).get("__call__")
+            function = type(function).__call__
     return None
 
 
