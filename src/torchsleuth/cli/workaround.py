@@ -14,6 +14,7 @@ from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
 from torchsleuth.program.attempt import Attempt, attempt_from_json
 from torchsleuth.program.runs import program_of
+from torchsleuth.program.workarounds import around_wrong_capture
 from torchsleuth.program.workarounds import on_program as run_program
 from torchsleuth.supervise.pipeline import processes_for, sentences, triage_step, workaround_step
 
@@ -46,7 +47,10 @@ def workaround_verb(
     folder = open_case(cases_dir, case)
     if on_program:
         program_of(folder)  # before minutes are spent on the rest
-    folder, found = _tried(folder, workers, budget)
+    if "capture" in folder.case.extra:
+        folder, on_program = around_wrong_capture(folder, deadline=time.monotonic() + budget, say=_say), False
+    else:
+        folder, found = _tried(folder, workers, budget)
     if on_program:
         found = run_program(
             folder, found, deadline=time.monotonic() + budget, everything=everything, say=_say

@@ -23,6 +23,9 @@ from torchsleuth.repro.script import RUNTIME, runtime_text, script_text
 from torchsleuth.script_runtime.signature import fingerprint, signature_from_json
 
 NO_FRAME = "the failure came before there was a graph, and the frame itself is not recorded"
+WRONG_CAPTURE = (
+    "every graph agrees with eager; what differs is how the function was captured, and that is not recorded"
+)
 
 
 def make_case(
@@ -85,7 +88,7 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
     signature = signature_from_json(failure["signature"])
     now = _timestamp(failure["time"])
     rank = None if process.rank is None else str(process.rank)
-    graph_hash = record.hash if record else str(failure.get("function"))
+    graph_hash = record.hash if record else _frame_of(failure)
     torch_version = (record.versions.get("torch") if record else None) or failure.get("torch", "unknown")
     inputs = failure.get("inputs") or (record.inputs if record else None)
     case = Case(
@@ -102,12 +105,21 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
         signature=signature,
         rank=rank,
         script=tuple(process.facts["argv"]),
-        no_repro=record.no_repro if record else NO_FRAME,
+        no_repro=record.no_repro if record else WRONG_CAPTURE if "capture" in failure else NO_FRAME,
     )
     if record:
         extra = {k: failure[k] for k in ("timeout", "accuracy") if k in failure}
         return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
-    return replace(case, triage=_capture_triage(failure))
+    extra = {"capture": failure["capture"]} if "capture" in failure else {}
+    return replace(case, triage=_capture_triage(failure), extra=extra)
+
+
+def _frame_of(failure: Mapping[str, Any]) -> str:
+    """What tells frames without a graph apart."""
+    if "capture" not in failure:
+        return str(failure.get("function"))
+    file, function, _ = failure["capture"]["place"]
+    return " ".join([Path(file).name, function, *failure["signature"]["outputs"]])
 
 
 def _graph_facts(record: GraphRecord) -> GraphFacts:
@@ -121,6 +133,13 @@ def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
     ops = (failure["op"],) if failure.get("op") else ()
     if failure.get("fails_in_eager"):
         return Triage(component="program", part="operator", ops=ops, user_line=line)
+    if "capture" in failure:
+        said = "; ".join(failure["capture"]["sentences"][:3])
+        detail = f"the function differs from eager though each of its graphs does not: {said}"
+        function = failure.get("function")
+        return Triage(
+            component="dynamo", part="capture", user_line=line, detail=detail, pinned=True, function=function
+        )
     return Triage(component="dynamo", part="capture", ops=ops, user_line=line)
 
 

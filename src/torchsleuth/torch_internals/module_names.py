@@ -1,12 +1,13 @@
 """The modules of torch whose import is waited for, by name: whoever waits must not import torch to know them.
 
-Versions: all five are there in 2.11 to 2.15.
+Versions: all six are there in 2.11 to 2.15.
 """
 
 from __future__ import annotations
 
 DYNAMO = "torch._dynamo"
 FRAME_CAPTURE = "torch._dynamo.convert_frame"
+COMPILED_CALL = "torch._dynamo.eval_frame"
 BACKEND_CALL = "torch._dynamo.repro.after_dynamo"
 INNER_COMPILE = "torch._inductor.compile_fx"
 LOWERING = "torch._inductor.graph"

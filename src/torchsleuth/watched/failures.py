@@ -20,6 +20,7 @@ from torchsleuth.script_runtime.signature import Signature, signature_of_excepti
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
+from torchsleuth.watched.install import started_in
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
@@ -146,6 +147,35 @@ def report_capture_error(
             "user_line": [user.filename, user.lineno] if user else [frame.file, frame.line],
             "op": None if call is None else seams.target_name(call[0]),
             "fails_in_eager": None if call is None else seams.fails_in_eager(*call),
+        }
+    )
+    if watch.finish is not None:
+        watch.finish(flight)
+
+
+def report_wrong_capture(
+    watch: Watch,
+    flight: Flight,
+    place: tuple[str, str, int],
+    wrong: Sequence[str],
+    sentences: Sequence[str],
+) -> None:
+    """A function whose captured call differs from its eager one, though each of its graphs does not."""
+    file, function, line = place
+    flight.report(
+        {
+            "record": None,
+            "signature": Signature("accuracy", "capture", outputs=tuple(wrong)).to_json(),
+            "traceback": "\n".join(sentences),
+            "time": time.time(),
+            "function": function,
+            "torch": torch.__version__,
+            "user_line": [file, line],
+            "capture": {
+                "sentences": list(sentences),
+                "place": [file, function, line],
+                "program": {"command": list(sys.orig_argv), "cwd": started_in},
+            },
         }
     )
     if watch.finish is not None:

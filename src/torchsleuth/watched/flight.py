@@ -42,6 +42,7 @@ class Flight:
         self.lock = threading.Lock()
         self.graphs = 0
         self.failures = 0
+        self.silent = False  # in a fork that must not be seen
         self.finished = 0  # how many of them are cases already, where that is done in this process
         self.counters = self._map_counters()
         self._stacks = self._prepare_stacks()
@@ -100,6 +101,8 @@ class Flight:
 
     def log(self, text: str) -> None:
         """One line in this process's log; never raises."""
+        if self.silent:
+            return
         log = self.folder / "log.txt"
         with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")

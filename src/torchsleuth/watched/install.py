@@ -54,6 +54,18 @@ def watch_this_process(settings: Settings | None = None) -> None:
     hook(module_names.FRAME_CAPTURE, "hook_frame_captures", "on_frame")
     hook(module_names.BACKEND_CALL, "hook_backend_calls", "on_backend")
     hook(module_names.INNER_COMPILE, "hook_inner_compiles", "on_inner")
+    if settings.checks_accuracy:
+        after_import(module_names.COMPILED_CALL, lambda _: _watch_calls(settings))
+
+
+def _watch_calls(settings: Settings) -> None:
+    from torchsleuth.torch_internals.compiled_calls import hook_compiled_calls
+
+    def begin(call: Any) -> Any:
+        watch = _watch(settings)
+        return None if watch is None else watch.on_call(call)
+
+    hook_compiled_calls(begin)
 
 
 def _hand_on(settings: Settings, handler: str, call: Any) -> Any:

@@ -20,13 +20,15 @@ import torch
 from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.compiling import lazy_backward
 from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
-from torchsleuth.watched import failures
+from torchsleuth.watched import failures, whole_calls
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.graph_record import GraphOrigin, RecordedGraph, as_source, record_graph
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
 from torchsleuth.watched.watch_settings import Settings
+from torchsleuth.watched.whole_calls import WholeCalls
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are
 # callbacks and counters of the process that compiles.
@@ -59,6 +61,9 @@ class Watch:
         self._captured: dict[str, RecordedGraph] = {}
         self.latest: GuardedGraph | None = None
         self.gradients_checked: set[int] = set()
+        self.whole_calls = WholeCalls()
+        self.forks_itself = False
+        self.judging = False
         os.register_at_fork(after_in_child=self._after_fork)
         failures.keep_our_frames_out_of_printed_tracebacks()
         seams.hook_backward_runs(self.on_backward)
@@ -77,8 +82,14 @@ class Watch:
                 sys.stderr.write(f"torchsleuth: cannot record, the program goes on unwatched: {error}\n")
         return self._flight
 
-    def _after_fork(self) -> None:
+    def judges_captures(self) -> None:
+        """In a fork that compares a call: nothing is recorded, and every graph is run by eager's kernels."""
+        self.judging = self.suspended = True
         if self._flight is not None:
+            self._flight.silent = True
+
+    def _after_fork(self) -> None:
+        if self._flight is not None and not self.forks_itself:
             with self.our_own_work():
                 self._flight.continue_in_child(self.settings.spool)
 
@@ -94,6 +105,28 @@ class Watch:
                 self._flight.log(f"internal error: {failures.describe(error)}")
         finally:
             self.suspended = before
+
+    # ---- calls of compiled functions
+
+    def on_call(self, call: CompiledCall) -> Callable[[], None] | None:
+        """A compiled function is about to run: where that is due, it is compared with eager as a whole."""
+        flight = self.flight
+        if flight is None or self.suspended:
+            return None
+        try:
+            # Not as our own work: what is forked here goes on in the modes of the user's call.
+            end = whole_calls.begin(self, flight, call)
+        except Exception as error:
+            flight.log(f"internal error: {failures.describe(error)}")
+            return None
+        if end is None:
+            return None
+
+        def ended() -> None:
+            with self.our_own_work():
+                end()
+
+        return ended
 
     # ---- graph capture
 
@@ -128,6 +161,8 @@ class Watch:
 
     def on_backend(self, call: seams.BackendCall) -> Callable[..., Any]:
         """After Dynamo: one captured graph goes to its backend."""
+        if self.judging:
+            return call.graph
         origin = self._quietly(self._origin_of_backend_call, call)
         if origin is None:
             return call.as_without_us()

@@ -106,9 +106,9 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
         return torch.equal(left, right)
     if left.layout != torch.strided:
         left, right = left.to_dense(), right.to_dense()
-    as_bits = (
-        t.contiguous().view(torch.uint8) if t.dim() else t.reshape(1).view(torch.uint8) for t in (left, right)
-    )
+    # Copied, because a dimension of size 1 may have any stride, and bytes need a stride of 1.
+    copies = (t.clone(memory_format=torch.contiguous_format).view(-1) for t in (left, right))
+    as_bits = (t.view(torch.uint8) for t in copies)
     return torch.equal(*as_bits)
 
 

@@ -1,0 +1,93 @@
+"""Whole calls of compiled functions: seen from just before the function runs to just after, and made again by hand.
+
+What `torch.compile` returns is left as it is. Each call of it asks, right before the function runs, which callback
+looks at frames, and puts the former one back at the end; those two places are where the hook is.
+
+Versions: `compile_wrapper` with `_callback_from_stance` and `_maybe_set_eval_frame` is that of 2.13; where one of them
+is missing, `UnsupportedTorch` is raised.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchsleuth.torch_internals.hooks import UnsupportedTorch
+
+WRAPPER = "compile_wrapper"
+
+
+@dataclass(frozen=True)
+class CompiledCall:
+    """A compiled function is about to run: the function as the user wrote it, its arguments, Dynamo's callback."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    callback: Any
+
+    def run_captured(self) -> Any:
+        """The call as Dynamo makes it; with the settings of the call that is about to be made."""
+        set_eval_frame = importlib.import_module("torch._C._dynamo.eval_frame").set_eval_frame
+        set_eval_frame(self.callback)
+        try:
+            return self.function(*self.args, **self.kwargs)
+        finally:
+            set_eval_frame(None)
+
+    def run_eager(self) -> Any:
+        """The call without Dynamo, also in functions that it calls; nothing of this process is compiled any more."""
+        torch.compiler.set_stance("force_eager")
+        return self.function(*self.args, **self.kwargs)
+
+
+def hook_compiled_calls(begin: Callable[[CompiledCall], Callable[[], None] | None]) -> Callable[[], None]:
+    """Shows `begin` every call of a compiled function that no other such call made; returns the undo function.
+
+    What `begin` returns is called when the call has ended, however it did.
+    """
+    eval_frame: Any = importlib.import_module("torch._dynamo.eval_frame")
+    choose, put = (getattr(eval_frame, n, None) for n in ("_callback_from_stance", "_maybe_set_eval_frame"))
+    if choose is None or put is None:
+        raise UnsupportedTorch(
+            f"in torch {torch.__version__} calls of compiled functions cannot be seen as a whole"
+        )
+    # The wrapper's frame, what to call at its end, and whether its function has been started.
+    open_calls: list[list[Any]] = []
+
+    def callback_from_stance(callback: Any) -> Any:
+        chosen = choose(callback)
+        frame = sys._getframe(1)
+        if callable(chosen) and frame.f_code.co_name == WRAPPER and not open_calls:
+            seen = frame.f_locals
+            if seen.get("prior") in (None, False) and {"fn", "args", "kwargs"} <= seen.keys():
+                end = begin(CompiledCall(seen["fn"], seen["args"], seen["kwargs"], chosen))
+                if end is not None:
+                    open_calls.append([frame, end, False])
+        return chosen
+
+    def maybe_set_eval_frame(callback: Any) -> Any:
+        if open_calls and open_calls[0][0] is sys._getframe(1):
+            if open_calls[0][2]:
+                open_calls.pop()[1]()
+            else:
+                open_calls[0][2] = True
+        return put(callback)
+
+    eval_frame._callback_from_stance = callback_from_stance
+    eval_frame._maybe_set_eval_frame = maybe_set_eval_frame
+
+    def undo() -> None:
+        eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = choose, put
+
+    return undo
+
+
+def is_dynamos_own(error: BaseException) -> bool:
+    """True for exceptions with which Dynamo says that it cannot capture something."""
+    return type(error).__module__.startswith("torch._dynamo")

@@ -1,0 +1,106 @@
+"""Two calls of one function compared by what they left behind, in words.
+
+Both ran the same kernels in the same order, one after Dynamo's capture and one without it, so almost nothing but the
+same bits is the same; the little room there is, is for numbers that Dynamo turns into tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from torchsleuth.compare.reference.cloning import same_bits
+from torchsleuth.watched.call_state import Leaf, Leaves
+
+ROOM = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+# An assertion on a tensor becomes a check inside the graph, which raises this: torch says so in its manual.
+SAME_ERRORS = {"raises AssertionError", "raises RuntimeError"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two calls differ, and how: `Difference("result[0]", "result[0] is ...")`."""
+
+    path: str
+    sentence: str
+
+
+def differences(eager: Leaves, captured: Leaves) -> list[Difference]:
+    """Where the calls differ, without what only follows from a difference above it.
+
+    >>> before, after = {"result": Leaf("torch.Size", "of 1 items")}, {"result": Leaf("tuple", "of 1 items")}
+    >>> differences(before, after)[0].sentence
+    'result is a torch.Size of 1 items in eager and a tuple of 1 items when compiled'
+    """
+    found: list[Difference] = []
+    for path in [*eager, *(path for path in captured if path not in eager)]:
+        if any(is_below(path, known.path) for known in found):
+            continue
+        how = _how(eager.get(path), captured.get(path))
+        if how is not None:
+            found.append(Difference(path, f"{path} {how}"))
+    return found
+
+
+def is_below(path: str, above: str) -> bool:
+    """Whether a value is part of another one, by their paths.
+
+    >>> is_below("result[0].a", "result[0]"), is_below("result[01]", "result[0")
+    (True, False)
+    """
+    return path.startswith(above) and path[len(above) : len(above) + 1] in ("", "[", ".")
+
+
+def _how(eager: Leaf | None, captured: Leaf | None) -> str | None:
+    if eager is None or captured is None:
+        return "is there only in eager" if captured is None else "is there only when compiled"
+    if eager.kind.startswith("raises") and {eager.kind, captured.kind} <= SAME_ERRORS:
+        return None
+    if eager.kind != captured.kind or not _same_text(eager, captured):
+        if eager.kind.startswith(("raises", "returns")):
+            return f"{_said(eager)} in eager and {_said(captured)} when compiled"
+        return f"is {_said(eager)} in eager and {_said(captured)} when compiled"
+    if eager.tensor is None or captured.tensor is None:
+        return None
+    return _apart(eager.tensor, captured.tensor)
+
+
+def _same_text(eager: Leaf, captured: Leaf) -> bool:
+    if eager.text == captured.text:
+        return True
+    if eager.kind.startswith("raises"):
+        return eager.kind == captured.kind
+    return eager.kind == "float" and math.isclose(float(eager.text), float(captured.text), rel_tol=1e-6)
+
+
+def _said(leaf: Leaf) -> str:
+    if leaf.kind.startswith(("raises", "returns")):
+        return f"{leaf.kind}: {leaf.text[:120]}" if leaf.text else leaf.kind
+    if leaf.kind == "same object":
+        return f"the same object as {leaf.text}"
+    if leaf.kind.rpartition(".")[2] in ("Tensor", "Parameter", "Buffer"):
+        return f"a {leaf.kind.rpartition('.')[2]}, {leaf.text}"
+    if leaf.kind in ("NoneType", "str"):
+        return leaf.text[:160]
+    return f"a {leaf.kind} {(leaf.shown or leaf.text)[:160]}".rstrip()
+
+
+def _apart(eager: torch.Tensor, captured: torch.Tensor) -> str | None:
+    """How far two tensors of one shape and type are apart; None where that is not worth a word."""
+    if eager.numel() == 0 or same_bits(eager, captured):
+        return None
+    room = ROOM.get(eager.dtype)
+    wide = torch.complex128 if eager.is_complex() else torch.float64
+    want, got = eager.to(wide), captured.to(wide)
+    if eager.is_complex():
+        room = 1e-4
+    # Measured against the largest number: small ones may be what is left of large ones.
+    most = float(want.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    near = torch.isclose(want, got, rtol=room or 0.0, atol=(room or 0.0) * most, equal_nan=True)
+    wrong = int((~near).sum())
+    if wrong == 0:
+        return None
+    far = float((want - got).abs().nan_to_num(math.inf, math.inf, math.inf).max())
+    return f"differs in {wrong} of {eager.numel()} elements, by up to {far:.3g}, from eager"

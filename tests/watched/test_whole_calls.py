@@ -1,0 +1,250 @@
+"""Whole calls of compiled functions against eager: wrong captures become cases, healthy programs notice nothing.
+
+Every function here is captured wrongly by torch 2.13; where another torch captures one rightly, there is no case of it.
+"""
+
+import pytest
+import torch
+
+from program_runs import run_bare, run_watched
+from torchsleuth.processes.sealed import why_not_sealable
+
+pytestmark = pytest.mark.skipif(
+    why_not_sealable() is not None, reason="needs processes that can be sealed off"
+)
+
+WRONG = """
+import dataclasses, functools, torch
+
+compiled = functools.partial(torch.compile, backend="eager")
+
+@compiled
+def size_as_tuple(x):
+    return x * 2, torch.Tensor(x.size()).shape
+
+@compiled
+def bool_as_tensor(x):
+    return x + 1, x in [x]
+
+calls = []
+
+@functools.lru_cache
+def table(n):
+    calls.append(n)
+    return n + 1
+
+@compiled
+def called_too_often(x):
+    return x * table(3) + table(3)
+
+def make_helper():
+    log = []
+    class Helper:
+        def touch(self, x):
+            log.append(tuple(x.shape))
+            return x + 1
+    def log_lost(x):
+        return Helper().touch(x) * 2
+    return log_lost
+
+def make(op):
+    def guard_missing(x):
+        return op(x, x)
+    return compiled(guard_missing)
+
+@dataclasses.dataclass
+class Box:
+    hidden: torch.Tensor
+
+box = Box(torch.tensor(0))
+
+@torch.compiler.nested_compile_region
+def region():
+    return box.hidden + 1
+
+@compiled
+def region_reused(hidden):
+    global box
+    for _ in range(2):
+        box = Box(hidden)
+        hidden = region()
+    return hidden
+
+x = torch.full((1,), 6.0)
+size_as_tuple(x.view(1, 1))
+for f in (bool_as_tensor, called_too_often, compiled(make_helper())):
+    f(x)
+make(torch.Tensor.__add__)(x)
+make(torch.Tensor.__mul__)(x)
+region_reused(torch.tensor(0))
+print("done")
+"""
+
+SAID = {
+    "size_as_tuple": (
+        7,
+        "result[1]",
+        "a torch.Size of [1, 1] in eager and a torch.Size of [2] when compiled",
+    ),
+    "bool_as_tensor": (11, "result[1]", "is a bool True in eager and a Tensor"),
+    "called_too_often": (22, "calls (global)", "a list of [3] in eager and a list of [3, 3] when compiled"),
+    "log_lost": (31, "log (closure)", "a list of 1 items in eager and a list of [] when compiled"),
+    "guard_missing": (36, "result", "differs in 1 of 1 elements, by up to 24"),
+    "region_reused": (51, "result", "differs in 1 of 1 elements, by up to 1"),
+}
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the bugs are those of torch 2.13")
+def test_what_capture_changes_is_found_where_every_graph_agrees(tmp_path):
+    ran = run_watched(tmp_path, WRONG, "--check-accuracy", "--record-only")
+    assert (ran.status, ran.stdout) == (3, "done\n")
+    cases = {case["triage"]["function"]: case for case in ran.cases}
+    assert cases.keys() == SAID.keys()
+    for function, (line, path, said) in SAID.items():
+        case = cases[function]
+        assert (case["kind"], case["triage"]["component"]) == ("accuracy", "dynamo")
+        assert case["triage"]["user_line"] == f"program.py:{line}"
+        assert case["signature"]["outputs"][0] == path
+        assert said in case["triage"]["detail"]
+        assert "captured" in case["no_repro"]
+
+
+HEALTHY = """
+import collections, functools, itertools, logging, os, random, sys, time, warnings
+import torch
+
+compiled = functools.partial(torch.compile, backend="eager")
+torch.manual_seed(0); random.seed(0)
+calls, log, file = 0, [], open("log.txt", "w")
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(4))
+        self.n = 0
+        self.register_buffer("total", torch.zeros(()))
+    def forward(self, x):
+        self.n += 1
+        self.total += x.sum()
+        self.last = x.mean()
+        return self.layers(x) * random.random()
+
+def make():
+    n = 0
+    def count(x):
+        nonlocal n
+        global calls
+        n += 1
+        calls += 1
+        print("counting", n, type(x.shape).__name__)
+        n += 1
+        return x * n
+    return compiled(count), lambda: n
+
+@compiled
+def mutate(x, items, table, queue):
+    items.append(x.mean()); table["last"] = x; queue.append(x.shape[0])
+    x.add_(1)
+    return x + len(items), items, table
+
+@compiled
+def write(x):
+    file.write("line\\n"); file.flush()
+    with open("more.txt", "a") as more:
+        more.write("x")
+    return x + 1
+
+@compiled
+def raises(x, k):
+    log.append(k)
+    if k == 1:
+        raise ValueError("one")
+    return x + k
+
+@compiled
+def by_chance(x):
+    return x + 1, torch.empty(64, 64), time.perf_counter(), os.getpid(), id(x)
+
+@compiled
+def asks(x):
+    if not torch.compiler.is_compiling():
+        log.append("eager")
+    return x + 1
+
+@compiled
+def step(optimizer):
+    optimizer.step()
+
+@compiled
+def draw(x, numbers):
+    return x + next(numbers) + torch.rand(2), torch.max(x, dim=0), x.shape, x.dtype
+
+@compiled
+def inner(x):
+    return x.sin()
+
+@compiled
+def outer(x):
+    y = inner(x)
+    warnings.warn("careful")
+    return y + inner(y)
+
+net = Net()
+net.layers[0].register_forward_hook(lambda module, args, out: log.append(tuple(out.shape)))
+fast = compiled(net)
+optimizer = torch.optim.Adam(net.parameters(), 0.1)
+count, counted = make()
+items, table, queue = [], {}, collections.deque(maxlen=2)
+numbers = iter([1.0, 2.0, 3.0, 4.0])
+for i in range(2):
+    optimizer.zero_grad()
+    loss = fast(torch.randn(8, 4)).pow(2).mean()
+    loss.backward()
+    step(optimizer)
+    print(i, loss.item(), net.n, net.total.item(), net.layers[2].running_mean.sum().item(), torch.rand(1).item(), random.random())
+    print(count(torch.ones(2)), counted(), calls)
+    x = torch.ones(2 + i)
+    out = mutate(x, items, table, queue)
+    print(out[0], x, out[1] is items, sorted(table), queue)
+    try:
+        print(raises(torch.ones(2), i), log)
+    except ValueError as error:
+        print("caught", error, log)
+    print(write(x), by_chance(x)[0], asks(x), draw(torch.ones(2), numbers), outer(x))
+file.close()
+print(open("log.txt").read(), open("more.txt").read(), sorted(name for name in os.listdir() if name.endswith(".txt")))
+os.remove("log.txt"); os.remove("more.txt")
+try:
+    os.wait()
+except ChildProcessError:
+    print("no children")
+raise SystemExit(7)
+"""
+
+
+@pytest.mark.slow
+def test_a_healthy_program_is_not_disturbed(tmp_path):
+    bare = run_bare(tmp_path, HEALTHY)
+    watched = run_watched(tmp_path, HEALTHY, "--check-accuracy", "--record-only")
+    assert watched.stdout == bare.stdout
+    assert (watched.status, watched.cases) == (7, []), watched.stderr
+    theirs = [line for line in watched.stderr.splitlines() if not line.startswith("torchsleuth:")]
+    assert theirs == bare.stderr.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the bug is one of torch 2.13")
+def test_the_function_left_eager_is_tried_on_the_program(tmp_path):
+    program = """
+    import torch
+
+    @torch.compile(backend="eager")
+    def shape_of(x):
+        return torch.Tensor(x.size()).shape
+
+    shape_of(torch.ones(2, 3))
+    """
+    case = run_watched(tmp_path, program, "--check-accuracy", "--minify").case
+    (tried,) = case["workarounds"]
+    assert (tried["verified"], tried["program"]) == (True, True), tried
+    assert tried["how"] == "@torch.compiler.disable  # above `def shape_of` in program.py:5"
