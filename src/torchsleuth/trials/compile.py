@@ -226,7 +226,9 @@ def _last_stage(trial: Trial) -> str | None:
         return trial.switches.stop_after
     if not trial.stop_early or trial.expected.kind != "compile_error":
         return None
-    return failing_stage(trial.expected.exceptions, trial.expected.frames) if _one_compile(trial) else None
+    stage = failing_stage(trial.expected.exceptions, trial.expected.frames)
+    # Forward and backward have one joint graph.
+    return stage if stage == "joint" or _one_compile(trial) else None
 
 
 def _one_compile(trial: Trial) -> bool:

@@ -37,7 +37,7 @@ class Switches:
 
     `off` are windows by subsystem (see `torch_internals.compiler_switches`); `backend` replaces the graph's own;
     `interpret` runs the lowered graph without generated code; `eager` runs the graph without a compiler; a compile
-    that has passed the stage `stop_after` ("lowering", "codegen") is decided; `trace` is a file for its steps.
+    that has passed the stage `stop_after` ("joint", "lowering", "codegen") is decided; `trace` is a file for its steps.
     """
 
     off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
