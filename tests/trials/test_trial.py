@@ -97,9 +97,7 @@ def test_a_graph_that_lowers_is_decided_without_the_cpp_compiler(workers):
 def test_a_joint_graph_whose_passes_end_is_decided_before_either_of_its_parts_is_compiled(workers):
     frames = ("torch/_inductor/fx_passes/joint_graph.py:f",)
     expected = Signature("compile_error", "compile", ("RuntimeError",), "no", frames)
-    no_compile = (
-        "import torch._inductor.graph as graph\ngraph.GraphLowering.run = lambda *_: print(compiled_after_all)\n"
-    )
+    no_compile = "import torch._inductor.graph as graph\ngraph.GraphLowering.run = lambda *_: print(compiled_after_all)\n"
     trial = _trial("torch.sinh(a)", expected, no_compile, level="dynamo")
     trained = describe_inputs([torch.zeros(8, requires_grad=True)]).to_json()
     outcome = workers.run(dataclasses.replace(trial, inputs=trained))

@@ -21,13 +21,17 @@ from torchsleuth.minify.search.state_key import state_key
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature, fingerprint
-from torchsleuth.trials.trial import Outcome, Trial
+from torchsleuth.trials.trial import Outcome, Switches, Trial
 from torchsleuth.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.workers.queue import TrialQueue
 
 # A hang is told from a slow compile by this much: seconds at least, and times the slowest that passed.
 LEAST_CLOCK = 10.0
+# What hangs for this long is worth the question whether it hangs for all of its clock.
+QUICK_CLOCK = 4.0
 SLACK = 5.0
+# Ways to see what a compiled graph computes without generating code, the quickest first.
+WITHOUT_CODE = (Switches(passes_alone=True), Switches(interpret=True))
 
 
 @dataclass
@@ -51,6 +55,8 @@ class TrialOracle(Oracle):
     tolerances: dict[str, Tolerances] = field(default_factory=dict)
     # How often the failure comes, where it comes only sometimes.
     rate: FailureRate | None = None
+    # What is left out of the compiler, where that answers sooner.
+    switches: Switches | None = None
 
     def __call__(self, states: Sequence[State]) -> list[bool | None]:
         tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
@@ -124,9 +130,42 @@ class TrialOracle(Oracle):
                 return tickets[ticket]
         return None
 
+    def quicker(self, state: State) -> TrialOracle | None:
+        """One without what the failure does not need: wrong results without code, hangs without most of the waiting."""
+        if self.switches is not None or self.rate is not None:
+            return None
+        if self.expected.kind == "accuracy":
+            ways = [self._leaving_out(switches) for switches in WITHOUT_CODE]
+        elif (self.expected.kind, self.expected.phase) == ("hang", "compile") and self.limits is not None:
+            ways = self._less_patient(state, self.limits)
+        else:
+            return None
+        tickets = [self.workers.submit(way.trial(state), limits=way._limits(state)) for way in ways]
+        found = None
+        for way, ticket in zip(ways, tickets):
+            if found is not None:
+                ticket.cancel()
+            elif way._judge(ticket.result(), state):
+                found = way
+        return found
+
+    def _leaving_out(self, switches: Switches, limits: Limits | None = None) -> TrialOracle:
+        return replace(self, switches=switches, limits=limits or self.limits, also={}, errors=[])
+
+    def _less_patient(self, state: State, limits: Limits) -> list[TrialOracle]:
+        """With a clock by what the same graph takes up to the end of its passes, and no wait for a C++ compiler."""
+        trial = replace(self.trial(state), switches=WITHOUT_CODE[0])
+        healthy = self.workers.run(trial, limits=limits)
+        clock = max(QUICK_CLOCK, SLACK * healthy.seconds)
+        if healthy.signature is not None or healthy.error is not None or 2 * clock > limits.compile:
+            return []
+        shorter = replace(limits, compile=clock, run=clock)
+        return [self._leaving_out(Switches(stop_after="codegen"), shorter)]
+
     def trial(self, state: State) -> Trial:
         """The question that a state stands for."""
-        return trial_of(state, self.expected, self.questions.store)
+        trial = trial_of(state, self.expected, self.questions.store)
+        return trial if self.switches is None else replace(trial, switches=self.switches)
 
     def _limits(self, state: State) -> Limits | None:
         """A hang costs its clock each time: what is no larger than something that passed gets that one's time."""

@@ -119,7 +119,11 @@ def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if switches.trace is not None:
             stack.enter_context(traced(switches.trace))
-        if switches.interpret:
+        if switches.passes_alone:
+            from torchsleuth.torch_internals.passes_alone import passes_alone
+
+            stack.enter_context(passes_alone())
+        elif switches.interpret:
             from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
 
             stack.enter_context(interpreted_lowering())

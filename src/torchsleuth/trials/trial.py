@@ -36,7 +36,8 @@ class Switches:
     """What an experiment changes in the compiler.
 
     `off` are windows by subsystem (see `torch_internals.compiler_switches`); `backend` replaces the graph's own;
-    `interpret` runs the lowered graph without generated code; `eager` runs the graph without a compiler; a compile
+    `interpret` runs the lowered graph without generated code, `passes_alone` the graph as the passes leave it;
+    `eager` runs the graph without a compiler; a compile
     that has passed the stage `stop_after` ("joint", "lowering", "codegen") is decided; `trace` is a file for its steps.
     """
 
@@ -46,6 +47,7 @@ class Switches:
     eager: bool = False
     stop_after: str | None = None
     trace: str | None = None
+    passes_alone: bool = False
 
 
 @dataclass(frozen=True)
