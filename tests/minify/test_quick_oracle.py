@@ -1,12 +1,16 @@
 """A search that needs only a part of the compiler asks only for that part."""
 
+import time
 from concurrent.futures import Future
 
+import pytest
 import torch
 from made_graphs import aten, traced
 
 from torchsleuth.minify.oracle import TrialOracle
 from torchsleuth.minify.questions import Questions
+from torchsleuth.minify.search.contract import OutOfBudget
+from torchsleuth.minify.search.engine import Engine
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.trial import Outcome
@@ -63,6 +67,14 @@ def test_a_hang_is_told_by_a_clock_made_of_what_a_healthy_part_takes(tmp_path):
     assert oracle.workers.clocks == [60, 7.5]
     assert quick.limits.compile == 7.5
     assert quick.trial(state()).switches.stop_after == "codegen"
+
+
+def test_a_search_asks_nothing_that_could_not_be_answered_in_its_time(tmp_path):
+    oracle = oracle_of(lambda _: Outcome(HANG, 60.0), HANG, tmp_path, Limits(compile=60))
+    engine = Engine(oracle, state(), deadline=time.monotonic() + 30)
+    with pytest.raises(OutOfBudget):
+        engine.fails("nodes", "a question of 60 s", state())
+    assert oracle.workers.clocks == []
 
 
 def test_a_hang_that_is_barely_slower_than_a_healthy_compile_has_its_own_clock(tmp_path):

@@ -85,7 +85,7 @@ class TrialOracle(Oracle):
         if odd or self.failing_is_slow or self.rate is not None:
             return
         seen = FailureRate(int(failed), 1)
-        found = measured(self.workers, self.trial(state), seen)
+        found = measured(self.workers, self.trial(state), seen, self._limits(state))
         if found.flaky:
             self.rate = found
             self.workers.repeats = found.repeats
@@ -112,6 +112,11 @@ class TrialOracle(Oracle):
     def failing_is_slow(self) -> bool:
         """Whether it takes longer to see a failure than to see none."""
         return self.expected.kind == "hang"
+
+    @property
+    def seconds_to_fail(self) -> float:
+        """What it takes to see a failure, where that is known: a hang's clock."""
+        return self.limits.compile if self.failing_is_slow and self.limits is not None else 0.0
 
     @property
     def names_outputs(self) -> bool:

@@ -98,7 +98,7 @@ def verified_repro(
             times,
             at_once=at_once,
             phase_seconds=clock,
-            deadline=None if deadline is None else max(deadline, least),
+            deadline=None if deadline is None else max(deadline, least) if last else deadline,
         )
         if last or _holds(runs, always):
             break

@@ -133,6 +133,11 @@ class Oracle(Protocol):
         return False
 
     @property
+    def seconds_to_fail(self) -> float:
+        """What it takes at least to see a failure."""
+        return 0.0
+
+    @property
     def names_outputs(self) -> bool:
         """Whether a failure says which of the results are wrong, as `suspects`."""
         return False

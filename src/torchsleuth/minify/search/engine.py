@@ -114,7 +114,7 @@ class Engine:
         keys = [state_key(state) for _, state in candidates]
         new = [place for place, key in enumerate(keys) if key not in self.known]
         if new:
-            if self.deadline is not None and time.monotonic() > self.deadline:
+            if self.deadline is not None and time.monotonic() + self.oracle.seconds_to_fail > self.deadline:
                 raise OutOfBudget("the time is used up")
             if self.most_queries is not None and self.queries >= self.most_queries:
                 raise OutOfBudget("the number of questions is used up")
