@@ -7,6 +7,7 @@ is not the one looked for: it is kept, to be told at the end.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ LEAST_CLOCK = 10.0
 # What hangs for this long is worth the question whether it hangs for all of its clock.
 QUICK_CLOCK = 4.0
 SLACK = 5.0
+# Of the time that is left, what a phase of the question may take whether less of the compiler would do.
+SHARE_FOR_ASKING = 0.1
 # Ways to see what a compiled graph computes without generating code, the quickest first.
 WITHOUT_CODE = (Switches(passes_alone=True), Switches(interpret=True))
 
@@ -145,7 +148,14 @@ class TrialOracle(Oracle):
             ways = self._less_patient(state, self.limits)
         else:
             return None
-        tickets = [self.workers.submit(way.trial(state), limits=way._limits(state)) for way in ways]
+        now = time.monotonic()
+        enough = None if self.deadline is None else now + SHARE_FOR_ASKING * (self.deadline - now)
+        tickets = [
+            self.workers.submit(
+                way.trial(state), limits=within(way._limits(state) or self.workers.limits, enough)
+            )
+            for way in ways
+        ]
         found = None
         for way, ticket in zip(ways, tickets):
             if found is not None:
