@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_graphs import Oracle, aten, holds, traced
 
+from torchsleuth.minify.search import contract
 from torchsleuth.minify.search.contract import Silence
 from torchsleuth.minify.search.driver import minify, search
 from torchsleuth.minify.search.engine import Engine, settle
@@ -310,3 +311,43 @@ def test_wrong_values_are_followed_to_the_call_where_they_begin():
     found = search(traced(deep, torch.ones(2)), oracle)
     assert found.calls == 2 and holds(found.state, aten.sin.default, aten.cos.default)
     assert found.statistics[0].queries <= 8
+
+
+class Quicker(contract.Oracle):
+    """Fails where all that it needs is called; another, which is asked first, may be content with something else."""
+
+    def __init__(self, *needed, quick=None):
+        self.needed, self.quick, self.asked = needed, quick, 0
+
+    def __call__(self, states):
+        self.asked += len(states)
+        return [names(s) >= set(self.needed) for s in states]
+
+    def quicker(self, state):
+        return self.quick
+
+
+def long_chain():
+    graph = torch.fx.Graph()
+    node, _ = graph.placeholder("x"), graph.placeholder("y")
+    for number in range(24):
+        node = graph.call_function(OPS[number % 3], (node,), name=f"call{number}")
+    graph.output((node,))
+    return traced_state(torch.fx.GraphModule(torch.nn.Module(), graph))
+
+
+def test_what_a_quick_oracle_finds_is_asked_once_of_the_real_one():
+    quick = Quicker("call7")
+    slow = Quicker("call7", quick=quick)
+    assert names(search(long_chain(), slow).state) == {"call7"}
+    assert slow.asked < quick.asked
+
+
+def test_what_the_quick_oracle_took_too_far_is_taken_back_to_what_really_fails():
+    slow = Quicker("call7", "call9", quick=Quicker("call7"))
+    assert names(search(long_chain(), slow).state) == {"call7", "call9"}
+
+
+def test_nothing_is_lost_where_nothing_that_the_quick_oracle_finds_holds():
+    slow = Quicker("call7", quick=Quicker("call9"))
+    assert names(search(long_chain(), slow).state) == {"call7"}

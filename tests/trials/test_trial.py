@@ -94,6 +94,17 @@ def test_a_graph_that_lowers_is_decided_without_the_cpp_compiler(workers):
     assert len(set((workers.folder / "kernels").rglob("*.main.so")) - kernels) <= 1
 
 
+def test_a_joint_graph_whose_passes_end_is_decided_before_either_of_its_parts_is_compiled(workers):
+    frames = ("torch/_inductor/fx_passes/joint_graph.py:f",)
+    expected = Signature("compile_error", "compile", ("RuntimeError",), "no", frames)
+    no_compile = "import torch._inductor.graph as graph\ngraph.GraphLowering.run = lambda *_: print(compiled_after_all)\n"
+    trial = _trial("torch.sinh(a)", expected, no_compile, level="dynamo")
+    trained = describe_inputs([torch.zeros(8, requires_grad=True)]).to_json()
+    outcome = workers.run(dataclasses.replace(trial, inputs=trained))
+    assert outcome.signature is None and outcome.error is None
+    assert outcome.more["stopped_early"]
+
+
 def test_what_one_trial_changes_is_gone_in_the_next(workers):
     assert workers.run(aten_trial("relu.default(a)"), fresh=True).fails_like(LOWERING)
     assert workers.run(aten_trial("relu.default(a)", embedded="")).signature is None
@@ -167,6 +178,8 @@ def test_an_error_of_the_scheduler_is_found_and_its_absence_decided_before_the_c
     [
         (["torch._inductor.exc.LoweringException", "KeyError"], ["trial.py:f"], "lowering"),
         (["KeyError"], ["torch/_inductor/lowering.py:cat"], "lowering"),
+        (["RuntimeError"], ["torch/_inductor/fx_passes/fuse_attention.py:_sfdp_replacement_5"], "joint"),
+        (["AssertionError"], ["torch/_inductor/fx_passes/post_grad.py:f"], "codegen"),
         (["AssertionError"], ["torch/_inductor/scheduler.py:fuse"], "codegen"),
         (["AssertionError"], ["torch/_inductor/codegen/cpp.py:store"], "codegen"),
         (["torch._inductor.exc.CppCompileError"], ["torch/_inductor/codegen/cpp.py:x"], None),

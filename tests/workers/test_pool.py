@@ -44,6 +44,8 @@ def test_a_time_out_is_asked_again_but_the_hang_looked_for_is_remembered(tmp_pat
         for asked, remembered in ((other, False), (hang, True)):
             assert workers.run(asked).signature.kind == "hang"
             assert workers.run(asked).cached is remembered
+        # It says nothing about a longer clock.
+        assert not workers.run(hang, limits=Limits(run=1.0)).cached
 
 
 def test_a_pass_counts_only_after_as_many_repeats_as_asked_for(tmp_path):

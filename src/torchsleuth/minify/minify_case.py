@@ -26,7 +26,7 @@ from torchsleuth.minify.search.subsets import NothingFails
 from torchsleuth.minify.states import SHAPES
 from torchsleuth.minify.writing import best_so_far, runtime_files, write_scripts
 from torchsleuth.processes.limits import clock_of_a_hang
-from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
+from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ROOM_FOR_LOAD, ScriptToVerify
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.workers.failure_rate import AGAIN, FlakyFailure
 
@@ -74,10 +74,12 @@ def minify_case(
     budget_seconds += wait_for_device(workers, case.device, budget_seconds)
     questions.deadline = started + budget_seconds
     SHAPES.set(questions.shapes)
-    clock = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
+    # A script has to hang for as long, when it is verified.
+    clock = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"), ROOM_FOR_LOAD)
     oracle = TrialOracle(questions, start.expected, clock).holding_to(start.state)
     keeper = _Keeper(folder, start, oracle, follower)
-    reduction = _searched(folder, start, oracle, keeper, (1 - LEFT_FOR_VERIFYING) * budget_seconds)
+    verifying = max(LEFT_FOR_VERIFYING * budget_seconds, oracle.seconds_to_fail)
+    reduction = _searched(folder, start, oracle, keeper, max(0.0, budget_seconds - verifying))
     follower.begins("writing the scripts")
     state = reduction.state
     tolerances = oracle.tolerances_of(state)

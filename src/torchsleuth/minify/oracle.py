@@ -7,6 +7,7 @@ is not the one looked for: it is kept, to be told at the end.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field, replace
@@ -21,13 +22,19 @@ from torchsleuth.minify.search.state_key import state_key
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature, fingerprint
-from torchsleuth.trials.trial import EAGER, Outcome, Trial
+from torchsleuth.trials.trial import EAGER, Outcome, Switches, Trial
 from torchsleuth.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.workers.queue import TrialQueue
 
 # A hang is told from a slow compile by this much: seconds at least, and times the slowest that passed.
 LEAST_CLOCK = 10.0
+# What hangs for this long is worth the question whether it hangs for all of its clock.
+QUICK_CLOCK = 4.0
 SLACK = 5.0
+# Of the time that is left, what a phase of the question may take whether less of the compiler would do.
+SHARE_FOR_ASKING = 0.1
+# Ways to see what a compiled graph computes without generating code, the quickest first.
+WITHOUT_CODE = (Switches(passes_alone=True), Switches(interpret=True))
 
 
 @dataclass
@@ -56,6 +63,8 @@ class TrialOracle(Oracle):
     must_pass_in_eager: bool = False
     # How often the failure comes, where it comes only sometimes.
     rate: FailureRate | None = None
+    # What is left out of the compiler, where that answers sooner.
+    switches: Switches | None = None
 
     def holding_to(self, original: State) -> TrialOracle:
         """This oracle; where the original passes without the compiler, what fails must do so, too.
@@ -93,7 +102,7 @@ class TrialOracle(Oracle):
         if odd or self.failing_is_slow or self.rate is not None:
             return
         seen = FailureRate(int(failed), 1)
-        found = measured(self.workers, self.trial(state), seen)
+        found = measured(self.workers, self.trial(state), seen, self._limits(state))
         if found.flaky:
             self.rate = found
             self.workers.repeats = found.repeats
@@ -122,6 +131,11 @@ class TrialOracle(Oracle):
         return self.expected.kind == "hang"
 
     @property
+    def seconds_to_fail(self) -> float:
+        """What it takes to see a failure, where that is known: a hang's clock."""
+        return self.limits.compile if self.failing_is_slow and self.limits is not None else 0.0
+
+    @property
     def names_outputs(self) -> bool:
         """Whether a failure says which of the results are wrong."""
         return self.expected.kind == "accuracy"
@@ -138,10 +152,50 @@ class TrialOracle(Oracle):
                 return tickets[ticket]
         return None
 
+    def quicker(self, state: State) -> TrialOracle | None:
+        """One without what the failure does not need: wrong results without code, hangs without most of the waiting."""
+        if self.switches is not None or self.rate is not None:
+            return None
+        if self.expected.kind == "accuracy":
+            ways = [self._leaving_out(switches) for switches in WITHOUT_CODE]
+        elif (self.expected.kind, self.expected.phase) == ("hang", "compile") and self.limits is not None:
+            ways = self._less_patient(state, self.limits)
+        else:
+            return None
+        now = time.monotonic()
+        enough = None if self.deadline is None else now + SHARE_FOR_ASKING * (self.deadline - now)
+        tickets = [
+            self.workers.submit(
+                way.trial(state), limits=within(way._limits(state) or self.workers.limits, enough)
+            )
+            for way in ways
+        ]
+        found = None
+        for way, ticket in zip(ways, tickets):
+            if found is not None:
+                ticket.cancel()
+            elif way._judge(ticket.result(), state):
+                found = way
+        return found
+
+    def _leaving_out(self, switches: Switches, limits: Limits | None = None) -> TrialOracle:
+        return replace(self, switches=switches, limits=limits or self.limits, also={}, errors=[])
+
+    def _less_patient(self, state: State, limits: Limits) -> list[TrialOracle]:
+        """With a clock by what the same graph takes up to the end of its passes, and no wait for a C++ compiler."""
+        trial = replace(self.trial(state), switches=WITHOUT_CODE[0])
+        healthy = self.workers.run(trial, limits=limits)
+        clock = max(QUICK_CLOCK, SLACK * healthy.seconds)
+        if healthy.signature is not None or healthy.error is not None or 2 * clock > limits.compile:
+            return []
+        shorter = replace(limits, compile=clock, run=clock)
+        return [self._leaving_out(Switches(stop_after="codegen"), shorter)]
+
     def trial(self, state: State) -> Trial:
         """The question that a state stands for."""
         trial = trial_of(state, self.expected, self.questions.store)
-        return replace(trial, must_pass_in_eager=self.must_pass_in_eager)
+        trial = replace(trial, must_pass_in_eager=self.must_pass_in_eager)
+        return trial if self.switches is None else replace(trial, switches=self.switches)
 
     def _limits(self, state: State) -> Limits | None:
         """A hang costs its clock each time: what is no larger than something that passed gets that one's time."""

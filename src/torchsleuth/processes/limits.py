@@ -75,7 +75,9 @@ def within(limits: Limits, deadline: float | None, least: float = 5.0) -> Limits
     if deadline is None:
         return limits
     left = max(least, deadline - time.monotonic())
-    return replace(limits, compile=min(limits.compile, left), run=min(limits.run, left))
+    return replace(
+        limits, setup=min(limits.setup, left), compile=min(limits.compile, left), run=min(limits.run, left)
+    )
 
 
 def limits_from_json(doc: Mapping[str, Any]) -> Limits:

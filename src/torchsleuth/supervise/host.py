@@ -30,8 +30,8 @@ from torchsleuth.processes.starting import fresh_environment, python_command
 from torchsleuth.processes.tree import kill_group, resident_bytes
 
 HOST = "torchsleuth.host.main"
-# Beyond its budget, what a step may take to end its trials and to write what it found.
-GRACE_SECONDS = 30.0
+# Of the time for a step, what the host is not told of: it ends its trials then, and writes what it found.
+GRACE_SECONDS, GRACE_SHARE = 15.0, 0.1
 TICK = 0.25
 # To end by itself once nobody listens any more, with its trials.
 LEAVE_SECONDS = 5.0
@@ -90,13 +90,17 @@ class SearchHost:
         heard: Callable[[dict[str, Any]], None] = lambda message: None,
         **facts: Any,
     ) -> dict[str, Any]:
-        """What came of a step; raises `StepRefused` or `HostLost`. `heard` gets what the host tells meanwhile."""
+        """What came of a step; raises `StepRefused` or `HostLost`. `heard` gets what the host tells meanwhile.
+
+        After `budget` seconds it is over: a host that has not ended by then is ended.
+        """
         until = time.monotonic() + budget
         deaths = 0
         while True:
             left = max(1.0, until - time.monotonic())
+            told = left - min(GRACE_SECONDS, GRACE_SHARE * left)
             found = self._asked(
-                {"step": step, "budget": left, "leave_out": self.left_out, **facts}, left, heard
+                {"step": step, "budget": told, "leave_out": self.left_out, **facts}, left, heard
             )
             if isinstance(found, dict):
                 return found
@@ -167,7 +171,7 @@ class SearchHost:
     def _asked(
         self, order: dict[str, Any], budget: float, heard: Callable[[dict[str, Any]], None]
     ) -> dict[str, Any] | _Death:
-        until = time.monotonic() + budget + GRACE_SECONDS
+        until = time.monotonic() + budget
         self._works = True
         try:
             self._control.sendall(frame(order))

@@ -94,7 +94,7 @@ class InputsDescription:
         """
         return {
             "schema": SCHEMA,
-            "inputs": [_plain(asdict(spec)) for spec in self.inputs],
+            "inputs": [_plain(vars(spec)) for spec in self.inputs],
             "symbols": {name: asdict(symbol) for name, symbol in self.symbols.items()},
         }
 
@@ -248,7 +248,7 @@ def memory_of(tensor: torch.Tensor) -> object:
     return tensor.untyped_storage().data_ptr() or ("empty", id(tensor))
 
 
-def _plain(data: dict[str, Any]) -> dict[str, Any]:
+def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no tuples and no infinite numbers."""
     out: dict[str, Any] = {}
     for key, value in data.items():

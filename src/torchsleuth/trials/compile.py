@@ -132,7 +132,11 @@ def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if switches.trace is not None:
             stack.enter_context(traced(switches.trace))
-        if switches.interpret:
+        if switches.passes_alone:
+            from torchsleuth.torch_internals.passes_alone import passes_alone
+
+            stack.enter_context(passes_alone())
+        elif switches.interpret:
             from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
 
             stack.enter_context(interpreted_lowering())
@@ -239,7 +243,9 @@ def _last_stage(trial: Trial) -> str | None:
         return trial.switches.stop_after
     if not trial.stop_early or trial.expected.kind != "compile_error":
         return None
-    return failing_stage(trial.expected.exceptions, trial.expected.frames) if _one_compile(trial) else None
+    stage = failing_stage(trial.expected.exceptions, trial.expected.frames)
+    # Forward and backward have one joint graph.
+    return stage if stage == "joint" or _one_compile(trial) else None
 
 
 def _one_compile(trial: Trial) -> bool:

@@ -39,8 +39,9 @@ class Switches:
     """What an experiment changes in the compiler.
 
     `off` are windows by subsystem (see `torch_internals.compiler_switches`); `backend` replaces the graph's own;
-    `interpret` runs the lowered graph without generated code; `eager` runs the graph without a compiler; a compile
-    that has passed the stage `stop_after` ("lowering", "codegen") is decided; `trace` is a file for its steps.
+    `interpret` runs the lowered graph without generated code, `passes_alone` the graph as the passes leave it;
+    `eager` runs the graph without a compiler; a compile
+    that has passed the stage `stop_after` ("joint", "lowering", "codegen") is decided; `trace` is a file for its steps.
     """
 
     off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class Switches:
     eager: bool = False
     stop_after: str | None = None
     trace: str | None = None
+    passes_alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torchsleuth.processes.limits import Limits
 from torchsleuth.trials.trial import Outcome, Trial
 from torchsleuth.workers.queue import TrialQueue
 
@@ -86,15 +87,17 @@ def repeats_for(rate: float, risk: float = RISK) -> int:
     return math.floor(math.log(risk) / math.log1p(-rate)) + 1
 
 
-def failure_rate(workers: TrialQueue, trial: Trial, k: int = 3, more: int = MORE) -> FailureRate:
+def failure_rate(
+    workers: TrialQueue, trial: Trial, k: int = 3, more: int = MORE, limits: Limits | None = None
+) -> FailureRate:
     """Runs the trial `k` times, and `more` times again where it neither always nor never failed.
 
     One that always fails alike is not `failure_rate(workers, trial).flaky`.
     """
-    outcomes = _several(workers, trial, k)
+    outcomes = _several(workers, trial, k, limits)
     failures = sum(outcome.fails_like(trial.expected) for outcome in outcomes)
     if 0 < failures < len(outcomes):
-        outcomes += _several(workers, trial, more)
+        outcomes += _several(workers, trial, more, limits)
     told = [outcome for outcome in outcomes if outcome.error is None]
     return FailureRate(
         sum(outcome.fails_like(trial.expected) for outcome in told),
@@ -104,15 +107,17 @@ def failure_rate(workers: TrialQueue, trial: Trial, k: int = 3, more: int = MORE
     )
 
 
-def measured(workers: TrialQueue, trial: Trial, seen: FailureRate) -> FailureRate:
+def measured(
+    workers: TrialQueue, trial: Trial, seen: FailureRate, limits: Limits | None = None
+) -> FailureRate:
     """How often the trial fails, from what was `seen` and a few runs more; many more only where it is not always alike.
 
     One failure was seen: `measured(workers, trial, FailureRate(1, 1))`.
     """
-    rate = seen + failure_rate(workers, trial, AGAIN, more=0)
-    return rate + failure_rate(workers, trial, MORE, more=0) if rate.flaky else rate
+    rate = seen + failure_rate(workers, trial, AGAIN, more=0, limits=limits)
+    return rate + failure_rate(workers, trial, MORE, more=0, limits=limits) if rate.flaky else rate
 
 
-def _several(workers: TrialQueue, trial: Trial, times: int) -> list[Outcome]:
-    tickets = [workers.submit(trial, fresh=True) for _ in range(times)]
+def _several(workers: TrialQueue, trial: Trial, times: int, limits: Limits | None) -> list[Outcome]:
+    tickets = [workers.submit(trial, limits=limits, fresh=True) for _ in range(times)]
     return [ticket.result() for ticket in tickets]

@@ -89,7 +89,7 @@ class TrialQueue:
             self._numbers += 1
             ticket = Ticket(self, self._numbers, trial, limits or self.limits, 1 if fresh else self.repeats)
             known = None if fresh else self.log.answer(trial.key, self.repeats)
-            if known is not None:
+            if known is not None and not _outwaited(known, ticket.limits):
                 ticket._settle(known)
             else:
                 self._queue.append(ticket)
@@ -159,3 +159,9 @@ class TrialQueue:
                 self._queue.appendleft(ticket)
             else:
                 ticket._settle(Outcome(None, 0.0, error=why))
+
+
+def _outwaited(known: Outcome, limits: Limits) -> bool:
+    """Whether an answer is that of a shorter clock: what hung then may end by now."""
+    hung = known.signature is not None and known.signature.kind == "hang"
+    return hung and known.seconds < limits.seconds(known.signature.phase if known.signature else "")

@@ -123,10 +123,19 @@ class Oracle(Protocol):
         """What every node of the state yields in eager; None where whoever searches may run it to find out."""
         return None
 
+    def quicker(self, state: State) -> Oracle | None:
+        """One that answers sooner, mostly alike, by less than all of the compiler; None where `state` passes there."""
+        return None
+
     @property
     def failing_is_slow(self) -> bool:
         """Whether it takes longer to see a failure than to see none."""
         return False
+
+    @property
+    def seconds_to_fail(self) -> float:
+        """What it takes at least to see a failure."""
+        return 0.0
 
     @property
     def names_outputs(self) -> bool:

@@ -51,8 +51,9 @@ class Engine:
         self.listener = listener or Silence()
         self.queries = 0
         self.known: dict[str, bool] = {}
+        # Every state that was the best one for a while.
+        self.accepted: list[State] = []
         self._counts: dict[str, list[float]] = {}
-        # Large values are hashed once; most candidates share them.
 
     def first(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> tuple[int, State] | None:
         """The first candidate, in order, that fails; as many at once as there are workers."""
@@ -96,6 +97,7 @@ class Engine:
             counts[1] += 1
             counts[2] += calls_of(self.best.graph) - calls_of(state.graph)
             self.best = state
+            self.accepted.append(state)
             self.listener.smaller(reducer, state)
         return self.best
 
@@ -112,7 +114,7 @@ class Engine:
         keys = [state_key(state) for _, state in candidates]
         new = [place for place, key in enumerate(keys) if key not in self.known]
         if new:
-            if self.deadline is not None and time.monotonic() > self.deadline:
+            if self.deadline is not None and time.monotonic() + self.oracle.seconds_to_fail > self.deadline:
                 raise OutOfBudget("the time is used up")
             if self.most_queries is not None and self.queries >= self.most_queries:
                 raise OutOfBudget("the number of questions is used up")
@@ -195,7 +197,7 @@ def _turned(engine: Engine, name: str, dial: Dial, state: State) -> State:
     def ask(numbers: Sequence[int]) -> tuple[int, State] | None:
         return engine.first(name, [(f"{dial.what} to {number}", partial(at, number)) for number in numbers])
 
-    lowest = partial(_lowest, ask, engine.width)
+    lowest_of = partial(lowest, ask, engine.width)
     held: State | None = None
     ends = sorted({dial.low, dial.high - 1}) if dial.low < dial.high else []
     found = ask(ends)
@@ -204,23 +206,27 @@ def _turned(engine: Engine, name: str, dial: Dial, state: State) -> State:
     elif found is not None:
         upper, held = ends[-1], found[1]
         octaves = [number for number in _powers(upper) if dial.low < number]
-        place, better = lowest(octaves)
+        place, better = lowest_of(octaves)
         lower = octaves[place - 1] if place else dial.low
         upper, held = (octaves[place], better) if better is not None else (upper, held)
-        held = lowest(range(lower + 1, upper))[1] or held
+        held = lowest_of(range(lower + 1, upper))[1] or held
     elif len(ends) > 1:
         coarse = sorted({*(p for p in _powers(dial.high) if dial.high % p == 0), dial.high // 2} - {*ends})
         found = ask(coarse[-2:])
         if found is not None:
             finer = [number for number in coarse if dial.low < number < coarse[-2:][found[0]]]
-            held = lowest(finer)[1] or found[1]
+            held = lowest_of(finer)[1] or found[1]
     return state if held is None else engine.accept(name, held)
 
 
-def _lowest(
+def lowest(
     ask: Callable[[Sequence[int]], tuple[int, State] | None], width: int, numbers: Sequence[int]
 ) -> tuple[int, State | None]:
-    """The place of the first number that fails, where all after it do, and its state; past the end for none."""
+    """The place of the first number that fails, where all after it do, and its state; past the end for none.
+
+    >>> lowest(lambda asked: next(((i, state) for i, n in enumerate(asked) if n > 5), None), 1, range(9))[0]
+    6
+    """
     lower, upper, held = -1, len(numbers), None
     while upper - lower > 1:
         between = _spaced(lower, upper, width)
