@@ -18,6 +18,7 @@ import torch
 
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
 from torchsleuth.watched.install import started_in
@@ -114,11 +115,11 @@ def keep_inputs(record: RecordedGraph, inputs: Sequence[Any]) -> dict[str, Any] 
     if record.inputs is None or len(inputs) != len(record.facts.placeholders):
         return None
     there = [v for v in inputs if isinstance(v, torch.Tensor)]
-    there.sort(key=lambda t: t.untyped_storage().nbytes())
+    there.sort(key=values_nbytes)
     wanted: list[torch.Tensor] = []
     total = 0
     for tensor in there:
-        total += tensor.untyped_storage().nbytes()
+        total += values_nbytes(tensor)
         if total > KEPT_BYTES:
             break
         wanted.append(tensor)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchsleuth.tensors.specs import TensorSpec
+from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched import failures, shadow
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
@@ -146,7 +147,7 @@ def _record_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
         if not isinstance(value, torch.Tensor) or value.is_meta:
             continue
         floating = value.is_floating_point() or value.is_complex()
-        size = value.untyped_storage().nbytes()
+        size = values_nbytes(value)
         if floating and (position in static or isinstance(value, torch.nn.Parameter) or size > FLOAT_BYTES):
             continue
         if size <= min(INTEGER_BYTES, room):
