@@ -116,7 +116,9 @@ def _symbolic_form(spec: dict, names: dict) -> tuple[list, list, Any]:
 
     shape = numbers(spec["shape_expr"], spec["shape"])
     stride = numbers(spec["stride_expr"], spec["stride"])
-    return shape, stride, symbolic_number(spec["offset_expr"], names, spec["storage_offset"])
+    offset = symbolic_number(spec["offset_expr"], names, spec["storage_offset"])
+    # A number of its own, as in a capture: one object would be taken for the size that it is equal to.
+    return shape, stride, offset + 0
 
 
 def _symbolic_memory(specs: list, names: dict) -> torch.UntypedStorage:
