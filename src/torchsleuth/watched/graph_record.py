@@ -43,11 +43,17 @@ COLLECTIVES = {"_c10d_functional", "c10d_functional", "c10d", "_c10d_functional_
 
 @dataclass
 class RecordedGraph:
-    """A graph of this process on disk: the folder of its record, what is in it, and its inputs' forms."""
+    """A graph of this process on disk: the folder of its record, what is in it, and its inputs' forms.
+
+    `calls` is the number of the call under way, or of the last one; `whole` where all inputs of one are kept as they
+    were before it.
+    """
 
     folder: Path
     facts: GraphRecord
     inputs: InputsDescription | None = None
+    calls: int = 0
+    whole: bool = False
 
     def update(self, **changes: Any) -> None:
         """Changes fields of the record, here and on disk: `recorded.update(inputs=kept.to_json())`."""
@@ -181,8 +187,8 @@ def keep_values(
     for position, value in enumerate(values):
         spec = specs[position]
         if id(value) in chosen and isinstance(spec, TensorSpec):
-            values = values_in_memory(value)
-            specs[position] = replace(spec, storage=None if values is None else writer.write_storage(values))
+            kept = values_in_memory(value)
+            specs[position] = replace(spec, storage=None if kept is None else writer.write_storage(kept))
     return replace(description, inputs=tuple(specs))
 
 
