@@ -12,7 +12,6 @@ from torchsleuth.minify.search.contract import State
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import InputsDescription, TensorSpec, describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
-from torchsleuth.torch_internals.tensors import values_in_memory
 from torchsleuth.trials.trial import Switches, Trial
 
 
@@ -49,8 +48,7 @@ def kept_description(state: State, store: Path) -> InputsDescription:
     for given in state.inputs:
         spec = given.spec
         if isinstance(spec, TensorSpec) and given.value is not None:
-            kept = values_in_memory(given.value)
-            spec = replace(spec, storage=None if kept is None else writer.write_storage(kept))
+            spec = replace(spec, storage=writer.write_storage(given.value.untyped_storage()))
         specs.append(spec)
     return InputsDescription(tuple(specs), state.symbols)
 

@@ -205,6 +205,19 @@ def tensor_spec(data: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(**values)
 
 
+def as_in_memory(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form of a tensor as that of the strided memory it is made from, which a search holds as its value.
+
+    >>> as_in_memory({"layout": "mkldnn", "shape": [2, 3], "stride": [1, 0]})["stride"]
+    [3, 1]
+    """
+    if spec.get("layout") != "mkldnn":
+        return {**spec, "layout": "strided"}
+    shape = list(spec["shape"])
+    stride = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    return {**spec, "layout": "strided", "stride": stride, "storage_offset": 0}
+
+
 def _refuse(tensor: torch.Tensor) -> None:
     name = f"An input of shape {tuple(map(str, tensor.shape))}"
     if type(tensor) not in _PLAIN_CLASSES and not is_fake(tensor):

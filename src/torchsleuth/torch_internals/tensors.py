@@ -24,12 +24,24 @@ def has_no_values(value: torch.Tensor) -> bool:
 
 
 def has_own_memory(value: torch.Tensor) -> bool:
-    """Whether a tensor's memory can be read as it is: not sparse, and not wrapped by vmap, grad or the like.
+    """Whether a tensor's memory can be read as it is: not sparse or lazy, and not wrapped by vmap, grad or the like.
 
     >>> has_own_memory(torch.ones(2))
     True
     """
-    return value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return form_of(value) == "strided" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def detached_leaf(value: torch.Tensor) -> torch.Tensor:
+    """The tensor without its history, differentiable as before; itself inside a transform of torch.func, which allows
+    no new leaves.
+
+    >>> detached_leaf(torch.ones(2, requires_grad=True) * 2).is_leaf
+    True
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 def with_memory(value: torch.Tensor) -> torch.Tensor:
