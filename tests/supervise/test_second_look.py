@@ -73,7 +73,9 @@ def test_a_compile_that_ends_but_takes_longer_than_the_clock_is_still_the_hang(t
     hang = Signature("hang", "compile")
     changes = {"kind": "hang", "phase": "compile", "signature": hang, "extra": {"timeout": 40}}
     folder, process = case_in(tmp_path, ["python", "train.py"], **changes)
-    runner = Runner(ScriptRun(Answer.PASSES, "NOT REPRODUCED", 55.0), ScriptRun(Answer.FAILS, "hang", 45.0, hang))
+    runner = Runner(
+        ScriptRun(Answer.PASSES, "NOT REPRODUCED", 55.0), ScriptRun(Answer.FAILS, "hang", 45.0, hang)
+    )
     folder = verify_original(folder, process, time.monotonic() + 600, lambda _: None, runner)
     assert runner.clocks == [60.0, 40.0]
     assert folder.case.verified.reproduced == 1 and folder.case.extra["ends_after"] == 55.0
