@@ -117,3 +117,11 @@ def test_fakes_share_memory_where_the_inputs_do():
     memory = [t.untyped_storage()._cdata for t in (first, second, ints, other)]
     assert memory[0] == memory[1] == memory[2] != memory[3]
     assert second.storage_offset() == 3 and ints.dtype is torch.int32
+
+
+def test_a_symbolic_offset_is_not_taken_for_the_size_it_equals():
+    spec = tensor(["s0"], [4], None, [1], storage_offset=4, offset_expr="s0")
+    described = {"inputs": [spec], "symbols": {"s0": {"hint": 4, "lower": 2, "upper": None}}}
+    (fake,) = symbolic_inputs(described, [torch.zeros(4)])[0]
+    assert str(fake.storage_offset()) == str(fake.shape[0])
+    assert fake.storage_offset().node is not fake.shape[0].node
