@@ -1,6 +1,7 @@
 """Failures that the first script does not show: the program is run once more, or is the oracle itself."""
 
 import pytest
+
 from program_runs import run_watched
 
 NEEDS_VALUES = """

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
-from torchsleuth.cases.model import Minified, Triage, Verified, Workaround, best_workaround
+from torchsleuth.cases.model import Minified, Triage, Workaround, best_workaround
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
