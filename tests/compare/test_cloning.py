@@ -82,3 +82,14 @@ def test_every_generator_is_put_back():
     with rng_kept():
         inside = draw()
     assert draw() == inside
+
+
+def test_channels_last_tensors_with_a_size_of_one_are_compared():
+    one = torch.full((2, 8, 1, 1), torch.nan).to(memory_format=torch.channels_last)
+    assert one.stride(-1) == 8 and same_bits(one, one.clone()) and not same_bits(one, torch.zeros_like(one))
+
+
+def test_tensors_without_memory_are_cloned_as_what_they_are():
+    zero, opaque = clone_inputs([torch._efficientzerotensor((2,)), torch.ones(2, 2).to_mkldnn()])
+    assert zero._is_zerotensor() and opaque.is_mkldnn
+    assert same_bits(opaque, torch.ones(2, 2).to_mkldnn())

@@ -319,3 +319,20 @@ def test_a_recording_of_another_process_keeps_sizes_symbolic(gm, data):
     assert recording.stopped is None
     assert isinstance(recording.value("size"), ScalarSpec) and recording.symbols
     check_that_another_process_cuts_alike(recording, data)
+
+
+def test_a_graph_with_a_transform_of_torch_func_is_recorded_to_its_end():
+    captured = []
+
+    def backend(graph, inputs):
+        captured.append((graph, list(inputs)))
+        return graph
+
+    weight = torch.ones(3, requires_grad=True)
+
+    def gradient(x, w):
+        return torch.func.grad(lambda t: ((w * 2).detach() * t.sin() * w).sum())(x)
+
+    torch.compile(gradient, backend=backend)(torch.ones(3), weight)
+    graph, inputs = captured[0]
+    assert record_values(graph, inputs).stopped is None

@@ -2,6 +2,7 @@
 
 import operator
 import sys
+import types
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from programs import graphs_of
 from torch._subclasses import FakeTensorMode
 
 from torchsleuth.graphs.identity import same_graph
+from torchsleuth.graphs.names import _public_names
 from torchsleuth.graphs.printer import Unprintable, print_graph
 from torchsleuth.script_runtime.reader import read_graph
 
@@ -259,3 +261,23 @@ def test_printing_a_graph_costs_in_proportion_to_its_nodes():
     assert print_graph(long).calls == 3000
     assert many < 12 * few
     assert many < 100 * 3000  # measured: 74 for each node
+
+
+def test_a_namespace_that_grows_while_it_is_looked_through_does_no_harm(monkeypatch):
+    grown = types.ModuleType("grown")
+
+    class Lazy:
+        """Fills its module when it is looked at, as torch's own lazy values do."""
+
+        def __call__(self):
+            raise NotImplementedError
+
+        @property
+        def __class__(self):
+            setattr(grown, f"more_{len(vars(grown))}", 1)
+            return Lazy
+
+    grown.first, grown.second = Lazy(), Lazy()
+    monkeypatch.setitem(sys.modules, "grown", grown)
+    monkeypatch.setattr("torchsleuth.graphs.names.modules_by_preference", lambda: ["grown"])
+    assert len(_public_names.__wrapped__(0)) > 0

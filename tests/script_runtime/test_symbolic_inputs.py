@@ -108,3 +108,20 @@ def test_inductor_compiles_the_rebuilt_inputs_with_dynamic_sizes():
     torch.testing.assert_close(list(results), list(program(*real)))
     other = [5, 3, torch.randn(5, 6), torch.randn(10, 6), torch.randn(40).as_strided((2, 5), (8, 1), 3)]
     torch.testing.assert_close(list(compiled(list(other))), list(program(*other)))
+
+
+def test_fakes_share_memory_where_the_inputs_do():
+    base = torch.zeros(3, 3)
+    described = describe_inputs([base[0], base[1], torch.ones(3), base.view(torch.int32)]).to_json()
+    first, second, other, ints = symbolic_inputs(described, load_inputs(described))[0]
+    memory = [t.untyped_storage()._cdata for t in (first, second, ints, other)]
+    assert memory[0] == memory[1] == memory[2] != memory[3]
+    assert second.storage_offset() == 3 and ints.dtype is torch.int32
+
+
+def test_a_symbolic_offset_is_not_taken_for_the_size_it_equals():
+    spec = tensor(["s0"], [4], None, [1], storage_offset=4, offset_expr="s0")
+    described = {"inputs": [spec], "symbols": {"s0": {"hint": 4, "lower": 2, "upper": None}}}
+    (fake,) = symbolic_inputs(described, [torch.zeros(4)])[0]
+    assert str(fake.storage_offset()) == str(fake.shape[0])
+    assert fake.storage_offset().node is not fake.shape[0].node

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchsleuth.torch_internals.schemas import may_write, written_arguments
+from torchsleuth.torch_internals.schemas import may_write, operator_schemas, written_arguments
 
 aten = torch.ops.aten
 
@@ -70,3 +70,12 @@ def test_a_higher_order_operator_writes_what_the_graphs_it_is_given_write(branch
     gm = torch.fx.GraphModule({"body": inner}, graph)
     (call,) = gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
     assert may_write(call) == written
+
+
+def test_an_operator_inside_a_higher_order_one_is_among_the_schemas():
+    graph = torch.fx.Graph()
+    held = graph.call_function(
+        torch.ops.higher_order.auto_functionalized_v2, (aten.relu.default,), {"x": graph.placeholder("x")}
+    )
+    graph.output(held)
+    assert operator_schemas(torch.fx.GraphModule({}, graph)) == ["aten::relu(Tensor self) -> Tensor"]

@@ -29,6 +29,8 @@ class AmbientState:
     matmul_precision: str = "highest"
     deterministic: bool = False
     autocast: Mapping[str, str] = field(default_factory=dict)
+    # Of the CPU's random numbers before the call: base64 of the compressed bytes; kept where a script needs them only.
+    rng: str | None = None
 
 
 @dataclass(frozen=True)

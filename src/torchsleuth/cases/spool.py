@@ -22,11 +22,15 @@ CAPTURE = 0
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A compile or call that has begun and not ended. `count` changes whenever it is entered anew."""
+    """A compile or call that has begun and not ended. `count` changes whenever it is entered anew.
+
+    `calls` are the graphs of which a call is under way, the one around it as well, with the number of that call.
+    """
 
     record: Path | None
     phase: str
     count: int
+    calls: tuple[tuple[Path, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class WatchedProcess:
         ]
         if open_slots:
             slot = max(open_slots, key=lambda i: (_level(folders[i // 2]) == "aot", i // 2))
-            return UnderWay(folders[slot // 2], "run" if slot % 2 else "compile", counters[slot])
+            calls = tuple((folders[i // 2], (counters[i] + 1) // 2) for i in open_slots if i % 2)
+            return UnderWay(folders[slot // 2], "run" if slot % 2 else "compile", counters[slot], calls)
         if counters and counters[CAPTURE] % 2:
             return UnderWay(None, "capture", counters[CAPTURE])
         return None
@@ -119,6 +124,7 @@ def _lost(where: UnderWay, signature: Signature, stacks: str) -> dict[str, Any]:
         "signature": signature.to_json(),
         "traceback": stacks,
         "inputs": None,
+        "calls": [[read_record(folder / "record.json").hash, number] for folder, number in where.calls],
         "time": time.time(),
     }
 

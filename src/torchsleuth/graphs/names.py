@@ -186,11 +186,12 @@ def _equal_public_name(thing: object) -> str | None:
 def _public_names(loaded: int) -> dict[int, str]:
     names: dict[int, str] = {}
     for module in modules_by_preference():
-        for name, thing in vars(sys.modules[module]).items():
+        # A copy: torch fills some of these when they are first looked at, and other threads import.
+        for name, thing in list(vars(sys.modules[module]).items()):
             plain = name.isidentifier() and not (name.startswith("_") and module in ("torch", "operator"))
             if plain and callable(thing) and not is_operator(thing):
                 names.setdefault(id(thing), f"{module}.{name}")
-    for name, thing in vars(builtins).items():
+    for name, thing in list(vars(builtins).items()):
         if callable(thing):
             names[id(thing)] = name
     return names

@@ -21,18 +21,26 @@ from torchsleuth.graphs.literals import Unprintable, expression
 from torchsleuth.graphs.names import Vocabulary
 from torchsleuth.script_runtime.inputs import read_storage, view_storage
 from torchsleuth.tensors.specs import (
+    REBUILT_FORMS,
     InputsDescription,
     ScalarSpec,
     StorageWriter,
     SymbolSpec,
     TensorSpec,
     Unsupported,
+    as_in_memory,
     describe_scalar,
     describe_tensor,
     memory_of,
 )
 from torchsleuth.torch_internals.schemas import may_write
-from torchsleuth.torch_internals.tensors import has_own_memory, with_memory
+from torchsleuth.torch_internals.tensors import (
+    detached_leaf,
+    form_of,
+    has_own_memory,
+    values_in_memory,
+    with_memory,
+)
 
 # What a laptop can spare beside the program's own memory; beyond it values go to files.
 MOST_BYTES = 2 << 30
@@ -195,8 +203,9 @@ def recording_to_json(recording: Recording, store: StorageWriter | None) -> dict
 
     def written(value: Recorded) -> dict[str, Any]:
         if isinstance(value, RecordedTensor):
-            if store is not None and value.memory not in kept:
-                kept[value.memory] = store.write_storage(recording.load(value).untyped_storage())
+            values = values_in_memory(recording.load(value)) if store is not None else None
+            if store is not None and values is not None and value.memory not in kept:
+                kept[value.memory] = store.write_storage(values)
             spec = replace(value.spec, storage=kept.get(value.memory))
             described = InputsDescription((spec,)).to_json()["inputs"][0]
             return {"tensor": described, "memory": value.memory, "identity": value.identity}
@@ -234,7 +243,7 @@ def recording_from_json(doc: Mapping[str, Any], graph: torch.fx.GraphModule, fol
         digest = recorded.spec.storage
         assert digest is not None
         storage = read_storage(str(folder / "storages" / f"{digest}.safetensors"), digest)
-        return view_storage({**asdict(recorded.spec), "device": "cpu"}, storage)
+        return view_storage({**as_in_memory(asdict(recorded.spec)), "device": "cpu"}, storage)
 
     return Recording(
         graph,
@@ -253,6 +262,7 @@ class _Recorder(torch.fx.Interpreter):
         super().__init__(graph)
         self.extra_traceback = False
         self.steps = steps
+        self.given = {node.name for node in graph.graph.nodes if node.op == "placeholder"}
         self.room = most_bytes
         self.history: dict[str, list[tuple[int, Any]]] = {}
         self.named: dict[int, list[str]] = {}
@@ -294,9 +304,12 @@ class _Recorder(torch.fx.Interpreter):
         if not isinstance(value, torch.Tensor):
             return value
         if not has_own_memory(value):
-            return OPAQUE
+            if name in self.given and form_of(value) in REBUILT_FORMS:
+                return value
+            if form_of(value) != "zero":
+                return OPAQUE
         value = with_memory(value)
-        kept = value.detach().requires_grad_(value.requires_grad) if value.requires_grad else value
+        kept = detached_leaf(value) if value.requires_grad else value
         pointer = value.untyped_storage().data_ptr()
         known = pointer in self.named
         self.named.setdefault(pointer, []).append(name)

@@ -27,7 +27,7 @@ from torchsleuth.minify.search.contract import Input, State
 from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.tensors.specs import InputsDescription, ScalarSpec, TensorSpec
+from torchsleuth.tensors.specs import InputsDescription, ScalarSpec, TensorSpec, as_in_memory
 from torchsleuth.torch_internals.operators import load_compiler_operators
 from torchsleuth.torch_internals.schemas import declare_operators
 from torchsleuth.trials.compile import tiny_trial
@@ -114,7 +114,7 @@ def state_of_record(
     static = kwargs.pop("static_input_idxs", None)
     try:
         graph = _read(record, source, folder, questions)
-        values = load_inputs(_on_cpu(inputs), folder) if not any_values else None
+        values = load_inputs(_in_memory(inputs), folder) if not any_values else None
     except InputsDamaged as error:
         raise CannotMinify(str(error)) from error
     except Exception as error:
@@ -144,13 +144,20 @@ def _input(name: str, spec: TensorSpec | ScalarSpec, value: Any) -> Input:
     """An input with its value. Where the case keeps it is forgotten, or a state freed of it would still have it."""
     if not isinstance(spec, TensorSpec):
         return Input(name, spec)
-    return Input(name, replace(spec, storage=None), value)
+    return Input(name, replace(spec, storage=None), None if spec.layout == "zero" else value)
 
 
 def _on_cpu(description: Mapping[str, Any]) -> dict[str, Any]:
     """The description with every tensor on the CPU: this process touches no device."""
     specs = [{**spec, "device": "cpu"} if "device" in spec else spec for spec in description["inputs"]]
     return {**description, "inputs": specs}
+
+
+def _in_memory(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of what a search holds as values: strided memory, whatever a trial makes of it."""
+    on_cpu = _on_cpu(description)
+    specs = [as_in_memory(spec) if spec["kind"] == "tensor" else spec for spec in on_cpu["inputs"]]
+    return {**on_cpu, "inputs": specs}
 
 
 def _devices(record: GraphRecord) -> dict[str, str]:

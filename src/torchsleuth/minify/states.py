@@ -65,7 +65,7 @@ def state_of_cut(state: State, piece: Cut, recording: Recording) -> State:
         # What was free to have any value stays so.
         free = state.any_values or (name in known and known[name].value is None)
         kept = None
-        if isinstance(value, RecordedTensor) and not free:
+        if isinstance(value, RecordedTensor) and not free and value.spec.layout != "zero":
             kept = recording.load(value) if writes else by_itself(recording.load(value))
         inputs.append(Input(name, spec, kept))
     settings = with_visible_outputs(state.settings, piece.graph)

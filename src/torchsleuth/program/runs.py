@@ -44,6 +44,16 @@ class Program:
     command: tuple[str, ...]
     cwd: str | None = None
 
+    @property
+    def from_stdin(self) -> bool:
+        """Whether Python read the program from its standard input.
+
+        >>> Program(("python", "-")).from_stdin, Program(("python", "train.py", "-")).from_stdin
+        (True, False)
+        """
+        words = [word for word in self.command[1:] if word == "-" or not word.startswith("-")]
+        return not words[:1] or words[0] == "-"
+
 
 @dataclass(frozen=True)
 class ProgramRun:
@@ -157,7 +167,13 @@ def _run(
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             child = subprocess.Popen(
-                command, cwd=cwd, env=environment, stdout=out, stderr=err, start_new_session=True
+                command,
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
             )
         except OSError as error:
             raise CannotRunProgram(f"the program cannot be started ({error})") from error

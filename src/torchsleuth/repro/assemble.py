@@ -22,6 +22,7 @@ from torchsleuth.repro.generated import generated_lines
 from torchsleuth.repro.script import RUNTIME, runtime_text, script_text
 from torchsleuth.script_runtime.signature import fingerprint, signature_from_json
 
+_LEVELS = {"aot": "AOTAutograd", "dynamo": "Dynamo"}
 NO_FRAME = "the failure came before there was a graph, and the frame itself is not recorded"
 WRONG_CAPTURE = (
     "every graph agrees with eager; what differs is how the function was captured, and that is not recorded"
@@ -49,27 +50,36 @@ def make_case(
 
 
 @dataclass(frozen=True)
-class OuterScript:
-    """The script of the Dynamo-level graph, and what of the case becomes different where that one is taken."""
+class LevelScript:
+    """The script of a graph at some level, and what of the case becomes different where that one is taken."""
 
     script: str
     files: dict[str, str | Path]
     sections: dict[str, Any]
 
 
-def script_after_dynamo(folder: CaseFolder, process: WatchedProcess) -> OuterScript | None:
-    """The script of the graph as Dynamo captured it, where that graph was recorded and can be written."""
-    number = read_record(folder.file("record.json")).outer
-    where = next((p for p in process.graph_folders() if number is not None and p.name == f"g{number}"), None)
-    record = read_record(where / "record.json") if where is not None else None
-    if record is None or where is None or record.no_repro is not None:
+def scripts_of_levels(
+    case: Case, record_folder: Path, process: WatchedProcess
+) -> list[tuple[str, LevelScript]]:
+    """The scripts of a graph and of the one around it, each with what it is; the one after AOTAutograd first.
+
+    Only graphs that can be written are among them.
+    """
+    number = read_record(record_folder / "record.json").outer
+    outer = [p for p in process.graph_folders() if number is not None and p.name == f"g{number}"]
+    found = [(where, _script_of_level(case, where)) for where in (record_folder, *outer)]
+    return [(f"the graph after {_LEVELS[script.sections['after']]}", script) for _, script in found if script]
+
+
+def _script_of_level(case: Case, where: Path) -> LevelScript | None:
+    record = read_record(where / "record.json")
+    if record.no_repro is not None:
         return None
-    case = folder.case
     failure = {"signature": case.signature.to_json(), "inputs": record.inputs, **case.extra}
     graph = (where / "graph.py").read_text(encoding="utf-8")
     files = graph_files(case, record, graph, where / "inputs", failure)
     sections = {"after": "dynamo", "graph": _graph_facts(record), "backend": record.settings.backend}
-    return OuterScript(str(files["original.py"]), files, sections)
+    return LevelScript(str(files["original.py"]), files, {**sections, "kept": _kept(record.inputs)})
 
 
 def user_line_of_node(folder: CaseFolder, node: str) -> tuple[str | None, str | None]:
@@ -108,7 +118,7 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
         no_repro=record.no_repro if record else WRONG_CAPTURE if "capture" in failure else NO_FRAME,
     )
     if record:
-        extra = {k: failure[k] for k in ("timeout", "accuracy") if k in failure}
+        extra = {k: failure[k] for k in ("timeout", "accuracy", "calls") if failure.get(k)}
         return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
     extra = {"capture": failure["capture"]} if "capture" in failure else {}
     return replace(case, triage=_capture_triage(failure), extra=extra)

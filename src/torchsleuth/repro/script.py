@@ -34,7 +34,7 @@ STANDARD_IMPORTS = ("import math", "import operator", "from math import inf, nan
 def script_facts(
     settings: CompileSettings,
     *,
-    kind: str | None,
+    signature: Mapping[str, Any] | None,
     placeholders: Sequence[str],
     inputs: Mapping[str, Any] | None,
     constants: Mapping[str, Any],
@@ -42,12 +42,14 @@ def script_facts(
 ) -> dict[str, Any]:
     """The dictionary that the runner of a script reads (`script_runtime/runner.py`); a trial hands it the same.
 
-    `kind` is that of the failure looked for: results are compared with eager's where it is "accuracy".
+    `signature` is that of the failure looked for: results are compared with eager's where its kind is "accuracy", and
+    gradients where those were wrong.
     """
     return {
         **settings.to_json(),
         "constants": dict(constants),
-        "kind": kind,
+        "kind": signature["kind"] if signature else None,
+        "gradients": any(path.startswith("gradients") for path in (signature or {}).get("outputs", ())),
         "placeholders": list(placeholders),
         "inputs": inputs,
         "tolerances": dict(tolerances or {}),
@@ -73,7 +75,7 @@ def script_text(
     """
     facts = script_facts(
         record.settings,
-        kind=signature["kind"] if signature else None,
+        signature=signature,
         placeholders=record.placeholders,
         inputs=inputs or record.inputs,
         constants=record.constants,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from torchsleuth.graphs.constants import INLINE_ELEMENTS, tensor_expression
-from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
+from torchsleuth.tensors.specs import ScalarSpec, TensorSpec, as_in_memory
 
 # About what a screen holds as text; more goes into a file beside the script.
 PACKED_BYTES = 2048
@@ -31,6 +31,8 @@ def input_expression(
     """
     if isinstance(spec, ScalarSpec):
         return repr(spec.value), 0
+    if spec.layout != "strided":
+        return _of_another_form(spec, value, values_count)
     if value is None:
         made = _made(spec, "randn" if values_count else "ones")
         return made, 0
@@ -86,6 +88,16 @@ def _span(spec: TensorSpec) -> int:
     if 0 in spec.shape:
         return spec.storage_offset
     return spec.storage_offset + 1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride))
+
+
+def _of_another_form(spec: TensorSpec, value: torch.Tensor | None, values_count: bool) -> tuple[str, int]:
+    """A tensor that is not its memory: made of a plain one, as the program made it."""
+    if spec.layout == "zero":
+        return f"torch._efficientzerotensor({tuple(spec.shape)}, dtype=torch.{spec.dtype})", 0
+    plain = TensorSpec(**{**as_in_memory(asdict(spec)), "requires_grad": False})
+    text, size = input_expression(plain, value, values_count)
+    made = {"mkldnn": f"{text}.to_mkldnn()", "conj": f"{text}.conj()", "neg": f"torch._neg_view({text})"}
+    return made[spec.layout] + (".requires_grad_()" if spec.requires_grad else ""), size
 
 
 def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -> tuple[str, int]:

@@ -2,12 +2,14 @@
 
 Each storage is made once and the tensors are laid over it, so strides, offsets and sharing come out as
 described. Random values come from integer arithmetic alone, which is the same on every machine.
-The text of this file is pasted into repro scripts: standard library and public torch only.
+The text of this file is pasted into repro scripts: standard library and torch only, public but for tensors that only
+private names make.
 """
 
 import ctypes
 import hashlib
 import json
+import math
 import os
 import struct
 from typing import Any
@@ -89,8 +91,16 @@ def view_storage(spec: dict, storage: torch.UntypedStorage) -> torch.Tensor:
     `view_storage(spec, storage).stride() == tuple(spec["stride"])`.
     """
     dtype = getattr(torch, spec["dtype"])
-    tensor = torch.empty(0, dtype=dtype, device=spec["device"])
-    tensor.set_(storage, spec["storage_offset"], spec["shape"], spec["stride"])
+    form = spec.get("layout", "strided")
+    if form == "zero":
+        tensor = torch._efficientzerotensor(spec["shape"], dtype=dtype, device=spec["device"])
+    else:
+        tensor = torch.empty(0, dtype=dtype, device=spec["device"])
+        if form == "mkldnn":
+            tensor = tensor.set_(storage).view(spec["shape"]).to_mkldnn()
+        else:
+            tensor.set_(storage, spec["storage_offset"], spec["shape"], spec["stride"])
+        tensor = {"conj": torch.conj, "neg": torch._neg_view}.get(form, lambda it: it)(tensor)
     if spec["is_parameter"]:
         return torch.nn.Parameter(tensor, requires_grad=spec["requires_grad"])
     return tensor.requires_grad_(spec["requires_grad"])
@@ -109,6 +119,8 @@ def _inputs_storage(spec: dict, members: list, folder: str | None, seed: int) ->
 
 def _inputs_extent(spec: dict) -> int:
     """Bytes of storage that a tensor reaches into."""
+    if spec.get("layout") == "mkldnn":
+        return math.prod(spec["shape"]) * getattr(torch, spec["dtype"]).itemsize
     reach = spec["storage_offset"] + 1
     for size, stride in zip(spec["shape"], spec["stride"]):
         reach = reach + (size - 1) * stride if size else spec["storage_offset"]

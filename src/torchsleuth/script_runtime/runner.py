@@ -6,6 +6,7 @@ CANNOT TELL 3; a crash ends the process as the bug does. What cannot be set up i
 """
 
 import argparse
+import base64
 import contextlib
 import copy
 import importlib.util
@@ -14,6 +15,7 @@ import re
 import subprocess
 import sys
 import traceback
+import zlib
 
 import torch
 
@@ -162,6 +164,9 @@ class ReproTrial:
             for kind, dtype in state["autocast"].items() if captured else ():
                 stack.enter_context(torch.autocast(kind, dtype=getattr(torch, dtype.removeprefix("torch."))))
             torch.manual_seed(0)
+            if state.get("rng"):
+                kept = bytearray(zlib.decompress(base64.b64decode(state["rng"])))
+                torch.set_rng_state(torch.frombuffer(kept, dtype=torch.uint8))
             yield
 
     def run_eager(self, values):
@@ -171,11 +176,20 @@ class ReproTrial:
         return out
 
     def differentiate(self, out):
-        """Runs the backward of a Dynamo-level graph: any scalar of all its outputs will do as the loss."""
+        """Runs the backward of a Dynamo-level graph, for the same random gradients of its outputs each time."""
         outputs = out if isinstance(out, (list, tuple)) else [out]
-        losses = [o.abs().sum() for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
-        if losses and self.facts["level"] == "dynamo":
-            sum(loss.double() for loss in losses).backward()
+        outputs = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
+        if outputs and self.facts["level"] == "dynamo":
+            generator = torch.Generator().manual_seed(0)
+            made = [torch.randn(o.shape, generator=generator) for o in outputs]
+            given = [torch.empty_like(o).copy_(numbers) for o, numbers in zip(outputs, made)]
+            torch.autograd.backward(outputs, given)
+
+    def gradients(self, values):
+        """The gradients that a backward left in its inputs, where they are part of what is compared."""
+        if not self.facts.get("gradients"):
+            return []
+        return [v.grad for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
 
     def prepare(self):
         """What compiles the graph at the level it failed at."""
@@ -250,9 +264,12 @@ class ReproTrial:
         before = self.inputs()
         eager = self.run_eager(before)
         strict = self.options.accuracy == "strict"
+        gradients = self.gradients(before), self.gradients(after)
         if self.facts["direction"] == "backward":
             before = after = []  # saved activations: compiled code may reuse their memory
-        wrong = wrong_outputs((eager, before), (out, after), self.facts.get("tolerances"), strict)
+        wrong = wrong_outputs(
+            (eager, before, gradients[0]), (out, after, gradients[1]), self.facts.get("tolerances"), strict
+        )
         if not wrong:
             return None
         text = "".join(f"{name}: {why}\n" for name, why in wrong)

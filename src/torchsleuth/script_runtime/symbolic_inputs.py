@@ -1,7 +1,7 @@
 """Fake inputs with symbolic sizes, rebuilt from a description, so that a graph compiles dynamic again.
 
 One backed symbol is made per base symbol of the description; sizes such as `2*s0` are computed from those,
-and symbolic number inputs share them. Fakes do not share memory even where the real inputs do.
+and symbolic number inputs share them. Fakes share memory where the real inputs do: compilers look at that.
 The text of this file is pasted into repro scripts: standard library and torch only.
 """
 
@@ -47,12 +47,20 @@ def symbolic_inputs(description: dict, real: list) -> tuple[list, FakeTensorMode
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     names = {name: _symbolic_base(env, name, **about) for name, about in description["symbols"].items()}
     fakes: list[Any] = []
+    memory: dict[int, torch.UntypedStorage] = {}
+    tensors = [spec for spec in description["inputs"] if spec["kind"] == "tensor"]
     for spec, value in zip(description["inputs"], real):
         if spec["kind"] == "symint":
             fakes.append(symbolic_number(spec["expr"], names, spec["value"]))
+        elif spec["kind"] == "tensor" and spec.get("same_as") is not None:
+            fakes.append(fakes[spec["same_as"]])
         elif spec["kind"] == "tensor":
+            group = spec.get("alias_of")
             with mode:
-                fakes.append(_symbolic_tensor(spec, names))
+                if group is not None and group not in memory:
+                    sharing = [each for each in tensors if each["alias_of"] == group]
+                    memory[group] = _symbolic_memory(sharing, names)
+                fakes.append(_symbolic_tensor(spec, names, memory.get(group)))
         else:
             fakes.append(value)
     return fakes, mode
@@ -98,7 +106,9 @@ def symbolic_number(expression: str | None, names: dict, otherwise: Any) -> Any:
         raise ValueError(f"The symbolic size {expression} cannot be computed here: {error}.") from error
 
 
-def _symbolic_tensor(spec: dict, names: dict) -> torch.Tensor:
+def _symbolic_form(spec: dict, names: dict) -> tuple[list, list, Any]:
+    """Sizes, strides and offset of a tensor, numbers or symbols."""
+
     def numbers(expressions: list | None, otherwise: list) -> list:
         return [
             symbolic_number(e, names, o) for e, o in zip(expressions or [None] * len(otherwise), otherwise)
@@ -106,14 +116,36 @@ def _symbolic_tensor(spec: dict, names: dict) -> torch.Tensor:
 
     shape = numbers(spec["shape_expr"], spec["shape"])
     stride = numbers(spec["stride_expr"], spec["stride"])
-    dtype = getattr(torch, spec["dtype"])
     offset = symbolic_number(spec["offset_expr"], names, spec["storage_offset"])
-    if spec["offset_expr"] is None and spec["storage_offset"] == 0:
+    # A number of its own, as in a capture: one object would be taken for the size that it is equal to.
+    return shape, stride, offset + 0
+
+
+def _symbolic_memory(specs: list, names: dict) -> torch.UntypedStorage:
+    """Memory for all of these tensors."""
+    reach: Any = 0
+    for spec in specs:
+        shape, stride, offset = _symbolic_form(spec, names)
+        last = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride))
+        reach = torch.sym_max(reach, last * getattr(torch, spec["dtype"]).itemsize)
+    return torch.empty(reach, dtype=torch.uint8, device=specs[0]["device"]).untyped_storage()
+
+
+def _symbolic_tensor(spec: dict, names: dict, memory: torch.UntypedStorage | None = None) -> torch.Tensor:
+    shape, stride, offset = _symbolic_form(spec, names)
+    dtype = getattr(torch, spec["dtype"])
+    if memory is not None:
+        fake = torch.empty(0, dtype=dtype, device=spec["device"]).set_(memory, offset, shape, stride)
+    elif spec["offset_expr"] is None and spec["storage_offset"] == 0:
         fake = torch.empty_strided(shape, stride, dtype=dtype, device=spec["device"])
     else:
         reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride))
         base = torch.empty(reach, dtype=dtype, device=spec["device"])
         fake = base.as_strided(shape, stride, offset)
+    if spec.get("layout") == "conj":
+        fake = fake.conj()
+    elif spec.get("layout") == "neg":
+        fake = torch._neg_view(fake)
     if spec["is_parameter"]:
         return torch.nn.Parameter(fake, requires_grad=spec["requires_grad"])
     return fake.requires_grad_(spec["requires_grad"])

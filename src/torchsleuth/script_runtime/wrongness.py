@@ -12,13 +12,13 @@ _WRONG_RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2
 
 
 def wrong_outputs(eager, compiled, tolerances=None, strict=False):
-    """(path, sentence) for each leaf of (outputs, inputs after the run) that differs from eager beyond tolerance.
+    """(path, sentence) for each leaf of (outputs, inputs after the run, gradients) that is too far from eager's.
 
     >>> wrong_outputs(([torch.ones(2)], []), ([torch.zeros(2)], []))
     [('outputs[0]', 'differs from eager by up to 1 at [0], 0.001 allowed')]
     """
     found = []
-    for label, wanted, got in zip(("outputs", "inputs"), eager, compiled):
+    for label, wanted, got in zip(("outputs", "inputs", "gradients"), eager, compiled):
         for path, a, b in _wrong_pairs(label, wanted, got):
             why = _wrong_leaf(a, b, None if strict else (tolerances or {}).get(path), strict)
             if why:

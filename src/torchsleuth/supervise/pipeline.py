@@ -14,28 +14,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from torchsleuth.cases.answer import Answer
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
-from torchsleuth.cases.model import Minified, Triage, Verified, Workaround, best_workaround
+from torchsleuth.cases.model import Minified, Triage, Workaround, best_workaround
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.processes.prepared import PreparedInterpreter
-from torchsleuth.repro.assemble import script_after_dynamo, user_line_of_node
 from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
-from torchsleuth.supervise.scripts import ScriptRun, ScriptRunner
+from torchsleuth.supervise.original import ask_the_program, tell_program_apart, verify_original
+from torchsleuth.supervise.scripts import ScriptRunner
 from torchsleuth.supervise.verification import (
     CHECKPOINTS,
     REPRO,
     ScriptToVerify,
     VerifiedRepro,
     in_words,
-    phase_clock,
     script_from_json,
     verified_repro,
 )
 
-ORIGINAL = "original.py"
-OUTER = "original-after-dynamo.py"
 # In a case, where all steps that try something keep kernels and answers, so that each finds those of the others.
 WORK = "minify"
 # Most of a budget is for making the case small; what is not used goes to the next step.
@@ -75,73 +71,6 @@ def processes_for(
         if workers is not None:
             host = stack.enter_context(SearchHost(prepared, workers, folder.path / WORK if folder else None))
         yield Processes(runner, host)
-
-
-# -- the script of the whole graph
-
-
-def verify_original(
-    folder: CaseFolder, process: WatchedProcess, deadline: float, say: Say, processes: Processes
-) -> CaseFolder:
-    """Runs the script of a fresh case, cut after Dynamo where the graph after AOTAutograd does not fail by itself."""
-    case = folder.case
-    run = _tried(folder, ORIGINAL, deadline, say, processes)
-    if not run.reproduced and case.after == "aot":
-        outer = script_after_dynamo(folder, process)
-        if outer is not None:
-            say("the graph after AOTAutograd does not fail by itself; trying the one after Dynamo")
-            folder = update_case(folder, {OUTER: outer.script})
-            outer_run = _tried(folder, OUTER, deadline, say, processes)
-            folder.file(OUTER).unlink()
-            if outer_run.reproduced:
-                run, folder = outer_run, update_case(folder, outer.files, **outer.sections)
-    verified = Verified(1, int(run.reproduced), run.reproduced)
-    if run.answer is Answer.CANNOT_TELL:
-        verified = dataclasses.replace(verified, error=run.summary)
-    folder = update_case(folder, verified=verified)
-    if not run.reproduced:
-        say(f"case {case.id}: original.py answers: {run.words} ({run.summary})")
-    # Where there is a host, triage tells a bug of the program apart.
-    if case.phase == "run" and case.kind != "accuracy" and processes.host is None:
-        folder = _tell_program_apart(folder, deadline, say, processes)
-    return folder
-
-
-def _tried(folder: CaseFolder, name: str, deadline: float, say: Say, processes: Processes) -> ScriptRun:
-    say(f"case {folder.case.id}: running its repro in a fresh process")
-    run = processes.scripts.run(
-        folder.file(name), folder.case.signature, phase_seconds=phase_clock(folder.case), deadline=deadline
-    )
-    say(f"case {folder.case.id}: {run.words} in {run.seconds:.1f} s")
-    return run
-
-
-def _tell_program_apart(folder: CaseFolder, deadline: float, say: Say, processes: Processes) -> CaseFolder:
-    """A graph that fails in eager as well is the program's own bug, not the compiler's."""
-    started = time.monotonic()
-    run = processes.scripts.run(
-        folder.file(ORIGINAL),
-        folder.case.signature,
-        arguments=("--eager",),
-        phase_seconds=phase_clock(folder.case),
-        deadline=deadline,
-    )
-    if run.answer is not Answer.OTHER:
-        return folder
-    node, _, summary = run.summary.partition(" | ")
-    line, op = user_line_of_node(folder, node)
-    where = f" ({line})" if line else ""
-    say(f"case {folder.case.id}: it fails without the compiler, too: {summary}{where}")
-    triage = Triage(
-        component="program",
-        part="operator",
-        ops=(op,) if op else (),
-        user_line=line,
-        seconds=round(time.monotonic() - started, 2),
-        detail=f"it fails without the compiler, too: {summary}",
-        pinned=True,
-    )
-    return update_case(folder, triage=triage)
 
 
 # -- the steps of the search host
@@ -310,11 +239,20 @@ def investigate(
     """Every step for one case, as long as there is time; yields the case after each."""
     if folder.case.no_repro is not None:
         say(f"case {folder.case.id} has no repro: {folder.case.no_repro}")
+        if workers is not None and folder.case.graph is not None:
+            yield ask_the_program(folder, deadline, say)
         return
     with processes_for(folder, workers, process.facts.get("executable")) as processes:
-        folder = verify_original(folder, process, deadline, say, processes)
+        searches = processes.host is not None
+        folder = verify_original(folder, process, deadline, say, processes.scripts, look_again=searches)
+        # Where there is a host, triage tells a bug of the program apart.
+        if not searches and folder.case.phase == "run" and folder.case.kind != "accuracy":
+            folder = tell_program_apart(folder, deadline, say, processes.scripts)
         yield folder
-        if processes.host is None or not _fails_here(folder):
+        if not searches:
+            return
+        if not _fails_here(folder):
+            yield ask_the_program(folder, deadline, say)
             return
         for step in (_blame, _shrink, _work_around):
             left = deadline - time.monotonic()

@@ -39,10 +39,23 @@ ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
 @dataclass
 class Supervised:
-    """What came of the program: its exit status, and the failures no living process could report."""
+    """What came of the program: its exit status, and the failures no living process could report.
+
+    `late` where it was ended because its time was up.
+    """
 
     status: int = 0
+    late: bool = False
     lost: list[tuple[WatchedProcess, dict[str, Any]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunAgain:
+    """Of a run that nobody is to see, in the folder of the first: when it is to end, and what is enough of it."""
+
+    cwd: str | None
+    deadline: float
+    enough: Callable[[], bool] = lambda: False
 
 
 def child_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
@@ -62,12 +75,17 @@ def supervise(
     timeout: float | None,
     stdout: int | None,
     note: Callable[[str], None],
+    again: RunAgain | None = None,
 ) -> Supervised:
     """Runs `command` to its end under watch; `note` gets a sentence when something is worth saying meanwhile."""
     from torchsleuth.watched.flight import STACKS_SIGNAL
 
     result = Supervised()
-    child = subprocess.Popen(command, env=child_environment(settings, os.environ), stdout=stdout)
+    streams: dict[str, Any] = {"stdout": stdout}
+    if again is not None:
+        nothing = subprocess.DEVNULL
+        streams = {"stdin": nothing, "stdout": nothing, "stderr": nothing, "cwd": again.cwd}
+    child = subprocess.Popen(command, env=child_environment(settings, os.environ), **streams)
     watchdog = _Watchdog(Path(settings.spool), timeout, STACKS_SIGNAL)
     asked = _Forwarder(child)
     with asked:
@@ -77,15 +95,16 @@ def supervise(
                 break
             except subprocess.TimeoutExpired:
                 hung = watchdog.look(note)
-                if hung is not None:
-                    result.lost.append(hung)
+                result.late = again is not None and time.monotonic() > again.deadline
+                if hung is not None or result.late or (again is not None and again.enough()):
+                    result.lost += [hung] if hung is not None else []
                     # Asked first, killed after a moment, with everything it started.
                     started = [p.pid for p in watched_processes(Path(settings.spool))]
                     end_all([child.pid, *descendants_of(child.pid), *started], GRACE_SECONDS)
                     break
     code = child.wait()
     result.status = 128 - code if code < 0 else code
-    if not result.lost and not asked.asked_to_end:
+    if not result.lost and not result.late and not asked.asked_to_end:
         result.lost += _crashed(Path(settings.spool), child.pid, code)
     return result
 

@@ -52,6 +52,8 @@ class ScriptRun:
     answer: Answer
     summary: str
     seconds: float
+    # Of a death or a hang, which no last line tells of.
+    seen: Signature | None = None
 
     @property
     def reproduced(self) -> bool:
@@ -254,7 +256,7 @@ def _answer(
     if code is None or code < 0 or expected.kind == "crash":
         if phase is not None:
             seen = Signature("hang", phase) if code is None else signature_of_crash(code, phase)
-            return ScriptRun(answer_of(expected, seen), seen.summary, seconds)
+            return ScriptRun(answer_of(expected, seen), seen.summary, seconds, seen)
         if code is None or code < 0:
             how = "took too long to start" if code is None else f"died of signal {-code} before compiling"
             return ScriptRun(Answer.CANNOT_TELL, f"the script {how}", seconds)

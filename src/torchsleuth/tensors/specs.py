@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from torchsleuth.torch_internals.symbols import base_symbols, expression_of, hint_of
-from torchsleuth.torch_internals.tensors import is_fake
+from torchsleuth.torch_internals.tensors import form_of, is_fake, values_in_memory, values_nbytes
 
 SCHEMA = 1
 _PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -23,6 +23,10 @@ _SYMBOL_KINDS: dict[type, str] = {
     torch.SymFloat: "symfloat",
     torch.SymBool: "symbool",
 }
+
+
+# Ways to keep values that a script can make again; in `TensorSpec.layout`.
+REBUILT_FORMS = ("strided", "conj", "neg", "zero", "mkldnn")
 
 
 class Unsupported(Exception):
@@ -134,10 +138,10 @@ def describe_inputs(
             continue
         spec = describe_tensor(value, fake, symbols)
         if store is not None and not is_fake(value) and value.device.type != "meta":
-            memory = memory_of(value)
-            if memory not in hashes:
-                hashes[memory] = store.write_storage(value.untyped_storage())
-            spec = replace(spec, storage=hashes[memory])
+            memory, kept = memory_of(value), values_in_memory(value)
+            if memory not in hashes and kept is not None:
+                hashes[memory] = store.write_storage(kept)
+            spec = replace(spec, storage=hashes.get(memory))
         specs.append(spec)
     return InputsDescription(tuple(_with_aliases(values, specs)), symbols)
 
@@ -162,7 +166,7 @@ def describe_tensor(
     for number, value in zip((*sizes, *strides, offset), numbers):
         _collect(number, value, {} if symbols is None else symbols)
     rank = tensor.dim()
-    nbytes = hint_of(tensor.untyped_storage().nbytes())
+    nbytes = hint_of(values_nbytes(tensor))
     return TensorSpec(
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(numbers[:rank]),
@@ -171,6 +175,7 @@ def describe_tensor(
         device=str(tensor.device),
         requires_grad=tensor.requires_grad,
         is_parameter=isinstance(tensor, torch.nn.Parameter),
+        layout=form_of(tensor),
         shape_expr=_expressions(sizes),
         stride_expr=_expressions(strides),
         offset_expr=expression_of(offset) if isinstance(offset, torch.SymInt) else None,
@@ -200,16 +205,25 @@ def tensor_spec(data: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(**values)
 
 
+def as_in_memory(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form of a tensor as that of the strided memory it is made from, which a search holds as its value.
+
+    >>> as_in_memory({"layout": "mkldnn", "shape": [2, 3], "stride": [1, 0]})["stride"]
+    [3, 1]
+    """
+    if spec.get("layout") != "mkldnn":
+        return {**spec, "layout": "strided"}
+    shape = list(spec["shape"])
+    stride = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    return {**spec, "layout": "strided", "stride": stride, "storage_offset": 0}
+
+
 def _refuse(tensor: torch.Tensor) -> None:
     name = f"An input of shape {tuple(map(str, tensor.shape))}"
     if type(tensor) not in _PLAIN_CLASSES and not is_fake(tensor):
         raise Unsupported(f"{name} is a {type(tensor).__name__}, a tensor subclass that cannot be rebuilt.")
-    if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
-        raise Unsupported(
-            f"{name} is nested, quantised or of layout {tensor.layout}, which cannot be rebuilt."
-        )
-    if tensor.is_conj() or tensor.is_neg():
-        raise Unsupported(f"{name} is a lazy conjugate or negative view, which cannot be rebuilt.")
+    if (form := form_of(tensor)) not in REBUILT_FORMS:
+        raise Unsupported(f"{name} is {form}, which cannot be rebuilt.")
 
 
 def _collect(number: Any, value: Any, symbols: dict[str, SymbolSpec]) -> None:
@@ -243,6 +257,8 @@ def _with_aliases(values: Sequence[Any], specs: list[Any]) -> list[Any]:
 
 def memory_of(tensor: torch.Tensor) -> object:
     """Something equal for tensors that lie in one storage."""
+    if form_of(tensor) in ("zero", "mkldnn"):
+        return ("none", id(tensor))
     if is_fake(tensor) or tensor.device.type == "meta":
         return ("storage", tensor.untyped_storage()._cdata)
     return tensor.untyped_storage().data_ptr() or ("empty", id(tensor))

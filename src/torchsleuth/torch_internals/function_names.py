@@ -60,6 +60,7 @@ def modules_by_preference() -> list[str]:
     >>> modules_by_preference()[:3]
     ['operator', 'math', 'torch']
     """
-    c_modules = sorted(name for name in sys.modules if name == "torch._C" or name.startswith("torch._C."))
+    loaded = list(sys.modules)  # other threads may be importing
+    c_modules = sorted(name for name in loaded if name == "torch._C" or name.startswith("torch._C."))
     numpy_like = ["torch._numpy"] if "torch._numpy" in sys.modules else []
     return [*(name for name in _PUBLIC if name in sys.modules), *c_modules, *numpy_like]

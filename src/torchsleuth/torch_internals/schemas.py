@@ -140,14 +140,16 @@ def _written_by_schema(
 
 
 def operator_schemas(graph: torch.fx.GraphModule) -> list[str]:
-    """The schemas of all operator overloads that a graph and its nested ones call.
+    """The schemas of all operator overloads that a graph and its nested ones call, or hand to a higher-order one.
 
     >>> operator_schemas(torch.fx.symbolic_trace(lambda x: torch.ops.aten.relu.default(x)))
     ['aten::relu(Tensor self) -> Tensor']
     """
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
-    targets = [node.target for part in parts for node in part.graph.nodes]
-    return list(dict.fromkeys(str(t._schema) for t in targets if isinstance(t, OpOverload)))
+    named: list[Any] = []
+    for node in (node for part in parts for node in part.graph.nodes):
+        torch.fx.node.map_aggregate((node.target, node.args, node.kwargs), named.append)
+    return list(dict.fromkeys(str(each._schema) for each in named if isinstance(each, OpOverload)))
 
 
 # A library takes its operators along when it goes.

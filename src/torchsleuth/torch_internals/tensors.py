@@ -24,12 +24,24 @@ def has_no_values(value: torch.Tensor) -> bool:
 
 
 def has_own_memory(value: torch.Tensor) -> bool:
-    """Whether a tensor's memory can be read as it is: not sparse, and not wrapped by vmap, grad or the like.
+    """Whether a tensor's memory can be read as it is: not sparse or lazy, and not wrapped by vmap, grad or the like.
 
     >>> has_own_memory(torch.ones(2))
     True
     """
-    return value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return form_of(value) == "strided" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def detached_leaf(value: torch.Tensor) -> torch.Tensor:
+    """The tensor without its history, differentiable as before; itself inside a transform of torch.func, which allows
+    no new leaves.
+
+    >>> detached_leaf(torch.ones(2, requires_grad=True) * 2).is_leaf
+    True
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 def with_memory(value: torch.Tensor) -> torch.Tensor:
@@ -42,6 +54,41 @@ def with_memory(value: torch.Tensor) -> torch.Tensor:
         return value
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return made.zero_().requires_grad_(value.requires_grad)
+
+
+def form_of(tensor: torch.Tensor) -> str:
+    """How a tensor keeps its values: "strided", lazily as "conj" or "neg" of its memory, without memory as "zero" or
+    "mkldnn"; else by the name of its layout, or "quantised" or "nested".
+
+    >>> form_of(torch.ones(2)), form_of(torch.ones(2, dtype=torch.complex64).conj())
+    ('strided', 'conj')
+    """
+    if tensor.is_nested or tensor.is_quantized:
+        return "nested" if tensor.is_nested else "quantised"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.").removeprefix("_")
+    lazy = [name for name, is_so in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if is_so]
+    return "zero" if tensor._is_zerotensor() else " ".join(lazy) or "strided"
+
+
+def values_in_memory(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The memory from which a tensor can be made again, a dense copy of it where it has none; None of a ZeroTensor.
+
+    >>> values_in_memory(torch.ones(2).to_mkldnn()).nbytes()
+    8
+    """
+    form = form_of(tensor)
+    if form == "zero":
+        return None
+    return (tensor.detach().to_dense() if form == "mkldnn" else tensor).untyped_storage()
+
+
+def values_nbytes(tensor: torch.Tensor) -> int:
+    """How many bytes `values_in_memory` would have, without a copy."""
+    form = form_of(tensor)
+    if form == "zero":
+        return 0
+    return tensor.numel() * tensor.element_size() if form == "mkldnn" else tensor.untyped_storage().nbytes()
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from torchsleuth.cases.record import AmbientState, CompileSettings
+from torchsleuth.compare.verdict.gradients import gradient_tolerances
 from torchsleuth.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.repro.script import script_facts
 from torchsleuth.script_runtime import runner
@@ -115,6 +116,9 @@ def ready_trial(trial: Trial) -> runner.ReproTrial:
 
 def noise_of(ready: runner.ReproTrial) -> Tolerances:
     """How far rounding alone moves the results of a trial's graph."""
+    if ready.facts["gradients"]:
+        with ready.ambient():
+            return gradient_tolerances(ready.graph, ready.inputs())
     return measured_tolerances(with_reshapes(ready.graph), ready.inputs())
 
 
@@ -180,7 +184,7 @@ def _observed_and_timed(ready: Any, more: dict[str, Any]) -> tuple[Signature, st
 def _facts(trial: Trial) -> dict[str, Any]:
     return script_facts(
         trial.settings,
-        kind=trial.kind or trial.expected.kind,
+        signature={"kind": trial.kind or trial.expected.kind, "outputs": trial.expected.outputs},
         placeholders=trial.placeholders,
         inputs=trial.inputs,
         constants=trial.constants,

@@ -5,19 +5,24 @@ The exception itself is left as it is; a mark on it keeps the outer seam from te
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchsleuth.cases.record import AmbientState
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
 from torchsleuth.watched.install import started_in
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 
 # Values beyond this are kept by spec: a case folder should stay something one can copy.
 KEPT_BYTES = 256 << 20
+# Where a script did not fail without them, values are worth more room.
+SECOND_LOOK_BYTES = 4 << 30
 
 _MARK = "__torchsleuth_reported__"
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent)
@@ -99,6 +106,7 @@ def _report(
         "signature": signature.to_json(),
         "traceback": text,
         "time": time.time(),
+        "calls": [[each.facts.hash, each.calls] for each in watch.with_outer(record) if each.calls],
         **more,
     }
     with watch.our_own_work():
@@ -109,17 +117,29 @@ def _report(
         watch.finish(flight)
 
 
-def keep_inputs(record: RecordedGraph, inputs: Sequence[Any]) -> dict[str, Any] | None:
-    """Keeps the values of all inputs that are still there, smallest first, up to the cap."""
-    if record.inputs is None or len(inputs) != len(record.facts.placeholders):
+def keep_everything(record: RecordedGraph, inputs: Sequence[Any]) -> None:
+    """Keeps all that a call of a graph sees, before the call: every value, and the state of the random numbers."""
+    keep_inputs(record, inputs, SECOND_LOOK_BYTES)
+    settings = record.facts.settings
+    numbers = base64.b64encode(zlib.compress(bytes(torch.get_rng_state().tolist()))).decode()
+    state = replace(settings.state or AmbientState(), rng=numbers)
+    record.update(settings=replace(settings, state=state))
+    record.whole = True
+
+
+def keep_inputs(
+    record: RecordedGraph, inputs: Sequence[Any], most: int = KEPT_BYTES
+) -> dict[str, Any] | None:
+    """Keeps the values of all inputs that are still there, smallest first, up to `most` bytes."""
+    if record.whole or record.inputs is None or len(inputs) != len(record.facts.placeholders):
         return None
     there = [v for v in inputs if isinstance(v, torch.Tensor)]
-    there.sort(key=lambda t: t.untyped_storage().nbytes())
+    there.sort(key=values_nbytes)
     wanted: list[torch.Tensor] = []
     total = 0
     for tensor in there:
-        total += tensor.untyped_storage().nbytes()
-        if total > KEPT_BYTES:
+        total += values_nbytes(tensor)
+        if total > most:
             break
         wanted.append(tensor)
     kept = keep_values(record.inputs, inputs, wanted, record.folder / "inputs").to_json()

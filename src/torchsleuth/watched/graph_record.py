@@ -21,6 +21,7 @@ from torchsleuth.graphs.identity import structural_hash
 from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.graphs.provenance import calling_line, module_and_call, user_lines
 from torchsleuth.tensors.specs import (
+    REBUILT_FORMS,
     InputsDescription,
     ScalarSpec,
     TensorSpec,
@@ -29,6 +30,7 @@ from torchsleuth.tensors.specs import (
 )
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.configuration import changed_settings, versions
+from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
 from torchsleuth.watched.embed import CannotEmbed, embed
 from torchsleuth.watched.flight import write_json
 from torchsleuth.watched.install import started_in
@@ -41,11 +43,17 @@ COLLECTIVES = {"_c10d_functional", "c10d_functional", "c10d", "_c10d_functional_
 
 @dataclass
 class RecordedGraph:
-    """A graph of this process on disk: the folder of its record, what is in it, and its inputs' forms."""
+    """A graph of this process on disk: the folder of its record, what is in it, and its inputs' forms.
+
+    `calls` is the number of the call under way, or of the last one; `whole` where all inputs of one are kept as they
+    were before it.
+    """
 
     folder: Path
     facts: GraphRecord
     inputs: InputsDescription | None = None
+    calls: int = 0
+    whole: bool = False
 
     def update(self, **changes: Any) -> None:
         """Changes fields of the record, here and on disk: `recorded.update(inputs=kept.to_json())`."""
@@ -152,7 +160,7 @@ def _keep_constants(constants: Mapping[str, torch.Tensor], folder: Path) -> dict
     if not constants:
         return {}
     description = describe_inputs(list(constants.values()), None)
-    small = [t for t in constants.values() if t.untyped_storage().nbytes() <= CONSTANT_BYTES]
+    small = [t for t in constants.values() if values_nbytes(t) <= CONSTANT_BYTES]
     description = keep_values(description, list(constants.values()), small, folder / "inputs")
     return {"names": list(constants), "description": description.to_json()}
 
@@ -179,7 +187,8 @@ def keep_values(
     for position, value in enumerate(values):
         spec = specs[position]
         if id(value) in chosen and isinstance(spec, TensorSpec):
-            specs[position] = replace(spec, storage=writer.write_storage(value.untyped_storage()))
+            kept = values_in_memory(value)
+            specs[position] = replace(spec, storage=None if kept is None else writer.write_storage(kept))
     return replace(description, inputs=tuple(specs))
 
 
@@ -189,11 +198,14 @@ def _as_called(description: InputsDescription, values: Sequence[Any]) -> InputsD
     specs = list(description.inputs)
     for position, (spec, value) in enumerate(zip(specs, values)):
         if isinstance(spec, TensorSpec) and isinstance(value, torch.Tensor):
+            # What is compiled for a tensor without memory is compiled for a strided one.
+            if (form := form_of(value)) in REBUILT_FORMS:
+                specs[position] = spec = replace(spec, layout=form)
             if spec.shape_expr is None or value.dim() != len(spec.shape):
                 continue
             sizes = tuple(int(size) for size in value.shape)
             strides, offset = tuple(int(s) for s in value.stride()), int(value.storage_offset())
-            nbytes = value.untyped_storage().nbytes()
+            nbytes = values_nbytes(value)
             specs[position] = replace(
                 spec, shape=sizes, stride=strides, storage_offset=offset, storage_nbytes=nbytes
             )

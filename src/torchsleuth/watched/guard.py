@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchsleuth.tensors.specs import TensorSpec
+from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched import failures, shadow
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
@@ -58,6 +59,11 @@ class GuardedGraph:
             raise CannotRepeat("a graph of it holds tensors of its own")
         return self.eager(*args)
 
+    @property
+    def kept_call(self) -> int | None:
+        """The number of the call before which everything is to be kept, where this is a second look at the graph."""
+        return dict(self.watch.settings.keep).get(self.record.facts.hash)
+
     def checks(self, calls: int) -> bool:
         return self.eager is not None and shadow.is_due(self.watch.settings, calls)
 
@@ -66,14 +72,15 @@ def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Ca
     """Guards a callable that takes one list and empties it, as the inner compiler returns it."""
     flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
     calls = 0
-    attend = graph.eager is not None
+    attend, kept = graph.eager is not None, graph.kept_call
 
     def call(args: list[Any]) -> Any:
         nonlocal calls
         calls += 1
+        graph.record.calls = calls
         flight.counters[slot] += 1
         try:
-            if (attend or calls == 1) and not graph.watch.suspended:
+            if (attend or calls in (1, kept)) and not graph.watch.suspended:
                 return _attended(graph, compiled, args, calls, boxed=True)
             return compiled(args)
         except Exception as error:
@@ -92,16 +99,17 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
     """
     flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
     calls = 0
-    attend = graph.eager is not None
+    attend, kept = graph.eager is not None, graph.kept_call
 
     def call(*args: Any) -> Any:
         nonlocal calls
         if graph.watch.judging:
             return graph.as_captured(args)
         calls += 1
+        graph.record.calls = calls
         flight.counters[slot] += 1
         try:
-            if (attend or calls == 1) and not graph.watch.suspended:
+            if (attend or calls in (1, kept)) and not graph.watch.suspended:
                 graph.watch.latest = graph
                 return _attended(graph, compiled, args, calls, boxed=False)
             return compiled(*args)
@@ -119,7 +127,10 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
 def _attended(
     graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any], calls: int, boxed: bool
 ) -> Any:
-    if calls == 1:
+    if calls == graph.kept_call:
+        with graph.watch.our_own_work():
+            failures.keep_everything(graph.record, args)
+    elif calls == 1:
         with graph.watch.our_own_work():
             _record_inputs(graph.record, args)
     check = graph.checks(calls)
@@ -146,7 +157,7 @@ def _record_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
         if not isinstance(value, torch.Tensor) or value.is_meta:
             continue
         floating = value.is_floating_point() or value.is_complex()
-        size = value.untyped_storage().nbytes()
+        size = values_nbytes(value)
         if floating and (position in static or isinstance(value, torch.nn.Parameter) or size > FLOAT_BYTES):
             continue
         if size <= min(INTEGER_BYTES, room):

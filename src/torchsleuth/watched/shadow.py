@@ -6,6 +6,7 @@ on copies taken before, with the same random numbers; the verdict of `compare` s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from torchsleuth.compare.reference.cloning import clone_inputs, same_bits
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.evidence import MUTATED
-from torchsleuth.compare.verdict.gradients import judge_gradients
+from torchsleuth.compare.verdict.gradients import judge_gradients, path_of_joint
 from torchsleuth.compare.verdict.judge import judge_results
 from torchsleuth.compare.verdict.verdict import DIVERGED
 from torchsleuth.script_runtime.relaxed import with_reshapes
@@ -166,8 +167,15 @@ def _check_gradients(
             )
     if verdict is None or not verdict.diverged or graph.flight.failures != seen:
         return
-    wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)
-    detail = {"sentence": str(verdict), "verdict": verdict.to_json(), "tolerances": {}}
+    diverged = [leaf for leaf in verdict.leaves if leaf.kind == DIVERGED]
+    wrong = tuple(path_of_joint(leaf.path) for leaf in diverged)
+    far = {
+        path: abs(leaf.compiled - leaf.eager)
+        for path, leaf in zip(wrong, diverged)
+        if leaf.compiled is not None and leaf.eager is not None
+    }
+    known = tolerances_again({path: each for path, each in far.items() if 0 < each < math.inf}, wrong)
+    detail = {"sentence": str(verdict), "verdict": verdict.to_json(), "tolerances": known}
     with graph.watch.our_own_work():
         signature = Signature("accuracy", "run", outputs=wrong)
         failures.report_wrong_result(graph.watch, graph.flight, graph.record, signature, detail, before)

@@ -224,6 +224,11 @@ class Watch:
         record.update(settings=replace(record.facts.settings, direction="backward"))
         failures.report_failure(self, latest.flight, record, error, kind, phase, ())
 
+    def with_outer(self, record: RecordedGraph) -> list[RecordedGraph]:
+        """A graph, and the one that Dynamo captured and that it is part of."""
+        outer = self._captured.get(record.facts.compile_id or "")
+        return [record] if outer is None or outer is record else [record, outer]
+
     def on_compiler(self, call: seams.BackendCall, kwargs: dict[str, Any]) -> Any:
         """After AOTAutograd: one aten graph goes to a compiler that someone else wrote."""
         if self.suspended:

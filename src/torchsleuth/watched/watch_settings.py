@@ -11,7 +11,8 @@ WATCH_VARIABLE = "TORCHSLEUTH_WATCH"
 
 @dataclass(frozen=True)
 class Settings:
-    """How to watch. `spool` is the folder of this run, where each process keeps its own records.
+    """How to watch. `spool` is the folder of this run, where each process keeps its own records; `keep` are the graphs,
+    by the hash of their record, and the number of the call before which everything that it sees is kept.
 
     >>> Settings(spool="/tmp/spool", level=4).checks_accuracy
     True
@@ -23,6 +24,7 @@ class Settings:
     only: str | None = None
     keep_going: bool = False
     check_every: int = 0
+    keep: tuple[tuple[str, int], ...] = ()
 
     @property
     def checks_accuracy(self) -> bool:
@@ -35,4 +37,7 @@ class Settings:
 def settings_from_environment() -> Settings | None:
     """The settings this process was started with, or None where it is not watched."""
     text = os.environ.get(WATCH_VARIABLE)
-    return Settings(**json.loads(text)) if text else None
+    if not text:
+        return None
+    given = json.loads(text)
+    return Settings(**{**given, "keep": tuple((graph, call) for graph, call in given.get("keep", ()))})

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from torchsleuth.torch_internals.tensors import form_of
+
 ALIGN = 64
 """Bytes a copied range is aligned down to: keeps offsets whole for every dtype and vector loads aligned."""
 
@@ -114,8 +116,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def _by_storage(tensor: torch.Tensor) -> bool:
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    dense = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
-    return plain and dense and not tensor.is_conj() and not tensor.is_neg()
+    return plain and form_of(tensor) == "strided" and tensor.device.type != "meta"
 
 
 def _key(tensor: torch.Tensor) -> StorageKey:
@@ -152,7 +153,8 @@ def _cloned_storages(tensors: list[torch.Tensor]) -> dict[StorageKey, tuple[torc
 
 def _clone(tensor: torch.Tensor, memory: dict[StorageKey, tuple[torch.UntypedStorage, int]]) -> torch.Tensor:
     if not _by_storage(tensor) or tensor.numel() == 0:
-        copy = tensor.detach().clone()
+        # A clone of a ZeroTensor is not one any more; nothing can be written into it.
+        copy = tensor.detach() if form_of(tensor) == "zero" else tensor.detach().clone()
     else:
         storage, low = memory[_key(tensor)]
         offset = tensor.storage_offset() - low // tensor.element_size()

@@ -19,6 +19,7 @@ from torchsleuth.compare.reference.rng import restore_rng, rng_kept, save_rng
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.calibration import Calibration
 from torchsleuth.compare.verdict.judge import judge_results
+from torchsleuth.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.compare.verdict.verdict import Verdict, inconclusive
 
 
@@ -52,10 +53,37 @@ def judge_gradients(
             return inconclusive(
                 f"forward and backward could not be traced together: {type(error).__name__}: {error}"
             )
-    everything = [*_detached(inputs), *_detached(list(parameters.values())), *weights]
+    everything = _everything(inputs, parameters, weights)
     return judge_results(
         joint, everything, None, results, rng_matched=rng_matched, rng_state=start, calibration=calibration
     )
+
+
+def gradient_tolerances(graph: GraphModule, inputs: Sequence[Any]) -> Tolerances:
+    """How far rounding alone moves the outputs of a graph and its inputs' gradients; none where that is not known.
+
+    Example: `gradient_tolerances(graph, [x.requires_grad_()]).by_path["gradients[0]"]`.
+    """
+    graph = inlined(graph)
+    parameters = {name: p for name, p in graph.named_parameters() if p.requires_grad}
+    try:
+        weights = _output_gradients(graph(*clone_inputs(list(inputs))))
+        joint = _joint_graph(graph, inputs, parameters, weights)
+    except Exception:  # what cannot be traced together is compared by the script's own rule
+        return Tolerances()
+    found = measured_tolerances(joint, _everything(inputs, parameters, weights))
+    return Tolerances({path_of_joint(path): far for path, far in found.by_path.items()}, found.distance)
+
+
+def path_of_joint(path: str) -> str:
+    """What a result of a joint graph is to a person.
+
+    >>> path_of_joint("outputs[0][2]"), path_of_joint("outputs[1][3]"), path_of_joint("inputs[0]")
+    ('outputs[2]', 'gradients[3]', 'inputs[0]')
+    """
+    if path.startswith("outputs[1]"):
+        return path.replace("outputs[1]", "gradients", 1)
+    return path.replace("outputs[0]", "outputs", 1)
 
 
 def _joint_graph(
@@ -70,8 +98,12 @@ def _joint_graph(
         outputs = torch.func.functional_call(graph, dict(zip(names, held)), tuple(given))
         return outputs, _gradients(outputs, list(args[len(inputs) + len(names) :]), given, held)
 
-    everything = [*_detached(inputs), *_detached(list(parameters.values())), *weights]
-    return make_fx(joint)(*clone_inputs(everything))
+    return make_fx(joint)(*clone_inputs(_everything(inputs, parameters, weights)))
+
+
+def _everything(inputs: Sequence[Any], parameters: dict[str, Any], weights: list[torch.Tensor]) -> list[Any]:
+    """The inputs of a joint graph."""
+    return [*_detached(inputs), *_detached(list(parameters.values())), *weights]
 
 
 def _differentiable(outputs: Any) -> list[torch.Tensor]:

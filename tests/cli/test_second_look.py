@@ -1,0 +1,96 @@
+"""Failures that the first script does not show: the program is run once more, or is the oracle itself."""
+
+import pytest
+
+from program_runs import run_watched
+
+NEEDS_VALUES = """
+    import os
+    import torch
+
+    def backend(graph, inputs):
+        def run(*args):
+            if any((each == 12345.0).any() for each in args):
+                os.abort()
+            return graph(*args)
+        return run
+
+    @torch.compile(backend=backend)
+    def f(x):
+        return x.sin() + 1
+
+    x = torch.zeros(40_000)  # too large to be kept before a first call
+    f(x)
+    x[77] = 12345.0
+    f(x)
+"""
+
+
+@pytest.mark.slow
+def test_a_crash_that_needs_real_values_is_reproduced_after_a_second_run(tmp_path):
+    ran = run_watched(tmp_path, NEEDS_VALUES, "--minify", "--budget", "200")
+    assert ran.case["kind"] == "crash" and ran.case["calls"][0][1] == 2
+    assert any("running the program once more" in line for line in ran.ours())
+    assert ran.case["verified"]["same_signature"], ran.stderr
+    assert ran.case["triage"]["component"] == "backend"
+    assert ran.case["minified"]["calls"] == 1
+
+
+STATEFUL = """
+    import os
+    import torch
+
+    def backend(graph, inputs):
+        def run(*args):
+            if os.environ.get("LOST"):
+                raise RuntimeError("the kernel has lost its state")
+            return graph(*args)
+        return run
+
+    @torch.compile(backend=backend)
+    def f(x):
+        return x.sin() + 1
+
+    os.environ["LOST"] = "1"  # something that no graph knows of
+    f(torch.zeros(3))
+"""
+
+
+@pytest.mark.slow
+def test_where_no_graph_fails_the_program_says_who_is_at_fault_and_what_helps(tmp_path):
+    ran = run_watched(tmp_path, STATEFUL, "--minify", "--budget", "200")
+    assert ran.case["kind"] == "runtime_error" and ran.case["verified"]["reproduced"] == 0
+    assert "no graph of the program fails by itself" in ran.case["verified"]["error"]
+    assert ran.case["triage"]["component"] == "backend"
+    assert ran.case["triage"]["rungs"], "the program was run"
+    best = ran.case["workarounds"][0]
+    assert best["verified"] and best["program"] and "backend=" in best["how"]
+
+
+WRONG_GRADIENT = """
+    import torch
+
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 1.25
+
+    def backend(graph, inputs):
+        return lambda *args: graph(*(Off.apply(each) for each in args))
+
+    @torch.compile(backend=backend)
+    def f(x):
+        return x.sin() * 2
+
+    f(torch.ones(4, requires_grad=True)).sum().backward()
+"""
+
+
+def test_a_wrong_gradient_behind_a_right_result_is_reproduced(tmp_path):
+    ran = run_watched(tmp_path, WRONG_GRADIENT, "--check-accuracy")
+    assert ran.case["kind"] == "accuracy" and ran.case["signature"]["outputs"] == ["gradients[0]"]
+    assert ran.case["verified"]["same_signature"], ran.stderr

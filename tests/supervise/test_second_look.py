@@ -1,0 +1,125 @@
+"""What a second look does when it cannot be had, and how a hang gets the name that its script shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
+
+from made import make
+
+from torchsleuth.cases.answer import Answer
+from torchsleuth.cases.folder import write_case
+from torchsleuth.cases.record import CompileSettings, GraphRecord
+from torchsleuth.cases.spool import WatchedProcess
+from torchsleuth.program.oracle import answer_of_watched_run
+from torchsleuth.program.runs import ProgramRun
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.supervise.original import verify_original
+from torchsleuth.supervise.scripts import ScriptRun
+from torchsleuth.supervise.second_look import NoSecondLook, second_look
+from torchsleuth.supervise.verification import phase_clock
+from torchsleuth.watched.flight import write_json
+from torchsleuth.watched.graph_record import RecordedGraph
+
+GRAPH = "class Repro(torch.nn.Module):\n    def forward(self, x):\n        return (x,)\n"
+
+
+class Runner:
+    """Answers as told, one run after the other, and notes the clocks."""
+
+    def __init__(self, *answers: ScriptRun) -> None:
+        self.answers = list(answers)
+        self.clocks: list[float] = []
+
+    def run(self, script, expected, *, arguments=(), phase_seconds=0.0, deadline=None):
+        self.clocks.append(phase_seconds)
+        return self.answers.pop(0)
+
+
+def case_in(tmp_path, command, **changes):
+    """A case of one graph, and the process that it was seen in."""
+    spool = tmp_path / "p1-1"
+    (spool / "g1").mkdir(parents=True)
+    (spool / "g1" / "graph.py").write_text(GRAPH)
+    program = {"command": list(command), "cwd": str(tmp_path)}
+    record = GraphRecord(CompileSettings(), number=1, program=program, inputs={"inputs": [], "symbols": {}})
+    RecordedGraph(spool / "g1", record).update()
+    write_json(spool / "process.json", {})
+    case = dataclasses.replace(make(), no_repro=None, **changes)
+    folder = write_case(tmp_path / "cases", case, {"record.json": (spool / "g1" / "record.json").read_text()})
+    seen = time.time()
+    return folder, WatchedProcess(spool, {"pid": 1, "started": seen, "argv": []})
+
+
+def test_a_hang_is_named_by_the_phase_in_which_its_script_hangs(tmp_path):
+    hang = Signature("hang", "compile")
+    changes = {"kind": "hang", "phase": "compile", "signature": hang, "extra": {"timeout": 40}}
+    folder, process = case_in(tmp_path, ["python", "train.py"], **changes)
+    running = ScriptRun(Answer.OTHER, "hang while running", 60.0, Signature("hang", "run"))
+    said: list[str] = []
+    folder = verify_original(folder, process, time.monotonic() + 600, said.append, Runner(running))
+    assert folder.case.signature == Signature("hang", "run") and folder.case.phase == "run"
+    assert folder.case.verified.same_signature
+    assert "'phase': 'run'" in folder.file("original.py").read_text()
+
+
+def test_a_compile_that_ends_but_takes_longer_than_the_clock_is_still_the_hang(tmp_path):
+    hang = Signature("hang", "compile")
+    changes = {"kind": "hang", "phase": "compile", "signature": hang, "extra": {"timeout": 40}}
+    folder, process = case_in(tmp_path, ["python", "train.py"], **changes)
+    runner = Runner(
+        ScriptRun(Answer.PASSES, "NOT REPRODUCED", 55.0), ScriptRun(Answer.FAILS, "hang", 45.0, hang)
+    )
+    folder = verify_original(folder, process, time.monotonic() + 600, lambda _: None, runner)
+    assert runner.clocks == [60.0, 40.0]
+    assert folder.case.verified.reproduced == 1 and folder.case.extra["ends_after"] == 55.0
+    assert phase_clock(folder.case) == 40.0
+
+
+@pytest.mark.parametrize(
+    "command, seconds, why",
+    [
+        (["python", "-"], 600, "standard input"),
+        (["python", "train.py"], 10, "--budget"),
+    ],
+)
+def test_a_program_that_cannot_be_run_again_says_why(tmp_path, command, seconds, why):
+    folder, process = case_in(tmp_path, command, kind="accuracy", phase="run")
+    with (
+        pytest.raises(NoSecondLook, match=why),
+        second_look(folder, process, time.monotonic() + seconds),
+    ):
+        pass
+
+
+def test_a_program_that_passes_this_time_is_said_to_have_passed(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    command = [sys.executable, "train.py"]
+    folder, process = case_in(tmp_path, command, kind="accuracy", phase="run")
+    nothing = ScriptRun(Answer.PASSES, "NOT REPRODUCED", 1.0)
+    folder = verify_original(folder, process, time.monotonic() + 600, lambda _: None, Runner(nothing))
+    assert folder.case.verified.reproduced == 0
+    assert "run once more, did not fail in the same way" in folder.case.verified.error
+
+
+def test_a_watched_run_answers_for_the_failure_of_a_case():
+    case = dataclasses.replace(make(), kind="accuracy", signature=Signature("accuracy", "run"))
+    wrong = {"signature": Signature("accuracy", "run", outputs=("outputs[0]",)).to_json()}
+    other = {"signature": Signature("crash", "run", signal="SIGSEGV").to_json()}
+    answers = [
+        answer_of_watched_run(case, run)
+        for run in (
+            ProgramRun(0, 1.0),
+            ProgramRun(0, 1.0, cases=(wrong,)),
+            ProgramRun(139, 1.0, cases=(other,)),
+            ProgramRun(1, 1.0),
+            ProgramRun(0, 1.0, timed_out=True),
+        )
+    ]
+    assert answers == [Answer.PASSES, Answer.FAILS, Answer.OTHER, Answer.OTHER, Answer.CANNOT_TELL]
