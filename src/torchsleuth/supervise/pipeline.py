@@ -19,6 +19,7 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Minified, Triage, Verified, Workaround, best_workaround
 from torchsleuth.cases.spool import WatchedProcess
+from torchsleuth.program.acquittal import acquitted
 from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.repro.assemble import script_after_dynamo, user_line_of_node
 from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
@@ -157,7 +158,7 @@ def triage_step(
     except (StepRefused, HostLost) as why:
         say(f"case {folder.case.id}: {why}")
         return update_case(folder, triage=Triage(error=str(why)))
-    return reopened(folder)
+    return acquitted(reopened(folder), time.monotonic() + budget, say)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,9 @@ SHARE_FOR_CALLS = 0.5
 LOOKING_FOR_CALLS = "looking for the calls that fail by themselves"
 AS_IT_WAS = Experiment("as it was", trace=True)
 IN_EAGER = Experiment("the same graph without a compiler", eager=True)
+# A compile that failed on the way to a first forward had no backward: a derivative that only tracing needs is no fault
+# of the program's.
+FORWARD_IN_EAGER = replace(IN_EAGER, forward_only=True)
 TIME_WAS_UP = "the time was up before its part was found (--budget)"
 NO_SWITCH = Finding("inductor", detail="no switch of torch makes a difference")
 # How often a failure that did not come is waited for.
@@ -96,9 +99,10 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner) -> 
     case = folder.case
     # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
     looks = [AS_IT_WAS] if case.phase == "compile" else []
-    looks += [IN_EAGER] if case.kind != "accuracy" else []
+    in_eager = FORWARD_IN_EAGER if case.phase == "compile" and case.direction == "forward" else IN_EAGER
+    looks += [in_eager] if case.kind != "accuracy" else []
     seen = dict(zip(looks, runner.ask(start.state, looks)))
-    eager = seen.get(IN_EAGER)
+    eager = seen.get(in_eager)
     if eager is not None and _fails_in_eager(case, eager):
         node = str(eager.outcome.more.get("node", ""))
         summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"

@@ -38,6 +38,7 @@ class Switches:
     `off` are windows by subsystem (see `torch_internals.compiler_switches`); `backend` replaces the graph's own;
     `interpret` runs the lowered graph without generated code; `eager` runs the graph without a compiler; a compile
     that has passed the stage `stop_after` ("lowering", "codegen") is decided; `trace` is a file for its steps.
+    `forward_only` runs no backward; `snippet` is Python to run first, as a person would paste it into the program.
     """
 
     off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -46,6 +47,8 @@ class Switches:
     eager: bool = False
     stop_after: str | None = None
     trace: str | None = None
+    forward_only: bool = False
+    snippet: str = ""
 
 
 @dataclass(frozen=True)

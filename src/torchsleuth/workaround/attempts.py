@@ -62,6 +62,8 @@ class Original:
     questions: Questions
     # Of a wrong result: how far from eager the outputs that were wrong may be, from how far they were when seen.
     allowed: Mapping[str, float] = field(default_factory=dict)
+    # Its backward fails without a compiler as well: the program cannot have run it.
+    forward_only: bool = False
 
     @functools.cached_property
     def relaxed(self) -> State:
@@ -158,6 +160,8 @@ def experiment_of(original: Original, state: State, candidate: Candidate, timed:
         off=change.off,
         config=change.config,
         backend=change.backend,
+        snippet=change.snippet,
+        forward_only=original.forward_only,
         kind="accuracy",
         tolerances=original.tolerances_in(state),
         time_runs=timed,
@@ -168,7 +172,13 @@ def experiment_of(original: Original, state: State, candidate: Candidate, timed:
 def as_it_was(original: Original) -> Experiment:
     """The control: the whole graph with nothing changed, checked as the workarounds are."""
     tolerances = original.tolerances_in(original.state)
-    return Experiment("as it was", kind="accuracy", tolerances=tolerances, to_the_end=True)
+    return Experiment(
+        "as it was",
+        kind="accuracy",
+        tolerances=tolerances,
+        to_the_end=True,
+        forward_only=original.forward_only,
+    )
 
 
 def ask_pairs(
