@@ -5,7 +5,7 @@ import torch
 from torchsleuth.cases.record import CompileSettings, Embedded
 from torchsleuth.minify.states import state_of
 from torchsleuth.triage.finding import Finding
-from torchsleuth.triage.triage_case import _component, _with_calls
+from torchsleuth.triage.triage_case import CALLS_LEFT, _component, _with_calls
 
 
 def calls_of_three():
@@ -15,15 +15,15 @@ def calls_of_three():
 
 def test_calls_that_are_left_when_the_time_is_up_are_named_but_not_pinned_down():
     found = Finding("inductor", "lowering", "it passes without lowerings", True)
-    late = _with_calls(calls_of_three(), found, fewest=False)
+    late = _with_calls(calls_of_three(), found, unclear=CALLS_LEFT)
     assert len(late.ops) == 3 and not late.pinned
     assert "it passes without lowerings" in late.detail and "--budget" in late.detail
-    assert _with_calls(calls_of_three(), found, fewest=True).pinned
+    assert _with_calls(calls_of_three(), found, unclear=None).pinned
 
 
 def test_a_part_that_names_its_operator_needs_no_fewer_calls():
     found = Finding("inductor", "lowering", None, True, ops=("aten.cos.default",), nodes=("cos",))
-    assert _with_calls(calls_of_three(), found, fewest=False).pinned
+    assert _with_calls(calls_of_three(), found, unclear=CALLS_LEFT).pinned
 
 
 def test_a_compiler_of_the_users_own_is_at_fault_for_a_graph_that_only_it_was_handed():

@@ -1,7 +1,7 @@
 """The program is at fault only if it fails without compilation: where only its graph does, the capture is wrong.
 
-Dynamo may put into a graph what the program does not do. Such a graph fails in eager as well, and looks like a bug of the
-program's until the program itself is run.
+Dynamo may put into a graph what the program does not do. Such a graph fails in eager as well, and looks like a bug of
+the program's until the program itself is run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def acquitted(folder: CaseFolder, deadline: float, say: Callable[[str], None]) -
         program = program_of(folder)
     except CannotRunProgram:
         return folder
-    say(f"case {folder.case.id}: its graph fails without the compiler, too; running the program with nothing compiled")
+    say(
+        f"case {folder.case.id}: its graph fails without the compiler, too; running the program with nothing compiled"
+    )
     left = max(LEAST_SECONDS, deadline - time.monotonic())
     run = run_program(program, Overrides(uncompiled=True), timeout=left)
     if not run.healthy:

@@ -92,8 +92,9 @@ def program_of(folder: CaseFolder) -> Program:
             "put the workaround into the program and run it with its launcher"
         )
     try:
-        record = json.loads(folder.file("record.json").read_text(encoding="utf-8"))
-        known = record["program"]
+        known = case.extra.get("program")
+        if known is None:
+            known = json.loads(folder.file("record.json").read_text(encoding="utf-8"))["program"]
         command, cwd = [str(word) for word in known["command"]], known["cwd"]
     except (OSError, ValueError, KeyError, TypeError):
         raise CannotRunProgram(
@@ -104,9 +105,7 @@ def program_of(folder: CaseFolder) -> Program:
     return Program(tuple(command), cwd)
 
 
-def run_program(
-    program: Program, overrides: Overrides, *, timeout: float | None = None
-) -> ProgramRun:
+def run_program(program: Program, overrides: Overrides, *, timeout: float | None = None) -> ProgramRun:
     """A bare run: only its end is looked at.
 
     Used as `run_program(Program(("python", "train.py")), Overrides(backend="sleuth_eager"), timeout=60).healthy`.

@@ -107,7 +107,8 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
     if record:
         extra = {k: failure[k] for k in ("timeout", "accuracy") if k in failure}
         return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
-    return replace(case, triage=_capture_triage(failure))
+    extra = {k: failure[k] for k in ("frames", "program") if k in failure}
+    return replace(case, triage=_capture_triage(failure), extra=extra)
 
 
 def _graph_facts(record: GraphRecord) -> GraphFacts:

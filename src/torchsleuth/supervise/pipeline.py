@@ -19,8 +19,9 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Minified, Triage, Verified, Workaround, best_workaround
 from torchsleuth.cases.spool import WatchedProcess
-from torchsleuth.program.acquittal import acquitted
 from torchsleuth.processes.prepared import PreparedInterpreter
+from torchsleuth.program.acquittal import acquitted
+from torchsleuth.program.own_workarounds import gives_up, try_on_program
 from torchsleuth.repro.assemble import script_after_dynamo, user_line_of_node
 from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
 from torchsleuth.supervise.scripts import ScriptRun, ScriptRunner
@@ -306,6 +307,8 @@ def investigate(
     """Every step for one case, as long as there is time; yields the case after each."""
     if folder.case.no_repro is not None:
         say(f"case {folder.case.id} has no repro: {folder.case.no_repro}")
+        if workers is not None and not _is_the_programs(folder):
+            yield try_on_program(folder, deadline, say)
         return
     with processes_for(folder, workers, process.facts.get("executable")) as processes:
         folder = verify_original(folder, process, deadline, say, processes)
@@ -338,6 +341,8 @@ def _blame(folder: CaseFolder, processes: Processes, left: float, say: Say, hear
         say(f"case {folder.case.id}: at fault: {found.component}{part}{ops}")
         if found.user_line:
             say(f"case {folder.case.id}: your line {found.user_line}: {found.code or ''}")
+        elif found.not_narrowed:
+            say(f"case {folder.case.id}: your line: {found.not_narrowed}")
     return folder
 
 
@@ -362,13 +367,15 @@ def _shrink(folder: CaseFolder, processes: Processes, left: float, say: Say, hea
 def _work_around(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
     if _is_the_programs(folder):
         return folder
+    deadline = time.monotonic() + left
     most = min(WORKAROUND_SECONDS, left)
     say(f"case {folder.case.id}: trying workarounds on the whole graph, {most:.0f} s at most")
     try:
         folder, _ = workaround_step(folder, processes, most, say)
     except (StepRefused, HostLost) as why:
         say(f"case {folder.case.id}: no workaround was found: {why}")
-        return folder
+    if gives_up(folder.case.workarounds or ()):
+        folder = try_on_program(folder, deadline, say)
     best: Workaround | None = best_workaround(folder.case.workarounds or ())
     if best is None:
         say(f"case {folder.case.id}: nothing that was tried makes the graph pass")

@@ -1,8 +1,8 @@
 """Torch's own switch points, under our control and in this process only: what of the compiler is off, and what it did.
 
 The compiler asks one function before every decomposition, graph pass, lowering and CUDA graph whether to leave it out.
-We answer in its place, so that nothing is written where another process could read it. Fusion, inlining, single patterns
-and decompositions that are kernels have no such question; there we stand in front of what decides.
+We answer in its place, so that nothing is written where another process could read it. Fusion, inlining, single
+patterns and decompositions that are kernels have no such question; there we stand in front of what decides.
 
 Versions: `CompilerBisector.disable_subsystem` is asked in 2.11 to 2.15; what a version lacks is told as missing.
 """

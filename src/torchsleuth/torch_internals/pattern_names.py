@@ -1,8 +1,8 @@
 """Graph patterns of Inductor by the names that torch's source gives them, and each taken out by itself.
 
-A pattern knows the function it was made from in one of three ways: as the handler that it calls, by a name given when it
-was registered, or only as a variable of the check that it asks. Whether a match is used is decided by that check, which
-may fail itself: so that is where a pattern is watched and left out.
+A pattern knows the function it was made from in one of three ways: as the handler that it calls, by a name given when
+it was registered, or only as a variable of the check that it asks. Whether a match is used is decided by that check,
+which may fail itself: so that is where a pattern is watched and left out.
 
 Versions: entries and passes are those of 2.11 to 2.15; an entry that tells nothing is called by its class.
 """

@@ -148,7 +148,9 @@ def _which_operators(runner: ExperimentRunner, state: State, eager: Result) -> t
     ops = list(dict.fromkeys(name.rpartition(" at ")[0] for name in eager.applied("lowerings")))
 
     def without(some: Sequence[str]) -> Experiment:
-        return Experiment(f"{few(list(some))} kept as eager kernels", off={"lowerings": {"names": list(some)}})
+        return Experiment(
+            f"{few(list(some))} kept as eager kernels", off={"lowerings": {"names": list(some)}}
+        )
 
     return tuple(runner.smallest_cure(state, ops, without)) if eager.passes and len(ops) > 1 else tuple(ops)
 
@@ -261,7 +263,9 @@ def _which_fusion(runner: ExperimentRunner, state: State, all_apart: Result) -> 
     detail = f"it passes without {subsystem} of {which or 'anything'}"
     number = places[0] + 1 if len(places) == 1 else None
     joined = [names[place] for place in places]
-    nodes = tuple(joined) if subsystem == "inlining" else tuple(n for each in joined for n in nodes_fused(each))
+    nodes = (
+        tuple(joined) if subsystem == "inlining" else tuple(n for each in joined for n in nodes_fused(each))
+    )
     nodes = nodes if state.settings.level == "aot" else ()
     return Finding("inductor", "fusion", detail, True, nodes=nodes, subsystem=subsystem, application=number)
 

@@ -20,6 +20,7 @@ from torchsleuth.script_runtime.signature import Signature, signature_of_excepti
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
+from torchsleuth.watched.install import started_in
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
@@ -133,7 +134,9 @@ def report_capture_error(
     with contextlib.suppress(AttributeError):
         setattr(error, _MARK, True)
     stack = getattr(error, "real_stack", None) or []
-    user = stack[-1] if stack else None
+    # The line a person can change: theirs, where the failure is in a library that they call.
+    own = [frame for frame in stack if not _is_installed(frame.filename)]
+    user = (own or stack)[-1] if stack else None
     call = seams.failed_call(error)
     flight.report(
         {
@@ -144,12 +147,23 @@ def report_capture_error(
             "function": frame.function,
             "torch": torch.__version__,
             "user_line": [user.filename, user.lineno] if user else [frame.file, frame.line],
+            "frames": [[each.filename, each.lineno, each.name] for each in _without_transforms(stack)],
+            "program": {"command": list(sys.orig_argv), "cwd": started_in},
             "op": None if call is None else seams.target_name(call[0]),
             "fails_in_eager": None if call is None else seams.fails_in_eager(*call),
         }
     )
     if watch.finish is not None:
         watch.finish(flight)
+
+
+def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames that may stay eager: not those of torch.func, which call what they transform."""
+    return [frame for frame in stack if "/torch/_functorch/" not in frame.filename.replace("\\", "/")]
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file
 
 
 def _traceback_text(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from torchsleuth.workaround.places import (
 )
 
 # How much each kind gives up, least first.
-SETTING, OPERATOR, MODULE, FUNCTION, BREAK, MODE, BACKEND = range(7)
+PART, SETTING, OPERATOR, MODULE, FUNCTION, BREAK, MODE, BACKEND = range(8)
 PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
 # More lines than this are no workaround that anyone would paste.
 MOST_PLACES = 4
@@ -50,8 +50,8 @@ _WHOLE = {
 class Change:
     """What a trial of the whole graph does differently.
 
-    `snippet` is run first, as if it stood in the program; `without` are nodes that stay eager; `parted_before` is the node before which the graph is cut in two; `static`
-    makes all sizes fixed; `plain` goes back to torch's default settings.
+    `snippet` is run first, as if it stood in the program; `without` are nodes that stay eager; `parted_before` is the
+    node before which the graph is cut in two; `static` makes all sizes fixed; `plain` goes back to torch's default settings.
     """
 
     config: Config = field(default_factory=dict)
@@ -124,7 +124,7 @@ def _settings(about: About) -> Iterator[Candidate]:
         # Names of passes are parted by commas, and torch reads them in any case.
         before = about.settings.get(INDUCTOR, {}).get("disabled_passes", "''").strip("'\"")
         names = ",".join(filter(None, [before, triage.part.replace(", ", ",")]))
-        yield setting_candidate([Flag("disabled_passes", repr(names), f"the graph pass {triage.part}")])
+        yield setting_candidate([Flag("disabled_passes", repr(names), f"the graph pass {triage.part}")], PART)
     if triage.subsystem == "patterns" and triage.part:
         yield _without_patterns([name.rpartition(": ")[2] for name in triage.part.split(", ")], triage.part)
     if triage.subsystem == "inlining" or about.kind == "hang":
@@ -157,18 +157,18 @@ PatternMatcherPass.apply = without"""
     return _snippet(f"pattern {named} off", lines, f"the graph pattern {named}, and nothing else")
 
 
-def _snippet(name: str, lines: str, disables: str, reach: int = SETTING) -> Candidate:
+def _snippet(name: str, lines: str, disables: str, reach: int = PART) -> Candidate:
     return Candidate(name, lines, disables, reach, Change(snippet=lines), Overrides(snippet=lines))
 
 
-def setting_candidate(flags: list[Flag]) -> Candidate:
+def setting_candidate(flags: list[Flag], reach: int = SETTING) -> Candidate:
     """A candidate that is one setting, or a few together."""
     config = config_of(flags)
     return Candidate(
         "setting " + ", ".join(flag.key for flag in flags),
         "\n".join(flag.line for flag in flags),
         " and ".join(flag.means for flag in flags),
-        SETTING,
+        reach,
         Change(config=config),
         Overrides(config=config),
     )
@@ -250,8 +250,10 @@ for overload in torch.ops.{op}.overloads():
     yield _snippet(f"{op} not decomposed", lines, f"the decomposition of {op}", OPERATOR)
     if inductor:
         fallback = f"""
+from torch._inductor.decomposition import decompositions
 from torch._inductor.graph import make_fallback
 
+decompositions.pop(torch.ops.{op}.default, None)
 make_fallback(torch.ops.{op}.default, warn=False, override_decomp=True)"""
         yield _snippet(
             f"{op} not decomposed, and kept eager",
