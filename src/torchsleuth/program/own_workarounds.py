@@ -1,4 +1,4 @@
-"""Workarounds that only the whole program can try: a function that stays eager, another mode, errors passed over.
+"""Workarounds that only the whole program can try: a function that stays eager, or errors passed over.
 
 They are for failures of capture and of tracing, where no graph can be run with something changed, and for a graph that
 nothing smaller than another backend makes pass. Each is put into the program from outside and counts only if the
@@ -66,14 +66,6 @@ def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], Non
 def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
     """What is worth a run of the program, the least harmful first: `next(program_attempts(folder)).workaround.how`."""
     case = folder.case
-    part = (case.triage.part if case.triage else None) or ""
-    if "inference mode" in part:
-        yield _attempt(
-            "torch.no_grad() instead of torch.inference_mode()",
-            "with torch.no_grad():  # in compiled code, instead of torch.inference_mode()",
-            "what inference mode saves over no_grad: version counters and view tracking",
-            Overrides(snippet="torch.inference_mode = torch.no_grad"),
-        )
     for file, function, line in places_at_fault(folder):
         yield _left_eager(file, function, line)
     if case.kind in ("capture_error", "compile_error"):

@@ -43,6 +43,7 @@ WORK = "minify"
 # Most of a budget is for making the case small; what is not used goes to the next step.
 TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
 WORKAROUND_SECONDS = 120.0
+KEPT_FOR_WORKAROUND = 0.25
 VERIFY_TIMES = 3
 
 Say = Callable[[str], None]
@@ -318,7 +319,9 @@ def investigate(
         for step in (_blame, _shrink, _work_around):
             left = deadline - time.monotonic()
             if left >= 5:
-                folder = step(folder, processes, left, say, heard)
+                # A way around it is worth more to a person than the last call less.
+                kept = min(WORKAROUND_SECONDS, left) * KEPT_FOR_WORKAROUND if step is _shrink else 0.0
+                folder = step(folder, processes, left - kept, say, heard)
                 yield folder
 
 

@@ -51,7 +51,8 @@ class Change:
     """What a trial of the whole graph does differently.
 
     `snippet` is run first, as if it stood in the program; `without` are nodes that stay eager; `parted_before` is the
-    node before which the graph is cut in two; `static` makes all sizes fixed; `plain` goes back to torch's default settings.
+    node before which the graph is cut in two; `static` makes all sizes fixed; `plain` goes back to torch's default
+    settings; `no_inference_mode` only switches gradients off where the program enters inference mode.
     """
 
     config: Config = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Change:
     parted_before: str | None = None
     static: bool = False
     plain: bool = False
+    no_inference_mode: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def candidates_for(about: About) -> list[Candidate]:
     """
     found = [
         *_settings(about),
+        *_rewrites(about),
         *_operators(about),
         *_modules(about),
         *_functions(about),
@@ -193,6 +196,18 @@ def _back_to_default(name: str, about: About) -> Flag | None:
             if name in (f"{module}.{key}", f"options.{key}"):
                 return Flag(key, default, f"{key} = {about.settings[module][key]}", module)
     return None
+
+
+def _rewrites(about: About) -> Iterator[Candidate]:
+    """Another way to write the same thing."""
+    if any(op.endswith("_enter_inference_mode") for op in about.suspects.ops):
+        yield Candidate(
+            "torch.no_grad() instead of torch.inference_mode()",
+            "with torch.no_grad():  # in compiled code, instead of torch.inference_mode()",
+            "what inference mode saves over no_grad: version counters and the tracking of views",
+            PART,
+            Change(no_inference_mode=True),
+        )
 
 
 def _operators(about: About) -> Iterator[Candidate]:
