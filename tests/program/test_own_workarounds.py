@@ -3,10 +3,14 @@
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from made_cases import make
+sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
+
+from made import make
+
 from torchsleuth.cases.folder import write_case
 from torchsleuth.cases.model import Triage, Workaround
 from torchsleuth.program import own_workarounds

@@ -40,6 +40,11 @@ def acquitted(folder: CaseFolder, deadline: float, say: Callable[[str], None]) -
         return update_case(folder, triage=replace(triage, detail=said, pinned=not run.timed_out))
     detail = f"the program passes when nothing is compiled, the graph that Dynamo made of it does not: {triage.detail}"
     found = replace(
-        triage, component="dynamo", part="capture", detail=detail, labels=("oncall: pt2", "module: dynamo")
+        triage,
+        component="dynamo",
+        part="capture",
+        detail=detail,
+        pinned=True,
+        labels=("oncall: pt2", "module: dynamo"),
     )
     return update_case(folder, triage=found)

@@ -41,8 +41,8 @@ def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], Non
     """The case with the first workaround that makes its program pass put before the others, and those that did not."""
     try:
         program = program_of(folder)
-    except CannotRunProgram as why:
-        say(f"case {folder.case.id}: {why}")
+    except CannotRunProgram as error:
+        say(f"case {folder.case.id}: {error}")
         return folder
     tried: list[Workaround] = []
     for attempt in list(program_attempts(folder))[:MOST_RUNS]:
@@ -120,15 +120,11 @@ def _around(file: str, function: str, line: int) -> tuple[str, int | None]:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return "", None
-    holds = [
-        n for n in ast.walk(tree) if hasattr(n, "end_lineno") and n.lineno <= line <= (n.end_lineno or 0)
-    ]  # type: ignore[attr-defined]
+    scopes = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    named = [node for node in ast.walk(tree) if isinstance(node, scopes)]
+    holds = [node for node in named if node.lineno <= line <= (node.end_lineno or 0)]
     classes = [node.name for node in holds if isinstance(node, ast.ClassDef)]
-    defines = [
-        node.lineno
-        for node in holds
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function
-    ]
+    defines = [node.lineno for node in holds if not isinstance(node, ast.ClassDef) and node.name == function]
     return (classes[-1] if classes else ""), max(defines, default=None)
 
 

@@ -143,12 +143,12 @@ def parts_of(original: Original, change: Change) -> list[State]:
 
 def _gradients_off_instead(state: State) -> torch.fx.GraphModule:
     """The graph as Dynamo would capture it had the program said no_grad where it says inference_mode."""
-    graph = copy.deepcopy(state.graph)
+    graph, ambient = copy.deepcopy(state.graph), state.settings.state
     for node in graph.graph.nodes:
         name = short_name(node.target) if node.op == "call_function" else ""
         if name in ("_enter_inference_mode", "_exit_inference_mode"):
             # What an exit goes back to is what was there before the first of them.
-            grad = state.settings.state.grad and name.startswith("_exit")
+            grad = name.startswith("_exit") and ambient is not None and ambient.grad
             node.target, node.args = set_grad_enabled(), (grad,)
     graph.recompile()
     return graph
