@@ -37,8 +37,8 @@ def test_a_derivative_that_only_a_backward_needs_is_no_failure_of_the_forward():
 
 
 def test_a_snippet_runs_first_and_the_process_serves_nobody_else(monkeypatch):
-    monkeypatch.setattr(torch, "igamma", torch.igamma)
+    monkeypatch.setattr(torch, "pasted_here", False, raising=False)
     assert inside.still_good()
-    outcome = inside.run_trial(trial(snippet="torch.igamma = torch.add"))
-    assert outcome.signature is None
+    inside.run_trial(trial(forward_only=True, snippet="torch.pasted_here = True"))
+    assert torch.pasted_here
     assert not inside.still_good()
