@@ -49,7 +49,9 @@ HEALTHY = """
 def test_a_healthy_program_prints_returns_and_exits_as_it_does_without_us(tmp_path):
     bare = run_bare(tmp_path / "bare", HEALTHY)
     if "was invalid, but is output" in bare.stderr:
-        pytest.skip("this release of torch cannot compile the program by itself (partitioner, seen with 2.11)")
+        pytest.skip(
+            "this release of torch cannot compile the program by itself (partitioner, seen with 2.11)"
+        )
     ran = run_watched(tmp_path / "watched", HEALTHY)
     assert bare.returncode == 5, bare.stderr
     assert (ran.status, ran.stdout) == (5, bare.stdout)
