@@ -14,13 +14,13 @@ GOOD = ProgramRun(0, 1.0)
 
 
 def climbed(monkeypatch, fails, first=BAD, **answers):
-    """The finding, and what was overridden in each run; `fails(overrides, environment)` says how a run ends."""
+    """The finding, and what was overridden in each run; `fails(overrides)` says how a run ends."""
     seen = []
 
-    def run(_program, overrides, *, timeout=None, **environment):
+    def run(_program, overrides, *, timeout=None):
         what = overrides.backend or next(iter(overrides.config.get("torch._inductor.config", {})), None)
         seen.append(what or "uncompiled")
-        outcome = fails(overrides, environment)
+        outcome = fails(overrides)
         return outcome if isinstance(outcome, ProgramRun) else BAD if outcome else GOOD
 
     monkeypatch.setattr(program, "watch_program", lambda *_args, **_kwargs: first)
@@ -31,8 +31,8 @@ def climbed(monkeypatch, fails, first=BAD, **answers):
 def level(name):
     order = ["uncompiled", "sleuth_eager", "sleuth_aot_eager", DECOMPOSED]
 
-    def fails(overrides, environment):
-        backend = "uncompiled" if environment else overrides.backend
+    def fails(overrides):
+        backend = "uncompiled" if overrides.uncompiled else overrides.backend
         return backend not in order or order.index(backend) >= order.index(name)
 
     return fails
@@ -81,9 +81,9 @@ def test_only_the_users_own_backend_fails(monkeypatch):
     ],
 )
 def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setting, part):
-    def fails(overrides, environment):
+    def fails(overrides):
         inductor = overrides.config.get("torch._inductor.config", {})
-        return not environment and overrides.backend is None and setting not in inductor
+        return not overrides.uncompiled and overrides.backend is None and setting not in inductor
 
     found, _ = climbed(monkeypatch, fails)
     assert (found.triage.component, found.triage.part) == ("inductor", part)
