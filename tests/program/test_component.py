@@ -91,7 +91,7 @@ def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setti
 
 
 def test_decompositions_that_only_draw_other_random_numbers_are_not_blamed(monkeypatch):
-    def fails(overrides, _environment):
+    def fails(overrides):
         return overrides.backend == DECOMPOSED and not overrides.config
 
     assert climbed(monkeypatch, fails)[0].triage.part == "random numbers"
@@ -100,7 +100,7 @@ def test_decompositions_that_only_draw_other_random_numbers_are_not_blamed(monke
 def test_a_fake_kernel_that_does_not_match_is_found_by_the_check(monkeypatch):
     told = ProgramRun(1, 1.0, tail="FakeMismatch: mylib.op (fake kernel): sizes differ\n")
 
-    def fails(overrides, _environment):
+    def fails(overrides):
         return told if (overrides.backend or "").endswith("crossref") else False
 
     found, _ = climbed(monkeypatch, fails)
@@ -109,7 +109,7 @@ def test_a_fake_kernel_that_does_not_match_is_found_by_the_check(monkeypatch):
 
 
 def test_a_rung_that_fails_in_another_way_is_no_evidence(monkeypatch):
-    def fails(overrides, _environment):
+    def fails(overrides):
         return ProgramRun(1, 1.0, tail="ImportError: no") if overrides.backend == "sleuth_eager" else False
 
     assert climbed(monkeypatch, fails)[0].triage.component == "inductor"

@@ -262,3 +262,13 @@ def test_inference_mode_at_fault_may_be_written_as_no_grad():
     ops = ("torch.autograd.grad_mode._enter_inference_mode", "torch.Tensor.transpose")
     (rewritten,) = named(candidates_for(about(suspects=Suspects(ops=ops))), "torch.no_grad()")
     assert rewritten.change.no_inference_mode and rewritten.how.startswith("with torch.no_grad():")
+
+
+def test_of_several_patterns_each_is_tried_alone():
+    triage = Triage(component="inductor", part="joint_graph: a, fuse: b", subsystem="patterns")
+    found = [c.name for c in candidates_for(about(triage=triage)) if c.name.startswith("pattern ")]
+    assert found == [
+        "pattern joint_graph: a off",
+        "pattern fuse: b off",
+        "pattern joint_graph: a, fuse: b off",
+    ]

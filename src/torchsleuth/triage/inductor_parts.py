@@ -215,11 +215,13 @@ def _which_pattern(runner: ExperimentRunner, state: State, applied: Sequence[str
     guilty = runner.smallest_cure(state, applied, without)
     names = list(dict.fromkeys(each.rpartition(" at ")[0] for each in guilty))
     places = _of_graph(state, [each.rpartition(" at ")[2] for each in guilty])
+    said = f"it passes without the pattern {', '.join(names)}"
+    in_time = len(names) == 1 or not runner.out_of_time
     return Finding(
         "inductor",
         ", ".join(names),
-        f"it passes without the pattern {', '.join(names)}",
-        True,
+        said if in_time else f"{said}; the time was up before it was clear which of them (--budget)",
+        in_time,
         nodes=places,
         subsystem="patterns",
         application=applied.index(guilty[0]) + 1,

@@ -129,7 +129,10 @@ def _settings(about: About) -> Iterator[Candidate]:
         names = ",".join(filter(None, [before, triage.part.replace(", ", ",")]))
         yield setting_candidate([Flag("disabled_passes", repr(names), f"the graph pass {triage.part}")], PART)
     if triage.subsystem == "patterns" and triage.part:
-        yield _without_patterns([name.rpartition(": ")[2] for name in triage.part.split(", ")], triage.part)
+        names = triage.part.split(", ")
+        # Triage may have run out of time before it knew which of several it is.
+        for some in [[name] for name in names] + [names]:
+            yield _without_patterns([name.rpartition(": ")[2] for name in some], ", ".join(some))
     if triage.subsystem == "inlining" or about.kind == "hang":
         for flag in CAUTIOUS:
             if flag.key in ("realize_reads_threshold", "realize_opcount_threshold"):
