@@ -129,9 +129,9 @@ def _settings(about: About) -> Iterator[Candidate]:
         names = ",".join(filter(None, [before, triage.part.replace(", ", ",")]))
         yield setting_candidate([Flag("disabled_passes", repr(names), f"the graph pass {triage.part}")], PART)
     if triage.subsystem == "patterns" and triage.part:
-        names = triage.part.split(", ")
+        patterns = triage.part.split(", ")
         # Triage may have run out of time before it knew which of several it is.
-        for some in [[name] for name in names] + [names]:
+        for some in [[name] for name in patterns] + [patterns]:
             yield _without_patterns([name.rpartition(": ")[2] for name in some], ", ".join(some))
     if triage.subsystem == "inlining" or about.kind == "hang":
         for flag in CAUTIOUS:
