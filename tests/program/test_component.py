@@ -14,13 +14,13 @@ GOOD = ProgramRun(0, 1.0)
 
 
 def climbed(monkeypatch, fails, first=BAD, **answers):
-    """The finding, and what was overridden in each run; `fails(overrides, environment)` says how a run ends."""
+    """The finding, and what was overridden in each run; `fails(overrides)` says how a run ends."""
     seen = []
 
-    def run(_program, overrides, *, timeout=None, **environment):
+    def run(_program, overrides, *, timeout=None):
         what = overrides.backend or next(iter(overrides.config.get("torch._inductor.config", {})), None)
         seen.append(what or "uncompiled")
-        outcome = fails(overrides, environment)
+        outcome = fails(overrides)
         return outcome if isinstance(outcome, ProgramRun) else BAD if outcome else GOOD
 
     monkeypatch.setattr(program, "watch_program", lambda *_args, **_kwargs: first)
@@ -31,8 +31,8 @@ def climbed(monkeypatch, fails, first=BAD, **answers):
 def level(name):
     order = ["uncompiled", "sleuth_eager", "sleuth_aot_eager", DECOMPOSED]
 
-    def fails(overrides, environment):
-        backend = "uncompiled" if environment else overrides.backend
+    def fails(overrides):
+        backend = "uncompiled" if overrides.uncompiled else overrides.backend
         return backend not in order or order.index(backend) >= order.index(name)
 
     return fails
@@ -81,9 +81,9 @@ def test_only_the_users_own_backend_fails(monkeypatch):
     ],
 )
 def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setting, part):
-    def fails(overrides, environment):
+    def fails(overrides):
         inductor = overrides.config.get("torch._inductor.config", {})
-        return not environment and overrides.backend is None and setting not in inductor
+        return not overrides.uncompiled and overrides.backend is None and setting not in inductor
 
     found, _ = climbed(monkeypatch, fails)
     assert (found.triage.component, found.triage.part) == ("inductor", part)
@@ -91,7 +91,7 @@ def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setti
 
 
 def test_decompositions_that_only_draw_other_random_numbers_are_not_blamed(monkeypatch):
-    def fails(overrides, _environment):
+    def fails(overrides):
         return overrides.backend == DECOMPOSED and not overrides.config
 
     assert climbed(monkeypatch, fails)[0].triage.part == "random numbers"
@@ -100,7 +100,7 @@ def test_decompositions_that_only_draw_other_random_numbers_are_not_blamed(monke
 def test_a_fake_kernel_that_does_not_match_is_found_by_the_check(monkeypatch):
     told = ProgramRun(1, 1.0, tail="FakeMismatch: mylib.op (fake kernel): sizes differ\n")
 
-    def fails(overrides, _environment):
+    def fails(overrides):
         return told if (overrides.backend or "").endswith("crossref") else False
 
     found, _ = climbed(monkeypatch, fails)
@@ -109,7 +109,7 @@ def test_a_fake_kernel_that_does_not_match_is_found_by_the_check(monkeypatch):
 
 
 def test_a_rung_that_fails_in_another_way_is_no_evidence(monkeypatch):
-    def fails(overrides, _environment):
+    def fails(overrides):
         return ProgramRun(1, 1.0, tail="ImportError: no") if overrides.backend == "sleuth_eager" else False
 
     assert climbed(monkeypatch, fails)[0].triage.component == "inductor"

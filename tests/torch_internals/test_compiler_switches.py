@@ -54,7 +54,11 @@ def test_what_was_applied_is_recorded_and_a_lowering_can_be_left_out():
     with switched({"lowerings": {"names": ["aten.sin.default"]}}) as applied:
         lower(lambda x: (x.sin().cos() + 1,))
     assert applied.missing == []
-    assert applied.names["lowerings"] == ["sin", "cos", "add"]
+    assert applied.names["lowerings"] == [
+        "aten.sin.default at sin",
+        "aten.cos.default at cos",
+        "aten.add.Tensor at add",
+    ]
     assert "remove_noop_ops" in applied.names["post_grad_passes"]
     assert CompilerBisector.__dict__["disable_subsystem"] is before
 

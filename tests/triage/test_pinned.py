@@ -1,11 +1,21 @@
 """What a search that ran out of time has left is not claimed to be what matters."""
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import torch
 
-from torchsleuth.cases.record import CompileSettings, Embedded
+sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
+
+from made import make
+
+from torchsleuth.cases.record import CompileSettings, Embedded, GraphRecord
+from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.states import state_of
 from torchsleuth.triage.finding import Finding
-from torchsleuth.triage.triage_case import _component, _with_calls
+from torchsleuth.triage.triage_case import CALLS_LEFT, _component, _with_calls, _written
 
 
 def calls_of_three():
@@ -15,18 +25,37 @@ def calls_of_three():
 
 def test_calls_that_are_left_when_the_time_is_up_are_named_but_not_pinned_down():
     found = Finding("inductor", "lowering", "it passes without lowerings", True)
-    late = _with_calls(calls_of_three(), found, fewest=False)
+    late = _with_calls(calls_of_three(), found, unclear=CALLS_LEFT)
     assert len(late.ops) == 3 and not late.pinned
     assert "it passes without lowerings" in late.detail and "--budget" in late.detail
-    assert _with_calls(calls_of_three(), found, fewest=True).pinned
+    assert _with_calls(calls_of_three(), found, unclear=None).pinned
 
 
 def test_a_part_that_names_its_operator_needs_no_fewer_calls():
     found = Finding("inductor", "lowering", None, True, ops=("aten.cos.default",), nodes=("cos",))
-    assert _with_calls(calls_of_three(), found, fewest=False).pinned
+    assert _with_calls(calls_of_three(), found, unclear=CALLS_LEFT).pinned
 
 
 def test_a_compiler_of_the_users_own_is_at_fault_for_a_graph_that_only_it_was_handed():
     settings = CompileSettings("aot", "mine")
     state = calls_of_three().having(settings=settings, embedded=Embedded("def backend(gm, inputs): ..."))
     assert _component(None, state, None) == Finding("backend", "mine", pinned=True)
+
+
+def test_where_many_lines_are_left_none_is_shown_and_the_reason_is():
+    lines = {
+        name: SourceLine("/home/me/m.py", number) for number, name in enumerate(["sin", "cos", "relu"], 1)
+    }
+    start = SimpleNamespace(record=GraphRecord(CompileSettings("aot"), nodes=lines), state=calls_of_three())
+    case, runner = make(), SimpleNamespace(log=[])
+    left = Finding("inductor", "fusion", nodes=("sin", "cos", "relu"), unclear=CALLS_LEFT)
+    unclear = _written(case, start, left, runner, 1.0)
+    assert unclear.user_line is None
+    assert (
+        unclear.not_narrowed.startswith("not narrowed: 3 lines are left")
+        and "--budget" in unclear.not_narrowed
+    )
+    clear = _written(case, start, replace(left, unclear=None), runner, 1.0)
+    assert (clear.user_line, clear.not_narrowed) == ("m.py:3", None)
+    one_line = _written(case, start, replace(left, nodes=("cos",)), runner, 1.0)
+    assert one_line.user_line == "m.py:2"

@@ -51,8 +51,8 @@ PROGRAM = """
 """
 
 
-def run(folder, overrides=None, fault=None, **more):
-    program = write_program(folder, PROGRAM)
+def run(folder, overrides=None, fault=None, text=PROGRAM, **more):
+    program = write_program(folder, text)
     env = environment(folder, fault, **(overrides.to_environment() if overrides else {}), **more)
     env["PYTHONPATH"] = os.pathsep.join([str(INJECT), env["PYTHONPATH"]])
     ran = subprocess.run(
@@ -75,6 +75,8 @@ texts = st.text(max_size=20)
         functions=st.lists(st.tuples(texts, texts, st.integers(1, 99))).map(tuple),
         modules=st.lists(texts).map(tuple),
         classes=st.lists(texts).map(tuple),
+        snippet=texts,
+        uncompiled=st.booleans(),
     )
 )
 def test_what_is_asked_for_arrives_in_the_process(wanted):
@@ -115,6 +117,22 @@ def test_an_operator_is_kept_eager_under_a_setting_that_options_would_change(tmp
     ran, said = run(tmp_path, wanted, fault="aten.cos.default:raise")
     assert ran.returncode == 0, ran.stderr
     assert said["breaks"] == "0" and said["fusion"] == "1" and said["slope"] == "True"
+
+
+def test_nothing_is_compiled_even_where_torch_refuses_to_leave_it_out(tmp_path):
+    whole = PROGRAM.replace("torch.compile(net, ", "torch.compile(net, fullgraph=True, ")
+    ran, said = run(tmp_path, Overrides(uncompiled=True), fault="aten.sin.default:raise", text=whole)
+    assert ran.returncode == 0, ran.stderr
+    assert said["graphs"] == "0" and said["slope"] == "True"
+
+
+@pytest.mark.slow
+def test_lines_a_person_would_paste_run_before_the_first_compile(tmp_path):
+    lines = "from torch._inductor.graph import make_fallback\n"
+    lines += "make_fallback(torch.ops.aten.cos.default, warn=False, override_decomp=True)"
+    ran, said = run(tmp_path, Overrides(snippet=lines), fault="aten.cos.default:raise")
+    assert ran.returncode == 0, ran.stderr
+    assert said["graphs"] == "1" and said["slope"] == "True"
 
 
 def test_what_cannot_be_put_in_place_ends_the_program(tmp_path):

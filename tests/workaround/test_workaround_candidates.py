@@ -218,3 +218,57 @@ def test_whatever_is_known_each_candidate_is_one_change_that_leaves_something_co
     for each in found:
         assert not each.change.without or set(calls) - each.change.without
         assert each.change.parted_before is None or each.change.parted_before in calls[1:]
+
+
+def test_one_pattern_is_taken_out_before_all_of_them_are():
+    triage = Triage(component="inductor", part="fuse_attention: _sfdp_pattern_5", subsystem="patterns")
+    found = candidates_for(about(triage=triage))
+    (one,), (every,) = named(found, "pattern fuse_attention"), named(found, "setting pattern_matcher")
+    assert one.reach < every.reach and one.overrides.snippet == one.change.snippet == one.how
+
+
+def test_the_lines_that_take_a_pattern_out_do_so_and_leave_its_neighbour(monkeypatch):
+    from types import SimpleNamespace
+
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+    kept = []
+    monkeypatch.setattr(PatternMatcherPass, "apply", lambda self, gm: kept.extend(self.patterns["sum"]))
+    triage = Triage(component="inductor", part="pad_mm: _pattern_1", subsystem="patterns")
+    (one,) = named(candidates_for(about(triage=triage)), "pattern ")
+    exec(one.how, {})
+    first, tenth = (
+        SimpleNamespace(pattern_name="_pattern_1_inference"),
+        SimpleNamespace(pattern_name="_pattern_10"),
+    )
+
+    def other():
+        pass
+
+    patterns = {"sum": [first, tenth, SimpleNamespace(handler=other)]}
+    PatternMatcherPass.apply(SimpleNamespace(patterns=patterns), None)
+    assert kept == patterns["sum"] and first not in kept and len(kept) == 2
+
+
+def test_an_operator_decomposed_in_python_is_left_whole_and_then_kept_eager():
+    triage = Triage(component="aot_autograd", subsystem="python_decompositions", ops=("aten.lstm",))
+    found = [c.name for c in candidates_for(about(triage=triage))]
+    assert found[:2] == ["aten.lstm not decomposed", "aten.lstm not decomposed, and kept eager"]
+    elsewhere = candidates_for(about(triage=triage, backend="mine"))
+    assert not any("make_fallback" in c.how for c in elsewhere)
+
+
+def test_inference_mode_at_fault_may_be_written_as_no_grad():
+    ops = ("torch.autograd.grad_mode._enter_inference_mode", "torch.Tensor.transpose")
+    (rewritten,) = named(candidates_for(about(suspects=Suspects(ops=ops))), "torch.no_grad()")
+    assert rewritten.change.no_inference_mode and rewritten.how.startswith("with torch.no_grad():")
+
+
+def test_of_several_patterns_each_is_tried_alone():
+    triage = Triage(component="inductor", part="joint_graph: a, fuse: b", subsystem="patterns")
+    found = [c.name for c in candidates_for(about(triage=triage)) if c.name.startswith("pattern ")]
+    assert found == [
+        "pattern joint_graph: a off",
+        "pattern fuse: b off",
+        "pattern joint_graph: a, fuse: b off",
+    ]

@@ -54,6 +54,7 @@ class Triage:
     user_line: str | None = None
     seconds: float | None = None
     error: str | None = None
+    not_narrowed: str | None = None  # why there is no line, though a graph has many
     detail: str | None = None  # one sentence for a person
     pinned: bool = False
     subsystem: str | None = None  # where torch has a switch for it, e.g. "post_grad_passes"

@@ -240,7 +240,6 @@ def _finish(
     An interrupt leaves what was done so far.
     """
     from torchsleuth.cli.progress import StatusLine
-    from torchsleuth.program.workarounds import around_wrong_capture
     from torchsleuth.supervise.pipeline import investigate
 
     done = list(cases)
@@ -250,8 +249,6 @@ def _finish(
             for known in investigate(folder, process, deadline, workers, _say, line.hear):
                 line.end()
                 done[position] = (known, process)
-            if workers is not None and "capture" in folder.case.extra:
-                done[position] = (around_wrong_capture(folder, deadline=deadline, say=_say), process)
         except KeyboardInterrupt:
             line.end()
             _say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")

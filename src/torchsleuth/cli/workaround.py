@@ -13,8 +13,8 @@ from torchsleuth.cases.model import Case, Workaround, best_workaround
 from torchsleuth.cases.printable import printable
 from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
 from torchsleuth.program.attempt import Attempt, attempt_from_json
+from torchsleuth.program.own_workarounds import try_on_program
 from torchsleuth.program.runs import program_of
-from torchsleuth.program.workarounds import around_wrong_capture
 from torchsleuth.program.workarounds import on_program as run_program
 from torchsleuth.supervise.pipeline import processes_for, sentences, triage_step, workaround_step
 
@@ -47,8 +47,8 @@ def workaround_verb(
     folder = open_case(cases_dir, case)
     if on_program:
         program_of(folder)  # before minutes are spent on the rest
-    if "capture" in folder.case.extra:
-        folder, on_program = around_wrong_capture(folder, deadline=time.monotonic() + budget, say=_say), False
+    if folder.case.graph is None:  # there is only the program to try anything on
+        folder, on_program = try_on_program(folder, time.monotonic() + budget, _say), False
     else:
         folder, found = _tried(folder, workers, budget)
     if on_program:

@@ -20,7 +20,6 @@ from torchsleuth.watched.overrides import Overrides
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
 MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): .+")
-NOTHING_COMPILED = {"TORCH_COMPILE_DISABLE": "1"}
 # Failures that no setting about numbers can be the cause of.
 NOT_NUMBERS = ("compile_error", "crash", "hang", "capture_error", "runtime_error")
 
@@ -36,7 +35,7 @@ class Variant:
     flags: tuple[Flag, ...] = ()
 
 
-UNCOMPILED = Variant("nothing compiled", "program")
+UNCOMPILED = Variant("nothing compiled", "program", None, Overrides(uncompiled=True))
 CAPTURED = Variant(
     "captured by Dynamo and run as it is", "dynamo", "capture", Overrides(backend="sleuth_eager")
 )
@@ -128,7 +127,7 @@ class _Climb:
         self._note("the program as it is", self.first)
         if self.first.healthy:
             return self._finding(None, None, "the program does not fail", pinned=False)
-        if self._answer(UNCOMPILED, **NOTHING_COMPILED) is Answer.FAILS:
+        if self._answer(UNCOMPILED) is Answer.FAILS:
             return self._finding("program", None, "it fails the same way when nothing is compiled")
         # Each of these holds the ones before it: where the last passes, the others need not be run.
         last = self._answer(BEFORE_INDUCTOR)
@@ -171,12 +170,12 @@ class _Climb:
                 return self._cured(variant)
         return self._finding("inductor", None, "it fails only with the full compiler, whatever the settings")
 
-    def _answer(self, variant: Variant, **environment: str) -> Answer:
-        return answer_of_run(self.first, self._run(variant, **environment))
+    def _answer(self, variant: Variant) -> Answer:
+        return answer_of_run(self.first, self._run(variant))
 
-    def _run(self, variant: Variant, **environment: str) -> ProgramRun:
+    def _run(self, variant: Variant) -> ProgramRun:
         self.say(f"trying: {variant.what}")
-        run = run_program(self.program, variant.overrides, timeout=self.timeout, **environment)
+        run = run_program(self.program, variant.overrides, timeout=self.timeout)
         self._note(variant.what, run)
         return run
 

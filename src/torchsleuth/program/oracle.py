@@ -17,7 +17,6 @@ from torchsleuth.program.component import (
     BEFORE_INDUCTOR,
     CAPTURED,
     DIFFERENTIATED,
-    NOTHING_COMPILED,
     SETTINGS,
     UNCOMPILED,
     Variant,
@@ -107,7 +106,7 @@ class _Runs:
         left = self.deadline - time.monotonic()
         if self.case.kind == "accuracy" or left < LEAST_SECONDS:
             return True  # numbers are wrong against what the program does without the compiler
-        run = run_program(self.program, UNCOMPILED.overrides, timeout=left, **NOTHING_COMPILED)
+        run = run_program(self.program, UNCOMPILED.overrides, timeout=left)
         self.rungs.append(Rung(UNCOMPILED.what, "passes" if run.healthy else "fails", run.seconds))
         return run.healthy
 

@@ -102,10 +102,8 @@ def program_of(folder: CaseFolder) -> Program:
             "put the workaround into the program and run it with its launcher"
         )
     try:
-        # Where capture went wrong there is no record of a graph.
-        if "capture" in case.extra:
-            known = case.extra["capture"]["program"]
-        else:
+        known = case.extra.get("program")
+        if known is None:
             known = json.loads(folder.file("record.json").read_text(encoding="utf-8"))["program"]
         command, cwd = [str(word) for word in known["command"]], known["cwd"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -117,14 +115,12 @@ def program_of(folder: CaseFolder) -> Program:
     return Program(tuple(command), cwd)
 
 
-def run_program(
-    program: Program, overrides: Overrides, *, timeout: float | None = None, **environment: str
-) -> ProgramRun:
+def run_program(program: Program, overrides: Overrides, *, timeout: float | None = None) -> ProgramRun:
     """A bare run: only its end is looked at.
 
     Used as `run_program(Program(("python", "train.py")), Overrides(backend="sleuth_eager"), timeout=60).healthy`.
     """
-    with _changed_environment(overrides, environment) as changed:
+    with _changed_environment(overrides) as changed:
         paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]
         changed.update(PYTHONPATH=os.pathsep.join(paths), TORCHSLEUTH_HOME=str(PACKAGE.parent))
         return _run(list(program.command), program.cwd, changed, timeout)[0]
@@ -139,7 +135,7 @@ def watch_program(
     cases_dir: Path | None = None,
 ) -> ProgramRun:
     """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given."""
-    with _changed_environment(overrides, {}) as changed, tempfile.TemporaryDirectory() as gone:
+    with _changed_environment(overrides) as changed, tempfile.TemporaryDirectory() as gone:
         cases = str(cases_dir.absolute() if cases_dir is not None else gone)
         ours = [sys.executable, "-m", "torchsleuth", "run", "--record-only", "--json", "--cases", cases]
         run, stdout = _run([*ours, *options, "--", *program.command], program.cwd, changed, timeout)
@@ -152,11 +148,11 @@ def watch_program(
 
 
 @contextlib.contextmanager
-def _changed_environment(overrides: Overrides, more: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def _changed_environment(overrides: Overrides) -> Iterator[dict[str, str]]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHSLEUTH_")}
     with tempfile.TemporaryDirectory(prefix="torchsleuth-cache-") as cache:
         hand_probes_to(Path(cache))
-        yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **overrides.to_environment(), **more}
+        yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **overrides.to_environment()}
 
 
 def _run(

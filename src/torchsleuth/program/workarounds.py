@@ -9,15 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from torchsleuth.cases.folder import CaseFolder, update_case
-from torchsleuth.cases.model import Case, Workaround
+from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cases.model import Case
 from torchsleuth.processes.limits import hang_seconds
 from torchsleuth.program.attempt import Attempt
-from torchsleuth.program.runs import CannotRunProgram, ProgramRun, program_of, watch_program
+from torchsleuth.program.runs import ProgramRun, program_of, watch_program
 from torchsleuth.script_runtime.signature import fails_the_same_way
-from torchsleuth.watched.overrides import Overrides
 
 
 def on_program(
@@ -50,27 +48,6 @@ def on_program(
         tried = replace(tried, program=why is None, error=tried.error if why is None else why)
         done.append(replace(attempt, workaround=tried))
     return done
-
-
-def around_wrong_capture(
-    folder: CaseFolder, *, deadline: float, say: Callable[[str], None] = lambda text: None
-) -> CaseFolder:
-    """The case with what came of leaving the function eager whose capture changes its meaning, on the whole program."""
-    file, function, line = folder.case.extra["capture"]["place"]
-    offered = Workaround(
-        f"{function} left eager",
-        f"@torch.compiler.disable  # above `def {function}` in {Path(file).name}:{line}",
-        verified=True,
-        disables=f"compilation of {function} and of what it calls",
-    )
-    attempt = Attempt(offered, Overrides(functions=((file, function, line),)))
-    try:
-        (done,) = on_program(folder, [attempt], deadline=deadline, say=say)
-    except CannotRunProgram as why:
-        done = replace(attempt, workaround=replace(offered, error=str(why)))
-    tried = done.workaround
-    why_not = tried.error or (None if tried.program else "there was no time to try it")
-    return update_case(folder, workarounds=(replace(tried, verified=tried.program is True, error=why_not),))
 
 
 def watch_options(case: Case) -> list[str]:

@@ -96,6 +96,8 @@ def _blame(case: Case) -> list[tuple[str, str]]:
         )
         if triage.user_line:
             found.append(("your line", f"{triage.user_line}: {triage.code or ''}".rstrip(": ")))
+        elif triage.not_narrowed:
+            found.append(("your line", triage.not_narrowed))
         found.append(("at fault", f"{what}{part} {' '.join(triage.ops)}".rstrip()))
         if triage.detail:
             found.append(("because", triage.detail))

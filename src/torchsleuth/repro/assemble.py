@@ -120,7 +120,7 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
     if record:
         extra = {k: failure[k] for k in ("timeout", "accuracy", "calls") if failure.get(k)}
         return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
-    extra = {"capture": failure["capture"]} if "capture" in failure else {}
+    extra = {k: failure[k] for k in ("frames", "program", "capture") if k in failure}
     return replace(case, triage=_capture_triage(failure), extra=extra)
 
 

@@ -19,6 +19,8 @@ from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Minified, Triage, Workaround, best_workaround
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.processes.prepared import PreparedInterpreter
+from torchsleuth.program.acquittal import acquitted
+from torchsleuth.program.own_workarounds import gives_up, try_on_program
 from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
 from torchsleuth.supervise.original import ask_the_program, tell_program_apart, verify_original
 from torchsleuth.supervise.scripts import ScriptRunner
@@ -37,6 +39,7 @@ WORK = "minify"
 # Most of a budget is for making the case small; what is not used goes to the next step.
 TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
 WORKAROUND_SECONDS = 120.0
+KEPT_FOR_WORKAROUND = 0.25
 VERIFY_TIMES = 3
 
 Say = Callable[[str], None]
@@ -86,7 +89,7 @@ def triage_step(
     except (StepRefused, HostLost) as why:
         say(f"case {folder.case.id}: {why}")
         return update_case(folder, triage=Triage(error=str(why)))
-    return reopened(folder)
+    return acquitted(reopened(folder), time.monotonic() + budget, say)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +244,8 @@ def investigate(
         say(f"case {folder.case.id} has no repro: {folder.case.no_repro}")
         if workers is not None and folder.case.graph is not None:
             yield ask_the_program(folder, deadline, say)
+        elif workers is not None and not _is_the_programs(folder):
+            yield try_on_program(folder, deadline, say)
         return
     with processes_for(folder, workers, process.facts.get("executable")) as processes:
         searches = processes.host is not None
@@ -257,7 +262,9 @@ def investigate(
         for step in (_blame, _shrink, _work_around):
             left = deadline - time.monotonic()
             if left >= 5:
-                folder = step(folder, processes, left, say, heard)
+                # A way around it is worth more to a person than the last call less.
+                kept = min(WORKAROUND_SECONDS, left) * KEPT_FOR_WORKAROUND if step is _shrink else 0.0
+                folder = step(folder, processes, left - kept, say, heard)
                 yield folder
 
 
@@ -280,6 +287,8 @@ def _blame(folder: CaseFolder, processes: Processes, left: float, say: Say, hear
         say(f"case {folder.case.id}: at fault: {found.component}{part}{ops}")
         if found.user_line:
             say(f"case {folder.case.id}: your line {found.user_line}: {found.code or ''}")
+        elif found.not_narrowed:
+            say(f"case {folder.case.id}: your line: {found.not_narrowed}")
     return folder
 
 
@@ -304,13 +313,15 @@ def _shrink(folder: CaseFolder, processes: Processes, left: float, say: Say, hea
 def _work_around(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
     if _is_the_programs(folder):
         return folder
+    deadline = time.monotonic() + left
     most = min(WORKAROUND_SECONDS, left)
     say(f"case {folder.case.id}: trying workarounds on the whole graph, {most:.0f} s at most")
     try:
         folder, _ = workaround_step(folder, processes, most, say)
     except (StepRefused, HostLost) as why:
         say(f"case {folder.case.id}: no workaround was found: {why}")
-        return folder
+    if gives_up(folder.case.workarounds or ()):
+        folder = try_on_program(folder, deadline, say)
     best: Workaround | None = best_workaround(folder.case.workarounds or ())
     if best is None:
         say(f"case {folder.case.id}: nothing that was tried makes the graph pass")

@@ -9,8 +9,11 @@ Versions: the places are those of `hooks.py` (2.11..2.15); a setting that a vers
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from torchsleuth.torch_internals import hooks
 
@@ -41,6 +44,32 @@ def ignore_dynamic_marks() -> None:
         for name in ("mark_dynamic", "maybe_mark_dynamic"):
             if hasattr(module, name):
                 setattr(module, name, lambda *_args, **_kwargs: None)
+
+
+def compile_nothing() -> None:
+    """From now on every `torch.compile` of a program is ignored, `fullgraph=True` as well."""
+    torch.compiler.set_stance("force_eager")
+
+
+def run_before_captures(snippet: str) -> None:
+    """Runs what a person would paste, once, when Dynamo comes to the first frame: by then all of torch is there."""
+    pending = [snippet]
+
+    def on_frame(call: hooks.FrameCapture) -> Any:
+        while pending:
+            try:
+                run_snippet(pending.pop())
+            except Exception as error:  # a run without it would be taken for a run with it
+                sys.stderr.write(f"torchsleuth: the snippet cannot be run: {type(error).__name__}: {error}\n")
+                raise SystemExit(2) from error
+        return call.as_without_us()
+
+    hooks.hook_frame_captures(on_frame)
+
+
+def run_snippet(snippet: str) -> None:
+    """Runs a few lines as if they stood in the program below `import torch`: `run_snippet("torch.manual_seed(0)")`."""
+    exec(compile(snippet, "<workaround>", "exec"), {"torch": torch})
 
 
 def check_settings(wanted: Settings) -> None:

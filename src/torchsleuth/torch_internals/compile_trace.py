@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.torch_internals.pattern_names import checks_replaced, pattern_name
+
 
 @dataclass(frozen=True)
 class Step:
@@ -86,7 +88,24 @@ def traced(path: str) -> Iterator[None]:
             if original is not None:
                 setattr(target, name, around(original, step))
                 stack.callback(setattr, target, name, original)
+        _trace_checks(stack, around)
         yield
+
+
+def _trace_checks(stack: contextlib.ExitStack, around: Callable[..., Any]) -> None:
+    """A pattern traces its replacement while it is asked whether a match is used: that is a step, too."""
+    matcher = importlib.import_module(_MATCHER).PatternMatcherPass
+    original = matcher.apply
+
+    def check(entry: Any, own: Any) -> Any:
+        return around(own, functools.partial(_checked, entry))
+
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with checks_replaced(self, check):
+            return original(self, *args, **kwargs)
+
+    matcher.apply = apply
+    stack.callback(setattr, matcher, "apply", original)
 
 
 def _plain(kind: str) -> Callable[..., Step]:
@@ -103,10 +122,8 @@ def _pattern(entry: Any, match: Any, _graph: Any, _node: Any) -> Step:
     return Step("pattern", pattern_name(entry), tuple(node.name for node in match.nodes))
 
 
-def pattern_name(entry: Any) -> str:
-    """What a registered pattern is called: its own name, or that of the function it calls."""
-    handler = getattr(entry, "handler", None)
-    return str(getattr(entry, "pattern_name", None) or getattr(handler, "__name__", type(entry).__name__))
+def _checked(entry: Any, match: Any) -> Step:
+    return Step("pattern", pattern_name(entry), tuple(node.name for node in match.nodes))
 
 
 def _decomposition(_mode: Any, op: Any, *_: Any) -> Step:

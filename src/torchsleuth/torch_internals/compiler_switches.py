@@ -1,8 +1,8 @@
 """Torch's own switch points, under our control and in this process only: what of the compiler is off, and what it did.
 
 The compiler asks one function before every decomposition, graph pass, lowering and CUDA graph whether to leave it out.
-We answer in its place, so that nothing is written where another process could read it. Fusion and inlining have no such
-question; there we stand in front of the function that decides.
+We answer in its place, so that nothing is written where another process could read it. Fusion, inlining, single
+patterns and decompositions that are kernels have no such question; there we stand in front of what decides.
 
 Versions: `CompilerBisector.disable_subsystem` is asked in 2.11 to 2.15; what a version lacks is told as missing.
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchsleuth.torch_internals.compile_trace import pattern_name
+from torchsleuth.torch_internals.pattern_names import checks_replaced, pattern_name
+from torchsleuth.torch_internals.python_decompositions import python_decompositions
 
 # Subsystems that torch asks about, in the order in which a compile comes to them.
 ASKED = (
@@ -27,7 +29,9 @@ ASKED = (
     "cudagraphs",
 )
 PATTERNS, INLINING, FUSION = "patterns", "inlining", "fusion"
-SUBSYSTEMS = (*ASKED, PATTERNS, INLINING, FUSION)
+# Left out by name or altogether: which of them run is not known before they do.
+IN_PYTHON = "python_decompositions"
+SUBSYSTEMS = (*ASKED, PATTERNS, INLINING, FUSION, IN_PYTHON)
 
 Window = Mapping[str, Any]
 
@@ -82,6 +86,9 @@ def switched(off: Mapping[str, Window]) -> Iterator[Applied]:
                 continue
             setattr(target, name, make(original, leave_out))
             stack.callback(setattr, target, name, original)
+        used = applied.names.setdefault(IN_PYTHON, [])
+        window = off.get(IN_PYTHON)
+        stack.enter_context(python_decompositions(used.append, lambda name: is_off(window, 0, (name,))))
         yield applied
 
 
@@ -94,7 +101,7 @@ def _answering(_original: Any, leave_out: LeaveOut) -> Any:
     ) -> bool:
         name = what() if what is not None else subsystem
         if subsystem == "lowerings":
-            return leave_out(subsystem, name, *_current_target())
+            return leave_out(subsystem, *_lowering_names(name))
         return leave_out(subsystem, _op_name(name))
 
     return classmethod(disable_subsystem)
@@ -112,19 +119,42 @@ def _op_name(text: str) -> str:
     return f"{parts[1]}.{parts[3]}" if len(parts) > 3 else text
 
 
-def _current_target() -> tuple[str, ...]:
+def _lowering_names(node_name: str) -> tuple[str, ...]:
+    """A lowering as `aten.relu.default at relu_1`, and by its operator and its node alone."""
     virtual: Any = importlib.import_module("torch._inductor.virtualized").V
     node = getattr(virtual, "current_node", None)
-    return () if node is None else (str(node.target),)
+    if node is None:
+        return (node_name,)
+    return f"{node.target} at {node_name}", str(node.target), node_name
 
 
 def _fusing(original: Any, leave_out: LeaveOut) -> Any:
     def can_fuse(self: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
         if not original(self, one, other, *args, **kwargs):
             return False
-        return not leave_out(FUSION, f"{one.get_name()}+{other.get_name()}")
+        return not leave_out(FUSION, f"{_with_nodes(one)} + {_with_nodes(other)}")
 
     return can_fuse
+
+
+def _with_nodes(kernel: Any) -> str:
+    """A kernel before it is fused, and the nodes it computes: `op3 (mul_1, add_2)`."""
+    found = {
+        origin.name
+        for part in kernel.get_nodes()
+        for origin in (getattr(part.node, "origins", None) or ())
+        if origin.op.startswith("call_")
+    }
+    return f"{kernel.get_name()} ({', '.join(sorted(found))})" if found else str(kernel.get_name())
+
+
+def nodes_fused(name: str) -> tuple[str, ...]:
+    """The nodes of the two kernels that a fusion joins, from what the fusion is called.
+
+    >>> nodes_fused("op0 (relu) + op1 (mul, add)")
+    ('relu', 'mul', 'add')
+    """
+    return tuple(node for inside in re.findall(r"\(([^)]*)\)", name) for node in inside.split(", "))
 
 
 def _inlining(original: Any, leave_out: LeaveOut) -> Any:
@@ -139,21 +169,26 @@ def _inlining(original: Any, leave_out: LeaveOut) -> Any:
 
 
 def _matching(original: Any, leave_out: LeaveOut) -> Any:
-    def apply(self: Any, match: Any, graph: Any, node: Any) -> Any:
-        name = pattern_name(self)
-        if leave_out(PATTERNS, f"{name} at {node.name}", name):
-            return None
-        return original(self, match, graph, node)
+    def check(entry: Any, own: Any) -> Any:
+        def extra_check(match: Any) -> Any:
+            name = pattern_name(entry)
+            function = name.rpartition(": ")[2]
+            if leave_out(PATTERNS, f"{name} at {match.nodes[-1].name}", name, function):
+                return False
+            return own(match)
+
+        return extra_check
+
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with checks_replaced(self, check):
+            return original(self, *args, **kwargs)
 
     return apply
 
 
-_MATCHER = "torch._inductor.pattern_matcher"
 _HOOKS: tuple[tuple[str, str, str, Callable[[Any, LeaveOut], Any]], ...] = (
     ("torch._inductor.compiler_bisector", "CompilerBisector", "disable_subsystem", _answering),
     ("torch._inductor.scheduler", "Scheduler", "can_fuse", _fusing),
     ("torch._inductor.graph", "GraphLowering", "run_node", _inlining),
-    (_MATCHER, "GraphPatternEntry", "apply", _matching),
-    (_MATCHER, "ReplacementPatternEntry", "apply", _matching),
-    (_MATCHER, "LoweringPatternEntry", "apply", _matching),
+    ("torch._inductor.pattern_matcher", "PatternMatcherPass", "apply", _matching),
 )

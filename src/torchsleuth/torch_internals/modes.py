@@ -33,6 +33,11 @@ def outside_all_modes() -> AbstractContextManager[object]:
     return stack
 
 
+def set_grad_enabled() -> Callable[[bool], None]:
+    """What Dynamo writes into a graph for `torch.no_grad()`: `set_grad_enabled()(False)`."""
+    return torch._C._set_grad_enabled
+
+
 def watching_ops(watcher: Watcher) -> AbstractContextManager[Any]:
     """A context in which `watcher(op, args, kwargs, call)` stands for every operator call; it returns `call()`.
 

@@ -23,6 +23,8 @@ CAUTIOUS = (
     Flag("cpp.enable_tiling_heuristics", "False", "tiling of C++ loops"),
     Flag("cpp.enable_loop_tail_vec", "False", "vectorised loop tails"),
     Flag("max_fusion_size", "1", "fusion of kernels"),
+    Flag("realize_reads_threshold", "0", "inlining of operators whose result is used more than once"),
+    Flag("realize_opcount_threshold", "5", "inlining of long chains of operators"),
     Flag("epilogue_fusion", "False", "fusion into matrix products"),
     Flag("pattern_matcher", "False", "pattern matching on graphs"),
     Flag("joint_graph_constant_folding", "False", "constant folding"),

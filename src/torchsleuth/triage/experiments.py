@@ -32,8 +32,8 @@ Config = Mapping[str, Mapping[str, str]]
 class Experiment:
     """One change to the failing run, in words and as data.
 
-    `config` are settings as Python text by module; `off`, `backend`, `interpret`, `eager` and `stop_after` are those of
-    `trials.trial.Switches`; `kind` and `tolerances` replace those of the failure looked for.
+    `config` are settings as Python text by module; `off`, `backend`, `interpret`, `eager`, `stop_after`, `forward_only`
+    and `snippet` are those of `trials.trial.Switches`; `kind` and `tolerances` replace those of the failure looked for.
     """
 
     what: str
@@ -49,6 +49,8 @@ class Experiment:
     to_the_end: bool = False
     trace: bool = False
     stop_after: str | None = None
+    forward_only: bool = False
+    snippet: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,8 @@ class ExperimentRunner:
             experiment.eager,
             experiment.stop_after,
             None if trace is None else str(trace.absolute()),
+            experiment.forward_only,
+            experiment.snippet,
         )
         changed = replace(
             trial,

@@ -11,6 +11,7 @@ class Finding:
 
     `pinned` says that a run without the part showed it; `subsystem` and `application` are the switch and the number of
     its use that made the difference; `flags` are settings that matter; `only_dynamic`, that it needs symbolic sizes.
+    `unclear` says why the nodes are not those at fault but all that are left.
     """
 
     component: str
@@ -23,3 +24,4 @@ class Finding:
     application: int | None = None
     flags: tuple[str, ...] = ()
     only_dynamic: bool = False
+    unclear: str | None = None

@@ -13,6 +13,7 @@ from dataclasses import replace
 from torchsleuth.cases.flags import Flag, config_of
 from torchsleuth.minify.search.contract import State
 from torchsleuth.torch_internals.compile_trace import Step
+from torchsleuth.torch_internals.compiler_switches import nodes_fused
 from torchsleuth.triage.cautious_settings import cautious_fix, switchable
 from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result, few
 from torchsleuth.triage.finding import Finding
@@ -71,8 +72,8 @@ def _lowering(runner: ExperimentRunner, state: State, step: Step) -> Finding:
     )
     how = "; it passes when that operator is kept as an eager kernel" if without.passes else ""
     number = None
-    if step.nodes and step.nodes[0] in (done := without.applied("lowerings")):
-        number = done.index(step.nodes[0]) + 1
+    if step.nodes and (at := f"{step.name} at {step.nodes[0]}") in (done := without.applied("lowerings")):
+        number = done.index(at) + 1
     return Finding(
         "inductor",
         "lowering",
@@ -92,7 +93,16 @@ def _graph_pass(runner: ExperimentRunner, state: State, step: Step) -> Finding |
     off = {subsystem: {"names": [name]}}
     without = runner.one(state, Experiment(f"without {name}", off=off))
     how = "; it passes without it" if without.passes else ""
-    return Finding("inductor", name, f"it stopped in the pass {name}{how}", True, subsystem=subsystem)
+    kind = "pattern" if subsystem == "patterns" else "pass"
+    nodes = _of_graph(state, step.nodes) if kind == "pattern" else ()
+    said = f"it stopped in the {kind} {name}{how}"
+    return Finding("inductor", name, said, True, nodes=nodes, subsystem=subsystem)
+
+
+def _of_graph(state: State, names: Sequence[str]) -> tuple[str, ...]:
+    """Those names that are nodes of the graph itself: a pass works on what the compiler made of it."""
+    own = {node.name for node in state.graph.graph.nodes} if state.settings.level == "aot" else set()
+    return tuple(name for name in names if name in own)
 
 
 def narrowed(runner: ExperimentRunner, state: State, first: Result) -> Finding | None:
@@ -129,7 +139,20 @@ def narrowed(runner: ExperimentRunner, state: State, first: Result) -> Finding |
         return replace(found, nodes=()) if late.kind == "compiler" else found
     if not said["lowerings"].passes and not said["interpret"].passes:
         return None
-    return _lowering_or_codegen(said["lowerings"], said["interpret"])
+    found = _lowering_or_codegen(said["lowerings"], said["interpret"])
+    return replace(found, ops=_which_operators(runner, state, said["lowerings"]))
+
+
+def _which_operators(runner: ExperimentRunner, state: State, eager: Result) -> tuple[str, ...]:
+    """The fewest operators of the lowered graph that make it pass when they are kept as eager kernels."""
+    ops = list(dict.fromkeys(name.rpartition(" at ")[0] for name in eager.applied("lowerings")))
+
+    def without(some: Sequence[str]) -> Experiment:
+        return Experiment(
+            f"{few(list(some))} kept as eager kernels", off={"lowerings": {"names": list(some)}}
+        )
+
+    return tuple(runner.smallest_cure(state, ops, without)) if eager.passes and len(ops) > 1 else tuple(ops)
 
 
 def _lowering_or_codegen(eager: Result, interpreted: Result) -> Finding:
@@ -149,9 +172,12 @@ def _lowering_or_codegen(eager: Result, interpreted: Result) -> Finding:
 
 
 def _which_pass(runner: ExperimentRunner, state: State, first: Result, passes: Sequence[str]) -> Finding:
-    """The pass by name, then which of its applications."""
+    """The pattern or else the pass by name, then which of its applications."""
+    patterns = list(dict.fromkeys(first.applied("patterns")))
+    without_any = Experiment("without patterns", off={"patterns": {"but": NEEDED}})
+    if patterns and runner.one(state, without_any).passes:
+        return _which_pattern(runner, state, patterns)
     applied = [(p, name) for p in passes for name in dict.fromkeys(first.applied(p)) if name not in NEEDED]
-    applied += [("patterns", name) for name in dict.fromkeys(first.applied("patterns"))]
     # What the user brought is the first suspect.
     applied.sort(key=lambda each: "custom" not in each[1])
 
@@ -177,6 +203,28 @@ def _which_pass(runner: ExperimentRunner, state: State, first: Result, passes: S
         True,
         subsystem=subsystem,
         application=number,
+    )
+
+
+def _which_pattern(runner: ExperimentRunner, state: State, applied: Sequence[str]) -> Finding:
+    """The pattern, and where in the graph it was applied; several where they make up for each other."""
+
+    def without(some: Sequence[str]) -> Experiment:
+        return Experiment(f"without {few(list(some))}", off={"patterns": {"names": list(some)}})
+
+    guilty = runner.smallest_cure(state, applied, without)
+    names = list(dict.fromkeys(each.rpartition(" at ")[0] for each in guilty))
+    places = _of_graph(state, [each.rpartition(" at ")[2] for each in guilty])
+    said = f"it passes without the pattern {', '.join(names)}"
+    in_time = len(names) == 1 or not runner.out_of_time
+    return Finding(
+        "inductor",
+        ", ".join(names),
+        said if in_time else f"{said}; the time was up before it was clear which of them (--budget)",
+        in_time,
+        nodes=places,
+        subsystem="patterns",
+        application=applied.index(guilty[0]) + 1,
     )
 
 
@@ -216,7 +264,11 @@ def _which_fusion(runner: ExperimentRunner, state: State, all_apart: Result) -> 
     which = ", ".join(names[place] for place in places)
     detail = f"it passes without {subsystem} of {which or 'anything'}"
     number = places[0] + 1 if len(places) == 1 else None
-    nodes = tuple(names[place] for place in places) if subsystem == "inlining" else ()
+    joined = [names[place] for place in places]
+    nodes = (
+        tuple(joined) if subsystem == "inlining" else tuple(n for each in joined for n in nodes_fused(each))
+    )
+    nodes = nodes if state.settings.level == "aot" else ()
     return Finding("inductor", "fusion", detail, True, nodes=nodes, subsystem=subsystem, application=number)
 
 

@@ -42,6 +42,10 @@ SHARE_FOR_CALLS = 0.5
 LOOKING_FOR_CALLS = "looking for the calls that fail by themselves"
 AS_IT_WAS = Experiment("as it was", trace=True)
 IN_EAGER = Experiment("the same graph without a compiler", eager=True)
+# A compile that failed on the way to a first forward had no backward: a derivative that only tracing needs is no fault
+# of the program's.
+FORWARD_IN_EAGER = replace(IN_EAGER, forward_only=True)
+CALLS_LEFT = "the time was up before it was clear which of these calls matter (--budget)"
 TIME_WAS_UP = "the time was up before its part was found (--budget)"
 NO_SWITCH = Finding("inductor", detail="no switch of torch makes a difference")
 # How often a failure that did not come is waited for.
@@ -96,9 +100,10 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner) -> 
     case = folder.case
     # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
     looks = [AS_IT_WAS] if case.phase == "compile" else []
-    looks += [IN_EAGER] if case.kind != "accuracy" else []
+    in_eager = FORWARD_IN_EAGER if case.phase == "compile" and case.direction == "forward" else IN_EAGER
+    looks += [in_eager] if case.kind != "accuracy" else []
     seen = dict(zip(looks, runner.ask(start.state, looks)))
-    eager = seen.get(IN_EAGER)
+    eager = seen.get(in_eager)
     if eager is not None and _fails_in_eager(case, eager):
         node = str(eager.outcome.more.get("node", ""))
         summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
@@ -108,8 +113,8 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner) -> 
     if first is not None and first.steps and first.steps[-1].kind == "lower":
         found = stopped_at(runner, start.state, first.steps) or NO_SWITCH
         return _with_settings(runner, start.state, found)
-    state, first, fewest = _fewer_calls(case, start, runner, first)
-    return _with_settings(runner, state, _with_calls(state, _component(runner, state, first), fewest))
+    state, first, unclear = _fewer_calls(case, start, runner, first)
+    return _with_settings(runner, state, _with_calls(state, _component(runner, state, first), unclear))
 
 
 def _failing(case: Case, start: SearchStart, runner: ExperimentRunner, first: Result) -> Result:
@@ -145,8 +150,8 @@ def _fails_in_eager(case: Case, eager: Result) -> bool:
 
 def _fewer_calls(
     case: Case, start: SearchStart, runner: ExperimentRunner, first: Result | None
-) -> tuple[State, Result, bool]:
-    """The state with as few calls as still fail, its failing run, traced, and whether none could be left out."""
+) -> tuple[State, Result, str | None]:
+    """The state with as few calls as still fail, its failing run, traced, and why they may not be the fewest."""
     oracle = TrialOracle(runner.questions, start.expected, runner.limits).holding_to(start.state)
     left = (runner.deadline or time.monotonic() + 60) - time.monotonic()
     at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
@@ -155,9 +160,14 @@ def _fewer_calls(
         *seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes),
     ]
     runner.say(LOOKING_FOR_CALLS)
-    state, fewest = start.state, True
+    state: State = start.state
+    unclear: str | None = None
     if not runner.questions.begins(LOOKING_FOR_CALLS):
-        return start.state, first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS)), False
+        return (
+            start.state,
+            first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS)),
+            CALLS_LEFT,
+        )
     seconds = max(1.0, left * SHARE_FOR_CALLS)
     oracle.deadline = time.monotonic() + seconds
     try:
@@ -169,18 +179,21 @@ def _fewer_calls(
             budget_seconds=seconds,
             calls_only=True,
         )
-        state, fewest = reduction.state, reduction.complete
+        state, unclear = reduction.state, None if reduction.complete else CALLS_LEFT
         runner.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
     except NothingFails:
-        runner.say("no part of the graph fails by itself")
+        unclear = "no part of the graph fails by itself"
     except NoAnswer as why:
-        runner.say(f"the graph cannot be cut, since it does not run without the compiler ({why})")
+        unclear = f"the graph cannot be cut, since it does not run without the compiler ({why})"
+    if unclear is not None:
+        runner.say(unclear)
     if state is not start.state:
         small = runner.one(state, Experiment("the calls that are left", trace=True))
         if small.fails:
-            return state, small, fewest
+            return state, small, unclear
+        unclear = unclear or "the calls that fail by themselves do not fail once more"
     first = first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS))
-    return start.state, first, fewest
+    return start.state, first, unclear
 
 
 def _component(runner: ExperimentRunner, state: State, first: Result) -> Finding:
@@ -198,11 +211,12 @@ def _component(runner: ExperimentRunner, state: State, first: Result) -> Finding
     return part or (Finding("inductor", detail=TIME_WAS_UP) if runner.out_of_time else NO_SWITCH)
 
 
-def _with_calls(state: State, found: Finding, fewest: bool) -> Finding:
+def _with_calls(state: State, found: Finding, unclear: str | None) -> Finding:
     """The operators and nodes that are left, where the part itself does not name any."""
-    if not fewest and not (found.ops or found.nodes):
-        said = "the time was up before it was clear which of these calls matter (--budget)"
-        found = replace(found, pinned=False, detail="; ".join(filter(None, [found.detail, said])))
+    if unclear is not None and not (found.ops or found.nodes):
+        found = replace(found, pinned=False, detail="; ".join(filter(None, [found.detail, unclear])))
+    if unclear is not None and not found.nodes:
+        found = replace(found, unclear=unclear)
     calls = [n.name for n in state.graph.graph.nodes if n.op.startswith("call_")]
     nodes = found.nodes or tuple(calls)
     return replace(found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=nodes)
@@ -226,13 +240,18 @@ def _with_settings(runner: ExperimentRunner, state: State, found: Finding) -> Fi
 def _written(
     case: Case, start: SearchStart, found: Finding, runner: ExperimentRunner, seconds: float
 ) -> Triage:
-    line = _line_of(start.record, found)
+    line, not_narrowed = _line_of(start.record, found), None
+    several = _lines_of(start.record, found.nodes)
+    if found.unclear is not None and several > 1:
+        # The last of many lines would be wrong more often than not.
+        line, not_narrowed = None, f"not narrowed: {several} lines are left; {found.unclear}"
     ops = found.ops or _ops_of(start.state, found.nodes)
     triage = Triage(
         component=found.component,
         part=found.part,
         ops=ops,
         user_line=line.place if line else None,
+        not_narrowed=not_narrowed,
         seconds=round(seconds, 2),
         detail=found.detail,
         pinned=found.pinned,
@@ -248,6 +267,12 @@ def _written(
         rungs=tuple(Rung(r.experiment.what, r.answer.value, round(r.outcome.seconds, 2)) for r in runner.log),
     )
     return replace(triage, labels=labels_of(case, triage, only_dynamic=found.only_dynamic))
+
+
+def _lines_of(record: GraphRecord, nodes: Sequence[str]) -> int:
+    """How many lines of the program these nodes come from."""
+    known = record.lines
+    return len({known[name].place for name in nodes if name in known})
 
 
 def _line_of(record: GraphRecord, found: Finding) -> SourceLine | None:

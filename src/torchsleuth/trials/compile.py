@@ -51,6 +51,8 @@ _PHASES = {"compiling": "compile", "running": "run"}
 # Threads for kernels as torch chose them; the server itself runs with one, because OpenMP does not survive a fork.
 _threads: int | None = None
 _first_settings: dict[str, Any] | None = None
+# Whether a snippet has run in this process: what it changed stays changed.
+_pasted = False
 # The user's definitions that this process has executed, and the names they made.
 _definitions: tuple[tuple[tuple[str, ...], str], dict[str, Any]] | None = None
 
@@ -125,15 +127,20 @@ def noise_of(ready: runner.ReproTrial) -> Tolerances:
 @contextlib.contextmanager
 def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
     """The compiler with what an experiment of triage changes in it; what it applied is noted in `more`."""
+    global _pasted
     switches = trial.switches
     if switches == Switches():
         yield
         return
     # Only experiments need these, and a server has to start fast.
+    from torchsleuth.torch_internals.compile_overrides import run_snippet
     from torchsleuth.torch_internals.compile_trace import traced
     from torchsleuth.torch_internals.compiler_switches import switched
 
     with contextlib.ExitStack() as stack:
+        if switches.snippet:
+            _pasted = True
+            run_snippet(switches.snippet)
         if switches.trace is not None:
             stack.enter_context(traced(switches.trace))
         if switches.passes_alone:
@@ -154,6 +161,8 @@ def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
 
 def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature, str] | None:
     """What the run shows; an experiment may leave the compiler out, or be one that cannot be made here."""
+    if trial.switches.forward_only:
+        ready.differentiate = lambda out: None
     if trial.switches.eager:
         names: list[str] = []
         runner._repro_phase("running")
@@ -343,6 +352,8 @@ def tiny_trial(
 
 def still_good() -> bool:
     """Whether this process can run another trial: settings are put back, and its accelerator still answers."""
+    if _pasted:
+        return False
     try:
         restore_settings(_first_settings or {})
         if torch.cuda.is_available() and torch.cuda.is_initialized():

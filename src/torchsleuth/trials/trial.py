@@ -42,6 +42,7 @@ class Switches:
     `interpret` runs the lowered graph without generated code, `passes_alone` the graph as the passes leave it;
     `eager` runs the graph without a compiler; a compile
     that has passed the stage `stop_after` ("joint", "lowering", "codegen") is decided; `trace` is a file for its steps.
+    `forward_only` runs no backward; `snippet` is Python to run first, as a person would paste it into the program.
     """
 
     off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -51,6 +52,8 @@ class Switches:
     stop_after: str | None = None
     trace: str | None = None
     passes_alone: bool = False
+    forward_only: bool = False
+    snippet: str = ""
 
 
 @dataclass(frozen=True)

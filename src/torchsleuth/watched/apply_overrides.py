@@ -53,6 +53,8 @@ def _override(wanted: Overrides) -> None:
             settings.setdefault(forced.DYNAMO, {}).update(forced.settings_for_dynamic(wanted.dynamic))
         if settings:
             forced.force_at_captures(settings)
+        if wanted.snippet:
+            forced.run_before_captures(wanted.snippet)
         if wanted.functions:
             eager.leave_functions_eager(wanted.functions)
         if wanted.modules or wanted.classes:
@@ -83,6 +85,13 @@ def _override(wanted: Overrides) -> None:
 
         forced.ignore_dynamic_marks()
 
+    def compile_nothing(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as forced
+
+        forced.compile_nothing()
+
+    if wanted.uncompiled:
+        _when(module_names.DYNAMO, compile_nothing)
     if wanted.dynamic is False:
         _when(module_names.DYNAMO, at_dynamo)
     _when(module_names.FRAME_CAPTURE, at_capture)

@@ -154,7 +154,9 @@ def report_capture_error(
     with contextlib.suppress(AttributeError):
         setattr(error, _MARK, True)
     stack = getattr(error, "real_stack", None) or []
-    user = stack[-1] if stack else None
+    # The line a person can change: theirs, where the failure is in a library that they call.
+    own = [frame for frame in stack if not _is_installed(frame.filename)]
+    user = (own or stack)[-1] if stack else None
     call = seams.failed_call(error)
     flight.report(
         {
@@ -165,6 +167,8 @@ def report_capture_error(
             "function": frame.function,
             "torch": torch.__version__,
             "user_line": [user.filename, user.lineno] if user else [frame.file, frame.line],
+            "frames": [[each.filename, each.lineno, each.name] for each in _without_transforms(stack)],
+            "program": {"command": list(sys.orig_argv), "cwd": started_in},
             "op": None if call is None else seams.target_name(call[0]),
             "fails_in_eager": None if call is None else seams.fails_in_eager(*call),
         }
@@ -194,12 +198,22 @@ def report_wrong_capture(
             "capture": {
                 "sentences": list(sentences),
                 "place": [file, function, line],
-                "program": {"command": list(sys.orig_argv), "cwd": started_in},
             },
+            "frames": [[file, line, function]],
+            "program": {"command": list(sys.orig_argv), "cwd": started_in},
         }
     )
     if watch.finish is not None:
         watch.finish(flight)
+
+
+def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames that may stay eager: not those of torch.func, which call what they transform."""
+    return [frame for frame in stack if "/torch/_functorch/" not in frame.filename.replace("\\", "/")]
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file
 
 
 def _traceback_text(error: BaseException) -> str:

@@ -22,6 +22,7 @@ class Overrides:
 
     `fallback` are operators Inductor leaves to their eager kernels, `decompositions` those it gets whole; `functions`
     are (file, function, line), `modules` paths below what is compiled, `classes` those of torch.nn (`nn.ReLU`).
+    `snippet` is Python that runs before the first compile; `uncompiled` leaves every torch.compile out.
 
     >>> Overrides(backend="aot_eager").to_environment()
     {'TORCHSLEUTH_OVERRIDES': '{"backend": "aot_eager"}'}
@@ -35,6 +36,8 @@ class Overrides:
     functions: tuple[tuple[str, str, int], ...] = ()
     modules: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    snippet: str = ""
+    uncompiled: bool = False
 
     def to_environment(self) -> dict[str, str]:
         """The variable for the program's environment; none where nothing is changed."""
@@ -43,7 +46,8 @@ class Overrides:
 
     def to_json(self) -> dict[str, Any]:
         """What is changed, and nothing else; `overrides_from_json` reads it back."""
-        return {key: value for key, value in asdict(self).items() if value not in (None, (), {})}
+        blank = asdict(Overrides())
+        return {key: value for key, value in asdict(self).items() if value != blank[key]}
 
 
 def overrides_from_environment(environment: Mapping[str, str] = os.environ) -> Overrides | None:

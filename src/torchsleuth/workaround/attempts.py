@@ -6,11 +6,14 @@ compiling both halves. Where the fully compiled graph runs at all, what works is
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from torchsleuth.cases.answer import Answer
 from torchsleuth.graphs.cut import cut
@@ -20,6 +23,8 @@ from torchsleuth.minify.reducers.forms import static_sizes
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.states import state_of_cut
 from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.torch_internals.modes import set_grad_enabled
+from torchsleuth.torch_internals.operators import short_name
 from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result
 from torchsleuth.workaround.candidates import Candidate, Change
 
@@ -62,6 +67,8 @@ class Original:
     questions: Questions
     # Of a wrong result: how far from eager the outputs that were wrong may be, from how far they were when seen.
     allowed: Mapping[str, float] = field(default_factory=dict)
+    # Its backward fails without a compiler as well: the program cannot have run it.
+    forward_only: bool = False
 
     @functools.cached_property
     def relaxed(self) -> State:
@@ -123,6 +130,8 @@ def parts_of(original: Original, change: Change) -> list[State]:
     if change.plain:
         config = {k: v for k, v in state.settings.config.items() if "inductor" not in k}
         return [state.setting(config=config, options={})]
+    if change.no_inference_mode:
+        return [state.having(graph=_gradients_off_instead(state))]
     if change.without:
         return [_piece(original, [n for n in original.recording.calls if n not in change.without])]
     if change.parted_before is not None:
@@ -130,6 +139,19 @@ def parts_of(original: Original, change: Change) -> list[State]:
         place = calls.index(change.parted_before)
         return [_piece(original, calls[:place]), _piece(original, calls[place:])]
     return [original.relaxed if change.backend is not None else state]
+
+
+def _gradients_off_instead(state: State) -> torch.fx.GraphModule:
+    """The graph as Dynamo would capture it had the program said no_grad where it says inference_mode."""
+    graph, ambient = copy.deepcopy(state.graph), state.settings.state
+    for node in graph.graph.nodes:
+        name = short_name(node.target) if node.op == "call_function" else ""
+        if name in ("_enter_inference_mode", "_exit_inference_mode"):
+            # What an exit goes back to is what was there before the first of them.
+            grad = name.startswith("_exit") and ambient is not None and ambient.grad
+            node.target, node.args = set_grad_enabled(), (grad,)
+    graph.recompile()
+    return graph
 
 
 def _piece(original: Original, names: Sequence[str]) -> State:
@@ -158,6 +180,8 @@ def experiment_of(original: Original, state: State, candidate: Candidate, timed:
         off=change.off,
         config=change.config,
         backend=change.backend,
+        snippet=change.snippet,
+        forward_only=original.forward_only,
         kind="accuracy",
         tolerances=original.tolerances_in(state),
         time_runs=timed,
@@ -168,7 +192,13 @@ def experiment_of(original: Original, state: State, candidate: Candidate, timed:
 def as_it_was(original: Original) -> Experiment:
     """The control: the whole graph with nothing changed, checked as the workarounds are."""
     tolerances = original.tolerances_in(original.state)
-    return Experiment("as it was", kind="accuracy", tolerances=tolerances, to_the_end=True)
+    return Experiment(
+        "as it was",
+        kind="accuracy",
+        tolerances=tolerances,
+        to_the_end=True,
+        forward_only=original.forward_only,
+    )
 
 
 def ask_pairs(

@@ -29,19 +29,19 @@ from torchsleuth.workaround.places import (
 )
 
 # How much each kind gives up, least first.
-SETTING, OPERATOR, MODULE, FUNCTION, BREAK, MODE, BACKEND = range(7)
+PART, SETTING, OPERATOR, MODULE, FUNCTION, BREAK, MODE, BACKEND = range(8)
 PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
 # More lines than this are no workaround that anyone would paste.
 MOST_PLACES = 4
 # Inside a loop Dynamo answers a graph break by leaving the whole function that holds the loop eager.
 BREAKS = "with a graph break at each; within a loop all of the looping function stays eager"
 _FLAG = re.compile(r"(torch\._\w+\.config)\.([\w.]+) = (.+)")
-_OPERATOR = re.compile(r"\w+\.\w+\.\w+")
+# An overload of an operator; what Dynamo records are functions of torch's.
+_OPERATOR = re.compile(r"(?!torch\.|operator\.)\w+\.\w+\.\w+")
 # The setting that stands for a subsystem which torch lets one switch off as a whole only.
 _WHOLE = {
     "patterns": Flag("pattern_matcher", "False", "pattern matching on graphs"),
     "fusion": Flag("max_fusion_size", "1", "fusion of kernels"),
-    "inlining": Flag("max_fusion_size", "1", "fusion of kernels"),
     "cudagraphs": Flag("triton.cudagraphs", "False", "CUDA graphs"),
 }
 
@@ -50,17 +50,20 @@ _WHOLE = {
 class Change:
     """What a trial of the whole graph does differently.
 
-    `without` are nodes that stay eager; `parted_before` is the node before which the graph is cut in two; `static`
-    makes all sizes fixed; `plain` goes back to torch's default settings.
+    `snippet` is run first, as if it stood in the program; `without` are nodes that stay eager; `parted_before` is the
+    node before which the graph is cut in two; `static` makes all sizes fixed; `plain` goes back to torch's default
+    settings; `no_inference_mode` only switches gradients off where the program enters inference mode.
     """
 
     config: Config = field(default_factory=dict)
     off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     backend: str | None = None
+    snippet: str = ""
     without: frozenset[str] = frozenset()
     parted_before: str | None = None
     static: bool = False
     plain: bool = False
+    no_inference_mode: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ def candidates_for(about: About) -> list[Candidate]:
     """
     found = [
         *_settings(about),
+        *_rewrites(about),
         *_operators(about),
         *_modules(about),
         *_functions(about),
@@ -123,7 +127,16 @@ def _settings(about: About) -> Iterator[Candidate]:
         # Names of passes are parted by commas, and torch reads them in any case.
         before = about.settings.get(INDUCTOR, {}).get("disabled_passes", "''").strip("'\"")
         names = ",".join(filter(None, [before, triage.part.replace(", ", ",")]))
-        yield setting_candidate([Flag("disabled_passes", repr(names), f"the graph pass {triage.part}")])
+        yield setting_candidate([Flag("disabled_passes", repr(names), f"the graph pass {triage.part}")], PART)
+    if triage.subsystem == "patterns" and triage.part:
+        patterns = triage.part.split(", ")
+        # Triage may have run out of time before it knew which of several it is.
+        for some in [[name] for name in patterns] + [patterns]:
+            yield _without_patterns([name.rpartition(": ")[2] for name in some], ", ".join(some))
+    if triage.subsystem == "inlining" or about.kind == "hang":
+        for flag in CAUTIOUS:
+            if flag.key in ("realize_reads_threshold", "realize_opcount_threshold"):
+                yield setting_candidate([flag])
     if triage.subsystem in _WHOLE:
         yield setting_candidate([_WHOLE[triage.subsystem]])
     if triage.part == "random numbers":
@@ -132,14 +145,36 @@ def _settings(about: About) -> Iterator[Candidate]:
         yield setting_candidate([PRECISION_CASTS])
 
 
-def setting_candidate(flags: list[Flag]) -> Candidate:
+def _without_patterns(functions: list[str], named: str) -> Candidate:
+    """Patterns are tables of entries that know the function they were made from; each is emptied of these."""
+    names = tuple(f"{function}_" for function in functions)
+    lines = f"""\
+from torch._inductor.pattern_matcher import PatternMatcherPass
+
+def without(self, gm, apply=PatternMatcherPass.apply):
+    for entries in self.patterns.values():
+        entries[:] = [e for e in entries if not f"{{name_of(e)}}_".startswith({names!r})]
+    return apply(self, gm)
+
+def name_of(entry):
+    return getattr(entry, "pattern_name", None) or getattr(getattr(entry, "handler", None), "__name__", "")
+
+PatternMatcherPass.apply = without"""
+    return _snippet(f"pattern {named} off", lines, f"the graph pattern {named}, and nothing else")
+
+
+def _snippet(name: str, lines: str, disables: str, reach: int = PART) -> Candidate:
+    return Candidate(name, lines, disables, reach, Change(snippet=lines), Overrides(snippet=lines))
+
+
+def setting_candidate(flags: list[Flag], reach: int = SETTING) -> Candidate:
     """A candidate that is one setting, or a few together."""
     config = config_of(flags)
     return Candidate(
         "setting " + ", ".join(flag.key for flag in flags),
         "\n".join(flag.line for flag in flags),
         " and ".join(flag.means for flag in flags),
-        SETTING,
+        reach,
         Change(config=config),
         Overrides(config=config),
     )
@@ -166,7 +201,22 @@ def _back_to_default(name: str, about: About) -> Flag | None:
     return None
 
 
+def _rewrites(about: About) -> Iterator[Candidate]:
+    """Another way to write the same thing."""
+    if any(op.endswith("_enter_inference_mode") for op in about.suspects.ops):
+        yield Candidate(
+            "torch.no_grad() instead of torch.inference_mode()",
+            "with torch.no_grad():  # in compiled code, instead of torch.inference_mode()",
+            "what inference mode saves over no_grad: version counters and the tracking of views",
+            PART,
+            Change(no_inference_mode=True),
+        )
+
+
 def _operators(about: About) -> Iterator[Candidate]:
+    if about.triage.subsystem == "python_decompositions":
+        for op in about.triage.ops:
+            yield from _left_whole(op, about.backend == "inductor")
     if about.backend != "inductor" or about.triage.component not in (None, "inductor", "decompositions"):
         return
     ops = tuple(op for op in about.suspects.ops if _OPERATOR.fullmatch(op))
@@ -203,6 +253,32 @@ def _without_decompositions(ops: tuple[str, ...]) -> Candidate:
         Change(off={"decomposition": {"names": list(ops)}, "lowerings": {"names": list(ops)}}),
         Overrides(decompositions=ops),
     )
+
+
+def _left_whole(op: str, inductor: bool) -> Iterator[Candidate]:
+    """An operator without its decomposition in Python goes where eager would send it; Inductor then lowers it."""
+    lines = f"""\
+from torch._C import DispatchKey
+
+for overload in torch.ops.{op}.overloads():
+    op = getattr(torch.ops.{op}, overload)
+    op.py_kernels.pop(DispatchKey.Autograd, None)
+    op.py_kernels.pop(DispatchKey.CompositeImplicitAutograd, None)
+    op._dispatch_cache.clear()"""
+    yield _snippet(f"{op} not decomposed", lines, f"the decomposition of {op}", OPERATOR)
+    if inductor:
+        fallback = f"""
+from torch._inductor.decomposition import decompositions
+from torch._inductor.graph import make_fallback
+
+decompositions.pop(torch.ops.{op}.default, None)
+make_fallback(torch.ops.{op}.default, warn=False, override_decomp=True)"""
+        yield _snippet(
+            f"{op} not decomposed, and kept eager",
+            lines + fallback,
+            f"the decomposition of {op} and its fusion: Inductor calls the eager kernel",
+            OPERATOR,
+        )
 
 
 def _modules(about: About) -> Iterator[Candidate]:

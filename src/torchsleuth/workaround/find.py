@@ -25,6 +25,7 @@ from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.torch_internals.configuration import default_setting
 from torchsleuth.triage.cautious_settings import cautious_fix, switchable
 from torchsleuth.triage.experiments import Experiment, ExperimentRunner
+from torchsleuth.triage.triage_case import IN_EAGER
 from torchsleuth.workaround.attempts import Original, Tried, as_it_was, ask_pairs, timed, try_all
 from torchsleuth.workaround.candidates import (
     BACKEND,
@@ -99,7 +100,13 @@ def attempts(
     """What was tried, each with what a run of the whole program needs."""
     deadline = time.monotonic() + budget_seconds
     case = folder.case
-    original = Original(start.state, case.kind == "accuracy", runner.questions, _wrong_by(case))
+    original = Original(
+        start.state,
+        case.kind == "accuracy",
+        runner.questions,
+        _wrong_by(case),
+        _forward_only(case, start.state, runner),
+    )
     about = about_case(folder, start)
     wanted = candidates_for(about)
     # What needs no compile comes first: then there is something, however short the time.
@@ -114,6 +121,13 @@ def attempts(
     if case.kind == "accuracy":  # else there is nothing to time against
         tried, full = timed(runner, original, tried, deadline)
     return [*(_attempt(each, full) for each in ordered(tried)), *_release(folder)]
+
+
+def _forward_only(case: Case, state: State, runner: ExperimentRunner) -> bool:
+    """Whether a graph that failed before its first forward has a backward that fails in eager as well."""
+    if case.phase != "compile" or case.after != "dynamo" or case.direction != "forward":
+        return False
+    return runner.one(state, IN_EAGER).outcome.signature is not None
 
 
 def _check_that_it_fails(

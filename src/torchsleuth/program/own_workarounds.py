@@ -1,0 +1,132 @@
+"""Workarounds that only the whole program can try: a function that stays eager, or errors passed over.
+
+They are for failures of capture and of tracing, where no graph can be run with something changed, and for a graph that
+nothing smaller than another backend makes pass. Each is put into the program from outside and counts only if the
+program then ends as a healthy run would.
+"""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torchsleuth.cases.folder import CaseFolder, update_case
+from torchsleuth.cases.model import Workaround
+from torchsleuth.cases.record import read_record
+from torchsleuth.program.attempt import Attempt
+from torchsleuth.program.runs import CannotRunProgram, program_of, watch_program
+from torchsleuth.program.workarounds import watch_options, why_unhealthy
+from torchsleuth.watched.overrides import Overrides
+
+# Runs of the whole program, each with one workaround.
+MOST_RUNS = 4
+# A run is not begun with less than this left.
+LEAST_SECONDS = 15.0
+Place = tuple[str, str, int]  # file, function, and one of its lines
+
+
+def gives_up(found: Sequence[Workaround]) -> bool:
+    """Whether nothing that works is smaller than another backend.
+
+    >>> gives_up([Workaround("backend eager", "torch.compile(model, backend='eager')", True)])
+    True
+    """
+    return not any(each.verified and not each.name.startswith("backend ") for each in found)
+
+
+def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], None]) -> CaseFolder:
+    """The case with the first workaround that makes its program pass put before the others, and those that did not."""
+    try:
+        program = program_of(folder)
+    except CannotRunProgram as error:
+        say(f"case {folder.case.id}: {error}")
+        return folder
+    tried: list[Workaround] = []
+    for attempt in list(program_attempts(folder))[:MOST_RUNS]:
+        left = deadline - time.monotonic()
+        if left < LEAST_SECONDS or attempt.overrides is None:
+            break
+        say(f"case {folder.case.id}: running the program with: {attempt.workaround.name}")
+        run = watch_program(program, attempt.overrides, options=watch_options(folder.case), timeout=left)
+        why = why_unhealthy(folder.case, run)
+        passed = why is None
+        tried.append(
+            replace(attempt.workaround, verified=passed, program=passed, error=why, seconds=run.seconds)
+        )
+        if passed:
+            break
+    good = [each for each in tried if each.verified]
+    bad = [each for each in tried if not each.verified]
+    return update_case(folder, workarounds=(*good, *(folder.case.workarounds or ()), *bad))
+
+
+def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
+    """What is worth a run of the program, the least harmful first: `next(program_attempts(folder)).workaround.how`."""
+    case = folder.case
+    for file, function, line in places_at_fault(folder):
+        yield _left_eager(file, function, line)
+    if case.kind in ("capture_error", "compile_error"):
+        flag = "torch._dynamo.config.suppress_errors"
+        yield _attempt(
+            "setting suppress_errors",
+            f"{flag} = True",
+            "compilation of every function that fails, with a warning each; not with fullgraph=True",
+            Overrides(config={"torch._dynamo.config": {"suppress_errors": "True"}}),
+        )
+
+
+def places_at_fault(folder: CaseFolder) -> list[Place]:
+    """The functions around the fault, the innermost first: those Dynamo was in, or those of the nodes at fault."""
+    frames = folder.case.extra.get("frames")
+    if frames:
+        return list(dict.fromkeys((str(file), str(name), int(line)) for file, line, name in reversed(frames)))
+    try:
+        known = read_record(folder.file("record.json")).lines
+    except (OSError, ValueError):
+        return []
+    nodes = folder.case.triage.nodes if folder.case.triage else ()
+    lines = [known[name] for name in reversed(nodes) if name in known]
+    by_function = {
+        (line.file, line.function): (line.file, line.function, line.line) for line in reversed(lines)
+    }
+    wanted = dict.fromkeys((line.file, line.function) for line in lines)
+    return [by_function[key] for key in wanted if key[1].isidentifier()]
+
+
+def _left_eager(file: str, function: str, line: int) -> Attempt:
+    owner, define = _around(file, function, line)
+    library = "site-packages" in Path(file).parts or "dist-packages" in Path(file).parts
+    if library:
+        module = ".".join(Path(file).with_suffix("").parts).rpartition("-packages.")[2]
+        target = ".".join(filter(None, [module, owner, function]))
+        how = f"{target} = torch.compiler.disable({target})"
+    else:
+        how = f"@torch.compiler.disable  # above `def {function}` in {Path(file).name}:{define or line}"
+    return _attempt(
+        f"function {owner + '.' if owner else ''}{function} eager",
+        how,
+        f"compilation of {function} and all it calls, with a graph break at each call; a function that has to be "
+        "captured as a whole (a loop, torch.func) stays eager with it",
+        Overrides(functions=((file, function, line),)),
+    )
+
+
+def _around(file: str, function: str, line: int) -> tuple[str, int | None]:
+    """The class that holds a function, and the line of its `def`, where the file can be read."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return "", None
+    scopes = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    named = [node for node in ast.walk(tree) if isinstance(node, scopes)]
+    holds = [node for node in named if node.lineno <= line <= (node.end_lineno or 0)]
+    classes = [node.name for node in holds if isinstance(node, ast.ClassDef)]
+    defines = [node.lineno for node in holds if not isinstance(node, ast.ClassDef) and node.name == function]
+    return (classes[-1] if classes else ""), max(defines, default=None)
+
+
+def _attempt(name: str, how: str, disables: str, overrides: Overrides) -> Attempt:
+    return Attempt(Workaround(name, how, False, disables=disables), overrides)

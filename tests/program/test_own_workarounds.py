@@ -1,0 +1,87 @@
+"""What only the whole program can try: the functions around a fault, the innermost first; and who fails uncompiled."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
+
+from made import make
+
+from torchsleuth.cases.folder import write_case
+from torchsleuth.cases.model import Triage, Workaround
+from torchsleuth.program import own_workarounds
+from torchsleuth.program.acquittal import acquitted
+from torchsleuth.program.own_workarounds import gives_up, program_attempts, try_on_program
+from torchsleuth.program.runs import ProgramRun
+
+MODEL = """class Net:
+    def forward(self, x):
+        return inner(x)
+
+
+def inner(x):
+    return x + 1
+"""
+
+
+@pytest.fixture
+def capture_case(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    frames = [[str(file), 3, "forward"], [str(file), 7, "inner"]]
+    program = {"command": [sys.executable, str(file)], "cwd": str(tmp_path)}
+    case = make(
+        kind="capture_error",
+        phase="capture",
+        graph=None,
+        triage=Triage(component="dynamo", part="capture"),
+        extra={"frames": frames, "program": program},
+    )
+    return write_case(tmp_path / "cases", case, {})
+
+
+def test_functions_are_tried_from_the_innermost_outwards_and_then_errors_are_passed_over(capture_case):
+    found = [attempt.workaround for attempt in program_attempts(capture_case)]
+    assert [each.name for each in found] == [
+        "function inner eager",
+        "function Net.forward eager",
+        "setting suppress_errors",
+    ]
+    assert found[0].how == "@torch.compiler.disable  # above `def inner` in model.py:6"
+    assert "graph break" in found[0].disables
+
+
+def test_the_first_with_which_the_program_passes_ends_the_search_and_comes_first(capture_case, monkeypatch):
+    asked = []
+
+    def run(_program, overrides, **_):
+        asked.append(overrides)
+        return ProgramRun(0 if "forward" in str(overrides.functions) else 1, 0.1)
+
+    monkeypatch.setattr(own_workarounds, "watch_program", run)
+    done = try_on_program(capture_case, time.monotonic() + 60, lambda text: None)
+    first, other = done.case.workarounds
+    assert (first.name, first.verified, first.program) == ("function Net.forward eager", True, True)
+    assert (other.name, other.verified) == ("function inner eager", False) and "status 1" in other.error
+    assert len(asked) == 2
+
+
+def test_another_backend_is_giving_up():
+    eager = Workaround("backend eager", "torch.compile(model, backend='eager')", True)
+    assert gives_up(()) and gives_up([eager]) and gives_up([eager, Workaround("a", "a", False)])
+    assert not gives_up([eager, Workaround("setting x", "x = 1", True)])
+
+
+@pytest.mark.parametrize(("status", "component"), [(0, "dynamo"), (1, "program")])
+def test_a_program_is_at_fault_only_if_it_fails_when_nothing_is_compiled(capture_case, status, component):
+    command = [sys.executable, "-c", f"raise SystemExit({status})"]
+    blamed = Triage(component="program", part="operator", detail="it fails without the compiler, too")
+    extra = {"program": {**capture_case.case.extra["program"], "command": command}}
+    folder = replace(capture_case, case=replace(capture_case.case, triage=blamed, extra=extra))
+    found = acquitted(folder, time.monotonic() + 60, lambda text: None).case.triage
+    assert found.component == component
+    assert ("passes when nothing is compiled" in found.detail) is (component == "dynamo")
