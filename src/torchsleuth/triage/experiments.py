@@ -156,8 +156,8 @@ class ExperimentRunner:
             experiment.eager,
             experiment.stop_after,
             None if trace is None else str(trace.absolute()),
-            experiment.forward_only,
-            experiment.snippet,
+            forward_only=experiment.forward_only,
+            snippet=experiment.snippet,
         )
         changed = replace(
             trial,
