@@ -1,7 +1,7 @@
 """What a program can call: a watched backend, a guarded compiler, a repro of a graph at hand.
 
 The same watch as under `torchsleuth run`, for one backend object. There is no supervisor, so a case is made in
-this process as soon as something fails; after a crash, `torchsleuth list` makes it from what was recorded.
+this process as soon as something fails; after a crash, the next `torchsleuth run` makes it from what was recorded.
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from torchsleuth.cases.errors import AmbiguousCase, CaseNotFound, DamagedCase, error_of_oserror
-from torchsleuth.cases.index import CaseSummary, list_cases
+from torchsleuth.cases.door import inside, is_file_inside, json_inside, text_inside
+from torchsleuth.cases.errors import AmbiguousCase, CaseNotFound, DamagedCase, NotWritable, error_of_oserror
+from torchsleuth.cases.listing import CaseSummary, case_names, list_cases
 from torchsleuth.cases.model import ID, Case, case_from_json
 from torchsleuth.cases.reading import case_document, read_case
 
@@ -30,14 +31,26 @@ except ImportError:  # not on Windows; there two writers of one case may lose a 
 
 @dataclass(frozen=True)
 class CaseFolder:
-    """A case and where it lies: `folder.file("original.py").read_text()`."""
+    """A case and where it lies: `folder.text("original.py")`."""
 
     path: Path
     case: Case
 
     def file(self, name: str) -> Path:
-        """The path of one of the case's files, which may not exist yet."""
-        return self.path / _inside(name)
+        """The path of one of the case's files, to write to or to run; it may not exist yet. What is in it: `text`."""
+        return self.path / inside(name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a regular file of that name: `folder.has("repro.py")`."""
+        return is_file_inside(self.path, name)
+
+    def text(self, name: str) -> str:
+        """The text of one of the case's files; raises `NotRead`, a ValueError, where there is none to be read."""
+        return text_inside(self.path, name)
+
+    def json(self, name: str) -> Any:
+        """The document in one of the case's files; raises as `text` does."""
+        return json_inside(self.path, name)
 
 
 def now() -> str:
@@ -50,16 +63,15 @@ def open_case(cases_dir: Path | str, wanted: str) -> CaseFolder:
     cases_dir = Path(cases_dir)
     if (path := _case_path(wanted)) is not None:
         return _folder_at(path)
-    cases = list_cases(cases_dir)
-    matches = [c for c in cases if wanted == "last" or (wanted and c.id.startswith(wanted.lower()))]
     if wanted == "last":
-        matches = [c for c in matches if c.error is None][:1]
-    matches = [c for c in matches if c.id == wanted] or matches
+        matches = [c.id for c in list_cases(cases_dir) if c.error is None][:1]
+    else:
+        matches = [name for name in case_names(cases_dir) if wanted and name.startswith(wanted.lower())]
     if not matches:
-        raise CaseNotFound(wanted, cases_dir, [c.id for c in cases])
+        raise CaseNotFound(wanted, cases_dir, case_names(cases_dir))
     if len(matches) > 1:
-        raise AmbiguousCase(wanted, [c.id for c in matches])
-    return _folder_at(matches[0].path)
+        raise AmbiguousCase(wanted, sorted(matches))
+    return _folder_at(cases_dir / matches[0])
 
 
 def write_case(cases_dir: Path | str, case: Case, files: Mapping[str, str | Path]) -> CaseFolder:
@@ -94,13 +106,13 @@ def update_case(
         raise TypeError(f"case.json has no section {', '.join(sorted(unknown))}")
     with _explained(folder.path), _locked(folder.path):
         for name, content in (files or {}).items():
-            _put(folder.path / _inside(name), content)
+            _put(folder.path, name, content)
         doc = case_document(folder.path)
         changed = dataclasses.replace(case_from_json(doc, folder.path), **sections)
         fresh = changed.to_json()
         doc.update({name: fresh[name] for name in sections if name != "extra"}, **dict(changed.extra))
         case = case_from_json(doc, folder.path)
-        _put(folder.path / "case.json", _dumps(doc))
+        _put(folder.path, "case.json", _dumps(doc))
     return CaseFolder(folder.path, case)
 
 
@@ -131,18 +143,18 @@ def _count_again(target: Path, case: Case) -> CaseFolder | None:
             os.rename(target, target.with_name(f"{target.name}.damaged-{secrets.token_hex(4)}"))
             return None
         doc.update(seen=old.seen + case.seen, last_seen=case.last_seen or now())
-        _put(target / "case.json", _dumps(doc))
+        _put(target, "case.json", _dumps(doc))
         return CaseFolder(target, case_from_json(doc, target))
 
 
 def _write_new(target: Path, case: Case, files: Mapping[str, str | Path]) -> CaseFolder:
     case = dataclasses.replace(case, last_seen=case.last_seen or case.created)
     growing = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
-    growing.mkdir()
+    growing.mkdir(mode=0o700)  # inputs and sources are nobody else's
     try:
         for name, content in files.items():
-            _put(growing / _inside(name), content)
-        _put(growing / "case.json", _dumps(case.to_json()))
+            _put(growing, name, content)
+        _put(growing, "case.json", _dumps(case.to_json()))
         try:
             os.rename(growing, target)
         except OSError as failure:
@@ -154,42 +166,42 @@ def _write_new(target: Path, case: Case, files: Mapping[str, str | Path]) -> Cas
     return CaseFolder(target, case)
 
 
-def _put(path: Path, content: str | Path) -> None:
+def _put(folder: Path, name: str, content: str | Path) -> None:
     """Writes text by rename, so that a reader never sees half of it; links or copies a path in."""
+    path = folder / inside(name)
+    for above in [p for p in path.parents if p != folder and p.is_relative_to(folder)]:
+        if above.is_symlink():
+            raise NotWritable(above, "it is a link, which may lead out of the case")
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, Path) and content.resolve() == path.resolve():
         return
     if isinstance(content, Path) and content.is_dir():
-        shutil.copytree(content, path, copy_function=_link_or_copy, dirs_exist_ok=True)
+        for at, _, names in os.walk(content):
+            for each in names:
+                if is_file_inside(at, each):  # what a link points to is not the program's to give away
+                    _put(folder, f"{name}/{Path(at, each).relative_to(content).as_posix()}", Path(at, each))
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         if isinstance(content, Path):
             _link_or_copy(content, part)
         else:
-            part.write_text(content, encoding="utf-8", errors="backslashreplace", newline="\n")
+            with open(part, "x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+                file.write(content)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _link_or_copy(source: str | Path, target: str | Path) -> None:
-    Path(target).unlink(missing_ok=True)  # writing into an old link would change its other names too
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
-        os.link(source, target)
+        os.link(source, target, follow_symlinks=False)
     except OSError:
-        shutil.copyfile(source, target)
+        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 def _dumps(doc: Mapping[str, Any]) -> str:
     return json.dumps(doc, indent=1, allow_nan=False) + "\n"
-
-
-def _inside(name: str) -> str:
-    parts = PurePosixPath(name).parts
-    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
-        raise ValueError(f"{name!r} is not a relative path inside a case folder")
-    return name
 
 
 @contextlib.contextmanager

@@ -221,6 +221,8 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             raise WrongShape(f"{where!r} is not a list")
+        if args[0] is str and all(type(item) is str for item in value):
+            return tuple(value)  # of which a stranger's case may have a million
         return tuple(_value(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if kind is Signature:
         return _signature(value, where)

@@ -14,13 +14,21 @@ _ESCAPE = re.compile(
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
-def printable(text: str, lines: bool = False) -> str:
+# What a person reads of one value; a stranger's may be megabytes long.
+MOST = 4000
+
+
+def printable(text: str, lines: bool = False, most: int = MOST) -> str:
     """The text without anything a terminal would obey: `printable("a\\x1b[31mb\\nc") == "ab c"`.
 
-    Newlines and tabs become spaces, unless `lines` keeps them.
+    Newlines and tabs become spaces, unless `lines` keeps them. Of a long text the beginning is kept.
     """
-    text = _ESCAPE.sub("", text.replace("\r\n", "\n"))
-    return "".join(_shown(char, lines) for char in text)
+    rest = len(text) - most
+    text = text if rest <= 0 else text[:most]
+    if not text.isprintable():
+        text = _ESCAPE.sub("", text.replace("\r\n", "\n"))
+        text = "".join(_shown(char, lines) for char in text)
+    return text if rest <= 0 else f"{text} … and {rest} more characters"
 
 
 def _shown(char: str, lines: bool) -> str:

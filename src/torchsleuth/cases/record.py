@@ -6,13 +6,13 @@ another version left out of a record has its default here, and everybody between
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.cases.door import NotRead, json_inside
 from torchsleuth.graphs.source_line import SourceLine
 
 # A script hands the object of this name to torch.compile, in place of a backend's name.
@@ -166,8 +166,12 @@ class GraphRecord:
 
 
 def read_record(path: Path) -> GraphRecord:
-    """The record in a file: `read_record(folder.file("record.json")).settings.backend`."""
-    return GraphRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+    """The record in a file; raises a ValueError: `read_record(folder.file("record.json")).settings.backend`."""
+    doc = json_inside(path.parent, path.name)
+    try:
+        return GraphRecord.from_json(doc)
+    except (TypeError, AttributeError, LookupError) as failure:
+        raise NotRead(f"{path.name} does not describe a graph ({failure})") from failure
 
 
 def _line(doc: Mapping[str, Any]) -> SourceLine:

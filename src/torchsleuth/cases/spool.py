@@ -6,18 +6,22 @@ compile or call it stands for has begun and not ended; the innermost of those is
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.cases.door import NotRead, is_file_inside, json_inside, read_inside, text_inside
 from torchsleuth.cases.record import read_record
-from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.processes.identity import ProcessIdentity, identity_from_json
+from torchsleuth.script_runtime.signature import Signature, signature_from_json
 
 CAPTURE = 0
+# A program may fork, and its children fork in turn; nobody's records are inherited through more than this.
+MOST_GENERATIONS = 100
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,20 @@ class WatchedProcess:
     """The folder of one watched process and what it says about the process."""
 
     folder: Path
-    facts: dict[str, Any]
+    facts: Mapping[str, Any]
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """Raises a ValueError where the process did not say."""
+        return identity_from_json(self.facts.get("identity") or {})
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether that very process runs here, and not another one that got its number."""
+        try:
+            return self.identity.is_alive
+        except ValueError:
+            return False
 
     @property
     def pid(self) -> int:
@@ -50,41 +67,76 @@ class WatchedProcess:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "done").exists()
+        return is_file_inside(self.folder, "done")
 
     def stacks(self) -> str:
-        return _read(self.folder / "stacks.txt")
+        return _text(self.folder, "stacks.txt")
 
     def log(self) -> str:
-        return _read(self.folder / "log.txt")
+        return _text(self.folder, "log.txt")
 
     def graph_folders(self) -> list[Path]:
         """The records of this process and of those it was forked from, by number."""
+        found: list[Path] = []
+        process: WatchedProcess | None = self
+        for _ in range(MOST_GENERATIONS):
+            if process is None:
+                break
+            own = [
+                p for p in process.folder.glob("g*") if re.fullmatch(r"g\d{1,9}", p.name) and _is_folder(p)
+            ]
+            found = sorted(own, key=lambda p: int(p.name[1:])) + found
+            process = process._parent()
+        return found
+
+    def _parent(self) -> WatchedProcess | None:
+        """The process this one was forked from, whose folder lies beside its own."""
         inherits = self.facts.get("inherits")
-        earlier = []
-        if inherits and Path(inherits) != self.folder and (Path(inherits) / "process.json").exists():
-            earlier = read_process(Path(inherits)).graph_folders()
-        own = [p for p in self.folder.glob("g*") if re.fullmatch(r"g\d+", p.name)]
-        return earlier + sorted(own, key=lambda p: int(p.name[1:]))
+        folder = (
+            self.folder.with_name(Path(inherits).name) if isinstance(inherits, str) and inherits else None
+        )
+        if folder is None or folder == self.folder or not _is_folder(folder):
+            return None
+        try:
+            return read_process(folder)
+        except NotRead:
+            return None
 
     def captured_graphs(self) -> int:
         """How many graphs Dynamo captured in this process; each may have several aten graphs."""
         return sum(_level(folder) == "dynamo" for folder in self.graph_folders())
 
     def failures(self) -> list[dict[str, Any]]:
-        found = list(self.folder.glob("failure-*.json"))
-        found.sort(key=lambda p: int(p.stem.partition("-")[2]))
-        return [json.loads(p.read_text(encoding="utf-8")) for p in found]
+        """What the process reported, in order; raises `NotRead` where a report is none."""
+        names = [p.name for p in self.folder.glob("failure-*.json")]
+        numbered = sorted((int(m[1]), m[0]) for m in map(_FAILURE.fullmatch, names) if m)
+        return [self._failure(name) for _, name in numbered]
+
+    def _failure(self, name: str) -> dict[str, Any]:
+        """One report; the record it names must be one of this process's own."""
+        failure = json_inside(self.folder, name)
+        try:
+            signature_from_json(failure["signature"])
+            known = isinstance(failure["traceback"], str) and isinstance(failure["time"], (int, float))
+            if not known or not isinstance(failure.get("count", 1), int):
+                raise TypeError("it is no report")
+        except (TypeError, LookupError, AttributeError) as why:
+            raise NotRead(f"{name} does not report a failure ({why})") from why
+        wanted = failure.get("record")
+        if wanted is not None:
+            failure["record"] = next((str(p) for p in self.graph_folders() if str(p) == wanted), None)
+            if failure["record"] is None:
+                raise NotRead(f"{name} names a record that is none of this process's")
+        return failure
 
     def under_way(self) -> UnderWay | None:
         """Where this process is, or was when it died; None where no compile or compiled call is open."""
         folders = {int(p.name[1:]): p for p in self.graph_folders()}
         try:
-            with open(self.folder / "counters", "rb") as file:
-                data = file.read(16 * (max(folders, default=0) + 1))
-        except OSError:
+            data = read_inside(self.folder, "counters", 1 << 24)[: 16 * (max(folders, default=0) + 1)]
+        except NotRead:
             return None
-        counters = struct.unpack(f"<{len(data) // 8}Q", data)
+        counters = struct.unpack(f"<{len(data) // 8}Q", data[: len(data) // 8 * 8])
         open_slots = [
             i for i, count in enumerate(counters) if count % 2 and i != CAPTURE and i // 2 in folders
         ]
@@ -97,14 +149,30 @@ class WatchedProcess:
         return None
 
 
+_FAILURE = re.compile(r"failure-(\d{1,9})\.json")
+
+
 def read_process(folder: Path) -> WatchedProcess:
-    """The watched process whose folder this is."""
-    return WatchedProcess(folder, json.loads((folder / "process.json").read_text(encoding="utf-8")))
+    """The watched process whose folder this is; raises `NotRead` where it is none."""
+    facts = json_inside(folder, "process.json")
+    known = isinstance(facts, dict) and isinstance(facts.get("pid"), int)
+    argv = facts.get("argv") if known else None
+    if not known or not isinstance(argv, list) or not isinstance(facts.get("started"), (int, float)):
+        raise NotRead("process.json does not describe a process")
+    if not isinstance(facts.get("rank"), int | None) or not all(isinstance(word, str) for word in argv):
+        raise NotRead("process.json does not describe a process")
+    return WatchedProcess(folder, facts)
 
 
 def watched_processes(spool: Path) -> list[WatchedProcess]:
-    """All processes of one run that reached the compiler, in the order in which they did."""
-    found = [read_process(p.parent) for p in spool.glob("p*/process.json")]
+    """All processes of one run that reached the compiler, in the order in which they did; unreadable ones left out."""
+    found = []
+    for folder in spool.glob("p*"):
+        try:
+            if _is_folder(folder):
+                found.append(read_process(folder))
+        except NotRead:
+            continue
     return sorted(found, key=lambda process: process.facts["started"])
 
 
@@ -132,12 +200,16 @@ def _lost(where: UnderWay, signature: Signature, stacks: str) -> dict[str, Any]:
 def _level(folder: Path) -> str | None:
     try:
         return read_record(folder / "record.json").settings.level
-    except (OSError, ValueError):
+    except ValueError:
         return None
 
 
-def _read(path: Path) -> str:
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _text(folder: Path, name: str) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return text_inside(folder, name)
+    except NotRead:
         return ""

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from torchsleuth.backends.catalog import CATALOG
-from torchsleuth.cli.options import cases_option, json_option, print_json
+from torchsleuth.cli.options import cases_option, json_option
+from torchsleuth.cli.output import print_json, show
 
 
 @click.command("backends")
@@ -34,7 +35,7 @@ def backends_verb(cases_dir: Path, as_json: bool) -> int:
         return 0
     width = max(len(each.name) for each in CATALOG)
     for each in CATALOG:
-        click.echo(f"{each.name:{width}}  {each.line}")
+        show(f"{each.name:{width}}  {each.line}")
         for option in each.options:
-            click.echo(f'{"":{width}}    options={{"{option.name}": …}}: {option.line}')
+            show(f'{"":{width}}    options={{"{option.name}": …}}: {option.line}')
     return 0

@@ -27,8 +27,8 @@ from torchsleuth.bisect.releases import (
 )
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
-from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json
+from torchsleuth.cli.options import budget_option, cases_option, json_option
+from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.verify import script_of
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
@@ -184,12 +184,13 @@ def _agree(plan: Plan, yes: bool, cheaper: str) -> None:
 
 def show_bisection(result: Bisection) -> None:
     """The result for a person: the table, then the answer in a sentence."""
-    click.echo(f"{'torch':<22}  {'outcome':<17}  {'seconds':>7}  why")
+    show(f"{'torch':<22}  {'outcome':<17}  {'seconds':>7}  why")
     for tried in result.tried:
-        click.echo(f"{tried.version:<22}  {tried.outcome:<17}  {tried.seconds:>7.1f}  {printable(tried.why)}")
-    click.echo(f"\n{sentence_of(result)}")
+        show(f"{tried.version:<22}  {tried.outcome:<17}  {tried.seconds:>7.1f}  {tried.why}")
+    show()
+    show(sentence_of(result))
     for note in (*result.notes, *([result.error] if result.error else [])):
-        click.echo(f"  {printable(note)}")
+        show(f"  {note}")
 
 
 def sentence_of(result: Bisection) -> str:
@@ -220,4 +221,4 @@ _SAYING = threading.Lock()
 
 def _say(text: str) -> None:
     with _SAYING:  # several releases report at a time
-        click.echo(f"torchsleuth: {printable(text)}", err=True)
+        say(text)

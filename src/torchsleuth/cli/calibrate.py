@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 from torchsleuth.cases.errors import SleuthError
-from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import json_option, print_json
+from torchsleuth.cli.options import json_option
+from torchsleuth.cli.output import print_json, show, status
 from torchsleuth.processes.tree import kill_group
 
 _MEASURE = ("-m", "torchsleuth.compare.verdict.calibrate_process")
@@ -48,15 +48,15 @@ def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> in
 
     def tell(done: int, total: int) -> None:
         left = (time.monotonic() - started) / done * (total - done)
-        click.echo(f"\rtorchsleuth: {done} of {total} graphs, about {left:.0f} s left ", err=True, nl=False)
+        status(f"torchsleuth: {done} of {total} graphs, about {left:.0f} s left")
 
     found = _measured([*_MEASURE, device, str(graphs), "try" if dry_run else "keep"], tell)
     if as_json:
         print_json(found)
         return 0
     for name, quantiles in found["measured"].items():
-        click.echo(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in quantiles.items())}")
-    click.echo(f"kept in {found['path']}" if found["path"] else "nothing kept")
+        show(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in quantiles.items())}")
+    show(f"kept in {found['path']}" if found["path"] else "nothing kept")
     return 0
 
 
@@ -76,7 +76,7 @@ def _measured(arguments: list[str], tell: Callable[[int, int], None]) -> dict[st
         finally:
             kill_group(child.pid)  # with the compile workers it started
             child.wait()
-            click.echo("", err=True)
+            status("")
         if child.returncode or "measured" not in said:
             err.seek(0)
             raise NotMeasured(_why(child.returncode, said, err.read().decode("utf-8", errors="replace")))
@@ -86,5 +86,5 @@ def _measured(arguments: list[str], tell: Callable[[int, int], None]) -> dict[st
 def _why(code: int, said: dict[str, Any], wrote: str) -> str:
     how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
     where = f"after {said['done']} of {said['total']} graphs" if "done" in said else "before the first graph"
-    last = printable((wrote.strip().splitlines() or ["it said nothing"])[-1])
+    last = (wrote.strip().splitlines() or ["it said nothing"])[-1]
     return f"The process that compiles the healthy graphs {how} {where} ({last}), so nothing was kept."

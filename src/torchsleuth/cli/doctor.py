@@ -14,7 +14,8 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.cli.options import cases_option, json_option, print_json
+from torchsleuth.cli.options import cases_option, json_option
+from torchsleuth.cli.output import print_json, show
 
 # Asked in a process of its own: a broken torch must not take the doctor down, and importing it takes seconds.
 _ASK_TORCH = ("-m", "torchsleuth.torch_internals.check")
@@ -44,7 +45,7 @@ def doctor_verb(cases_dir: Path, as_json: bool) -> int:
         print_json([asdict(check) for check in checks])
     else:
         for check in checks:
-            click.echo(f"{'ok     ' if check.good else 'MISSING'}  {check.name}: {check.text}")
+            show(f"{'ok     ' if check.good else 'MISSING'}  {check.name}: {check.text}")
     return 0 if all(check.good for check in checks) else 1
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from torchsleuth.cases.folder import list_cases, open_case
-from torchsleuth.cli.options import cases_option, json_option, print_json
+from torchsleuth.cli.options import cases_option, json_option
+from torchsleuth.cli.output import print_json, say
+from torchsleuth.supervise.leftovers import leftover_spools
 
 
 @click.command("list")
@@ -20,10 +22,13 @@ def list_verb(cases_dir: Path, as_json: bool) -> int:
     torchsleuth list
     torchsleuth list --cases /shared/cases --json
     """
-    from torchsleuth.supervise.leftovers import adopt_leftovers
-
-    adopt_leftovers(cases_dir)
     found = list_cases(cases_dir)
+    left = len(leftover_spools(cases_dir))
+    if left:
+        say(
+            f"{left} {'program that died has' if left == 1 else 'programs that died have'} left a record here; "
+            f"the next `torchsleuth run` with these cases makes a case of it"
+        )
     if as_json:
         print_json([summary.to_json() for summary in found])
         return 0

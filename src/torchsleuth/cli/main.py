@@ -17,6 +17,7 @@ import click
 
 from torchsleuth._version import __version__
 from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cli.output import say
 
 # Verb -> the module that holds it, and the line `--help` shows without importing that module.
 VERBS = {
@@ -75,15 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = torchsleuth.main(args=arguments, prog_name="torchsleuth", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except SleuthError as error:
-        click.echo(f"torchsleuth: {error}", err=True)
+        say(str(error))
         return error.exit_status
     except click.exceptions.Abort:
-        click.echo("torchsleuth: stopped", err=True)
+        say("stopped")
         return 130
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:
-        error.show()
+        say(error.format_message())
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            say(f"see: {error.ctx.command_path} --help")
         return 2
     except Exception as error:
         return _our_fault(error)
@@ -93,10 +96,9 @@ def _our_fault(error: Exception) -> int:
     import traceback
 
     last = traceback.extract_tb(error.__traceback__)[-1]
-    click.echo(
-        f"torchsleuth: internal error, this is a bug in torchsleuth: {type(error).__name__}: {error} "
-        f"({last.filename.rpartition('/')[2]}:{last.lineno}); set TORCHSLEUTH_TRACEBACK=1 to see the traceback",
-        err=True,
+    say(
+        f"internal error, this is a bug in torchsleuth: {type(error).__name__}: {error} "
+        f"({last.filename.rpartition('/')[2]}:{last.lineno}); set TORCHSLEUTH_TRACEBACK=1 to see the traceback"
     )
     if os.environ.get("TORCHSLEUTH_TRACEBACK"):
         traceback.print_exc()

@@ -14,8 +14,8 @@ import click
 
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
-from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
+from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.progress import StatusLine
 from torchsleuth.processes.limits import NO_TIMEOUT
 from torchsleuth.supervise.pipeline import MinifyOutcome, Processes, minify_step, processes_for
@@ -51,10 +51,10 @@ def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Pat
             if folder is None:
                 folder = _adopted(Path(case_or_script), cases_dir, processes, budget)
             left = max(1.0, budget - (time.monotonic() - started))
-            outcome = minify_step(folder, processes, left, _say, line.hear)
+            outcome = minify_step(folder, processes, left, say, line.hear)
         except KeyboardInterrupt:
             line.end()
-            _say("stopped; the best script so far is repro.py in the case, and the same command goes on")
+            say("stopped; the best script so far is repro.py in the case, and the same command goes on")
             raise
         finally:
             line.end()
@@ -65,15 +65,11 @@ def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Pat
     return 0 if outcome.verified else 1
 
 
-def _say(sentence: str) -> None:
-    click.echo(f"torchsleuth: {printable(sentence)}", err=True)
-
-
 def _adopted(script: Path, cases_dir: Path, processes: Processes, budget: float) -> CaseFolder:
     """The case that a script of someone else's becomes."""
     assert processes.host is not None
     told = processes.host.ask(
-        "adopt", budget, said=_say, script=str(script.absolute()), cases=str(cases_dir.absolute())
+        "adopt", budget, said=say, script=str(script.absolute()), cases=str(cases_dir.absolute())
     )
     return open_case(cases_dir, told["case"])
 
@@ -104,7 +100,7 @@ def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
     """A short repro is a program like any other: run under watch, it leaves its case."""
     more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", f"{NO_TIMEOUT:g}"]}.get(kind, [])
     command = [sys.executable, "-m", "torchsleuth", "run", "--json", "--record-only", *more]
-    click.echo(f"torchsleuth: running {script.name} under watch, to have its graph", err=True)
+    say(f"running {script.name} under watch, to have its graph")
     done = subprocess.run(
         [*command, "--cases", str(cases_dir), str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -124,20 +120,23 @@ def show_result(outcome: MinifyOutcome) -> None:
     """The result for a person: how small, what may vary, what each reducer did, and where the script is."""
     minified, repro = outcome.folder.case.minified, outcome.repro
     assert minified is not None and repro is not None
-    click.echo(
+    show(
         f"calls left: {minified.calls}, inputs: {minified.inputs}, {minified.queries} trials, "
         f"{outcome.seconds:.1f} s; failed the same way in {repro.reproduced} of {len(repro.runs)} fresh processes"
     )
     for sentence in outcome.told.get("explanation", ()):
-        click.echo(f"  {printable(sentence)}")
+        show(f"  {sentence}")
     for other in outcome.told.get("also", ()):
-        click.echo(f"  another failure was met on the way and kept under also/: {printable(other)}")
-    click.echo("\nreducer                 trials  kept  calls gone  seconds")
+        show(f"  another failure was met on the way and kept under also/: {other}")
+    show()
+    show("reducer                 trials  kept  calls gone  seconds")
     for row in outcome.told.get("reducers", ()):
         if row["queries"]:
-            click.echo(
+            show(
                 f"{row['reducer']:<22}  {row['queries']:>6}  {row['successes']:>4}  "
                 f"{row['calls_removed']:>10}  {row['seconds']:>7.1f}"
             )
-    script = outcome.folder.file(REPRO)
-    click.echo(f"\n{script.read_text(encoding='utf-8').rstrip()}\n\nrun it: python {script}")
+    show()
+    show(outcome.folder.text(REPRO).rstrip(), lines=True)
+    show()
+    show(f"run it: python {outcome.folder.file(REPRO)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,7 +73,3 @@ def budget_option(
         envvar=envvar,
         help=about,
     )
-
-
-def print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=1))

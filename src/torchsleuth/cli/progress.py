@@ -6,9 +6,7 @@ import sys
 import time
 from typing import Any
 
-import click
-
-from torchsleuth.cases.printable import printable
+from torchsleuth.cli.output import say, status
 
 
 class StatusLine:
@@ -34,23 +32,23 @@ class StatusLine:
             self._show(message["reducer"], always=True)
         elif "said" in message:
             self.end()
-            click.echo(f"torchsleuth: {printable(message['said'])}", err=True)
+            say(message["said"])
 
     def end(self) -> None:
         if self.shown and self.live:
-            click.echo("", err=True)
+            status("")
         self.shown = False
 
     def _show(self, reducer: str, always: bool = False) -> None:
         now = time.monotonic()
         took = max(0.1, now - self.started_at)
         text = (
-            f"torchsleuth: {self.first} → {self.calls} calls, {self.trials} trials in {took:.0f} s "
+            f"{self.first} → {self.calls} calls, {self.trials} trials in {took:.0f} s "
             f"({self.trials / took:.1f}/s), smaller {now - self.last:.0f} s ago, now {reducer or 'starting'}, "
             f"at most {max(0.0, self.budget - took):.0f} s more; Ctrl-C keeps the best so far"
         )
         if self.live:
-            click.echo(f"\r\x1b[2K{text}", err=True, nl=False)
+            status(f"torchsleuth: {text}")
             self.shown = True
         elif always:
-            click.echo(text, err=True)
+            say(text)

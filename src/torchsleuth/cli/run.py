@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import sys
 import time
@@ -11,14 +10,15 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.cases.errors import SleuthError, error_of_oserror
+from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
-from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
+from torchsleuth.cli.output import print_json, say
+from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool
 from torchsleuth.supervise.program import Supervised, resolve_command, supervise
 from torchsleuth.watched.watch_settings import Settings
 
-SPOOL = ".spool"
 EXIT_CASE = 3
 
 
@@ -137,7 +137,8 @@ def run_verb(
     line = resolve_command(module, command)
     if line is None:
         raise NoSuchProgram(command[0])
-    spool = _new_spool(cases_dir)
+    adopt_leftovers(cases_dir, say)
+    spool = new_spool(cases_dir)
     settings = Settings(
         spool=str(spool),
         level=4 if check_accuracy or check_every else level,
@@ -147,7 +148,7 @@ def run_verb(
         check_every=check_every or 0,
     )
     stdout = sys.stderr.fileno() if as_json else None
-    result = supervise(line, settings, timeout=timeout, stdout=stdout, note=_say)
+    result = supervise(line, settings, timeout=timeout, stdout=stdout, note=say)
     try:
         cases = _cases(cases_dir, spool, result)
         if not record_only and settings.level >= 2:
@@ -159,20 +160,6 @@ def run_verb(
         documents = [{**folder.case.to_json(), "path": str(folder.path)} for folder, _ in cases]
         print_json({"status": status, "program_status": result.status, "cases": documents})
     return status
-
-
-def _say(sentence: str) -> None:
-    click.echo(f"torchsleuth: {sentence}", err=True)
-
-
-def _new_spool(cases_dir: Path) -> Path:
-    spool = cases_dir.absolute() / SPOOL / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    try:
-        spool.mkdir(parents=True)
-        (spool / "supervisor").write_text(str(os.getpid()))
-    except OSError as error:
-        raise error_of_oserror(cases_dir, error) from error
-    return spool
 
 
 def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseFolder, WatchedProcess]]:
@@ -195,18 +182,19 @@ def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseF
     graphs = sum(process.captured_graphs() for process in processes)
     troubled = [process for process in processes if "internal error" in process.log()]
     for process in troubled:
-        _say(
-            f"something failed inside torchsleuth while it watched; the program was not affected:\n{process.log()}"
+        say(
+            f"something failed inside torchsleuth while it watched; the program was not affected:\n{process.log()}",
+            lines=True,
         )
     if found:
         for folder, _ in found.values():
             _say_case(folder)
     elif troubled:
-        _say("no case was recorded, and what failed inside torchsleuth may be why; please report it")
+        say("no case was recorded, and what failed inside torchsleuth may be why; please report it")
     elif graphs:
-        _say(f"watched {graphs} captured graphs being compiled and run, nothing failed")
+        say(f"watched {graphs} captured graphs being compiled and run, nothing failed")
     else:
-        _say(
+        say(
             "nothing was compiled: no function or module of the program's own went through torch.compile. "
             "(torch compiles nothing for `.compile()` on a module of torch.nn itself, such as nn.Sequential: "
             "compile a function or module of yours that calls it)"
@@ -215,13 +203,11 @@ def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseF
 
 
 def _say_case(folder: CaseFolder) -> None:
-    from torchsleuth.cases.printable import printable
-
     case = folder.case
     rank = f" on rank {case.rank}" if case.rank is not None else ""
     again = f", seen {case.seen} times" if case.seen > 1 else ""
-    what = printable(case.signature.summary)
-    _say(f"case {case.id}{rank}: {case.kind}: {what}{again}; next: torchsleuth show {_name(folder)}")
+    what = case.signature.summary
+    say(f"case {case.id}{rank}: {case.kind}: {what}{again}; next: torchsleuth show {_name(folder)}")
 
 
 def _name(folder: CaseFolder) -> str:
@@ -246,12 +232,12 @@ def _finish(
     for position, (folder, process) in enumerate(cases):
         line = StatusLine(max(1.0, deadline - time.monotonic()))
         try:
-            for known in investigate(folder, process, deadline, workers, _say, line.hear):
+            for known in investigate(folder, process, deadline, workers, say, line.hear):
                 line.end()
                 done[position] = (known, process)
         except KeyboardInterrupt:
             line.end()
-            _say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")
+            say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")
             break
     return done
 
@@ -262,7 +248,7 @@ def _clear(spool: Path, keep: bool) -> None:
         target = spool.parent.parent / "records" / spool.name
         target.parent.mkdir(exist_ok=True)
         spool.rename(target)
-        _say(f"the records of all graphs are in {target}")
+        say(f"the records of all graphs are in {target}")
     else:
         shutil.rmtree(spool, ignore_errors=True)
     try:

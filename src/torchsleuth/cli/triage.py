@@ -10,8 +10,8 @@ import click
 
 from torchsleuth.cases.folder import open_case
 from torchsleuth.cases.model import Triage
-from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
+from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.supervise.pipeline import processes_for, sentences, triage_step
 
 
@@ -66,38 +66,39 @@ def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> 
     else:
         show_triage(found.triage)
         if found.case:
-            click.echo(f"\nits first failure is a case: torchsleuth triage {found.case}")
+            show()
+            show(f"its first failure is a case: torchsleuth triage {found.case}")
     return 0 if found.triage.pinned else 1
 
 
 def _say(text: str) -> None:
-    click.echo(f"torchsleuth: triage: {printable(text)}", err=True)
+    say(f"triage: {text}")
 
 
 def show_triage(found: Triage) -> None:
     """The finding for a person: their line first."""
     if found.error is not None:
-        click.echo(printable(found.error))
+        show(found.error)
         return
     if found.user_line:
-        where = f"  in {printable(found.function)}" if found.function else ""
-        module = f" of {printable(found.module)}" if found.module else ""
-        click.echo(f"your line   {printable(found.user_line)}{where}{module}")
+        where = f"  in {found.function}" if found.function else ""
+        module = f" of {found.module}" if found.module else ""
+        show(f"your line   {found.user_line}{where}{module}")
         if found.code:
-            click.echo(f"                {printable(found.code)}")
+            show(f"                {found.code}")
     if found.forward_op:
-        click.echo(f"gradient of {printable(found.forward_op)}")
-    part = f", {printable(found.part)}" if found.part else ""
-    click.echo(f"at fault    {printable(found.component or 'not known')}{part}")
+        show(f"gradient of {found.forward_op}")
+    part = f", {found.part}" if found.part else ""
+    show(f"at fault    {found.component or 'not known'}{part}")
     if found.ops:
-        click.echo(f"operators   {printable(', '.join(found.ops[:6]))}")
+        show(f"operators   {', '.join(found.ops[:6])}")
     if found.detail:
-        click.echo(f"because     {printable(found.detail)}")
+        show(f"because     {found.detail}")
     if found.subsystem and found.application:
-        click.echo(f"which       application {found.application} of {printable(found.subsystem)}")
+        show(f"which       application {found.application} of {found.subsystem}")
     if found.flags:
-        click.echo(f"settings    {printable(', '.join(found.flags))}")
+        show(f"settings    {', '.join(found.flags)}")
     if found.labels:
-        click.echo(f"labels      {', '.join(found.labels)}")
+        show(f"labels      {', '.join(found.labels)}")
     if found.trials is not None and found.seconds is not None:
-        click.echo(f"            {found.trials} trials, {found.seconds:.1f} s")
+        show(f"            {found.trials} trials, {found.seconds:.1f} s")

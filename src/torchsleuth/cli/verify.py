@@ -10,7 +10,8 @@ import click
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Verified
-from torchsleuth.cli.options import cases_option, json_option, print_json
+from torchsleuth.cli.options import cases_option, json_option
+from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 from torchsleuth.supervise.verification import fails_in_eager, passes_in_eager, phase_clock
@@ -44,15 +45,13 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
     clock = timeout or (PHASE_SECONDS if folder is None else phase_clock(folder.case))
     runs: list[ScriptRun] = []
     for number in range(1, times + 1):
-        click.echo(f"torchsleuth: run {number} of {times}: {script.name} …", err=True)
+        say(f"run {number} of {times}: {script.name} …")
         runs.append(ScriptRunner().run(script, expected, phase_seconds=clock))
-        click.echo(f"torchsleuth:   {_words(runs[-1])}", err=True)
+        say(f"  {_words(runs[-1])}")
     reproduced = sum(run.reproduced for run in runs)
-    click.echo(
-        f"torchsleuth: once more without the compiler (TORCH_COMPILE_DISABLE=1): {script.name} …", err=True
-    )
+    say(f"once more without the compiler (TORCH_COMPILE_DISABLE=1): {script.name} …")
     eager = ScriptRunner().run(script, expected, phase_seconds=clock, compiles=False)
-    click.echo(f"torchsleuth:   {_words(eager)}", err=True)
+    say(f"  {_words(eager)}")
     passes = passes_in_eager(eager)
     triage = folder.case.triage if folder is not None else None
     slipped = passes is False and (triage is None or triage.component != "program")
@@ -79,8 +78,8 @@ def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir
             }
         )
     else:
-        click.echo(f"{script.name} failed the same way in {reproduced} of {times} fresh processes")
-        click.echo(why or {True: "it passes without the compiler", None: eager.summary, False: ""}[passes])
+        show(f"{script.name} failed the same way in {reproduced} of {times} fresh processes")
+        show(why or {True: "it passes without the compiler", None: eager.summary, False: ""}[passes])
     return 0 if holds else 1
 
 

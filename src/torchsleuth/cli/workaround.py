@@ -10,8 +10,8 @@ import click
 
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Case, Workaround, best_workaround
-from torchsleuth.cases.printable import printable
-from torchsleuth.cli.options import budget_option, cases_option, json_option, print_json, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
+from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.program.attempt import Attempt, attempt_from_json
 from torchsleuth.program.own_workarounds import try_on_program
 from torchsleuth.program.runs import program_of
@@ -52,9 +52,7 @@ def workaround_verb(
     else:
         folder, found = _tried(folder, workers, budget)
     if on_program:
-        found = run_program(
-            folder, found, deadline=time.monotonic() + budget, everything=everything, say=_say
-        )
+        found = run_program(folder, found, deadline=time.monotonic() + budget, everything=everything, say=say)
         folder = update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
     kept = folder.case.workarounds or ()
     best = best_workaround(kept)
@@ -69,38 +67,35 @@ def _tried(folder: CaseFolder, workers: str, budget: float) -> tuple[CaseFolder,
     started = time.monotonic()
     with processes_for(folder, workers) as processes:
         if folder.case.triage is None:
-            _say("nobody has said yet who is at fault; that comes first")
-            folder = triage_step(folder, processes, budget * SHARE_FOR_TRIAGE, _say, sentences(_say))
+            say("nobody has said yet who is at fault; that comes first")
+            folder = triage_step(folder, processes, budget * SHARE_FOR_TRIAGE, say, sentences(say))
         left = max(1.0, budget - (time.monotonic() - started))
-        folder, found = workaround_step(folder, processes, left, _say, sentences(_say))
+        folder, found = workaround_step(folder, processes, left, say, sentences(say))
         return folder, [attempt_from_json(each) for each in found]
-
-
-def _say(sentence: str) -> None:
-    click.echo(f"torchsleuth: {printable(sentence)}", err=True)
 
 
 def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround | None) -> None:
     """For a person: the user's line, under it the best workaround with what to paste, then what else was tried."""
     _show_line(case)
     if best is None:
-        click.echo("no workaround was verified")
+        show("no workaround was verified")
     else:
-        click.echo(f"paste: {best.name}\n")
+        show(f"paste: {best.name}")
+        show()
         for line in best.how.splitlines():
-            click.echo(f"    {printable(line)}")
-        click.echo(f"\n  switches off: {printable(best.disables or '-')}")
-        click.echo(f"  cost: {_cost(best)}")
-        click.echo(f"  verified: {_verified(best)}")
+            show(f"    {line}")
+        show()
+        show(f"  switches off: {best.disables or '-'}")
+        show(f"  cost: {_cost(best)}")
+        show(f"  verified: {_verified(best)}")
     others = [each for each in found if each is not best]
     if others:
-        click.echo("\nalso tried")
+        show()
+        show("also tried")
     for each in others:
         works = each.verified and each.program is not False
         what = each.how.splitlines()[-1] if works else each.error or ""
-        click.echo(
-            f"  {'works' if works else 'no':<6}{printable(each.name):<44} {_times(each):<7} {printable(what)}"
-        )
+        show(f"  {'works' if works else 'no':<6}{each.name:<44} {_times(each):<7} {what}")
 
 
 def _show_line(case: Case) -> None:
@@ -110,8 +105,9 @@ def _show_line(case: Case) -> None:
         place = case.graph.source_lines[0]
     if place:
         code = f"    {triage.code.strip()}" if triage and triage.code else ""
-        click.echo(f"{printable(place)}{printable(code)}")
-    click.echo(f"{case.kind}: {printable(case.signature.summary)}\n")
+        show(f"{place}{code}")
+    show(f"{case.kind}: {case.signature.summary}")
+    show()
 
 
 def _times(each: Workaround) -> str:

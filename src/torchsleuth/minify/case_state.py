@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -69,14 +68,13 @@ def search_start(folder: CaseFolder, questions: Questions) -> SearchStart:
         raise CannotMinify(f"case {case.id} has no repro to make smaller: {case.no_repro}")
     try:
         record = read_record(folder.file("record.json"))
-        inputs = json.loads(folder.file("inputs.json").read_text(encoding="utf-8"))
-        source = folder.file("graph.py").read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        inputs = folder.json("inputs.json")
+        source = folder.text("graph.py")
+    except ValueError as error:
         raise CannotMinify(
             f"case {case.id} has lost its graph or inputs ({error}); record it again"
         ) from error
-    trace = folder.file("traceback.txt")
-    text = trace.read_text(encoding="utf-8", errors="replace") if trace.is_file() else ""
+    text = folder.text("traceback.txt") if folder.has("traceback.txt") else ""
     state = state_of_record(record, source, inputs, folder.file("inputs"), case.signature, questions)
     return SearchStart(state, case.signature, record, text)
 

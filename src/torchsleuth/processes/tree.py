@@ -12,13 +12,14 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 TOKEN = "TORCHSLEUTH_TRIALS"
 # As long as a token, and nobody's.
 UNMARKED = "0" * 32
-# Where the environment begins, among what follows the name in /proc/PID/stat.
+# When the process was started, and where the environment begins, among what follows the name in /proc/PID/stat.
+_STARTED = 19
 _ENV_START = 47
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -148,14 +149,27 @@ def kill_group(leader: int) -> None:
 
 
 def end_all(processes: Iterable[int], patience: float) -> None:
-    """Asks each process to end, and kills what is still there after `patience` seconds; waits for both."""
-    left = list(dict.fromkeys(processes))
+    """Asks each process to end, and kills what is still there after `patience` seconds; waits for both.
+
+    A number that stands for another process by then is left alone.
+    """
+    wanted = {pid: started_at(pid) for pid in processes}
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in left:
+        for pid in _still(wanted):
             send(pid, number)
         deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and any(map(is_alive, left)):
+        while time.monotonic() < deadline and _still(wanted):
             time.sleep(0.05)
+
+
+def _still(wanted: Mapping[int, int]) -> list[int]:
+    return [pid for pid, started in wanted.items() if is_alive(pid) and started_at(pid) == started]
+
+
+def started_at(pid: int) -> int:
+    """When a process was started, in ticks since the machine was: two with one pid differ; 0 where it is not known."""
+    fields = _stat_fields(pid)
+    return int(fields[_STARTED]) if len(fields) > _STARTED else 0
 
 
 def send(pid: int, number: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import torchsleuth
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cases.record import read_record
 from torchsleuth.processes.compiler_probes import hand_probes_to
 from torchsleuth.processes.tree import descendants_of, end_all, kill_group
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
@@ -102,11 +103,9 @@ def program_of(folder: CaseFolder) -> Program:
             "put the workaround into the program and run it with its launcher"
         )
     try:
-        known = case.extra.get("program")
-        if known is None:
-            known = json.loads(folder.file("record.json").read_text(encoding="utf-8"))["program"]
+        known = case.extra.get("program") or read_record(folder.file("record.json")).program
         command, cwd = [str(word) for word in known["command"]], known["cwd"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         raise CannotRunProgram(
             f"case {case.id} does not say how its program was started; record it again with: torchsleuth run"
         ) from None

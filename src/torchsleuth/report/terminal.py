@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchsleuth.cases.folder import CaseFolder
-from torchsleuth.cases.index import CaseSummary
+from torchsleuth.cases.listing import CaseSummary
 from torchsleuth.cases.model import Case
 from torchsleuth.cases.printable import printable
 
@@ -19,7 +19,7 @@ def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
     """Prints one row per case, newest first."""
     console = _console()
     if not cases:
-        console.print(f"no cases in {cases_dir}; record one with: torchsleuth run SCRIPT", soft_wrap=True)
+        _line(console, f"no cases in {cases_dir}; record one with: torchsleuth run SCRIPT")
         return
     table = Table(box=None, pad_edge=False)
     for column in ("case", "kind", "direction", "calls", "repro", "seen", "what failed"):
@@ -62,7 +62,7 @@ def show_case(folder: CaseFolder) -> None:
     facts += _blame(case)
     if case.minified is not None and case.minified.calls is not None:
         calls = "1 call" if case.minified.calls == 1 else f"{case.minified.calls} calls"
-        facts.append(("minified", f"{calls}: {', '.join(case.minified.ops)}"))
+        facts.append(("minified", f"{calls}: {_some(case.minified.ops)}"))
     facts.append(("repro", _repro(folder)))
     if case.seen > 1:
         facts.append(("seen", f"{case.seen} times, last {case.last_seen}"))
@@ -82,7 +82,8 @@ def show_case(folder: CaseFolder) -> None:
     console.print(table)
     if case.no_repro is None:
         script = folder.path / _script(folder)
-        console.print(f"\nnext: torchsleuth verify {case.id}, or: python {script}", soft_wrap=True)
+        console.print()
+        _line(console, f"next: torchsleuth verify {case.id}, or: python {script}")
 
 
 def _blame(case: Case) -> list[tuple[str, str]]:
@@ -98,7 +99,7 @@ def _blame(case: Case) -> list[tuple[str, str]]:
             found.append(("your line", f"{triage.user_line}: {triage.code or ''}".rstrip(": ")))
         elif triage.not_narrowed:
             found.append(("your line", triage.not_narrowed))
-        found.append(("at fault", f"{what}{part} {' '.join(triage.ops)}".rstrip()))
+        found.append(("at fault", f"{what}{part} {' '.join(triage.ops[:6])}".rstrip()))
         if triage.detail:
             found.append(("because", triage.detail))
     elif triage is not None and triage.error:
@@ -110,13 +111,18 @@ def _blame(case: Case) -> list[tuple[str, str]]:
 
 
 def _script(folder: CaseFolder) -> str:
-    return "repro.py" if folder.file("repro.py").is_file() else "original.py"
+    return "repro.py" if folder.has("repro.py") else "original.py"
 
 
 def _console() -> Console:
     """Where there is no terminal to fit into, lines are as long as a log can bear."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=140)
+
+
+def _line(console: Console, text: str) -> None:
+    """One line as it is: no markup in it is obeyed."""
+    console.print(Text(printable(text)), soft_wrap=True)
 
 
 def _repro(folder: CaseFolder) -> str:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.cases.door import text_inside
 from torchsleuth.cases.folder import CaseFolder, write_case
 from torchsleuth.cases.model import Case, GraphFacts, Triage, case_id
 from torchsleuth.cases.record import GraphRecord, read_record
@@ -44,7 +45,7 @@ def make_case(
         "environment.txt": _environment(process, record, environment),
     }
     if record is not None and record_folder is not None:
-        graph = (record_folder / "graph.py").read_text(encoding="utf-8")
+        graph = text_inside(record_folder, "graph.py")
         files.update(graph_files(case, record, graph, record_folder / "inputs", failure))
     return write_case(cases_dir, case, files)
 
@@ -76,7 +77,7 @@ def _script_of_level(case: Case, where: Path) -> LevelScript | None:
     if record.no_repro is not None:
         return None
     failure = {"signature": case.signature.to_json(), "inputs": record.inputs, **case.extra}
-    graph = (where / "graph.py").read_text(encoding="utf-8")
+    graph = text_inside(where, "graph.py")
     files = graph_files(case, record, graph, where / "inputs", failure)
     sections = {"after": "dynamo", "graph": _graph_facts(record), "backend": record.settings.backend}
     return LevelScript(str(files["original.py"]), files, {**sections, "kept": _kept(record.inputs)})
@@ -85,7 +86,7 @@ def _script_of_level(case: Case, where: Path) -> LevelScript | None:
 def user_line_of_node(folder: CaseFolder, node: str) -> tuple[str | None, str | None]:
     """The user's line (`model.py:84`) a node of the case's graph comes from, and the operator it calls."""
     line = read_record(folder.file("record.json")).nodes.get(node)
-    graph = folder.file("graph.py").read_text(encoding="utf-8")
+    graph = folder.text("graph.py")
     call = re.search(rf"^\s+{re.escape(node)} = (?:torch\.ops\.)?([\w.]+)\(", graph, re.MULTILINE)
     return (line.place if line else None), call[1] if call else None
 
@@ -163,7 +164,7 @@ def graph_files(
         "inputs.json": json.dumps(inputs, indent=1),
         "record.json": json.dumps(replace(record, inputs=None).to_json(), indent=1),
     }
-    if store.is_dir():
+    if store.is_dir() and not store.is_symlink():
         files["inputs"] = store
     if record.no_repro is None:
         files[RUNTIME] = runtime_text()
@@ -201,7 +202,7 @@ def _log(process: WatchedProcess, failure: Mapping[str, Any], record: GraphRecor
     for folder in process.graph_folders():
         try:
             each = read_record(folder / "record.json")
-        except (OSError, ValueError):
+        except ValueError:
             continue
         mark = " <- failed" if record is not None and each.number == record.number else ""
         how = each.settings

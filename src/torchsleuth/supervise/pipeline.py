@@ -208,7 +208,7 @@ def _with_minified(
     if known is None:
         return folder
     if repro is not None:
-        lines = len(folder.file(REPRO).read_text(encoding="utf-8").splitlines())
+        lines = len(folder.text(REPRO).splitlines())
         kept = known.input_bytes if repro.script.input_bytes is None else repro.script.input_bytes
         known = dataclasses.replace(known, lines=lines, input_bytes=kept)
     return update_case(folder, minified=known)

@@ -24,7 +24,7 @@ from torchsleuth.cases.spool import (
     hang_failure,
     watched_processes,
 )
-from torchsleuth.processes.tree import descendants_of, end_all, is_alive
+from torchsleuth.processes.tree import descendants_of, end_all, send
 from torchsleuth.watched.watch_settings import Settings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -99,7 +99,7 @@ def supervise(
                 if hung is not None or result.late or (again is not None and again.enough()):
                     result.lost += [hung] if hung is not None else []
                     # Asked first, killed after a moment, with everything it started.
-                    started = [p.pid for p in watched_processes(Path(settings.spool))]
+                    started = [p.pid for p in watched_processes(Path(settings.spool)) if p.is_alive]
                     end_all([child.pid, *descendants_of(child.pid), *started], GRACE_SECONDS)
                     break
     code = child.wait()
@@ -175,7 +175,7 @@ class _Watchdog:
                     self.since[process.folder] = (where, now)
                 continue
             took = now - before[1]
-            if self.timeout is not None and took > self.timeout and is_alive(process.pid):
+            if self.timeout is not None and took > self.timeout and process.is_alive:
                 return process, hang_failure(where, self._stacks(process), self.timeout)
             if took > SLOW_SECONDS and (process.folder, where) not in self.noted:
                 self.noted.add((process.folder, where))
@@ -189,10 +189,9 @@ class _Watchdog:
 
     def _stacks(self, process: WatchedProcess) -> str:
         """Asks the process for the Python stacks of all its threads; works while native code holds the GIL."""
-        try:
-            os.kill(process.pid, self.stacks_signal)
-        except OSError:
+        if not process.is_alive:
             return process.stacks()
+        send(process.pid, self.stacks_signal)
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline and "most recent call first" not in process.stacks():
             time.sleep(0.05)
@@ -208,7 +207,7 @@ def _crashed(spool: Path, child: int, code: int) -> list[tuple[WatchedProcess, d
     failed_elsewhere = any(p.failures() for p in processes)
     found = []
     for process in processes:
-        where = None if process.finished or is_alive(process.pid) else process.under_way()
+        where = None if process.finished or process.is_alive else process.under_way()
         if where is None:
             continue
         stacks = process.stacks()

@@ -196,7 +196,7 @@ class _Runs:
 
 def _put(folder: CaseFolder, script: ScriptToVerify) -> None:
     files = {name: folder.file(f"{CHECKPOINTS}/{name}") for name in script.files}
-    update_case(folder, {REPRO: folder.file(script.name).read_text(encoding="utf-8"), **files})
+    update_case(folder, {REPRO: folder.text(script.name), **files})
 
 
 def _holds(runs: Sequence[ScriptRun], always: bool) -> bool:

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from torchsleuth.processes.identity import this_process
+
 # Two counters per graph and one pair for graph capture; a process with more graphs than this goes on,
 # its later graphs are recorded but a crash in them is not told apart from one elsewhere.
 MAX_GRAPHS = 16384
@@ -38,7 +40,7 @@ class Flight:
     def __init__(self, spool: str) -> None:
         self.pid = os.getpid()
         self.folder = Path(spool) / f"p{self.pid}-{time.time_ns() % 10**9:09d}"
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(mode=0o700, parents=True)
         self.lock = threading.Lock()
         self.graphs = 0
         self.failures = 0
@@ -70,7 +72,7 @@ class Flight:
         parent = self.folder
         self.pid = os.getpid()
         self.folder = Path(spool) / f"p{self.pid}-{time.time_ns() % 10**9:09d}"
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(mode=0o700, parents=True)
         self.lock = threading.Lock()
         self.counters = self._map_counters()
         self._stacks = self._prepare_stacks()
@@ -125,6 +127,7 @@ def _process_facts() -> dict[str, Any]:
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or os.environ.get("OMPI_COMM_WORLD_RANK")
     return {
         "pid": os.getpid(),
+        "identity": this_process().to_json(),
         "parent": os.getppid(),
         "argv": sys.argv,
         "rank": int(rank) if rank and rank.isdigit() else None,
