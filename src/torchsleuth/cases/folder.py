@@ -22,6 +22,7 @@ from torchsleuth.cases.errors import AmbiguousCase, CaseNotFound, DamagedCase, N
 from torchsleuth.cases.listing import CaseSummary, case_names, list_cases
 from torchsleuth.cases.model import ID, Case, case_from_json
 from torchsleuth.cases.reading import case_document, read_case
+from torchsleuth.cases.scrub import scrubbed
 
 try:
     import fcntl
@@ -111,9 +112,7 @@ def update_case(
         changed = dataclasses.replace(case_from_json(doc, folder.path), **sections)
         fresh = changed.to_json()
         doc.update({name: fresh[name] for name in sections if name != "extra"}, **dict(changed.extra))
-        case = case_from_json(doc, folder.path)
-        _put(folder.path, "case.json", _dumps(doc))
-    return CaseFolder(folder.path, case)
+        return _put_document(folder.path, doc)
 
 
 def _case_path(wanted: str) -> Path | None:
@@ -143,8 +142,7 @@ def _count_again(target: Path, case: Case) -> CaseFolder | None:
             os.rename(target, target.with_name(f"{target.name}.damaged-{secrets.token_hex(4)}"))
             return None
         doc.update(seen=old.seen + case.seen, last_seen=case.last_seen or now())
-        _put(target, "case.json", _dumps(doc))
-        return CaseFolder(target, case_from_json(doc, target))
+        return _put_document(target, doc)
 
 
 def _write_new(target: Path, case: Case, files: Mapping[str, str | Path]) -> CaseFolder:
@@ -154,7 +152,7 @@ def _write_new(target: Path, case: Case, files: Mapping[str, str | Path]) -> Cas
     try:
         for name, content in files.items():
             _put(growing, name, content)
-        _put(growing, "case.json", _dumps(case.to_json()))
+        written = _put_document(growing, case.to_json())
         try:
             os.rename(growing, target)
         except OSError as failure:
@@ -163,7 +161,15 @@ def _write_new(target: Path, case: Case, files: Mapping[str, str | Path]) -> Cas
             raise
     finally:
         shutil.rmtree(growing, ignore_errors=True)
-    return CaseFolder(target, case)
+    return CaseFolder(target, written.case)
+
+
+def _put_document(folder: Path, doc: Mapping[str, Any]) -> CaseFolder:
+    """Writes case.json; the case as it now is on disk."""
+    text = scrubbed("case.json", json.dumps(doc, allow_nan=False))
+    case = case_from_json(json.loads(text), folder)
+    _put(folder, "case.json", text)
+    return CaseFolder(folder, case)
 
 
 def _put(folder: Path, name: str, content: str | Path) -> None:
@@ -187,7 +193,7 @@ def _put(folder: Path, name: str, content: str | Path) -> None:
             _link_or_copy(content, part)
         else:
             with open(part, "x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-                file.write(content)
+                file.write(scrubbed(name, content))
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -198,10 +204,6 @@ def _link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:
         shutil.copyfile(source, target, follow_symlinks=False)
-
-
-def _dumps(doc: Mapping[str, Any]) -> str:
-    return json.dumps(doc, indent=1, allow_nan=False) + "\n"
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ another version left out of a record has its default here, and everybody between
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -175,7 +176,8 @@ def read_record(path: Path) -> GraphRecord:
 
 
 def _line(doc: Mapping[str, Any]) -> SourceLine:
-    return SourceLine(**_known(SourceLine, doc))
+    line = SourceLine(**_known(SourceLine, doc))
+    return replace(line, file=os.path.expanduser(line.file)) if line.file.startswith("~") else line
 
 
 def _known(record: type, doc: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ these, a value that looks like a secret is hidden and the home directory is writ
 import re
 from collections.abc import Mapping
 
+from torchsleuth.script_runtime.hiding import HIDDEN_SECRET, hide_secrets
+
 _READ_BY_TORCH = re.compile(
     r"(?:TORCH|PYTORCH_|AOT|TRITON_|INDUCTOR_|FUNCTORCH_|PARTITIONER_|CUTLASS_|CUTEDSL_|HALIDE_|NCCL_|PT2_).+"
     r"|(?:DNNL_|ONEDNN_|KMP_|GOMP_|MKL_|OMP_|CUBLAS_|CUDNN_).+|(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES"
@@ -15,12 +17,9 @@ _READ_BY_TORCH = re.compile(
     r"|(?:LOCAL_)?RANK|(?:LOCAL_)?WORLD_SIZE|TENSORIFY_PYTHON_SCALARS"
 )
 _SECRET_NAME = re.compile(r"(?:^|_)KEYS?(?:_|$)|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)|COOKIE")
-_SECRET_VALUE = re.compile(
-    r"://[^/\s@]+@|\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA|ASIA|AIza)[\w-]{8,}|\beyJ[\w-]{10,}\."
-    r"|-----BEGIN|\bBearer\s|(?i:(?:password|passwd|token|secret|api_?key)\s*[=:])"
-)
+_SECRET_VALUE = re.compile(r"-----BEGIN|\bBearer\s|(?i:(?:password|passwd|token|secret|api_?key)\s*[=:])")
 _FRAGMENT = re.compile(r"[A-Za-z0-9+_-]{24,}")
-HIDDEN = "<hidden: looks like a secret>"
+HIDDEN = HIDDEN_SECRET
 
 
 def environment_of(env: Mapping[str, str]) -> dict[str, str]:
@@ -37,7 +36,9 @@ def looks_secret(name: str, value: str) -> bool:
     """Whether this variable must not leave the machine: `looks_secret("TORCH_HUB_TOKEN", "x")`."""
     if value and _SECRET_NAME.search(name.upper()):
         return True
-    return bool(_SECRET_VALUE.search(value)) or any(map(_looks_random, _FRAGMENT.findall(value)))
+    if _SECRET_VALUE.search(value) or hide_secrets(value, ()) != value:
+        return True
+    return any(map(_looks_random, _FRAGMENT.findall(value)))
 
 
 def shorten_home(text: str, home: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from torchsleuth.cases.printable import printable
+from torchsleuth.script_runtime.hiding import hide_secrets
 
 # A script that is shown in full, a log.
 MOST_SHOWN = 1 << 20
@@ -38,4 +39,4 @@ def print_json(document: Any) -> None:
 
 
 def _safe(text: str, lines: bool = False) -> str:
-    return printable(text, lines, MOST_SHOWN)
+    return hide_secrets(printable(text, lines, MOST_SHOWN))

@@ -24,6 +24,7 @@ from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.record import read_record
 from torchsleuth.processes.compiler_probes import hand_probes_to
 from torchsleuth.processes.tree import descendants_of, end_all, kill_group
+from torchsleuth.script_runtime.hiding import HIDDEN_SECRET
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.watched.overrides import Overrides
 
@@ -109,6 +110,12 @@ def program_of(folder: CaseFolder) -> Program:
         raise CannotRunProgram(
             f"case {case.id} does not say how its program was started; record it again with: torchsleuth run"
         ) from None
+    if any(HIDDEN_SECRET in word for word in command):
+        raise CannotRunProgram(
+            f"the command line of the program of case {case.id} held a secret, which is not kept; "
+            "put the workaround into the program and run it yourself"
+        )
+    command, cwd = [os.path.expanduser(word) for word in command], os.path.expanduser(str(cwd or ""))
     if not command or not cwd or not Path(cwd).is_dir():
         raise CannotRunProgram(f"the folder in which the program of case {case.id} ran is not here: {cwd}")
     return Program(tuple(command), cwd)

@@ -18,6 +18,7 @@ from torchsleuth.cases.record import CompileSettings, GraphRecord
 
 # In the order in which they use each other. Each imports the standard library, torch and those before it only.
 RUNTIME_MODULES = (
+    "hiding.py",
     "signature.py",
     "reader.py",
     "relaxed.py",

@@ -13,6 +13,8 @@ import os
 import re
 import traceback
 
+from torchsleuth.script_runtime.hiding import hide_secrets
+
 # These exceptions only carry another one: the same bug is seen with and without them.
 _SIG_CARRIERS = {"BackendCompilerFailed", "InductorError", "LoweringException", "TorchRuntimeError"}
 _SIG_CARRIERS |= {"SubgraphLoweringException", "SubprocException", "ProcessRaisedException"}
@@ -114,7 +116,8 @@ def signature_from_json(doc: dict) -> Signature:
 
 def normalise_message(text: str) -> str:
     """The text less what changes from run to run: `size 3 of buf7` becomes `size # of <name>`."""
-    text = _sig_head(re.sub('[\u2018\u2019\u201c\u201d"`]', "'", _SIG_ANSI.sub("", text[:200_000])))[:2000]
+    text = re.sub('[\u2018\u2019\u201c\u201d"`]', "'", _SIG_ANSI.sub("", text[:200_000]))
+    text = hide_secrets(_sig_head(text)[:2000])
     for pattern, replacement in _SIG_REWRITES:
         text = re.sub(pattern, replacement, text)
     before = ""

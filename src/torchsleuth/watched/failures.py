@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchsleuth.cases.record import AmbientState
+from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.tensors import values_nbytes
@@ -43,7 +44,7 @@ def describe(error: BaseException) -> str:
     """`Type: message` with the place it was raised at, for our own log."""
     last = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ else []
     place = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return hide_secrets(f"{type(error).__name__}: {error}{place}")
 
 
 def already_reported(error: BaseException) -> bool:
@@ -168,7 +169,7 @@ def report_capture_error(
             "torch": torch.__version__,
             "user_line": [user.filename, user.lineno] if user else [frame.file, frame.line],
             "frames": [[each.filename, each.lineno, each.name] for each in _without_transforms(stack)],
-            "program": {"command": list(sys.orig_argv), "cwd": started_in},
+            "program": {"command": hide_in_words(sys.orig_argv), "cwd": started_in},
             "op": None if call is None else seams.target_name(call[0]),
             "fails_in_eager": None if call is None else seams.fails_in_eager(*call),
         }
@@ -200,7 +201,7 @@ def report_wrong_capture(
                 "place": [file, function, line],
             },
             "frames": [[file, line, function]],
-            "program": {"command": list(sys.orig_argv), "cwd": started_in},
+            "program": {"command": hide_in_words(sys.orig_argv), "cwd": started_in},
         }
     )
     if watch.finish is not None:
@@ -218,7 +219,7 @@ def _is_installed(file: str) -> bool:
 
 def _traceback_text(error: BaseException) -> str:
     hide_our_frames(error)
-    return "".join(traceback.format_exception(error))
+    return hide_secrets("".join(traceback.format_exception(error)))
 
 
 def hide_our_frames(error: BaseException) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchsleuth.processes.identity import this_process
+from torchsleuth.script_runtime.hiding import hide_in_words
 
 # Two counters per graph and one pair for graph capture; a process with more graphs than this goes on,
 # its later graphs are recorded but a crash in them is not told apart from one elsewhere.
@@ -129,7 +130,7 @@ def _process_facts() -> dict[str, Any]:
         "pid": os.getpid(),
         "identity": this_process().to_json(),
         "parent": os.getppid(),
-        "argv": sys.argv,
+        "argv": hide_in_words(sys.argv),
         "rank": int(rank) if rank and rank.isdigit() else None,
         "started": time.time(),
         "python": sys.version.split()[0],

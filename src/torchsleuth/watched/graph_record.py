@@ -17,9 +17,11 @@ from typing import Any
 import torch
 
 from torchsleuth.cases.record import CompileSettings, Embedded, GraphRecord
+from torchsleuth.cases.scrub import without_secrets
 from torchsleuth.graphs.identity import structural_hash
 from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.graphs.provenance import calling_line, module_and_call, user_lines
+from torchsleuth.script_runtime.hiding import hide_in_words
 from torchsleuth.tensors.specs import (
     REBUILT_FORMS,
     InputsDescription,
@@ -95,7 +97,7 @@ def record_graph(
         source_lines=user_lines(graph),
         placeholders=tuple(p.name for p in placeholders),
         # How to start the program again, for a workaround that is tried on the whole of it.
-        program={"command": list(sys.orig_argv), "cwd": started_in},
+        program={"command": hide_in_words(sys.orig_argv), "cwd": started_in},
     )
     if not record.source_lines:
         record = replace(record, called_from=calling_line(), modules=_modules(graph))
@@ -171,7 +173,8 @@ def _embedded(wanted: Mapping[str, Any], printed: PrintedGraph | None) -> Embedd
     custom_ops = printed.custom_ops if printed is not None else ()
     if not (wanted or references or custom_ops):
         return Embedded()
-    return embed({**wanted, **references}, custom_ops, loaded_libraries=torch.ops.loaded_libraries)
+    made = embed({**wanted, **references}, custom_ops, loaded_libraries=torch.ops.loaded_libraries)
+    return replace(made, source=without_secrets(made.source))
 
 
 def keep_values(

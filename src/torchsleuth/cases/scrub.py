@@ -1,0 +1,120 @@
+"""What is written into a case carries no secrets, and of the person's machine no more than it must.
+
+Every text of a case passes through `scrubbed` on its way to the disk. Secrets go everywhere; the home folder becomes
+`~` and the user's name `user`, but not inside a script's code, where a path that is needed would lead nowhere.
+"""
+
+from __future__ import annotations
+
+import getpass
+import io
+import json
+import os
+import re
+import tokenize
+from typing import Any
+
+from torchsleuth.script_runtime.hiding import HIDDEN_SECRET, hide_in_words, hide_secrets
+
+_STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+# What stands before a string that nothing is done with: a docstring.
+_BEFORE_DOCSTRING = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, -1}
+# What of a record becomes part of a script.
+_CODE = {"embedded", "imports", "options", "config", "compile_kwargs"}
+_NAMED = re.compile(
+    r"(?i)(?:passw(?:or)?d|passphrase|secret|credentials?|(?:api|access|secret|private|auth)[_-]?key|token)['\"]?"
+    r"\s*(?::\s*\w+\s*)?[=:]\s*[rbu]*$"
+)
+
+
+def scrubbed(name: str, text: str, *, everywhere: bool = False) -> str:
+    """The text of a file as it may be kept; `everywhere` shortens paths in code, too.
+
+    >>> scrubbed("log.txt", "--token=abc123"), scrubbed("repro.py", "secret = 'abc'")
+    ('--token=<hidden>', "secret = '<hidden>'")
+    """
+    if name.endswith(".py"):
+        return _python(text, paths="all" if everywhere else "prose")
+    if name.endswith(".json"):
+        try:
+            return json.dumps(_document(json.loads(text), name, everywhere), indent=1) + "\n"
+        except ValueError:
+            pass
+    return shortened(hide_secrets(text))
+
+
+def _document(doc: Any, key: str, everywhere: bool, *, code: bool = False) -> Any:
+    """A document with all its strings scrubbed; below the keys of `_CODE` they are parts of scripts."""
+    if isinstance(doc, dict):
+        return {k: _document(v, k, everywhere, code=code or k in _CODE) for k, v in doc.items()}
+    if isinstance(doc, list) and doc and all(isinstance(each, str) for each in doc):
+        doc = hide_in_words(doc)
+    if isinstance(doc, list):
+        return [_document(each, "", everywhere, code=code) for each in doc]
+    if not isinstance(doc, str):
+        return doc
+    if _NAMED.search(f"{key}="):
+        return HIDDEN_SECRET
+    return hide_secrets(doc) if code and not everywhere else shortened(hide_secrets(doc))
+
+
+def without_secrets(source: str) -> str:
+    """Python text with its strings and comments free of secrets, and all else as it was."""
+    return _python(source, paths="none")
+
+
+def shortened(text: str) -> str:
+    """Without the home folder and the name of this user: `/home/ada/model.py` becomes `~/model.py`."""
+    home = os.path.expanduser("~").rstrip("/\\")
+    if len(home) > 1:
+        text = re.sub(rf"(?<![\w./-]){re.escape(home)}(?![\w.-])", "~", text)
+    user = _user()
+    if user and user in text:
+        text = re.sub(rf"(?<=torchinductor_){re.escape(user)}(?!\w)", "user", text)
+        text = re.sub(rf"(?<=/home/){re.escape(user)}(?![\w.-])", "user", text)
+        text = re.sub(rf"(?<=/Users/){re.escape(user)}(?![\w.-])", "user", text)
+    return text
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def _python(source: str, paths: str) -> str:
+    """Only strings and comments change, so that the rest stays the program it was; `paths` that are shortened: all,
+    those in prose, none."""
+    if hide_secrets(source) == source and (paths == "none" or shortened(source) == source):
+        return source
+    lines = source.splitlines(keepends=True)
+    edits: list[tuple[tuple[int, int], tuple[int, int], str]] = []
+    before = -1
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type in _STRINGS or token.type == tokenize.COMMENT:
+                old = _slice(lines, token.start, token.end)
+                new = hide_secrets(old)
+                prefix = lines[token.start[0] - 1][: token.start[1]]
+                if token.type == tokenize.STRING and _NAMED.search(prefix):
+                    new = re.sub(r"(?s)^(\w*)('''|\"\"\"|'|\").+\2$", rf"\1\2{HIDDEN_SECRET}\2", new)
+                prose = token.type == tokenize.COMMENT or before in _BEFORE_DOCSTRING
+                if paths == "all" or (prose and paths == "prose"):
+                    new = shortened(new)
+                if new != old:
+                    edits.append((token.start, token.end, new))
+            before = token.type
+    except (tokenize.TokenError, SyntaxError, IndentationError):
+        return scrubbed("text", source)  # nobody can run it
+    for (row, column), (last, end), new in reversed(edits):
+        tail = lines[last - 1][end:]
+        lines[row - 1 : last] = [lines[row - 1][:column] + new + tail]
+    return "".join(lines)
+
+
+def _slice(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:
+    if start[0] == end[0]:
+        return lines[start[0] - 1][start[1] : end[1]]
+    middle = lines[start[0] : end[0] - 1]
+    return "".join([lines[start[0] - 1][start[1] :], *middle, lines[end[0] - 1][: end[1]]])
