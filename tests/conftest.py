@@ -25,6 +25,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def key_of_the_tests(tmp_path_factory):
+    """Cases made by tests are marked with a key that is not the person's."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def probes_of_the_compiler():
     """The first compile in a fresh cache asks the C++ compiler what it can do; ask once per machine, not per test."""
     from torchsleuth.processes.compiler_probes import keep_probes_of, probe_store

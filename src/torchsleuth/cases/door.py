@@ -64,7 +64,11 @@ def text_inside(folder: Path | str, name: str, most: int = MOST_TEXT) -> str:
 
 def json_inside(folder: Path | str, name: str, most: int = MOST_TEXT) -> Any:
     """The JSON of a file below a folder, without numbers JSON does not have: `json_inside(path, "record.json")`."""
-    raw = read_inside(folder, name, most)
+    return parse_json(read_inside(folder, name, most), name)
+
+
+def parse_json(raw: bytes, name: str) -> Any:
+    """The document in these bytes; `name` is that of their file: `parse_json(b"[1]", "case.json") == [1]`."""
     try:
         return json.loads(raw.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
     except RecursionError:

@@ -63,6 +63,16 @@ class NewerSchema(CaseError):
         )
 
 
+class CaseInUse(CaseError):
+    """Another torchsleuth works on the case."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        super().__init__(
+            f"Another torchsleuth is working on the case in {path}, and what it finds will be there; try again later."
+        )
+
+
 class NotWritable(CaseError):
     """The folder of cases, or a case in it, may not be written."""
 

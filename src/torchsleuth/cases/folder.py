@@ -18,9 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.cases.door import inside, is_file_inside, json_inside, text_inside
-from torchsleuth.cases.errors import AmbiguousCase, CaseNotFound, DamagedCase, NotWritable, error_of_oserror
+from torchsleuth.cases.errors import (
+    AmbiguousCase,
+    CaseInUse,
+    CaseNotFound,
+    DamagedCase,
+    NotWritable,
+    error_of_oserror,
+)
 from torchsleuth.cases.listing import CaseSummary, case_names, list_cases
 from torchsleuth.cases.model import ID, Case, case_from_json
+from torchsleuth.cases.ownership import is_ours, key_file, mark_as_ours
 from torchsleuth.cases.reading import case_document, read_case
 from torchsleuth.cases.scrub import scrubbed
 
@@ -28,6 +36,10 @@ try:
     import fcntl
 except ImportError:  # not on Windows; there two writers of one case may lose a count, never a file
     fcntl = None  # type: ignore[assignment]
+
+
+# Held while a case is searched; never removed, or two could hold one each.
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -133,16 +145,23 @@ def _folder_at(path: Path) -> CaseFolder:
 
 
 def _count_again(target: Path, case: Case) -> CaseFolder | None:
-    """The case already there with one more sighting; None, and out of the way, where it is unreadable."""
+    """The case already there with one more sighting; None, and out of the way, where it is damaged or a stranger's."""
     with _locked(target):
         try:
             doc = case_document(target)
             old = case_from_json(doc, target)
         except DamagedCase:
-            os.rename(target, target.with_name(f"{target.name}.damaged-{secrets.token_hex(4)}"))
+            _set_aside(target, "damaged")
+            return None
+        if not is_ours(target, target.name) and key_file().is_file():
+            _set_aside(target, "from-elsewhere")  # its scripts are not run in the place of ours
             return None
         doc.update(seen=old.seen + case.seen, last_seen=case.last_seen or now())
         return _put_document(target, doc)
+
+
+def _set_aside(target: Path, why: str) -> None:
+    os.rename(target, target.with_name(f"{target.name}.{why}-{secrets.token_hex(4)}"))
 
 
 def _write_new(target: Path, case: Case, files: Mapping[str, str | Path]) -> CaseFolder:
@@ -153,6 +172,7 @@ def _write_new(target: Path, case: Case, files: Mapping[str, str | Path]) -> Cas
         for name, content in files.items():
             _put(growing, name, content)
         written = _put_document(growing, case.to_json())
+        mark_as_ours(growing, case.id)
         try:
             os.rename(growing, target)
         except OSError as failure:
@@ -215,6 +235,28 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def working_on(folder: CaseFolder) -> Iterator[None]:
+    """One at a time searches in a case, however long that takes; raises `CaseInUse` for the second.
+
+    Used as `with working_on(folder): ...`; single writes need no more than `update_case`.
+    """
+    if fcntl is None:
+        yield
+        return
+    with _explained(folder.path):
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(folder.path / LOCK, flags, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CaseInUse(folder.path) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One writer per case at a time; the lock is the folder itself, so it leaves no file behind."""
     if fcntl is None:
@@ -236,5 +278,6 @@ __all__ = [
     "open_case",
     "read_case",
     "update_case",
+    "working_on",
     "write_case",
 ]

@@ -25,8 +25,8 @@ from torchsleuth.bisect.releases import (
     so_far,
     tried_before,
 )
-from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
+from torchsleuth.cli.agreement import NotAgreed, agree_to
 from torchsleuth.cli.options import budget_option, cases_option, json_option
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.verify import script_of
@@ -37,10 +37,6 @@ from torchsleuth.supervise.verification import phase_clock
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-class NotAgreed(SleuthError):
-    """Nobody said that so much may be downloaded."""
-
-
 @click.command("bisect")
 @click.argument("case_or_repro", default="last")
 @click.option(
@@ -48,7 +44,9 @@ class NotAgreed(SleuthError):
 )
 @click.option("--releases", metavar="LIST", help="These releases instead: 2.11.0,2.12.1.")
 @click.option("--index-url", metavar="URL", help="Package index to take torch from.")
-@click.option("--yes", is_flag=True, help="Download without asking.")
+@click.option(
+    "--yes", is_flag=True, help="Download, and execute a case that was not made here, without asking."
+)
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Releases tried at a time."
 )
@@ -87,6 +85,8 @@ def bisect_verb(
     """
     deadline = time.monotonic() + budget
     folder, script, expected = script_of(case_or_repro, cases_dir)
+    if folder is not None:
+        agree_to(folder, yes)
     script = script.resolve()
     provider = _provider(folder, index_url)
     versions = _versions(provider, torch_range, releases)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.cases.folder import list_cases, open_case
+from torchsleuth.cases.folder import CaseFolder, list_cases, open_case
+from torchsleuth.cases.packing import is_packed, read_packed
 from torchsleuth.cli.options import cases_option, json_option
 from torchsleuth.cli.output import print_json, say
 from torchsleuth.supervise.leftovers import leftover_spools
@@ -43,17 +44,19 @@ def list_verb(cases_dir: Path, as_json: bool) -> int:
 @cases_option
 @json_option
 def show_verb(case: str, cases_dir: Path, as_json: bool) -> int:
-    """One case: what failed, where, and what is known about it. CASE is an id, a prefix, a path or `last`.
+    """One case: what failed, where, and what is known about it. CASE is an id, a prefix, a path, `last`,
+    or a packed file.
 
     \b
     torchsleuth show last
     torchsleuth show 3f9a --json
     """
-    folder = open_case(cases_dir, case)
+    packed = is_packed(case)
+    folder = CaseFolder(Path(case), read_packed(Path(case))) if packed else open_case(cases_dir, case)
     if as_json:
         print_json({**folder.case.to_json(), "path": str(folder.path)})
         return 0
     from torchsleuth.report.terminal import show_case
 
-    show_case(folder)
+    show_case(folder, packed)
     return 0

@@ -34,6 +34,8 @@ VERBS = {
     ),
     "minify": ("torchsleuth.cli.minify", "The smallest graph, inputs and settings that fail the same way."),
     "verify": ("torchsleuth.cli.verify", "Run a repro in fresh processes and compare how it fails."),
+    "pack": ("torchsleuth.cli.pack", "One file to share, with the list of what is in it."),
+    "unpack": ("torchsleuth.cli.pack", "A packed case among the cases here."),
     "bisect": ("torchsleuth.cli.bisect", "The torch release that brought or fixed the failure."),
     "backends": ("torchsleuth.cli.backends", "The debugging backends."),
     "calibrate": (

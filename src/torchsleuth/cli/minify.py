@@ -14,6 +14,7 @@ import click
 
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
+from torchsleuth.cli.agreement import agree_to, yes_option
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.progress import StatusLine
@@ -29,14 +30,18 @@ class NotACase(SleuthError):
 @click.command("minify")
 @click.argument("case_or_script", default="last")
 @budget_option(600)
+@yes_option
 @workers_option
 @cases_option
 @json_option
-def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Path, as_json: bool) -> int:
+def minify_verb(
+    case_or_script: str, budget: float, yes: bool, workers: str, cases_dir: Path, as_json: bool
+) -> int:
     """Shrink a case to the smallest script that still fails the same way, and verify it three times.
 
     Every smaller script found is kept at once: Ctrl-C leaves the best one as repro.py, and the same command goes on
-    from there. Also takes a written script, or one that PyTorch's own minifier wrote.
+    from there. Also takes a written script, or one that PyTorch's own minifier wrote. Executes the case, and asks once
+    about one that was not made here (--yes).
 
     \b
     torchsleuth minify last
@@ -45,6 +50,8 @@ def minify_verb(case_or_script: str, budget: float, workers: str, cases_dir: Pat
     """
     started = time.monotonic()
     folder = _known_case(case_or_script, cases_dir)
+    if folder is not None:
+        agree_to(folder, yes)
     line = StatusLine(budget)
     with processes_for(folder, workers) as processes:
         try:

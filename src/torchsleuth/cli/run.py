@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.errors import CaseInUse, SleuthError
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
@@ -235,6 +235,8 @@ def _finish(
             for known in investigate(folder, process, deadline, workers, say, line.hear):
                 line.end()
                 done[position] = (known, process)
+        except CaseInUse as why:
+            say(str(why))
         except KeyboardInterrupt:
             line.end()
             say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.cases.folder import open_case
 from torchsleuth.cases.model import Triage
+from torchsleuth.cli.agreement import case_to_execute, yes_option
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.supervise.pipeline import processes_for, sentences, triage_step
@@ -19,6 +19,7 @@ from torchsleuth.supervise.pipeline import processes_for, sentences, triage_step
 @click.argument("case_or_script", default="last")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @budget_option(120)
+@yes_option
 @workers_option
 @cases_option
 @json_option
@@ -26,6 +27,7 @@ def triage_verb(
     case_or_script: str,
     arguments: tuple[str, ...],
     budget: float,
+    yes: bool,
     workers: str,
     cases_dir: Path,
     as_json: bool,
@@ -33,7 +35,8 @@ def triage_verb(
     """Name the component, the part of it, the operator and the line of the program at fault.
 
     Every answer is a run that differs in just that: with a pass left out, an operator kept as an eager kernel, another
-    setting. Of a script instead of a case, the whole program is run with more and more of the compiler.
+    setting. Of a script instead of a case, the whole program is run with more and more of the compiler. Executes the
+    case, and asks once about one that was not made here (--yes).
 
     \b
     torchsleuth triage last
@@ -44,7 +47,7 @@ def triage_verb(
         return _program([case_or_script, *arguments], cases_dir, budget, as_json)
     if arguments:
         raise click.UsageError(f"a case takes no arguments, and {case_or_script} is not a script here")
-    folder = open_case(cases_dir, case_or_script)
+    folder = case_to_execute(cases_dir, case_or_script, yes)
     with processes_for(folder, workers) as processes:
         left = max(1.0, budget - (time.monotonic() - started))
         folder = triage_step(folder, processes, left, _say, sentences(_say))

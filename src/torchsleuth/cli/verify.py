@@ -10,6 +10,7 @@ import click
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Verified
+from torchsleuth.cli.agreement import agree_to, yes_option
 from torchsleuth.cli.options import cases_option, json_option
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
@@ -29,19 +30,25 @@ class NoRepro(SleuthError):
 @click.option(
     "--timeout", type=float, metavar="S", help="Seconds a compile or run may take before it is a hang."
 )
+@yes_option
 @cases_option
 @json_option
-def verify_verb(case_or_repro: str, times: int, timeout: float | None, cases_dir: Path, as_json: bool) -> int:
+def verify_verb(
+    case_or_repro: str, times: int, timeout: float | None, yes: bool, cases_dir: Path, as_json: bool
+) -> int:
     """Run a repro in fresh processes, each with a fresh kernel cache, and compare how it fails.
 
-    It is run once more without the compiler, where it has to pass. Status 0 where it failed the same way every time and
-    passed without the compiler, 1 otherwise; of a bug of the program's own nothing is asked without the compiler.
+    Executes the script; a case that was not made here is asked about once (--yes). It is run once more without the
+    compiler, where it has to pass. Status 0 where it failed the same way every time and passed without the compiler, 1
+    otherwise; of a bug of the program's own nothing is asked without the compiler.
 
     \b
     torchsleuth verify last
     torchsleuth verify torchsleuth-cases/3f9a1c07/original.py --times 1
     """
     folder, script, expected = script_of(case_or_repro, cases_dir)
+    if folder is not None:
+        agree_to(folder, yes)
     clock = timeout or (PHASE_SECONDS if folder is None else phase_clock(folder.case))
     runs: list[ScriptRun] = []
     for number in range(1, times + 1):
@@ -95,7 +102,7 @@ def script_of(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Si
         return folder, path, folder.case.signature if folder else expected_of_script(path)
     folder = open_case(cases_dir, wanted)
     for name in ("repro.py", "original.py"):
-        if folder.file(name).is_file():
+        if folder.has(name):
             return folder, folder.file(name), folder.case.signature
     raise NoRepro(
         f"case {folder.case.id} has no repro to run: {folder.case.no_repro or 'its script is missing'}"
@@ -109,6 +116,6 @@ def expected_of_script(path: Path) -> Signature:
         for node in tree.body:
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "EXPECTED":
                 return signature_from_json(ast.literal_eval(node.value))
-    except (OSError, SyntaxError, ValueError, TypeError) as error:
+    except (OSError, SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise NoRepro(f"{path} cannot be read as a repro ({error})") from error
     raise NoRepro(f"{path} is not a script written by torchsleuth: it names no expected failure")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import click
 
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Case, Workaround, best_workaround
+from torchsleuth.cli.agreement import agree_to, yes_option
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.program.attempt import Attempt, attempt_from_json
@@ -27,16 +29,25 @@ SHARE_FOR_TRIAGE = 0.4
 @click.option("--program", "on_program", is_flag=True, help="Also run the whole program with the best one.")
 @click.option("--all", "everything", is_flag=True, help="With --program: run it with every verified one.")
 @budget_option(300, "Seconds to spend; with --program the runs of the program have as long again.")
+@yes_option
 @workers_option
 @cases_option
 @json_option
 def workaround_verb(
-    case: str, on_program: bool, everything: bool, budget: float, workers: str, cases_dir: Path, as_json: bool
+    case: str,
+    on_program: bool,
+    everything: bool,
+    budget: float,
+    yes: bool,
+    workers: str,
+    cases_dir: Path,
+    as_json: bool,
 ) -> int:
     """Try what could make the failing graph pass, and show the cheapest way that works.
 
     Each is tried on the whole captured graph: it must compile, run to its end and give eager's numbers. --program
-    runs your program, unchanged, with the workaround put in from outside. Status 0 with a verified one, 1 without.
+    runs your program, unchanged, with the workaround put in from outside, and shows its command first. Executes the
+    case, and asks once about one that was not made here (--yes). Status 0 with a verified one, 1 without.
 
     \b
     torchsleuth workaround last
@@ -45,10 +56,12 @@ def workaround_verb(
     if everything and not on_program:
         raise click.UsageError("--all says which workarounds to run the program with: add --program")
     folder = open_case(cases_dir, case)
-    if on_program:
-        program_of(folder)  # before minutes are spent on the rest
+    if on_program or folder.case.graph is None:  # before minutes are spent on the rest
+        program = program_of(folder)
+        say(f"this runs, in {program.cwd}: {shlex.join(program.command)}")
+    agree_to(folder, yes)
     if folder.case.graph is None:  # there is only the program to try anything on
-        folder, on_program = try_on_program(folder, time.monotonic() + budget, _say), False
+        folder, on_program = try_on_program(folder, time.monotonic() + budget, say), False
     else:
         folder, found = _tried(folder, workers, budget)
     if on_program:

@@ -43,7 +43,7 @@ def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
     console.print(table)
 
 
-def show_case(folder: CaseFolder) -> None:
+def show_case(folder: CaseFolder, packed: bool = False) -> None:
     """Prints everything that is known about one case, and what to type next."""
     console = _console()
     case = folder.case
@@ -73,14 +73,17 @@ def show_case(folder: CaseFolder) -> None:
                 f"{case.kept.get('by_value')} inputs kept by value, {case.kept.get('by_spec')} by spec",
             )
         )
-    facts.append(("folder", str(folder.path)))
+    facts.append(("packed in" if packed else "folder", str(folder.path)))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(name, Text(printable(value)))
     console.print(table)
-    if case.no_repro is None:
+    if packed:
+        console.print()
+        _line(console, f"next: torchsleuth unpack {folder.path}")
+    elif case.no_repro is None:
         script = folder.path / _script(folder)
         console.print()
         _line(console, f"next: torchsleuth verify {case.id}, or: python {script}")

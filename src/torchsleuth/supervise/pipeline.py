@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torchsleuth.cases.errors import SleuthError
-from torchsleuth.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.cases.folder import CaseFolder, open_case, update_case, working_on
 from torchsleuth.cases.model import Minified, Triage, Workaround, best_workaround
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.processes.prepared import PreparedInterpreter
@@ -67,6 +67,8 @@ def processes_for(
     Used as `with processes_for(folder, "2") as processes: triage_step(folder, processes, 60, print)`.
     """
     with contextlib.ExitStack() as stack:
+        if folder is not None:
+            stack.enter_context(working_on(folder))
         prepared = stack.enter_context(PreparedInterpreter())
         on_cpu = folder is None or folder.case.device == "cpu"
         runner = ScriptRunner(prepared if on_cpu else None, python or sys.executable)
