@@ -118,16 +118,25 @@ class WatchedProcess:
         try:
             signature_from_json(failure["signature"])
             known = isinstance(failure["traceback"], str) and isinstance(failure["time"], (int, float))
-            if not known or not isinstance(failure.get("count", 1), int):
+            if not known:
                 raise TypeError("it is no report")
         except (TypeError, LookupError, AttributeError) as why:
             raise NotRead(f"{name} does not report a failure ({why})") from why
+        failure["count"] = self._count(name)
         wanted = failure.get("record")
         if wanted is not None:
             failure["record"] = next((str(p) for p in self.graph_folders() if str(p) == wanted), None)
             if failure["record"] is None:
                 raise NotRead(f"{name} names a record that is none of this process's")
         return failure
+
+    def _count(self, name: str) -> int:
+        """How often it happened; the last occurrences before a death may be missing."""
+        try:
+            count = json_inside(self.folder, name.replace("failure", "count"), 100)
+        except NotRead:
+            return 1
+        return count if isinstance(count, int) and 0 < count < 1 << 60 else 1
 
     def under_way(self) -> UnderWay | None:
         """Where this process is, or was when it died; None where no compile or compiled call is open."""

@@ -114,6 +114,7 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
         backend=record.settings.backend if record else "none",
         after=record.settings.level if record else None,
         signature=signature,
+        seen=failure.get("count", 1),
         rank=rank,
         script=tuple(process.facts["argv"]),
         no_repro=record.no_repro if record else WRONG_CAPTURE if "capture" in failure else NO_FRAME,

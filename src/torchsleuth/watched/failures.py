@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import shutil
 import sys
 import time
 import traceback
@@ -21,7 +22,7 @@ import torch
 
 from torchsleuth.cases.record import AmbientState
 from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets
-from torchsleuth.script_runtime.signature import Signature, signature_of_exception
+from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched.flight import Flight
@@ -37,6 +38,7 @@ KEPT_BYTES = 256 << 20
 SECOND_LOOK_BYTES = 4 << 30
 
 _MARK = "__torchsleuth_reported__"
+AGAIN = "again"
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent)
 
 
@@ -50,6 +52,17 @@ def describe(error: BaseException) -> str:
 def already_reported(error: BaseException) -> bool:
     """True where this exception, or one it was raised from, has become a failure on disk already."""
     return any(getattr(e, _MARK, False) for e in _chain(error))
+
+
+def is_repeated(error: BaseException) -> bool:
+    """True where such a failure of such a graph was met before in this process, and was only counted."""
+    return any(getattr(e, _MARK, None) == AGAIN for e in _chain(error))
+
+
+def forget(record: RecordedGraph, phase: str) -> None:
+    """Removes the record of a graph that could not be compiled, where there is one like it already."""
+    if phase == "compile":
+        shutil.rmtree(record.folder, ignore_errors=True)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -74,9 +87,13 @@ def report_failure(
     inputs: Sequence[Any],
 ) -> None:
     """One failing graph becomes a failure on disk."""
-    with contextlib.suppress(AttributeError):
-        setattr(error, _MARK, True)
     signature = signature_of_exception(error, kind, phase)
+    again = flight.seen_again((record.facts.hash, fingerprint(signature)))
+    with contextlib.suppress(AttributeError):
+        setattr(error, _MARK, AGAIN if again else True)
+    if again:
+        forget(record, phase)
+        return
     values = phase == "run"
     _report(watch, flight, record, signature, _traceback_text(error), inputs if values else ())
 
@@ -90,6 +107,8 @@ def report_wrong_result(
     inputs: Sequence[Any],
 ) -> None:
     """A graph whose result differs from eager becomes a failure on disk."""
+    if flight.seen_again((record.facts.hash, fingerprint(signature))):
+        return
     _report(watch, flight, record, signature, detail.get("sentence", ""), inputs, accuracy=detail)
 
 
@@ -137,13 +156,14 @@ def keep_inputs(
     there = [v for v in inputs if isinstance(v, torch.Tensor)]
     there.sort(key=values_nbytes)
     wanted: list[torch.Tensor] = []
-    total = 0
+    store = record.folder / "inputs"
+    total = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())  # of earlier calls
     for tensor in there:
         total += values_nbytes(tensor)
         if total > most:
             break
         wanted.append(tensor)
-    kept = keep_values(record.inputs, inputs, wanted, record.folder / "inputs").to_json()
+    kept = keep_values(record.inputs, inputs, wanted, store).to_json()
     record.update(inputs=kept)
     return kept
 
@@ -152,8 +172,11 @@ def report_capture_error(
     watch: Watch, flight: Flight, frame: seams.FrameCapture, error: BaseException
 ) -> None:
     """Dynamo failed before there was a graph: a failure without one, told apart from a bug of the program."""
+    signature = signature_of_exception(error, "capture_error", "capture")
     with contextlib.suppress(AttributeError):
         setattr(error, _MARK, True)
+    if flight.seen_again((str(frame.function), fingerprint(signature))):
+        return
     stack = getattr(error, "real_stack", None) or []
     # The line a person can change: theirs, where the failure is in a library that they call.
     own = [frame for frame in stack if not _is_installed(frame.filename)]
@@ -162,7 +185,7 @@ def report_capture_error(
     flight.report(
         {
             "record": None,
-            "signature": signature_of_exception(error, "capture_error", "capture").to_json(),
+            "signature": signature.to_json(),
             "traceback": _traceback_text(error),
             "time": time.time(),
             "function": frame.function,

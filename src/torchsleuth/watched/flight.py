@@ -46,6 +46,8 @@ class Flight:
         self.graphs = 0
         self.failures = 0
         self.silent = False  # in a fork that must not be seen
+        # By what failed and how: the number of the report, and how often it happened.
+        self._seen: dict[tuple[str, ...], list[int]] = {}
         self.finished = 0  # how many of them are cases already, where that is done in this process
         self.counters = self._map_counters()
         self._stacks = self._prepare_stacks()
@@ -71,6 +73,8 @@ class Flight:
     def continue_in_child(self, spool: str) -> None:
         """After a fork: the child gets a folder and counters of its own and refers to the parent's records."""
         parent = self.folder
+        self.failures = self.finished = 0
+        self._seen = {}
         self.pid = os.getpid()
         self.folder = Path(spool) / f"p{self.pid}-{time.time_ns() % 10**9:09d}"
         self.folder.mkdir(mode=0o700, parents=True)
@@ -94,6 +98,22 @@ class Flight:
     def run_slot(self, number: int) -> int:
         return self.compile_slot(number) + 1
 
+    def seen_again(self, failure: tuple[str, ...]) -> bool:
+        """Whether such a failure was reported before; then it is only counted. A program may catch it in a loop."""
+        with self.lock:
+            if failure not in self._seen:
+                self._seen[failure] = [self.failures + 1, 1]
+                return False
+            self._seen[failure][1] += 1
+            number, count = self._seen[failure]
+        if count & (count - 1) == 0:  # now and then, as the process may die; in full when it ends
+            self._write_count(number, count)
+        return True
+
+    def _write_count(self, number: int, count: int) -> None:
+        with contextlib.suppress(OSError):
+            write_json(self.folder / f"count-{number}.json", count)
+
     def report(self, failure: dict[str, Any]) -> Path:
         """Keeps one failure; the supervisor makes a case of it."""
         with self.lock:
@@ -112,6 +132,9 @@ class Flight:
 
     def _close(self) -> None:
         if os.getpid() == self.pid:  # a forked child inherits this handler, but not the flight
+            for number, count in self._seen.values():
+                if count > 1:
+                    self._write_count(number, count)
             with contextlib.suppress(OSError):
                 (self.folder / "done").write_text("")
 

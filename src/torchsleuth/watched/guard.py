@@ -47,7 +47,8 @@ class GuardedGraph:
         with self.watch.our_own_work():
             if failures.already_reported(error):
                 # By a graph inside this one. Should that one not fail by itself, this one's inputs are needed.
-                failures.keep_inputs(self.record, inputs)
+                if not failures.is_repeated(error):
+                    failures.keep_inputs(self.record, inputs)
             else:
                 failures.report_failure(
                     self.watch, self.flight, self.record, error, "runtime_error", "run", inputs

@@ -292,6 +292,8 @@ class Watch:
             if not failures.already_reported(error):
                 with self.our_own_work():
                     failures.report_failure(self, flight, record, error, "compile_error", "compile", ())
+            elif failures.is_repeated(error):
+                failures.forget(record, "compile")
             if self.settings.keep_going and eager is not None:
                 return eager
             raise
