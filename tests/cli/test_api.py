@@ -39,13 +39,16 @@ def test_a_watched_backend_keeps_its_failures_as_cases_and_says_where(tmp_path):
     assert case["after"] == "aot" and f"torchsleuth: case {case['id']}" in failing.stderr
 
 
-def test_the_crash_of_a_watched_backend_becomes_a_case_when_someone_looks(tmp_path):
+def test_the_crash_of_a_watched_backend_becomes_a_case_with_the_next_run(tmp_path):
     died = run(tmp_path, WATCHED, "aten.sinh.default:segv")
     assert died.returncode == -11
     listed = sleuth("list", cwd=tmp_path)
-    assert (listed.case["kind"], listed.case["signature"]["signal"]) == ("crash", "SIGSEGV")
-    assert listed.case["id"] in listed.stdout
-    assert not list((tmp_path / "cases" / ".spool").glob("*"))
+    assert listed.cases == [] and "1 program that died has left a record" in listed.stderr
+    (tmp_path / "healthy.py").write_text("print('healthy')")
+    ran = sleuth("run", "healthy.py", cwd=tmp_path)
+    assert ran.stdout == "healthy\n"
+    assert (ran.case["kind"], ran.case["signature"]["signal"]) == ("crash", "SIGSEGV")
+    assert not (tmp_path / "cases" / ".spool").exists()
 
 
 def test_a_guarded_compiler_passes_everything_through_and_defers_the_real_inputs(tmp_path):

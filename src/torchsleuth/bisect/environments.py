@@ -144,10 +144,10 @@ def _fill(recipe: Recipe, place: Path, deadline: float, stop: threading.Event) -
         early = ["--prerelease", "allow"] if release_named(recipe.version).stage[0] < 2 else []
         run(["uv", "pip", "install", "--quiet", "--python", python, *early, *source, *what])
     else:
-        run([sys.executable, "-m", "venv", "--without-pip", str(place)])
-        pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+        run([sys.executable, "-P", "-m", "venv", "--without-pip", str(place)])
+        pip = [sys.executable, "-P", "-m", "pip", "--python", python, "--disable-pip-version-check"]
         run([*pip, "install", "--quiet", "--no-input", "--only-binary", "torch", *source, *what])
-    said = run([python, "-c", _CHECK]).strip().rpartition("\n")[2]
+    said = run([python, "-P", "-c", _CHECK]).strip().rpartition("\n")[2]
     if public(said) != recipe.version:
         raise CannotBuild(
             f"its environment imports torch {said} instead; see that PYTHONPATH names no other torch"

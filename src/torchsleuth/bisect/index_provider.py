@@ -175,7 +175,7 @@ def usual_index() -> str:
         if os.environ.get(name):
             return os.environ[name]
     asked = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
+        [sys.executable, "-P", "-m", "pip", "config", "get", "global.index-url"],
         capture_output=True,
         text=True,
         check=False,

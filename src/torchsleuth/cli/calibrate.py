@@ -20,7 +20,7 @@ from torchsleuth.cli.options import json_option
 from torchsleuth.cli.output import print_json, show, status
 from torchsleuth.processes.tree import kill_group
 
-_MEASURE = ("-m", "torchsleuth.compare.verdict.calibrate_process")
+_MEASURE = ("-P", "-m", "torchsleuth.compare.verdict.calibrate_process")
 
 
 class NotMeasured(SleuthError):

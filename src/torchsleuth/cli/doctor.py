@@ -18,7 +18,7 @@ from torchsleuth.cli.options import cases_option, json_option
 from torchsleuth.cli.output import print_json, show
 
 # Asked in a process of its own: a broken torch must not take the doctor down, and importing it takes seconds.
-_ASK_TORCH = ("-m", "torchsleuth.torch_internals.check")
+_ASK_TORCH = ("-P", "-m", "torchsleuth.torch_internals.check")
 
 
 @dataclass(frozen=True)

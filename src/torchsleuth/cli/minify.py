@@ -106,7 +106,7 @@ def _known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
 def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
     """A short repro is a program like any other: run under watch, it leaves its case."""
     more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", f"{NO_TIMEOUT:g}"]}.get(kind, [])
-    command = [sys.executable, "-m", "torchsleuth", "run", "--json", "--record-only", *more]
+    command = [sys.executable, "-P", "-m", "torchsleuth", "run", "--json", "--record-only", *more]
     say(f"running {script.name} under watch, to have its graph")
     done = subprocess.run(
         [*command, "--cases", str(cases_dir), str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -193,6 +193,8 @@ def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseF
         say("no case was recorded, and what failed inside torchsleuth may be why; please report it")
     elif graphs:
         say(f"watched {graphs} captured graphs being compiled and run, nothing failed")
+    elif not processes and (why := _cannot_record(spool)) is not None:
+        say(f"nothing was recorded, as {spool} cannot be written ({why}); the program ran unwatched")
     else:
         say(
             "nothing was compiled: no function or module of the program's own went through torch.compile. "
@@ -200,6 +202,16 @@ def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseF
             "compile a function or module of yours that calls it)"
         )
     return list(found.values())
+
+
+def _cannot_record(spool: Path) -> str | None:
+    """Why a watched process could not have left anything; None where it could."""
+    try:
+        (spool / "probe").mkdir()
+        (spool / "probe").rmdir()
+    except OSError as failure:
+        return failure.strerror or str(failure)
+    return None
 
 
 def _say_case(folder: CaseFolder) -> None:

@@ -18,10 +18,12 @@ _DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/davinci[0
 def python_command(python: str, module: str, *arguments: object) -> list[str]:
     """How a module of ours is started: the very torchsleuth that asks, wherever Python found it.
 
-    Its folder goes last: before the standard library it could hide some of it.
+    Its folder goes last: before the standard library it could hide some of it. The current folder, which a stranger
+    may have filled, is not looked into.
     """
     ours = str(Path(torchsleuth.__file__).resolve().parent.parent)
-    start = f"import sys; sys.path.append({ours!r}); from {module} import main; main(sys.argv[1:])"
+    path = f"import sys; sys.path[:] = [*filter(None, sys.path), {ours!r}]"
+    start = f"{path}; from {module} import main; main(sys.argv[1:])"
     return [python, "-c", start, *map(str, arguments)]
 
 

@@ -143,7 +143,7 @@ def watch_program(
     """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given."""
     with _changed_environment(overrides) as changed, tempfile.TemporaryDirectory() as gone:
         cases = str(cases_dir.absolute() if cases_dir is not None else gone)
-        ours = [sys.executable, "-m", "torchsleuth", "run", "--record-only", "--json", "--cases", cases]
+        ours = [sys.executable, "-P", "-m", "torchsleuth", "run", "--record-only", "--json", "--cases", cases]
         run, stdout = _run([*ours, *options, "--", *program.command], program.cwd, changed, timeout)
     try:
         said = json.loads(stdout)

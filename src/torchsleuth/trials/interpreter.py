@@ -71,7 +71,7 @@ def _become(order: dict[str, Any]) -> None:
     heed_compile_disable()
     # Its arguments, its folder first on the path, and its name.
     sys.argv[:] = [order["script"], *order["arguments"]]
-    sys.path[0] = os.path.dirname(os.path.abspath(order["script"]))
+    sys.path.insert(0, os.path.dirname(os.path.abspath(order["script"])))
     with open(order["script"], encoding="utf-8") as file:
         forget_where_named(file.read())
     runpy.run_path(order["script"], run_name="__main__")
