@@ -1,6 +1,8 @@
 """Tensors survive the store with their bits, their layout and their sharing."""
 
 import json
+import os
+import struct
 
 import pytest
 import torch
@@ -170,3 +172,34 @@ def test_a_cuda_tensor_comes_back_on_its_device(tmp_path):
     again = reader.read_tensor("x")
     assert again.device == tensor.device and again.stride() == tensor.stride() and torch.equal(again, tensor)
     assert reader.read_tensor("x", device="cpu").device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"storage": {"data_offsets": [0, 10**15]}},
+        {"storage": {"data_offsets": [0, -1]}},
+        {"storage": {"data_offsets": [-8, 0]}},
+        {"storage": {"data_offsets": [0, "8"]}},
+        {"storage": {"data_offsets": [0]}},
+        {"storage": []},
+        [],
+    ],
+)
+def test_a_header_that_lies_is_refused_before_anything_is_allocated(tmp_path, header):
+    spec = ContentStoreWriter(tmp_path).write_tensor("x", torch.ones(2))
+    text = json.dumps(header).encode()
+    path = tmp_path / "storages" / f"{spec.storage}.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    with pytest.raises(InputsDamaged):
+        ContentStoreReader(tmp_path).read_tensor("x")
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_storage_is_not_waited_for(tmp_path):
+    spec = ContentStoreWriter(tmp_path).write_tensor("x", torch.ones(2))
+    path = tmp_path / "storages" / f"{spec.storage}.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InputsDamaged):
+        ContentStoreReader(tmp_path).read_tensor("x")
