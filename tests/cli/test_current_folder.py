@@ -38,3 +38,12 @@ def test_the_program_sees_its_own_folder_as_it_does_without_us(tmp_path):
         )
         watched = sleuth("run", *words, cwd=tmp_path)
         assert bare.stdout.startswith("found") and watched.stdout == bare.stdout
+
+
+def test_the_program_gets_the_descriptors_that_a_shell_opened_for_it(tmp_path):
+    (tmp_path / "reads.py").write_text("import sys\nprint(open(sys.argv[1]).read(), end='')\n")
+    line = f"{sys.executable} -m torchsleuth run reads.py <(echo handed over)"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
+    )
+    assert done.stdout == "handed over\n", done.stderr

@@ -164,10 +164,9 @@ def planted(cases: Path, changes: list, plants: list, beside: list) -> None:
     for top, things in ((case, plants), (cases, beside)):
         for name, shape, content in things:
             path = top / name
-            path.parent.mkdir(parents=True, exist_ok=True) if not path.parent.exists() else None
-            with contextlib.suppress(OSError):
-                path.unlink()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # what was planted before may be in the way
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
                 shape(path, content)
 
 

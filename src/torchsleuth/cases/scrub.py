@@ -6,15 +6,18 @@ Every text of a case passes through `scrubbed` on its way to the disk. Secrets g
 
 from __future__ import annotations
 
+import functools
 import getpass
 import io
 import json
 import os
 import re
+import sys
 import tokenize
+from dataclasses import dataclass
 from typing import Any
 
-from torchsleuth.script_runtime.hiding import HIDDEN_SECRET, hide_in_words, hide_secrets
+from torchsleuth.script_runtime.hiding import HIDDEN_SECRET, hide_in_words, hide_secrets, secret_values
 
 _STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
 # What stands before a string that nothing is done with: a docstring.
@@ -37,25 +40,36 @@ def scrubbed(name: str, text: str, *, everywhere: bool = False) -> str:
         return _python(text, paths="all" if everywhere else "prose")
     if name.endswith(".json"):
         try:
-            return json.dumps(_document(json.loads(text), name, everywhere), indent=1) + "\n"
-        except ValueError:
-            pass
+            doc = json.loads(text)
+        except (ValueError, RecursionError):
+            return shortened(hide_secrets(text))
+        values = secret_values(os.environ, sys.orig_argv)
+        # Most documents hold no secret at all, which is quicker to see in one text than in thousands of strings.
+        walk = _Walk(everywhere, values if hide_secrets(text, values) != text else None)
+        return json.dumps(walk.value(doc, ""), indent=1) + "\n"
     return shortened(hide_secrets(text))
 
 
-def _document(doc: Any, key: str, everywhere: bool, *, code: bool = False) -> Any:
-    """A document with all its strings scrubbed; below the keys of `_CODE` they are parts of scripts."""
-    if isinstance(doc, dict):
-        return {k: _document(v, k, everywhere, code=code or k in _CODE) for k, v in doc.items()}
-    if isinstance(doc, list) and doc and all(isinstance(each, str) for each in doc):
-        doc = hide_in_words(doc)
-    if isinstance(doc, list):
-        return [_document(each, "", everywhere, code=code) for each in doc]
-    if not isinstance(doc, str):
-        return doc
-    if _NAMED.search(f"{key}="):
-        return HIDDEN_SECRET
-    return hide_secrets(doc) if code and not everywhere else shortened(hide_secrets(doc))
+@dataclass(frozen=True)
+class _Walk:
+    """Through all strings of a document; `values` are the secrets to take out, None where there are none in it."""
+
+    everywhere: bool
+    values: tuple[str, ...] | None
+
+    def value(self, doc: Any, key: str, code: bool = False) -> Any:
+        """`code` is true below the keys of `_CODE`: the strings there are parts of scripts."""
+        if isinstance(doc, dict):
+            return {k: self.value(v, k, code or k in _CODE) for k, v in doc.items()}
+        if isinstance(doc, list):
+            if any(isinstance(each, str) and each.startswith("--") for each in doc):
+                doc = hide_in_words(doc) if all(isinstance(each, str) for each in doc) else doc
+            return [self.value(each, "", code) for each in doc]
+        if not isinstance(doc, str):
+            return doc
+        if self.values is not None:
+            doc = HIDDEN_SECRET if _NAMED.search(f"{key}=") else hide_secrets(doc, self.values)
+        return doc if code and not self.everywhere else shortened(doc)
 
 
 def without_secrets(source: str) -> str:
@@ -65,17 +79,16 @@ def without_secrets(source: str) -> str:
 
 def shortened(text: str) -> str:
     """Without the home folder and the name of this user: `/home/ada/model.py` becomes `~/model.py`."""
-    home = os.path.expanduser("~").rstrip("/\\")
-    if len(home) > 1:
+    home, user = os.path.expanduser("~").rstrip("/\\"), _user()
+    if len(home) > 1 and home in text:
         text = re.sub(rf"(?<![\w./-]){re.escape(home)}(?![\w.-])", "~", text)
-    user = _user()
     if user and user in text:
-        text = re.sub(rf"(?<=torchinductor_){re.escape(user)}(?!\w)", "user", text)
-        text = re.sub(rf"(?<=/home/){re.escape(user)}(?![\w.-])", "user", text)
-        text = re.sub(rf"(?<=/Users/){re.escape(user)}(?![\w.-])", "user", text)
+        for before in ("torchinductor_", "/home/", "/Users/"):
+            text = re.sub(rf"(?<={before}){re.escape(user)}(?![\w.-])", "user", text)
     return text
 
 
+@functools.cache
 def _user() -> str:
     try:
         return getpass.getuser()

@@ -81,7 +81,8 @@ def supervise(
     from torchsleuth.watched.flight import STACKS_SIGNAL
 
     result = Supervised()
-    streams: dict[str, Any] = {"stdout": stdout}
+    # With the descriptors that a shell opened for it: `torchsleuth run f.py <(echo x)`. Our own are not inherited.
+    streams: dict[str, Any] = {"stdout": stdout, "close_fds": False}
     if again is not None:
         nothing = subprocess.DEVNULL
         streams = {"stdin": nothing, "stdout": nothing, "stderr": nothing, "cwd": again.cwd}
