@@ -38,7 +38,7 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "record.json": json.dumps(record),
         "graph.py": "x = 1\n",
     }
-    folder = write_case(tmp_path / "cases", make(), files)
+    folder = write_case(tmp_path / "cases", make(extra={"program": record["program"]}), files)
     (folder.path / "minify").mkdir()
     (folder.path / "minify" / "kernel.so").write_bytes(b"\0")
     (folder.path / "diary").symlink_to("/etc/hostname")

@@ -100,7 +100,7 @@ def _names(folder: Path, removed: list[tuple[str, str]]) -> Iterator[str]:
 def _clean(name: str, data: bytes, removed: list[tuple[str, str]]) -> bytes:
     """A text without what is nobody else's."""
     text = data.decode("utf-8", errors="replace")
-    if name == "record.json":
+    if name in ("record.json", "case.json"):
         try:
             doc = json.loads(text)
             if isinstance(doc, dict) and doc.pop("program", None):

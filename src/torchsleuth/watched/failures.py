@@ -210,10 +210,13 @@ def report_wrong_capture(
 ) -> None:
     """A function whose captured call differs from its eager one, though each of its graphs does not."""
     file, function, line = place
+    signature = Signature("accuracy", "capture", outputs=tuple(wrong))
+    if flight.seen_again((file, function, fingerprint(signature))):
+        return
     flight.report(
         {
             "record": None,
-            "signature": Signature("accuracy", "capture", outputs=tuple(wrong)).to_json(),
+            "signature": signature.to_json(),
             "traceback": "\n".join(sentences),
             "time": time.time(),
             "function": function,
