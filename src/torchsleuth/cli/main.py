@@ -31,7 +31,7 @@ VERBS = {
         "torchsleuth.cli.workaround",
         "What makes the program pass: tried, verified, cheapest first.",
     ),
-    "minify": ("torchsleuth.cli.minify", "The smallest graph, inputs and settings that fail the same way."),
+    "minify": ("torchsleuth.cli.minify", "The smallest graph, or program, that fails the same way."),
     "verify": ("torchsleuth.cli.verify", "Run a repro in fresh processes and compare how it fails."),
     "bisect": ("torchsleuth.cli.bisect", "The torch release that brought or fixed the failure."),
     "backends": ("torchsleuth.cli.backends", "The debugging backends."),

@@ -1,0 +1,131 @@
+"""Classes become functions: attributes that are set once become variables, methods without `self` stand alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchsleuth.minify.python.callees import Function
+from torchsleuth.minify.python.functions import functions_of
+from torchsleuth.minify.python.program import Nodes, Program, changed, number_of, put
+from torchsleuth.minify.search.contract import Edit
+
+_CALLED = ("forward", "__call__")
+
+
+def unmake_classes(program: Program) -> Iterator[Edit[Program]]:
+    """A class as functions of its own name or that of its methods; its attributes as variables before it."""
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.ClassDef):
+            yield Edit(f"variables for what {node.name} keeps", _attributes_out, (number_of(node),))
+            yield Edit(f"functions for {node.name}", _methods_out, (number_of(node),))
+            for base in node.bases:
+                if isinstance(base, ast.Name):
+                    yield Edit(f"{node.name} into {base.id}", _merged, (number_of(node), base.id))
+
+
+def _attributes_out(program: Program, number: int) -> Program | None:
+    """`self.x = value` of `__init__` as `x = value` before the class, and every `.x` as `x`."""
+
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        made = nodes.get(number)
+        start = next((f for f in getattr(made, "body", ()) if getattr(f, "name", "") == "__init__"), None)
+        if made is None or start is None:
+            return False
+        taken = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        moved: list[ast.stmt] = []
+        for statement in list(start.body):
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if isinstance(target, ast.Attribute) and target.attr not in taken:
+                start.body.remove(statement)
+                moved.append(ast.Assign([ast.Name(target.attr, ast.Store())], statement.value))
+                _Attributes(target.attr).visit(tree)
+        return bool(moved) and put(tree, number, [*moved, made])
+
+    return changed(program, change)
+
+
+class _Attributes(ast.NodeTransformer):
+    """Replaces an attribute of whatever object by a plain name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Name(self.name, node.ctx) if node.attr == self.name else node
+
+
+def _methods_out(program: Program, number: int) -> Program | None:
+    """The methods as functions, where none needs its object; a call of an instance as a call of that function."""
+
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        made = nodes.get(number)
+        if made is None:
+            return False
+        methods = [each for each in made.body if isinstance(each, Function)]
+        if len(methods) != len(made.body) or not all(_stands_alone(f) for f in methods):
+            return False
+        functions = [f for f in methods if f.name != "__init__"]
+        taken = {f.name for f in functions_of(tree) if f not in methods}
+        for function in functions:
+            if function.args.args:
+                del function.args.args[0]
+            called = function.name in _CALLED
+            name = (
+                made.name.lower() if function.name in taken or function.name == "__call__" else function.name
+            )
+            _Methods(made.name, function.name, name, called).visit(tree)
+            function.name = name
+        return bool(functions) and put(tree, number, functions)
+
+    return changed(program, change)
+
+
+def _stands_alone(function: Function) -> bool:
+    """Whether a method makes no use of the object it belongs to."""
+    if not function.args.args:
+        return False
+    own = function.args.args[0].arg
+    plain = not function.decorator_list and not (
+        function.name.startswith("__") and function.name not in KNOWN
+    )
+    return plain and not any(
+        (isinstance(n, ast.Name) and n.id in (own, "super")) for s in function.body for n in ast.walk(s)
+    )
+
+
+KNOWN = ("__init__", "__call__")
+
+
+class _Methods(ast.NodeTransformer):
+    """Replaces `object.method` by the function, and, for what a call of an instance runs, `Class(...)` as well."""
+
+    def __init__(self, owner: str, method: str, function: str, called: bool) -> None:
+        self.owner, self.method, self.function, self.called = owner, method, function, called
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Name(self.function, node.ctx) if node.attr == self.method else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        instance = isinstance(node.func, ast.Name) and node.func.id == self.owner
+        return ast.Name(self.function, ast.Load()) if self.called and instance else node
+
+
+def _merged(program: Program, number: int, base: str) -> Program | None:
+    """A class takes over what its base class in the program has."""
+
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        made = nodes.get(number)
+        above = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == base), None)
+        if made is None or above is None or above is made:
+            return False
+        own = {getattr(each, "name", None) for each in made.body}
+        made.body[:0] = [each for each in above.body if getattr(each, "name", base) not in own]
+        made.bases = above.bases
+        put(tree, number_of(above), [])
+        return True
+
+    return changed(program, change)
