@@ -172,8 +172,7 @@ def show_result(outcome: MinifyOutcome) -> None:
     for sentence in outcome.told.get("explanation", ()):
         click.echo(f"  {printable(sentence)}")
     for other in outcome.told.get("also", ()):
-        kept = " and kept under also/" if minified.calls is not None else ""
-        click.echo(f"  another failure was met on the way{kept}: {printable(other)}")
+        click.echo(f"  another failure was met on the way and kept under also/: {printable(other)}")
     gone = "calls gone" if minified.calls is not None else "      gone"
     click.echo(f"\nreducer                 trials  kept  {gone}  seconds")
     for row in outcome.told.get("reducers", ()):

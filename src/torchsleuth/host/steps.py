@@ -74,7 +74,6 @@ def _minified_program(
     found = minify_program(folder, questions, told, budget_seconds=budget)
     return {
         "reducers": [dataclasses.asdict(row) for row in found.reduced.statistics],
-        "also": list(found.also),
         "seconds": {
             "start_up": round(questions.workers.start_up, 2),
             "search": found.reduced.seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 
 from torchsleuth.minify.python.callees import Function
@@ -22,6 +23,50 @@ def unmake_classes(program: Program) -> Iterator[Edit[Program]]:
             for base in node.bases:
                 if isinstance(base, ast.Name):
                     yield Edit(f"{node.name} into {base.id}", _merged, (number_of(node), base.id))
+
+
+def constant_attributes(program: Program) -> Iterator[Edit[Program]]:
+    """An attribute that a class or a call gives a constant value, as that value wherever it is read."""
+    values: dict[str, set[str]] = {}
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            _note(values, node.target.id, node.value)
+        elif isinstance(node, ast.keyword) and node.arg is not None:
+            _note(values, node.arg, node.value)
+        elif isinstance(node, ast.Assign):
+            target = node.targets[0]
+            name = getattr(target, "attr", None) or getattr(target, "id", "")
+            _note(values, name, node.value)
+    for name, found in values.items():
+        for value in sorted(found):
+            yield Edit(f"{value} for .{name}", _constant_attribute, (name, value))
+
+
+def _note(values: dict[str, set[str]], name: str, value: ast.expr | None) -> None:
+    if isinstance(value, ast.Constant):
+        values.setdefault(name, set()).add(ast.unparse(value))
+
+
+def _constant_attribute(program: Program, name: str, value: str) -> Program | None:
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        constant = ast.parse(value, mode="eval").body
+        before = ast.dump(tree)
+        _Constants(name, constant).visit(tree)
+        return ast.dump(tree) != before
+
+    return changed(program, change)
+
+
+class _Constants(ast.NodeTransformer):
+    """Replaces reads of an attribute by a constant."""
+
+    def __init__(self, name: str, constant: ast.expr) -> None:
+        self.name, self.constant = name, constant
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        read = node.attr == self.name and isinstance(node.ctx, ast.Load)
+        return copy.deepcopy(self.constant) if read else node
 
 
 def _attributes_out(program: Program, number: int) -> Program | None:

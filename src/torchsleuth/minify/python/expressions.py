@@ -13,11 +13,14 @@ from torchsleuth.minify.search.contract import Dial, Edit
 LEAST_SIZE = 2
 # A text that is longer has a meaning to a person only.
 LONG_TEXT = 12
+# From so many nodes on, an expression is large.
+LARGE = 12
+MOST_NAMES = 3
 _LEAVES = (ast.Name, ast.Constant)
 
 
 def fewer_arguments(program: Program) -> Iterator[Edit[Program]]:
-    """A call without one of its arguments, a display without one of its elements, a return without its value."""
+    """A call without one of its arguments, a display without one of its elements, a value that nobody keeps."""
     for node in ast.walk(program.tree):
         parts: list[Any] = []
         if isinstance(node, ast.Call):
@@ -27,8 +30,13 @@ def fewer_arguments(program: Program) -> Iterator[Edit[Program]]:
         elif isinstance(node, ast.Dict):
             for place in reversed(range(len(node.values))):
                 yield Edit("drop an entry", _without_entry, (number_of(node), place))
-        elif isinstance(node, ast.Return) and node.value is not None:
-            yield Edit("return nothing", _returning_nothing, (number_of(node),))
+        elif isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
+            yield Edit("give nothing back", _without_field, (number_of(node), "value"))
+        elif isinstance(node, ast.Assign):
+            yield Edit(f"keep no {_short(node.targets[0])}", _not_kept, (number_of(node),))
+        elif isinstance(node, ast.With):
+            named = [item.optional_vars for item in node.items if item.optional_vars is not None]
+            yield from (Edit(f"keep no {_short(each)}", _without, (number_of(each),)) for each in named)
         for part in parts:
             yield Edit(f"drop {ast.unparse(part)}", _without, (number_of(part),))
 
@@ -48,27 +56,67 @@ def _without_entry(program: Program, number: int, place: int) -> Program | None:
     return changed(program, change)
 
 
-def _returning_nothing(program: Program, number: int) -> Program | None:
+def _without_field(program: Program, number: int, field: str) -> Program | None:
     def change(tree: ast.Module, nodes: Nodes) -> bool:
         if number not in nodes:
             return False
-        nodes[number].value = None
+        setattr(nodes[number], field, None)
         return True
+
+    return changed(program, change)
+
+
+def _not_kept(program: Program, number: int) -> Program | None:
+    """The value of an assignment as a statement of its own."""
+
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        return number in nodes and put(tree, number, [ast.Expr(nodes[number].value)])
 
     return changed(program, change)
 
 
 def smaller_expressions(program: Program) -> Iterator[Edit[Program]]:
     """One of its parts in the place of an expression, or else a constant; outer ones first."""
+    left = _no_values(program.tree)
     for node in ast.walk(program.tree):
         if isinstance(node, ast.expr) and not isinstance(node, _LEAVES) and _is_read(node):
+            if id(node) in left:
+                continue
             number = number_of(node)
-            for part in _parts(node):
-                if _is_read(part):
+            for part in [*_names_inside(node), *_parts(node)]:
+                if _is_read(part) and id(part) not in left:
                     what = f"{_short(part)} for {_short(node)}"
                     yield Edit(what, _replaced, (number, number_of(part)))
             if isinstance(node, (ast.Call, ast.BinOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Subscript)):
                 yield Edit(f"1 for {_short(node)}", _constant, (number, 1))
+
+
+def _names_inside(node: ast.expr) -> list[ast.expr]:
+    """Of a large expression, the variables it is made from: most often one of them will do."""
+    inside = list(ast.walk(node))
+    names = {n.id: n for n in inside if isinstance(n, ast.Name)}
+    return list(names.values())[:MOST_NAMES] if len(inside) > LARGE else []
+
+
+def _no_values(tree: ast.AST) -> set[int]:
+    """Expressions that make no sense elsewhere, nor their parts: modules, what a module holds, what is called."""
+    modules = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    found = {id(n) for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in modules}
+    found |= {
+        id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    }
+    for node in ast.walk(tree):
+        root = node
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(node, ast.Attribute) and isinstance(root, ast.Name) and root.id in modules:
+            found.add(id(node))
+    return found
 
 
 def _parts(node: ast.AST) -> list[ast.expr]:

@@ -15,6 +15,7 @@ from torchsleuth.minify.python.callees import Callees, Function
 from torchsleuth.minify.python.program import Nodes, Program, changed, number_of, put, statement_lists
 from torchsleuth.minify.search.contract import Edit
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 # What may replace a parameter without being computed first.
 _PLAIN = (ast.Name, ast.Constant)
@@ -96,10 +97,12 @@ def _without_default(program: Program, number: int) -> Program | None:
 
 def drop_parameters(program: Program) -> Iterator[Edit[Program]]:
     """A parameter with what calls pass for it; inside, where it is used, it becomes what the first call passed."""
+    methods = {id(method) for named in Callees.of(program.tree).methods.values() for method in named}
     for function in functions_of(program.tree):
         given = function.args
+        own = given.args[:1] if id(function) in methods else []
         for parameter in [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]:
-            if parameter is not None:
+            if parameter is not None and parameter not in own:
                 what = f"{parameter.arg} of {function.name}"
                 yield Edit(
                     f"drop {what}", _without_parameter, (number_of(function), number_of(parameter), False)
@@ -175,6 +178,29 @@ def _forget(given: ast.arguments, parameter: ast.arg) -> None:
 # -- bodies
 
 
+def leave_out_callers(program: Program) -> Iterator[Edit[Program]]:
+    """What a function or class uses in the place of itself: the inner module for the whole model."""
+    made = [n for n in ast.walk(program.tree) if isinstance(n, (*_FUNCTIONS, ast.ClassDef))]
+    names = {each.name for each in made}
+    for outer in made:
+        used = {n.id for n in ast.walk(outer) if isinstance(n, ast.Name)} & (names - {outer.name})
+        for inner in sorted(used):
+            yield Edit(f"{inner} instead of {outer.name}", _instead, (number_of(outer), inner))
+
+
+def _instead(program: Program, number: int, inner: str) -> Program | None:
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        outer = nodes.get(number)
+        if outer is None or not put(tree, number, []):
+            return False
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id == outer.name:
+                node.id = inner
+        return True
+
+    return changed(program, change)
+
+
 def inline_functions(program: Program) -> Iterator[Edit[Program]]:
     """The body of a function in the place of a statement that calls it; last, a value where it is used."""
     calls = Callees.of(program.tree)
@@ -246,7 +272,10 @@ def _inlined(program: Program, number: int, call_number: int) -> Program | None:
         if isinstance(last, ast.Return):
             result = last.value or result
             moved.body.pop()
+        alone = isinstance(body[at], ast.Expr) and body[at].value is call  # type: ignore[attr-defined]
         put(tree, call_number, [result])
+        if alone and isinstance(result, ast.Constant):
+            del body[at]
         body[at:at] = [*set_first, *moved.body]
         if not any(isinstance(n, ast.Name) and n.id == function.name for n in ast.walk(tree)):
             put(tree, number, [])
@@ -289,9 +318,9 @@ def _bound_values(function: Function, call: ast.Call) -> list[ast.expr] | None:
 
 
 def _names(scope: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(scope) if isinstance(n, ast.Name)} | {
-        n.arg for n in ast.walk(scope) if isinstance(n, ast.arg)
-    }
+    """The names that mean something in a scope itself."""
+    found = list(_own_nodes(scope))
+    return {n.id for n in found if isinstance(n, ast.Name)} | {n.arg for n in found if isinstance(n, ast.arg)}
 
 
 def _rename(function: Function, taken: set[str]) -> None:
@@ -324,12 +353,17 @@ def _replace_name(tree: ast.AST, name: str, value: ast.expr) -> None:
 def _substituted(program: Program, number: int, after: int) -> Program | None:
     def change(tree: ast.Module, nodes: Nodes) -> bool:
         statement, user = nodes.get(number), nodes.get(after)
-        if statement is None or user is None or not isinstance(user, (ast.Expr, ast.Assign, ast.Return)):
+        if statement is None or user is None or not isinstance(statement.targets[0], ast.Name):
             return False
         name = statement.targets[0].id
         uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name]
         inside = [n for n in ast.walk(user) if isinstance(n, ast.Name) and n.id == name]
-        if len(uses) != 2 or len(inside) != 1 or not isinstance(inside[0].ctx, ast.Load):
+        stored = [n for n in uses if not isinstance(n.ctx, ast.Load)]
+        if len(stored) == 1 and isinstance(statement.value, _PLAIN):  # another name for the same
+            _replace_name(tree, name, statement.value)
+            return put(tree, number, [])
+        simple = isinstance(user, (ast.Expr, ast.Assign, ast.Return))
+        if not simple or len(uses) != 2 or len(inside) != 1 or len(stored) != 1:
             return False
         _replace_name(user, name, statement.value)
         return put(tree, number, []) and len(ast.unparse(user)) <= LONGEST

@@ -10,6 +10,7 @@ import ast
 import builtins
 import copy
 import itertools
+import math
 import symtable
 import warnings
 from collections.abc import Callable, Iterator
@@ -102,7 +103,7 @@ def statements(tree: ast.AST) -> list[ast.stmt]:
 
 
 def put(tree: ast.AST, number: int, new: list[Any]) -> bool:
-    """Puts `new` in the place of the node of that number: in a list any number of nodes, elsewhere just one."""
+    """Puts `new` in the place of the node of that number: in a list any number, elsewhere one, or none that may be missing."""
     for owner in ast.walk(tree):
         for name, value in ast.iter_fields(owner):
             if isinstance(value, list):
@@ -111,9 +112,10 @@ def put(tree: ast.AST, number: int, new: list[Any]) -> bool:
                         value[place : place + 1] = new
                         return True
             elif number_of(value) == number:
-                if len(new) == 1:
-                    setattr(owner, name, new[0])
-                return len(new) == 1
+                optional = name == "optional_vars"
+                if new or optional:
+                    setattr(owner, name, new[0] if new else None)
+                return optional or len(new) == 1
     return False
 
 
@@ -186,14 +188,22 @@ def _(program: Program) -> tuple[Any, ...]:
     """Statements first, a block counting twice, then what there is in them, then the numbers and letters."""
     nodes = list(ast.walk(program.tree))
     blocks = sum(hasattr(node, "body") and isinstance(node, ast.stmt) for node in nodes)
-    whole = [n.value for n in nodes if isinstance(n, ast.Constant) and type(n.value) in (int, float)]
+    numbers = [_magnitude(node.value) for node in nodes if isinstance(node, ast.Constant)]
     return (
         sum(isinstance(node, ast.stmt) and not isinstance(node, ast.Pass) for node in nodes) + blocks,
         sum(isinstance(node, _NUMBERED) for node in nodes),
-        sum(min(abs(value), 1e9) for value in whole),
+        sum(numbers),
         len(program.text),
         program.text,
     )
+
+
+def _magnitude(value: object) -> float:
+    """Nought and one are the plainest, then whole numbers by their size, then any other."""
+    if type(value) not in (int, float) or value in (0, 1):
+        return 0.0
+    assert isinstance(value, (int, float))
+    return min(abs(value), 1e9) + (0 if value == int(value) else 2) if math.isfinite(value) else 1e9
 
 
 @state_key.register

@@ -132,7 +132,6 @@ class ProgramResult:
     """What came of it, and how long the trials took."""
 
     reduced: ReducedProgram
-    also: tuple[str, ...]
     trial_seconds: float
 
 
@@ -179,7 +178,7 @@ def minify_program(
     )
     scripts = [small, ScriptToVerify("whole")]
     follower.written(scripts, times=VERIFY_TIMES, at_once=VERIFY_TIMES, always=True)
-    return ProgramResult(reduced, tuple(sorted(oracle.others)), round(oracle.trial_seconds, 2))
+    return ProgramResult(reduced, round(oracle.trial_seconds, 2))
 
 
 def lines_of(program: Program) -> int:

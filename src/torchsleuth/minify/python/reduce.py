@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchsleuth.minify.python.blocks import unwrap_blocks
-from torchsleuth.minify.python.classes import unmake_classes
+from torchsleuth.minify.python.classes import constant_attributes, unmake_classes
 from torchsleuth.minify.python.expressions import (
     fewer_arguments,
     plainer_constants,
@@ -15,20 +14,31 @@ from torchsleuth.minify.python.expressions import (
     smaller_sizes,
 )
 from torchsleuth.minify.python.formatting import as_written
-from torchsleuth.minify.python.functions import drop_parameters, drop_trimmings, inline_functions
+from torchsleuth.minify.python.functions import (
+    drop_parameters,
+    drop_trimmings,
+    inline_functions,
+    leave_out_callers,
+)
 from torchsleuth.minify.python.program import Program, parsed
 from torchsleuth.minify.python.statements import NAME, drop_names, reduce_statements
 from torchsleuth.minify.search.contract import Answers, Listener, OutOfBudget, Reducer, ReducerStatistics
 from torchsleuth.minify.search.engine import Engine, settle
 
-# In the order of their turns. Those of which most holds are tried all together first.
-TOGETHER: dict[str, Reducer[Program]] = {"trimmings": drop_trimmings, "sizes": smaller_sizes}
-APART: dict[str, Reducer[Program]] = {
-    "names": drop_names,
+# What changes which functions and statements there are, in the order of their turns.
+STRUCTURE: dict[str, Reducer[Program]] = {
+    "callers": leave_out_callers,
     "blocks": unwrap_blocks,
-    "parameters": drop_parameters,
-    "classes": unmake_classes,
     "functions": inline_functions,
+    "parameters": drop_parameters,
+    "attributes": constant_attributes,
+    "classes": unmake_classes,
+    "names": drop_names,
+}
+# Those of which most holds, tried all together first.
+TOGETHER: dict[str, Reducer[Program]] = {"trimmings": drop_trimmings, "sizes": smaller_sizes}
+# What is left in the statements that stay.
+DETAILS: dict[str, Reducer[Program]] = {
     "arguments": fewer_arguments,
     "expressions": smaller_expressions,
     "constants": plainer_constants,
@@ -90,16 +100,28 @@ def reduce_program(
 
 
 def _fixpoint(engine: Engine[Program]) -> None:
+    """Details have their turn when the structure holds: what is about to go need not be made plainer first."""
     before = None
     while before is not engine.best:
         before = engine.best
-        _turn(engine, NAME, lambda: reduce_statements(engine))
         for name, reducer in TOGETHER.items():
-            _turn(engine, name, lambda n=name, r=reducer: settle(engine, n, r, engine.best))  # type: ignore[misc]
-        for name, reducer in APART.items():
-            _turn(engine, name, lambda n=name, r=reducer: settle(engine, n, r, engine.best, False))  # type: ignore[misc]
+            _settled(engine, name, reducer, together=True)
+        structure = None
+        while structure is not engine.best:
+            structure = engine.best
+            for name in ("callers", "blocks", "functions"):
+                _settled(engine, name, STRUCTURE[name])
+            if engine.listener.begins(f"{DOING}: {NAME}"):
+                reduce_statements(engine)
+            for name, reducer in STRUCTURE.items():
+                _settled(engine, name, reducer)
+        for name, reducer in DETAILS.items():
+            _settled(engine, name, reducer)
 
 
-def _turn(engine: Engine[Program], name: str, work: Callable[[], Program]) -> None:
-    if engine.listener.begins(f"making the program smaller: {name}"):
-        work()
+def _settled(engine: Engine[Program], name: str, reducer: Reducer[Program], together: bool = False) -> None:
+    if engine.listener.begins(f"{DOING}: {name}"):
+        settle(engine, name, reducer, engine.best, together)
+
+
+DOING = "making the program smaller"
