@@ -15,12 +15,8 @@ from torchsleuth.minify.python.expressions import (
     smaller_expressions,
     smaller_sizes,
 )
-from torchsleuth.minify.python.functions import (
-    drop_parameters,
-    drop_trimmings,
-    inline_functions,
-    leave_out_callers,
-)
+from torchsleuth.minify.python.functions import drop_parameters, drop_trimmings
+from torchsleuth.minify.python.inlining import inline_functions, leave_out_callers
 from torchsleuth.minify.python.program import parsed, unbound
 from torchsleuth.minify.python.reduce import DoesNotFail, reduce_program
 from torchsleuth.minify.python.statements import drop_names, reduce_statements

@@ -111,7 +111,7 @@ def _put_out(folder: CaseFolder, out: Path) -> None:
 def _adopted(script: Path, cases_dir: Path, processes: Processes, budget: float, **how: Any) -> CaseFolder:
     """The case that a script of someone else's, or a program, becomes."""
     assert processes.host is not None
-    places = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
+    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
     told = processes.host.ask("adopt", budget, said=_say, **places, **how)
     return open_case(cases_dir, told["case"])
 

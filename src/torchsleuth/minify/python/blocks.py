@@ -43,7 +43,7 @@ def _bodies(statement: ast.stmt) -> list[list[ast.stmt]]:
     elif isinstance(statement, ast.Match):
         parts += [case.body for case in statement.cases]
     else:
-        parts.append(statement.body)
+        parts.append(getattr(statement, "body", []))
     parts += [handler.body for handler in getattr(statement, "handlers", ())]
     return parts + [part for name in ("orelse", "finalbody") if (part := getattr(statement, name, None))]
 

@@ -36,7 +36,7 @@ def constant_attributes(program: Program) -> Iterator[Edit[Program]]:
         elif isinstance(node, ast.Assign):
             target = node.targets[0]
             name = getattr(target, "attr", None) or getattr(target, "id", "")
-            _note(values, name, node.value)
+            _note(values, str(name), node.value)
     for name, found in values.items():
         for value in sorted(found):
             yield Edit(f"{value} for .{name}", _constant_attribute, (name, value))

@@ -94,7 +94,7 @@ def smaller_expressions(program: Program) -> Iterator[Edit[Program]]:
 def _names_inside(node: ast.expr) -> list[ast.expr]:
     """Of a large expression, the variables it is made from: most often one of them will do."""
     inside = list(ast.walk(node))
-    names = {n.id: n for n in inside if isinstance(n, ast.Name)}
+    names: dict[str, ast.expr] = {n.id: n for n in inside if isinstance(n, ast.Name)}
     return list(names.values())[:MOST_NAMES] if len(inside) > LARGE else []
 
 

@@ -103,7 +103,7 @@ def statements(tree: ast.AST) -> list[ast.stmt]:
 
 
 def put(tree: ast.AST, number: int, new: list[Any]) -> bool:
-    """Puts `new` in the place of the node of that number: in a list any number, elsewhere one, or none that may be missing."""
+    """Puts `new` in the place of the node of that number: in a list any number of nodes, elsewhere mostly one."""
     for owner in ast.walk(tree):
         for name, value in ast.iter_fields(owner):
             if isinstance(value, list):

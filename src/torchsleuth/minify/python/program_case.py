@@ -169,7 +169,10 @@ def minify_program(
         raise CannotMinify(f"case {case.id} {how}; run its original.py to compare") from error
     follower.begins("writing the scripts")
     small = ScriptToVerify("program")
-    files = {small.name: keeper.script(reduced.text), f"{CHECKPOINTS}/whole.py": folder.file(ORIGINAL)}
+    files: dict[str, str | Path] = {
+        small.name: keeper.script(reduced.text),
+        f"{CHECKPOINTS}/whole.py": folder.file(ORIGINAL),
+    }
     seconds = round(time.monotonic() - started, 2)
     update_case(folder, files, minified=Minified(queries=reduced.queries, seconds=seconds))
     follower.said(

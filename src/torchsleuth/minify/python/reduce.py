@@ -14,12 +14,8 @@ from torchsleuth.minify.python.expressions import (
     smaller_sizes,
 )
 from torchsleuth.minify.python.formatting import as_written
-from torchsleuth.minify.python.functions import (
-    drop_parameters,
-    drop_trimmings,
-    inline_functions,
-    leave_out_callers,
-)
+from torchsleuth.minify.python.functions import drop_parameters, drop_trimmings
+from torchsleuth.minify.python.inlining import inline_functions, leave_out_callers
 from torchsleuth.minify.python.program import Program, parsed
 from torchsleuth.minify.python.statements import NAME, drop_names, reduce_statements
 from torchsleuth.minify.search.contract import Answers, Listener, OutOfBudget, Reducer, ReducerStatistics
