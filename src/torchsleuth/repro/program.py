@@ -27,7 +27,7 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
     rest = tree.body[len(imports) + len(definitions) :]
     lines = program.splitlines()
     marks = None if signature.kind in ("crash", "hang") else marks_of(signature, text)
-    standard = ["sys", *(sorted({*marks.modules, "traceback"}) if marks else [])]
+    standard = sorted({"sys", *([*marks.modules, "traceback"] if marks else [])})
     written = [line for node in imports for line in _text(lines, node)]
     future = [line for line in written if line.startswith("from __future__")]
     ours = [f"import {', '.join(standard)}"]

@@ -122,6 +122,7 @@ def _methods_out(program: Program, number: int) -> Program | None:
             )
             _Methods(made.name, function.name, name, called).visit(tree)
             function.name = name
+        _Instances(made.name).visit(tree)
         return bool(functions) and put(tree, number, functions)
 
     return changed(program, change)
@@ -157,6 +158,18 @@ class _Methods(ast.NodeTransformer):
         self.generic_visit(node)
         instance = isinstance(node.func, ast.Name) and node.func.id == self.owner
         return ast.Name(self.function, ast.Load()) if self.called and instance else node
+
+
+class _Instances(ast.NodeTransformer):
+    """Replaces what is left of `Class(...)`: nothing is asked of the object any more."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        instance = isinstance(node.func, ast.Name) and node.func.id == self.owner
+        return ast.Constant(None) if instance else node
 
 
 def _merged(program: Program, number: int, base: str) -> Program | None:

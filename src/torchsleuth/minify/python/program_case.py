@@ -169,9 +169,10 @@ def minify_program(
         raise CannotMinify(f"case {case.id} {how}; run its original.py to compare") from error
     follower.begins("writing the scripts")
     small = ScriptToVerify("program")
+    whole = ScriptToVerify("whole")
     files: dict[str, str | Path] = {
         small.name: keeper.script(reduced.text),
-        f"{CHECKPOINTS}/whole.py": folder.file(ORIGINAL),
+        whole.name: folder.file(ORIGINAL),
     }
     seconds = round(time.monotonic() - started, 2)
     update_case(folder, files, minified=Minified(queries=reduced.queries, seconds=seconds))
@@ -179,8 +180,7 @@ def minify_program(
         f"{_lines(text)} → {_lines(reduced.text)} lines after {reduced.queries} trials, {reduced.seconds:.0f} s"
         + ("" if reduced.complete else "; the time is used up, so it may not be minimal")
     )
-    scripts = [small, ScriptToVerify("whole")]
-    follower.written(scripts, times=VERIFY_TIMES, at_once=VERIFY_TIMES, always=True)
+    follower.written([small, whole], times=VERIFY_TIMES, at_once=VERIFY_TIMES, always=True)
     return ProgramResult(reduced, round(oracle.trial_seconds, 2))
 
 
