@@ -27,10 +27,12 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
     rest = tree.body[len(imports) + len(definitions) :]
     lines = program.splitlines()
     marks = None if signature.kind in ("crash", "hang") else marks_of(signature, text)
-    standard = sorted({"sys", *([*marks.modules, "traceback"] if marks else [])})
+    # Without the compiler a script must pass; torch calls it an error that nothing was compiled.
+    fullgraph = "fullgraph" in program
+    standard = sorted({"sys", *["os"] * fullgraph, *([*marks.modules, "traceback"] if marks else [])})
     written = [line for node in imports for line in _text(lines, node)]
     future = [line for line in written if line.startswith("from __future__")]
-    ours = [f"import {', '.join(standard)}"]
+    ours = [f"import {', '.join(standard)}", *["import torch"] * fullgraph]
     first = _begin(definitions[0]) if definitions else 0
     last = definitions[-1].end_lineno or 0 if definitions else 0
     about = f"torch {torch.partition('+')[0]}, torchsleuth {__version__}"
@@ -41,6 +43,7 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
         expected=expected_literal(signature),
         definitions="\n".join(lines[first:last]) if definitions else "",
         body=lines[_begin(rest[0]) :] if rest else ["pass"],
+        fullgraph=fullgraph,
         marks=marks.expression if marks else "",
         reproduced=repr(f"REPRODUCED: {signature.summary}"),
     )

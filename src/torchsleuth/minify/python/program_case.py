@@ -180,7 +180,9 @@ def minify_program(
         f"{_lines(text)} → {_lines(reduced.text)} lines after {reduced.queries} trials, {reduced.seconds:.0f} s"
         + ("" if reduced.complete else "; the time is used up, so it may not be minimal")
     )
-    follower.written([small, whole], times=VERIFY_TIMES, at_once=VERIFY_TIMES, always=True)
+    follower.written(
+        [small, whole], times=VERIFY_TIMES, at_once=VERIFY_TIMES, always=True, in_eager=oracle.eager_passes
+    )
     return ProgramResult(reduced, round(oracle.trial_seconds, 2))
 
 
