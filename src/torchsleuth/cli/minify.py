@@ -82,7 +82,13 @@ def minify_verb(
             outcome = minify_step(folder, processes, left, _say, line.hear)
         except KeyboardInterrupt:
             line.end()
-            _say("stopped; the best script so far is repro.py in the case, and the same command goes on")
+            kept = folder is not None and folder.file(REPRO).is_file()
+            best = (
+                "the best script so far is repro.py in the case"
+                if kept
+                else "no smaller script was found yet"
+            )
+            _say(f"stopped; {best}, and the same command goes on")
             raise
         finally:
             line.end()
