@@ -32,7 +32,7 @@ VERBS = {
         "torchsleuth.cli.workaround",
         "What makes the program pass: tried, verified, cheapest first.",
     ),
-    "minify": ("torchsleuth.cli.minify", "The smallest graph, inputs and settings that fail the same way."),
+    "minify": ("torchsleuth.cli.minify", "The smallest graph, or program, that fails the same way."),
     "verify": ("torchsleuth.cli.verify", "Run a repro in fresh processes and compare how it fails."),
     "pack": ("torchsleuth.cli.pack", "One file to share, with the list of what is in it."),
     "unpack": ("torchsleuth.cli.pack", "A packed case among the cases here."),

@@ -1,4 +1,4 @@
-"""`minify`: the smallest graph, inputs and settings that fail the same way, as a script a person can read."""
+"""`minify`: the smallest graph, inputs and settings, or the smallest program, that fail the same way, as a script."""
 
 from __future__ import annotations
 
@@ -27,44 +27,78 @@ class NotACase(SleuthError):
     """A script that does not fail here."""
 
 
-@click.command("minify")
+class NotWritten(SleuthError):
+    """The script could not be put where it was wanted."""
+
+
+@click.command("minify", context_settings={"ignore_unknown_options": True})
 @click.argument("case_or_script", default="last")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @budget_option(600)
 @yes_option
+@click.option(
+    "--timeout", type=float, metavar="S", help="Seconds that a run of a program may take before it is a hang."
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also write the small script here.",
+)
 @workers_option
 @cases_option
 @json_option
 def minify_verb(
-    case_or_script: str, budget: float, yes: bool, workers: str, cases_dir: Path, as_json: bool
+    case_or_script: str,
+    arguments: tuple[str, ...],
+    budget: float,
+    yes: bool,
+    timeout: float | None,
+    out: Path | None,
+    workers: str,
+    cases_dir: Path,
+    as_json: bool,
 ) -> int:
-    """Shrink a case to the smallest script that still fails the same way, and verify it three times.
+    """Shrink a case, or any failing program, to the smallest script that fails the same way; verify it three times.
 
     Every smaller script found is kept at once: Ctrl-C leaves the best one as repro.py, and the same command goes on
-    from there. Also takes a written script, or one that PyTorch's own minifier wrote. Executes the case, and asks once
-    about one that was not made here (--yes).
+    from there. A program, with its arguments, is made smaller as Python text. Also takes a written script, or one that
+    PyTorch's own minifier wrote. Executes the case, and asks once about one that was not made here (--yes).
 
     \b
     torchsleuth minify last
     torchsleuth minify 3f9a --budget 60
+    torchsleuth minify train.py --out repro.py
     torchsleuth minify minifier_launcher.py
     """
     started = time.monotonic()
     folder = _known_case(case_or_script, cases_dir)
+    if folder is not None and arguments:
+        raise click.UsageError(f"a case takes no arguments, and {case_or_script} is one")
     if folder is not None:
         agree_to(folder, yes)
     line = StatusLine(budget)
     with processes_for(folder, workers) as processes:
         try:
             if folder is None:
-                folder = _adopted(Path(case_or_script), cases_dir, processes, budget)
+                how = {"arguments": arguments, "timeout": timeout}
+                folder = _adopted(Path(case_or_script), cases_dir, processes, budget, **how)
             left = max(1.0, budget - (time.monotonic() - started))
             outcome = minify_step(folder, processes, left, say, line.hear)
         except KeyboardInterrupt:
             line.end()
-            say("stopped; the best script so far is repro.py in the case, and the same command goes on")
+            kept = folder is not None and folder.file(REPRO).is_file()
+            best = (
+                "the best script so far is repro.py in the case"
+                if kept
+                else "no smaller script was found yet"
+            )
+            say(f"stopped; {best}, and the same command goes on")
             raise
         finally:
             line.end()
+            if out is not None and folder is not None and folder.file(REPRO).is_file():
+                _put_out(folder, out)
     if as_json:
         print_json({**outcome.folder.case.to_json(), **_for_programs(outcome)})
     else:
@@ -72,12 +106,20 @@ def minify_verb(
     return 0 if outcome.verified else 1
 
 
-def _adopted(script: Path, cases_dir: Path, processes: Processes, budget: float) -> CaseFolder:
-    """The case that a script of someone else's becomes."""
+def _put_out(folder: CaseFolder, out: Path) -> None:
+    try:
+        out.write_text(folder.file(REPRO).read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:
+        raise NotWritten(
+            f"{out} cannot be written ({error.strerror}); the script is {folder.file(REPRO)}"
+        ) from error
+
+
+def _adopted(script: Path, cases_dir: Path, processes: Processes, budget: float, **how: Any) -> CaseFolder:
+    """The case that a script of someone else's, or a program, becomes."""
     assert processes.host is not None
-    told = processes.host.ask(
-        "adopt", budget, said=say, script=str(script.absolute()), cases=str(cases_dir.absolute())
-    )
+    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
+    told = processes.host.ask("adopt", budget, said=say, **places, **how)
     return open_case(cases_dir, told["case"])
 
 
@@ -127,16 +169,20 @@ def show_result(outcome: MinifyOutcome) -> None:
     """The result for a person: how small, what may vary, what each reducer did, and where the script is."""
     minified, repro = outcome.folder.case.minified, outcome.repro
     assert minified is not None and repro is not None
+    size = f"lines of the script: {minified.lines}"
+    if minified.calls is not None:
+        size = f"calls left: {minified.calls}, inputs: {minified.inputs}"
     show(
-        f"calls left: {minified.calls}, inputs: {minified.inputs}, {minified.queries} trials, "
+        f"{size}, {minified.queries} trials, "
         f"{outcome.seconds:.1f} s; failed the same way in {repro.reproduced} of {len(repro.runs)} fresh processes"
     )
     for sentence in outcome.told.get("explanation", ()):
         show(f"  {sentence}")
     for other in outcome.told.get("also", ()):
         show(f"  another failure was met on the way and kept under also/: {other}")
+    gone = "calls gone" if minified.calls is not None else "      gone"
     show()
-    show("reducer                 trials  kept  calls gone  seconds")
+    show(f"reducer                 trials  kept  {gone}  seconds")
     for row in outcome.told.get("reducers", ()):
         if row["queries"]:
             show(

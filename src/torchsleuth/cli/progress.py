@@ -16,6 +16,7 @@ class StatusLine:
         self.started_at = self.last = time.monotonic()
         self.budget = budget
         self.first = self.calls = self.trials = 0
+        self.unit = "calls"
         self.live = sys.stderr.isatty()
         self.shown = False
 
@@ -23,6 +24,7 @@ class StatusLine:
         """What the search host tells: `line.hear({"smaller": 3, "reducer": "nodes"})`."""
         if "started" in message:
             self.first = self.calls = message["started"]
+            self.unit = message["unit"]
             self._show("")
         elif "asked" in message:
             self.trials += message["trials"]
@@ -43,7 +45,7 @@ class StatusLine:
         now = time.monotonic()
         took = max(0.1, now - self.started_at)
         text = (
-            f"{self.first} → {self.calls} calls, {self.trials} trials in {took:.0f} s "
+            f"{self.first} → {self.calls} {self.unit}, {self.trials} trials in {took:.0f} s "
             f"({self.trials / took:.1f}/s), smaller {now - self.last:.0f} s ago, now {reducer or 'starting'}, "
             f"at most {max(0.0, self.budget - took):.0f} s more; Ctrl-C keeps the best so far"
         )

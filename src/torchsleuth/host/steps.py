@@ -15,6 +15,7 @@ from torchsleuth.graphs.cut import calls_of
 from torchsleuth.host.main import Front
 from torchsleuth.minify.case_state import CaseQuestions
 from torchsleuth.minify.minify_case import minify_case
+from torchsleuth.minify.python.program_case import is_program, lines_of, minify_program
 from torchsleuth.minify.script_cases import case_of_script
 from torchsleuth.minify.search.contract import State
 from torchsleuth.supervise.verification import ScriptToVerify
@@ -23,11 +24,21 @@ from torchsleuth.workaround.find import find_workarounds
 
 
 def adopt(
-    front: Front, questions: CaseQuestions, *, script: str, cases: str, budget: float
+    front: Front,
+    questions: CaseQuestions,
+    *,
+    script: str,
+    cases: str,
+    budget: float,
+    arguments: Sequence[str] = (),
+    timeout: float | None = None,
 ) -> dict[str, Any]:
     """A script that becomes a case; where it lies."""
-    front.begins("reading the script")
-    return {"case": str(case_of_script(Path(script), Path(cases), questions).path)}
+    front.begins("running the script")
+    folder = case_of_script(
+        Path(script), Path(cases), questions, arguments=arguments, timeout=timeout, budget=budget
+    )
+    return {"case": str(folder.path)}
 
 
 def triage(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
@@ -39,7 +50,11 @@ def triage(front: Front, questions: CaseQuestions, *, case: str, budget: float) 
 def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
     """The smallest state that fails, as scripts for the front to verify, the most readable first."""
     folder = _folder(case)
-    result = minify_case(folder, questions.start_of(folder), questions, _Told(front), budget_seconds=budget)
+    if is_program(folder):
+        return _minified_program(front, folder, questions, budget)
+    result = minify_case(
+        folder, questions.start_of(folder), questions, _Told(front, _calls, "calls"), budget_seconds=budget
+    )
     return {
         "reducers": [dataclasses.asdict(row) for row in result.reduction.statistics],
         "explanation": list(result.explanation.sentences),
@@ -48,6 +63,21 @@ def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) 
             "start_up": round(questions.workers.start_up, 2),
             "search": result.reduction.seconds,
             "trials": result.trial_seconds,
+        },
+    }
+
+
+def _minified_program(
+    front: Front, folder: CaseFolder, questions: CaseQuestions, budget: float
+) -> dict[str, Any]:
+    told = _Told(front, lines_of, "lines")
+    found = minify_program(folder, questions, told, budget_seconds=budget)
+    return {
+        "reducers": [dataclasses.asdict(row) for row in found.reduced.statistics],
+        "seconds": {
+            "start_up": round(questions.workers.start_up, 2),
+            "search": found.reduced.seconds,
+            "trials": found.trial_seconds,
         },
     }
 
@@ -66,6 +96,10 @@ STEPS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
+def _calls(state: State) -> int:
+    return calls_of(state.graph)
+
+
 def _folder(case: str) -> CaseFolder:
     return open_case(Path(case).parent, case)
 
@@ -73,17 +107,17 @@ def _folder(case: str) -> CaseFolder:
 class _Told:
     """A listener of the search that passes everything on to the front."""
 
-    def __init__(self, front: Front) -> None:
-        self.front = front
+    def __init__(self, front: Front, amount: Callable[[Any], int], unit: str) -> None:
+        self.front, self.amount, self.unit = front, amount, unit
 
-    def started(self, state: State) -> None:
-        self.front.tell(started=calls_of(state.graph))
+    def started(self, state: Any) -> None:
+        self.front.tell(started=self.amount(state), unit=self.unit)
 
     def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
         self.front.tell(asked=reducer, trials=len(failed))
 
-    def smaller(self, reducer: str, state: State) -> None:
-        self.front.tell(smaller=calls_of(state.graph), reducer=reducer)
+    def smaller(self, reducer: str, state: Any) -> None:
+        self.front.tell(smaller=self.amount(state), reducer=reducer)
 
     def said(self, text: str) -> None:
         self.front.said(text)

@@ -1,6 +1,6 @@
-"""A script becomes a case: one that torchsleuth wrote, or one of PyTorch's own minifier.
+"""A script becomes a case: one that torchsleuth wrote, one of PyTorch's own minifier, or any program that fails.
 
-A script of ours says what it expects; a foreign one is tried once, and how it fails is what is looked for from then on.
+A script of ours says what it expects; another is tried once, and how it fails is what is looked for from then on.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from torchsleuth.cases.folder import CaseFolder, now, write_case
 from torchsleuth.cases.model import Case, GraphFacts, case_id
 from torchsleuth.cases.record import Embedded, GraphRecord
 from torchsleuth.minify.case_state import CannotMinify
+from torchsleuth.minify.python.program_case import case_of_program
 from torchsleuth.minify.questions import NoAnswer, Questions
 from torchsleuth.repro.assemble import graph_files
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
@@ -25,19 +27,29 @@ from torchsleuth.trials.trial import Trial
 from torchsleuth.workers.queue import TrialQueue
 
 
-def case_of_script(script: Path, cases_dir: Path, questions: Questions) -> CaseFolder:
+def case_of_script(
+    script: Path,
+    cases_dir: Path,
+    questions: Questions,
+    *,
+    arguments: Sequence[str] = (),
+    timeout: float | None = None,
+    budget: float = 600.0,
+) -> CaseFolder:
     """The case that a script stands for, written into `cases_dir`.
 
-    Of torchsleuth's own, or one of PyTorch's: `case_of_script(Path("minifier_launcher.py"), cases, questions)`.
+    Of torchsleuth's own, one of PyTorch's, or any program: `case_of_script(Path("train.py"), cases, questions)`.
     """
-    text = script.read_text(encoding="utf-8")
+    try:
+        text = script.read_text(encoding="utf-8")
+        literals = _literals(text)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise CannotMinify(f"{script} cannot be read as a Python program: {error}") from error
     if is_foreign(text):
         return _adopt_foreign(script, cases_dir, questions)
-    literals = _literals(text)
     if "FACTS" not in literals or "EXPECTED" not in literals:
-        raise CannotMinify(
-            f"{script} is neither a repro that torchsleuth wrote in full nor one of PyTorch's minifier; "
-            "minify the case it belongs to, or run the failing program under `torchsleuth run`"
+        return case_of_program(
+            script, cases_dir, questions, arguments=arguments, timeout=timeout, budget=budget
         )
     graph, embedded, imports = _parts(text)
     record = replace(

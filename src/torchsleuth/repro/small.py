@@ -103,7 +103,7 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
         summary=one_line(small.signature.summary),
         about=_about(small),
         imports=list(dict.fromkeys(imports)),
-        expected=_expected(small.signature),
+        expected=expected_literal(small.signature),
         embedded=re.sub(r"(?m)^import (torch|sys)\n", "", small.embedded.source).strip(),
         parameters=", ".join(names.values()),
         body=body.lines,
@@ -213,7 +213,8 @@ def _of_torch(node: torch.fx.Node) -> bool:
     return node.op == "call_method" or home in ("torch", "_operator", "math", "builtins")
 
 
-def _expected(signature: Signature) -> str:
+def expected_literal(signature: Signature) -> str:
+    """What a short script says of the failure it expects, as Python."""
     doc = {"kind": signature.kind, "phase": signature.phase}
     more = {
         "exceptions": list(signature.exceptions[-1:]),

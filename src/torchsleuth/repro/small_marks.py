@@ -33,7 +33,10 @@ def marks_of(signature: Signature, text: str = "") -> Marks:
     """
     kind = "".join(signature.exceptions[-1:]).rpartition(".")[2]
     place = _place(signature)
-    tests = [test for test in _tests(kind, signature.message) if not text or holds(test.expression, text)]
+    tests = _tests(kind, signature.message)
+    if text:  # where one error stands for another, that one's type is not in the text
+        tests += _tests("", signature.message) if signature.message else []
+        tests = [test for test in tests if holds(test.expression, text)]
     # Without a text to check against, the words in order are the strictest test that is sure to hold.
     chosen = (tests if text else tests[-2:]) or [Marks(f"{kind!r} in text")]
     if place and (not text or place in text):

@@ -28,6 +28,7 @@ from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
 from torchsleuth.torch_internals.minifier_scripts import read_foreign
 from torchsleuth.torch_internals.schemas import operator_schemas
 from torchsleuth.trials.compile import namespace_of, noise_of, ready_trial, run_trial
+from torchsleuth.trials.program import run_program
 from torchsleuth.trials.trial import Outcome, Question, Trial
 
 Announce = Callable[[str], None]
@@ -39,6 +40,8 @@ def answer(trial: Trial, announce: Announce = lambda phase: None) -> Outcome:
     """What comes of `trial` in this process; a crash takes the process along, so let `workers` call it."""
     if trial.question is Question.FAILS:
         return run_trial(trial, announce)
+    if trial.question is Question.PROGRAM:
+        return run_program(trial, announce)
     started = time.monotonic()
     announce("run")
     try:

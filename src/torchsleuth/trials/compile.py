@@ -109,11 +109,16 @@ def _fails_in_eager(
 def ready_trial(trial: Trial) -> runner.ReproTrial:
     """Graph, inputs and settings of a trial, ready to be run; raises `CannotTell` where that cannot be done here."""
     global _first_settings
-    if _threads is not None:
-        torch.set_num_threads(_threads)
+    use_threads()
     if _first_settings is None:
         _first_settings = saved_settings()
     return runner.ReproTrial(_facts(trial), _source(trial), namespace_of(trial), _options(trial))
+
+
+def use_threads() -> None:
+    """As many threads as a process of its own would have; the server that this one was forked from keeps to one."""
+    if _threads is not None:
+        torch.set_num_threads(_threads)
 
 
 def noise_of(ready: runner.ReproTrial) -> Tolerances:

@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> None:
         run_and_tell(call, trial, results)
         # Shapes are asked for often, by trials that all bring the same definitions.
         stays = not trial.embedded or trial.question is Question.SHAPES
+        stays = stays and trial.question is not Question.PROGRAM
         good = stays and bool(named_function(still_good)())
         write_all(results, frame({"good": good}))
         if not good:

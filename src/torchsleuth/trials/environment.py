@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchsleuth.processes.starting import fresh_environment
+from torchsleuth.processes.starting import fresh_environment, sees_devices
 from torchsleuth.torch_internals.compile_stages import failing_stage
 from torchsleuth.trials.child_process import DEVICE, ONCE, SHAPES
 from torchsleuth.trials.trial import Question, Trial
@@ -54,7 +54,8 @@ def served_by(trial: Trial) -> str:
     >>> served_by(Trial("", Signature("crash", "run")))
     'once'
     """
-    if uses_accelerator(trial):
+    # A program may name a device only to see whether there is one.
+    if uses_accelerator(trial) and (trial.question is not Question.PROGRAM or sees_devices({})):
         return DEVICE
     return SHAPES if trial.question is Question.SHAPES else ONCE
 
@@ -69,9 +70,11 @@ def needs_kernels(trial: Trial) -> bool:
     >>> needs_kernels(Trial("", Signature("crash", "run"), mine, embedded="def mine(gm, inputs): ..."))
     False
     """
+    expected = trial.expected
+    if trial.question is Question.PROGRAM:
+        return expected.kind != "capture_error" and not trial.switches.eager
     if trial.question is not Question.FAILS:
         return False
-    expected = trial.expected
     if trial.settings.backend != "inductor" and not _INDUCTOR.search(trial.embedded):
         return False
     early = trial.stop_early and expected.kind == "compile_error"

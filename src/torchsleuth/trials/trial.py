@@ -32,6 +32,7 @@ class Question(Enum):
     DEFINITIONS = "the user's operators that the graph calls"
     EAGER_SECONDS = "how long a run without the compiler takes"
     FOREIGN_SCRIPT = "what a script of PyTorch's minifier holds"
+    PROGRAM = "does a whole program fail, and how"
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class TrialQueue:
         if outcome.error is None and outcome.signature is None and ticket.passes < ticket.repeats:
             self._queue.appendleft(ticket)
             return
-        if ticket.trial.question is Question.FAILS:
+        if ticket.trial.question in (Question.FAILS, Question.PROGRAM):
             self.log.remember(ticket.trial.key, outcome, ticket.trial.expected, ticket.passes)
         ticket._settle(outcome)
 

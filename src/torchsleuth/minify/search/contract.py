@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from torchsleuth.cases.record import CompileSettings, Embedded
 from torchsleuth.graphs.recording import Recording
 from torchsleuth.tensors.specs import InputsDescription, ScalarSpec, SymbolSpec, TensorSpec
+
+# What is made smaller: a graph as a State here, a program as text in `minify.python`.
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -65,40 +68,40 @@ class State:
 
 
 @dataclass(frozen=True)
-class Edit:
+class Edit(Generic[S]):
     """One step towards a smaller state, as data: what it does, and the function and arguments that do it."""
 
     what: str
-    function: Callable[..., State | None]
+    function: Callable[..., S | None]
     arguments: tuple[Any, ...] = ()
 
-    def apply(self, state: State) -> State | None:
+    def apply(self, state: S) -> S | None:
         """The edited state, or None where the edit does not fit."""
         return self.function(state, *self.arguments)
 
 
 @dataclass(frozen=True)
-class Dial:
+class Dial(Generic[S]):
     """A number that may be turned down, from `high` where it stands to `low`."""
 
     what: str
     low: int
     high: int
-    function: Callable[..., State | None]
+    function: Callable[..., S | None]
     arguments: tuple[Any, ...] = ()
 
-    def turn(self, state: State, number: int) -> State | None:
+    def turn(self, state: S, number: int) -> S | None:
         """The state with the number set, or None where that does not fit."""
         return self.function(state, number, *self.arguments)
 
-    def apply(self, state: State) -> State | None:
+    def apply(self, state: S) -> S | None:
         """The dial at its lowest."""
         return self.turn(state, self.low)
 
 
-Reducer = Callable[[State], Iterable[Edit | Dial]]
+Reducer = Callable[[S], Iterable[Edit[S] | Dial[S]]]
 
-Answers = Callable[[Sequence[State]], Sequence[bool | None]]
+Answers = Callable[[Sequence[S]], Sequence[bool | None]]
 
 
 @runtime_checkable
@@ -108,18 +111,18 @@ class Oracle(Protocol):
     # The nodes whose results were wrong in the last state that failed.
     suspects: Sequence[str] = ()
 
-    def __call__(self, states: Sequence[State]) -> Sequence[bool | None]:
+    def __call__(self, states: Sequence[Any]) -> Sequence[bool | None]:
         """Whether each state fails; None where it was not worth finding out, because an earlier one does."""
 
-    def each(self, states: Sequence[State]) -> Sequence[bool | None]:
+    def each(self, states: Sequence[Any]) -> Sequence[bool | None]:
         """The same, for whoever wants all answers."""
         return self(states)
 
-    def first_passing(self, states: Sequence[State]) -> int | None:
+    def first_passing(self, states: Sequence[Any]) -> int | None:
         """The place of a state that passes, the first in time; None where all fail."""
         return next((place for place, failed in enumerate(self.each(states)) if failed is False), None)
 
-    def recording(self, state: State) -> Recording | None:
+    def recording(self, state: Any) -> Recording | None:
         """What every node of the state yields in eager; None where whoever searches may run it to find out."""
         return None
 
@@ -147,7 +150,7 @@ class Oracle(Protocol):
 class _FunctionOracle(Oracle):
     answers: Answers
 
-    def __call__(self, states: Sequence[State]) -> Sequence[bool | None]:
+    def __call__(self, states: Sequence[Any]) -> Sequence[bool | None]:
         return self.answers(states)
 
 
@@ -167,13 +170,13 @@ class Listener(Protocol):
         """Told what comes next; False where that is to be left out."""
         return True
 
-    def started(self, state: State) -> None:
+    def started(self, state: Any) -> None:
         return
 
     def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
         return
 
-    def smaller(self, reducer: str, state: State) -> None:
+    def smaller(self, reducer: str, state: Any) -> None:
         return
 
     def said(self, text: str) -> None:

@@ -10,8 +10,8 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Generic
 
-from torchsleuth.graphs.cut import calls_of
 from torchsleuth.minify.search.contract import (
     Answers,
     Dial,
@@ -20,23 +20,23 @@ from torchsleuth.minify.search.contract import (
     OutOfBudget,
     Reducer,
     ReducerStatistics,
+    S,
     Silence,
-    State,
     as_oracle,
 )
 from torchsleuth.minify.search.size import size_of
 from torchsleuth.minify.search.state_key import state_key
 
-Make = Callable[[], State | None]
+Make = Callable[[], S | None]
 
 
-class Engine:
+class Engine(Generic[S]):
     """Asks, remembers and counts: `Engine(oracle, state).first("shapes", [("halve", make)])`."""
 
     def __init__(
         self,
-        oracle: Answers,
-        state: State,
+        oracle: Answers[S],
+        state: S,
         *,
         width: int = 1,
         deadline: float | None = None,
@@ -52,25 +52,25 @@ class Engine:
         self.queries = 0
         self.known: dict[str, bool] = {}
         # Every state that was the best one for a while.
-        self.accepted: list[State] = []
+        self.accepted: list[S] = []
         self._counts: dict[str, list[float]] = {}
 
-    def first(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> tuple[int, State] | None:
+    def first(self, reducer: str, candidates: Sequence[tuple[str, Make[S]]]) -> tuple[int, S] | None:
         """The first candidate, in order, that fails; as many at once as there are workers."""
         return next(
             ((at, state) for at, state, failed in self._rounds(reducer, candidates, False) if failed), None
         )
 
-    def each(self, reducer: str, candidates: Sequence[tuple[str, Make]]) -> dict[int, tuple[State, bool]]:
+    def each(self, reducer: str, candidates: Sequence[tuple[str, Make[S]]]) -> dict[int, tuple[S, bool]]:
         """The answers of the rounds up to the first with a failure, all of that round included, by place."""
         rounds = self._rounds(reducer, candidates, True)
         return {at: (state, failed) for at, state, failed in rounds if failed is not None}
 
     def _rounds(
-        self, reducer: str, candidates: Sequence[tuple[str, Make]], every: bool
-    ) -> Iterator[tuple[int, State, bool | None]]:
+        self, reducer: str, candidates: Sequence[tuple[str, Make[S]]], every: bool
+    ) -> Iterator[tuple[int, S, bool | None]]:
         """Candidates with their answers, a round at a time, until one has failed."""
-        waiting: list[tuple[int, str, State]] = []
+        waiting: list[tuple[int, str, S]] = []
         for place, (what, make) in enumerate(candidates):
             state = make()
             if state is not None:
@@ -82,7 +82,7 @@ class Engine:
                     return
                 waiting = []
 
-    def fails(self, reducer: str, what: str, state: State) -> bool:
+    def fails(self, reducer: str, what: str, state: S) -> bool:
         """Whether one state fails."""
         return bool(self._ask(reducer, [(what, state)])[0])
 
@@ -90,12 +90,12 @@ class Engine:
         """Says that a reducer has its turn; False where it is to be left out."""
         return self.listener.begins(f"making the graph smaller: {reducer}")
 
-    def accept(self, reducer: str, state: State) -> State:
+    def accept(self, reducer: str, state: S) -> S:
         """Makes a failing state the best one, if it is smaller than what stood there."""
         if size_of(state) < size_of(self.best):
             counts = self._counts.setdefault(reducer, [0, 0, 0, 0.0])
             counts[1] += 1
-            counts[2] += calls_of(self.best.graph) - calls_of(state.graph)
+            counts[2] += size_of(self.best)[0] - size_of(state)[0]
             self.best = state
             self.accepted.append(state)
             self.listener.smaller(reducer, state)
@@ -109,7 +109,7 @@ class Engine:
         )
 
     def _ask(
-        self, reducer: str, candidates: Sequence[tuple[str, State]], every: bool = False
+        self, reducer: str, candidates: Sequence[tuple[str, S]], every: bool = False
     ) -> list[bool | None]:
         keys = [state_key(state) for _, state in candidates]
         new = [place for place, key in enumerate(keys) if key not in self.known]
@@ -133,17 +133,17 @@ class Engine:
         return [self.known.get(key) for key in keys]
 
 
-def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
-    """Applies what a reducer proposes until nothing of it holds any more.
+def settle(engine: Engine[S], name: str, reducer: Reducer[S], state: S, together: bool = True) -> S:
+    """Applies what a reducer proposes until nothing of it holds any more; `together` tries all of it at once first.
 
     Used as `settle(engine, "outputs", drop_outputs, state)`.
     """
     while True:
         edits = list(reducer(state))
-        if len(edits) > 1:
-            together = combined(edits, state)
-            if together is not None and engine.fails(name, "all together", together):
-                state = engine.accept(name, together)
+        if together and len(edits) > 1:
+            changed = combined(edits, state)
+            if changed is not None and engine.fails(name, "all together", changed):
+                state = engine.accept(name, changed)
                 continue
         before = size_of(state)
         state = _one_by_one(engine, name, edits, state)
@@ -151,7 +151,7 @@ def settle(engine: Engine, name: str, reducer: Reducer, state: State) -> State:
             return state
 
 
-def _one_by_one(engine: Engine, name: str, edits: Sequence[Edit | Dial], state: State) -> State:
+def _one_by_one(engine: Engine[S], name: str, edits: Sequence[Edit[S] | Dial[S]], state: S) -> S:
     """Each edit on top of those that held; several are asked at once where there are workers for it."""
     place = 0
     while place < len(edits):
@@ -168,12 +168,12 @@ def _one_by_one(engine: Engine, name: str, edits: Sequence[Edit | Dial], state: 
     return state
 
 
-def _edited(edit: Edit | Dial, state: State) -> State | None:
+def _edited(edit: Edit[S] | Dial[S], state: S) -> S | None:
     candidate = edit.apply(state)
     return candidate if candidate is not None and _smaller(candidate, state) else None
 
 
-def combined(edits: Iterable[Edit | Dial], state: State) -> State | None:
+def combined(edits: Iterable[Edit[S] | Dial[S]], state: S) -> S | None:
     """All edits on top of each other, those left out that do not fit or do not help; None where none does."""
     changed = None
     for edit in edits:
@@ -183,22 +183,22 @@ def combined(edits: Iterable[Edit | Dial], state: State) -> State | None:
     return changed
 
 
-def _turned(engine: Engine, name: str, dial: Dial, state: State) -> State:
+def _turned(engine: Engine[S], name: str, dial: Dial[S], state: S) -> S:
     """Turns a dial as low as it goes.
 
     Its two ends come first, because most dials go all the way or not at all. Where it can be turned a little, the rest
     of the way is bisected; where it cannot, the number may matter by what divides it.
     """
 
-    def at(number: int) -> State | None:
+    def at(number: int) -> S | None:
         candidate = dial.turn(state, number)
         return candidate if candidate is not None and _smaller(candidate, state) else None
 
-    def ask(numbers: Sequence[int]) -> tuple[int, State] | None:
+    def ask(numbers: Sequence[int]) -> tuple[int, S] | None:
         return engine.first(name, [(f"{dial.what} to {number}", partial(at, number)) for number in numbers])
 
     lowest_of = partial(lowest, ask, engine.width)
-    held: State | None = None
+    held: S | None = None
     ends = sorted({dial.low, dial.high - 1}) if dial.low < dial.high else []
     found = ask(ends)
     if found is not None and found[0] == 0:
@@ -220,8 +220,8 @@ def _turned(engine: Engine, name: str, dial: Dial, state: State) -> State:
 
 
 def lowest(
-    ask: Callable[[Sequence[int]], tuple[int, State] | None], width: int, numbers: Sequence[int]
-) -> tuple[int, State | None]:
+    ask: Callable[[Sequence[int]], tuple[int, S] | None], width: int, numbers: Sequence[int]
+) -> tuple[int, S | None]:
     """The place of the first number that fails, where all after it do, and its state; past the end for none.
 
     >>> lowest(lambda asked: next(((i, state) for i, n in enumerate(asked) if n > 5), None), 1, range(9))[0]
@@ -258,5 +258,5 @@ def _spaced(lower: int, upper: int, count: int) -> list[int]:
     return sorted({number for number in numbers if lower < number < upper}) or [lower + 1]
 
 
-def _smaller(candidate: State, state: State) -> bool:
+def _smaller(candidate: S, state: S) -> bool:
     return size_of(candidate) < size_of(state)

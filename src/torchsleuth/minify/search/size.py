@@ -6,6 +6,7 @@ settings, dtypes, values), and the printed length last.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -16,12 +17,18 @@ from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 _DTYPES = ("float32", "int64", "bool", "float64", "int32", "bfloat16", "float16")
 
 
-def size_of(state: State) -> tuple[Any, ...]:
-    """A key that is smaller for a simpler state.
+@functools.singledispatch
+def size_of(state: Any) -> tuple[Any, ...]:
+    """A key that is smaller for a simpler state; its first number is how much there is to read, calls of a graph.
 
     >>> size_of(state) < size_of(state_of(gm, [torch.ones(9)]))
     True
     """
+    raise TypeError(f"nobody said how large a {type(state).__name__} is")
+
+
+@size_of.register
+def _(state: State) -> tuple[Any, ...]:
     graph = state.graph.graph
     tensors = [i.spec for i in state.inputs if isinstance(i.spec, TensorSpec)]
     return (

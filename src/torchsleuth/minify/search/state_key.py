@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from typing import Any
@@ -16,8 +17,14 @@ from torchsleuth.script_runtime.inputs import storage_bytes
 _DIGESTS = WeakTensorKeyDictionary()
 
 
-def state_key(state: State) -> str:
+@functools.singledispatch
+def state_key(state: Any) -> str:
     """Equal for states that ask the same question: `state_key(state) == state_key(state.having())`."""
+    raise TypeError(f"nobody said when two of {type(state).__name__} are the same")
+
+
+@state_key.register
+def _(state: State) -> str:
     graphs = [str(part.graph) for part in state.graph.modules() if isinstance(part, torch.fx.GraphModule)]
     values = [_value_key(i.value) for i in state.inputs]
     how = [state.settings.to_json(), state.static_names, state.interpreted]

@@ -1,0 +1,117 @@
+"""An oracle that runs programs: each in a process of its own, and, where it fails as wanted, once more uncompiled.
+
+A program that fails without the compiler, too, shows another bug than one that did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torchsleuth.minify.python.program import Program
+from torchsleuth.minify.search.contract import Oracle
+from torchsleuth.processes.limits import Limits
+from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.trials.trial import Outcome, Question, Switches, Trial
+from torchsleuth.workers.queue import TrialQueue
+
+# A smaller program that takes this much longer than the whole one goes round in circles.
+LEAST_CLOCK = 10.0
+SLACK = 10.0
+# Where a program is said to lie while it is tried: a name, no file.
+SCRIPT = "program.py"
+
+
+@dataclass
+class ProgramOracle(Oracle):
+    """Asks trials whether programs fail as `expected`; with `eager_passes` they must not do so uncompiled.
+
+    `folder` is where the programs are said to lie; `clock` is what one run may take.
+    """
+
+    workers: TrialQueue
+    expected: Signature
+    folder: Path
+    eager_passes: bool = True
+    clock: float | None = None
+    # What the last program that failed printed as its traceback.
+    text: str = ""
+    trial_seconds: float = 0.0
+    others: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, states: Sequence[Program]) -> list[bool | None]:
+        return self._answers(states, every=self.failing_is_slow is False)
+
+    @property
+    def failing_is_slow(self) -> bool:
+        """Whether it takes longer to see a failure than to see none."""
+        return self.expected.kind == "hang"
+
+    def _answers(self, programs: Sequence[Program], every: bool) -> list[bool | None]:
+        tickets = [self._submit(program) for program in programs]
+        answers: list[bool | None] = []
+        for program, ticket in zip(programs, tickets):
+            if True in answers and not every:
+                ticket.cancel()
+                answers.append(None)
+                continue
+            outcome = ticket.result()
+            self.trial_seconds += outcome.seconds
+            answers.append(
+                self._fails(outcome) and (not self.eager_passes or self.passes_uncompiled(program))
+            )
+            if answers[-1]:
+                self.text = outcome.text
+        return answers
+
+    def _submit(self, program: Program, **switches: bool) -> Future[Outcome]:
+        trial = trial_of(program.text, self.expected, self.folder, **switches)
+        return self.workers.submit(trial, limits=limited(self.workers.limits, self.clock))
+
+    def _fails(self, outcome: Outcome) -> bool:
+        seen = outcome.signature
+        if seen is None:
+            return False
+        if same_failure(self.expected, seen):
+            return True
+        self.others.setdefault(seen.summary, outcome.text)
+        return False
+
+    def passes_uncompiled(self, program: Program) -> bool:
+        """Whether a program passes when nothing of it is compiled."""
+        outcome = self._submit(program, eager=True).result()
+        self.trial_seconds += outcome.seconds
+        return outcome.signature is None and outcome.error is None
+
+
+def trial_of(text: str, expected: Signature, folder: Path, **switches: bool) -> Trial:
+    """The question that a program stands for: `trial_of(text, expected, folder, eager=True)`."""
+    return Trial(
+        text,
+        expected,
+        switches=Switches(**switches),  # type: ignore[arg-type]
+        store=str(folder / SCRIPT),
+        question=Question.PROGRAM,
+    )
+
+
+def limited(limits: Limits, clock: float | None) -> Limits:
+    """The limits of a trial that may run so long: `limited(Limits(), 20.0).run == 20.0`."""
+    return limits if clock is None else replace(limits, run=clock)
+
+
+def same_failure(expected: Signature, seen: Signature) -> bool:
+    """Whether two programs show one bug: the same signature, raised in the same place of torch.
+
+    >>> same_failure(Signature("crash", "run", signal="SIGABRT"), Signature("crash", "run", signal="SIGSEGV"))
+    False
+    """
+    return fails_the_same_way(expected, seen) and _place(expected) == _place(seen)
+
+
+def _place(signature: Signature) -> str:
+    """The innermost frame where that is torch's; functions of the program may move."""
+    innermost = "".join(signature.frames[:1])
+    return innermost if "/" in innermost else ""

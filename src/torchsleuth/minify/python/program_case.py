@@ -1,0 +1,229 @@
+"""`minify` of a script: it is run once to know how it fails, becomes a case, and is made smaller as Python.
+
+Every smaller program is on disk at once, as a script that says in its last line whether it fails the same way.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.cases.folder import CaseFolder, now, update_case, write_case
+from torchsleuth.cases.model import Case, Minified, case_id
+from torchsleuth.minify.case_state import CannotMinify
+from torchsleuth.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
+from torchsleuth.minify.python.oracle import LEAST_CLOCK, SLACK, ProgramOracle, limited, trial_of
+from torchsleuth.minify.python.program import Program, parsed
+from torchsleuth.minify.python.reduce import DoesNotFail, ReducedProgram, reduce_program
+from torchsleuth.minify.questions import Questions
+from torchsleuth.repro.program import program_script
+from torchsleuth.script_runtime.signature import Signature, fingerprint
+from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
+from torchsleuth.trials.trial import Outcome
+from torchsleuth.workers.trial_log import TrialLog, surroundings
+
+# In a case: the program as it was given, standing alone.
+PROGRAM = "program.py"
+ORIGINAL = "original.py"
+# Of the time for everything, what the first run may take before it counts as a hang.
+FIRST_RUN = 0.25
+_ANYTHING = Signature("runtime_error", "run")
+
+
+def is_program(folder: CaseFolder) -> bool:
+    """Whether a case is a whole program rather than a graph."""
+    return folder.case.graph is None and folder.file(PROGRAM).is_file()
+
+
+def case_of_program(
+    script: Path,
+    cases_dir: Path,
+    questions: Questions,
+    *,
+    arguments: Sequence[str] = (),
+    timeout: float | None = None,
+    budget: float = 600.0,
+) -> CaseFolder:
+    """The case that a failing script is; raises `CannotMinify` where it does not fail, or is no Python."""
+    try:
+        text = standing_alone(script.read_text(encoding="utf-8"), script.absolute(), arguments)
+    except (SyntaxError, ValueError) as error:
+        raise CannotMinify(f"{script} is not a Python program: {error}") from error
+    clock = timeout or FIRST_RUN * budget
+    first = _ran(questions, text, clock)
+    seen = first.signature
+    if seen is None:
+        raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
+    uncompiled = _ran(questions, text, clock, eager=True)
+    passes = uncompiled.signature is None
+    # A hang takes its clock in each trial that shows it, and nothing else should take much longer than the whole did.
+    slowest = uncompiled.seconds if passes or seen.kind == "hang" else max(first.seconds, uncompiled.seconds)
+    usual = min(clock, max(LEAST_CLOCK, SLACK * slowest))
+    torch = version("torch")
+    case = Case(
+        id=case_id(fingerprint(seen), hashlib.sha256(text.encode()).hexdigest(), None, torch),
+        created=now(),
+        torch=torch,
+        device="cpu",
+        kind=seen.kind,
+        phase=seen.phase,
+        direction=None,
+        backend="none",
+        after=None,
+        signature=seen,
+        script=(str(script), *arguments),
+        extra={"eager_passes": passes, "timeout": timeout or usual},
+    )
+    original = program_script(parsed(text).text, seen, first.text, torch, case.id)
+    files = {PROGRAM: text, ORIGINAL: original, "traceback.txt": first.text}
+    return write_case(cases_dir, case, files)
+
+
+def _ran(questions: Questions, text: str, clock: float, **switches: bool) -> Outcome:
+    trial = trial_of(text, _ANYTHING, questions.store, **switches)
+    outcome = questions.workers.run(trial, limits=limited(questions.workers.limits, clock), fresh=True)
+    if outcome.error is not None:
+        raise CannotMinify(f"the script cannot be tried here: {outcome.error}")
+    return outcome
+
+
+def standing_alone(text: str, script: Path, arguments: Sequence[str] = ()) -> str:
+    """The program with what it gets from where it lies and how it is called written into it, where it needs that.
+
+    >>> print(standing_alone("print(__file__)", Path("/home/me/train.py")))
+    __file__ = '/home/me/train.py'
+    print(__file__)
+    """
+    tree = ast.parse(text)
+    imported = {name.partition(".")[0] for node in ast.walk(tree) for name in _imported(node)}
+    beside = [name for name in imported if _lies_in(script.parent, name) and name != script.stem]
+    lines = ["import sys"] if arguments or beside else []
+    lines += [f"sys.argv[1:] = {list(arguments)!r}"] if arguments else []
+    lines += [f"sys.path.insert(0, {str(script.parent)!r})"] if beside else []
+    if any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(tree)):
+        lines.append(f"__file__ = {str(script)!r}")
+    if not lines:
+        return text
+    first = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    place = max((n.end_lineno or 0 for n in first), default=0)
+    given = text.splitlines()
+    return "\n".join([*given[:place], *lines, *given[place:]])
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+
+
+def _lies_in(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """What came of it, and how long the trials took."""
+
+    reduced: ReducedProgram
+    trial_seconds: float
+
+
+def minify_program(
+    folder: CaseFolder, questions: Questions, follower: Follower, *, budget_seconds: float = 600.0
+) -> ProgramResult:
+    """Makes the program of a case as small as still fails the same way; `follower` has its script verified."""
+    started = time.monotonic()
+    workers, case = questions.workers, folder.case
+    if workers.log.path is None:  # the workers were there before the case was
+        workers.log = TrialLog(folder.file("minify/trials.jsonl"), surroundings(os.environ))
+    text = folder.file(PROGRAM).read_text(encoding="utf-8")
+    clock = case.extra.get("timeout")
+    oracle = ProgramOracle(
+        workers,
+        case.signature,
+        questions.store,
+        eager_passes=bool(case.extra.get("eager_passes", True)),
+        clock=float(clock) if clock else None,
+    )
+    if not oracle.eager_passes:
+        follower.said(f"case {case.id}: the program fails without the compiler, too")
+    keeper = _Keeper(folder, oracle, follower)
+    try:
+        reduced = reduce_program(
+            text,
+            oracle,
+            width=workers.count,
+            budget_seconds=(1 - LEFT_FOR_VERIFYING) * budget_seconds,
+            listener=keeper,
+        )
+    except DoesNotFail as error:
+        other = next(iter(oracle.others), None)
+        how = f"fails differently here ({other})" if other else "does not fail here any more"
+        raise CannotMinify(f"case {case.id} {how}; run its original.py to compare") from error
+    follower.begins("writing the scripts")
+    small = ScriptToVerify("program")
+    whole = ScriptToVerify("whole")
+    files: dict[str, str | Path] = {
+        small.name: keeper.script(reduced.text),
+        whole.name: folder.file(ORIGINAL),
+    }
+    seconds = round(time.monotonic() - started, 2)
+    update_case(folder, files, minified=Minified(queries=reduced.queries, seconds=seconds))
+    follower.said(
+        f"{_lines(text)} → {_lines(reduced.text)} lines after {reduced.queries} trials, {reduced.seconds:.0f} s"
+        + ("" if reduced.complete else "; the time is used up, so it may not be minimal")
+    )
+    follower.written(
+        [small, whole], times=VERIFY_TIMES, at_once=VERIFY_TIMES, always=True, in_eager=oracle.eager_passes
+    )
+    return ProgramResult(reduced, round(oracle.trial_seconds, 2))
+
+
+def lines_of(program: Program) -> int:
+    """How many lines of a program say something.
+
+    >>> lines_of(parsed("def f():\\n    return 1"))
+    2
+    """
+    return _lines(program.text)
+
+
+def _lines(text: str) -> int:
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+@dataclass
+class _Keeper:
+    """Passes everything on, and puts each smaller program on disk before the search goes on."""
+
+    folder: CaseFolder
+    oracle: ProgramOracle
+    follower: Follower
+
+    def started(self, state: Any) -> None:
+        self.follower.started(state)
+
+    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
+        self.follower.asked(reducer, what, failed)
+
+    def said(self, text: str) -> None:
+        self.follower.said(text)
+
+    def begins(self, doing: str) -> bool:
+        return self.follower.begins(doing)
+
+    def smaller(self, reducer: str, state: Any) -> None:
+        text = self.script(state.text)
+        update_case(self.folder, {f"{CHECKPOINTS}/{lines_of(state)}.py": text, REPRO: text})
+        self.follower.smaller(reducer, state)
+
+    def script(self, text: str) -> str:
+        case = self.folder.case
+        return program_script(text, case.signature, self.oracle.text, case.torch, case.id)

@@ -1,0 +1,68 @@
+"""A failing program as a repro: its own lines, and an answer in the last line and the exit status."""
+
+from __future__ import annotations
+
+import ast
+
+from torchsleuth._version import __version__
+from torchsleuth.repro.script import one_line, template
+from torchsleuth.repro.small import expected_literal
+from torchsleuth.repro.small_marks import marks_of
+from torchsleuth.script_runtime.signature import Signature
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+def program_script(program: str, signature: Signature, text: str, torch: str, case: str | None = None) -> str:
+    """The script of a program that fails as `signature` says; `text` is the traceback of its failure.
+
+    >>> failure = Signature("runtime_error", "run", ("ValueError",), "no")
+    >>> "raise ValueError('no')" in program_script("raise ValueError('no')", failure, "", "2.13.0")
+    True
+    """
+    tree = ast.parse(program)
+    imports = _leading(tree.body, _IMPORTS)
+    definitions = _leading(tree.body[len(imports) :], _DEFINITIONS)
+    rest = tree.body[len(imports) + len(definitions) :]
+    lines = program.splitlines()
+    marks = None if signature.kind in ("crash", "hang") else marks_of(signature, text)
+    # Without the compiler a script must pass; torch calls it an error that nothing was compiled.
+    fullgraph = "fullgraph" in program
+    standard = sorted({"sys", *["os"] * fullgraph, *([*marks.modules, "traceback"] if marks else [])})
+    written = [line for node in imports for line in _text(lines, node)]
+    future = [line for line in written if line.startswith("from __future__")]
+    ours = [f"import {', '.join(standard)}", *["import torch"] * fullgraph]
+    first = _begin(definitions[0]) if definitions else 0
+    last = definitions[-1].end_lineno or 0 if definitions else 0
+    about = f"torch {torch.partition('+')[0]}, torchsleuth {__version__}"
+    return template("program.py.jinja").render(
+        summary=one_line(signature.summary),
+        about=about + (f", case {case}" if case else ""),
+        imports=list(dict.fromkeys([*future, *ours, *written])),
+        expected=expected_literal(signature),
+        definitions="\n".join(lines[first:last]) if definitions else "",
+        body=lines[_begin(rest[0]) :] if rest else ["pass"],
+        fullgraph=fullgraph,
+        marks=marks.expression if marks else "",
+        reproduced=repr(f"REPRODUCED: {signature.summary}"),
+    )
+
+
+def _leading(nodes: list[ast.stmt], kinds: tuple[type[ast.stmt], ...]) -> list[ast.stmt]:
+    found = []
+    for node in nodes:
+        if not isinstance(node, kinds):
+            break
+        found.append(node)
+    return found
+
+
+def _text(lines: list[str], node: ast.stmt) -> list[str]:
+    return lines[node.lineno - 1 : node.end_lineno]
+
+
+def _begin(node: ast.stmt) -> int:
+    """The line, from 0, with which a statement begins, its decorators included."""
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)]) - 1

@@ -1,0 +1,78 @@
+"""A whole program run in a trial's process as `python script.py` would run it, and how it ended.
+
+Its text need not lie on disk: Python finds the source of its functions under the name of the script.
+"""
+
+from __future__ import annotations
+
+import builtins
+import linecache
+import os
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable
+
+import torch
+
+from torchsleuth.cases.crash import signature_of_crash
+from torchsleuth.script_runtime.signature import Signature, signature_of_exception
+from torchsleuth.trials.compile import use_threads
+from torchsleuth.trials.trial import Outcome, Trial
+
+# Exceptions of Dynamo's that carry one of a compiler behind it.
+_COMPILERS = ("BackendCompilerFailed", "InductorError")
+
+
+def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: None) -> Outcome:
+    """What comes of the program `trial.graph`, kept as `trial.store`; with `switches.eager` nothing is compiled."""
+    started = time.monotonic()
+    name = str(trial.store)
+    use_threads()
+    if trial.switches.eager:
+        torch.compiler.set_stance("force_eager")
+    main = types.ModuleType("__main__")
+    main.__file__ = name
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    sys.argv[:] = [name]
+    sys.path[0] = os.path.dirname(name)
+    linecache.cache[name] = (len(trial.graph), None, trial.graph.splitlines(keepends=True), name)
+    announce("run")
+    signature, text = None, ""
+    try:
+        exec(compile(trial.graph, name, "exec", dont_inherit=True), main.__dict__)
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        signature = signature_of_crash(status, "run") if status else None
+    except BaseException as error:
+        _forget_this_frame(error)
+        signature, text = signature_of_failure(error), traceback.format_exc()
+    return Outcome(signature, time.monotonic() - started, text=text)
+
+
+def signature_of_failure(error: BaseException) -> Signature:
+    """What a program's last exception is: one of capture, of compiling, or of running.
+
+    >>> signature_of_failure(ValueError("no such thing here")).phase
+    'run'
+    """
+    chain: list[BaseException] = [error]
+    while (inner := chain[-1].__cause__ or getattr(chain[-1], "inner_exception", None)) is not None:
+        if inner in chain:
+            break
+        chain.append(inner)
+    of_dynamo = [type(e).__name__ for e in chain if type(e).__module__ == "torch._dynamo.exc"]
+    if any(type(each).__name__ in _COMPILERS for each in chain):
+        return signature_of_exception(error, "compile_error", "compile")
+    if of_dynamo:
+        return signature_of_exception(error, "capture_error", "capture")
+    return signature_of_exception(error, "runtime_error", "run")
+
+
+def _forget_this_frame(error: BaseException) -> None:
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next

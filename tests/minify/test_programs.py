@@ -1,0 +1,205 @@
+"""Whole programs made small: each candidate runs in a process of its own, captured and not compiled."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from torchsleuth.minify.case_state import CannotMinify, CaseQuestions
+from torchsleuth.minify.minify_case import Follower
+from torchsleuth.minify.python.oracle import ProgramOracle
+from torchsleuth.minify.python.program import parsed
+from torchsleuth.minify.python.program_case import case_of_program, minify_program, standing_alone
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.workers.pool import Workers
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with Workers(2) as made:
+        yield made
+
+
+class Nobody(Follower):
+    """Nobody verifies what is written."""
+
+    def written(self, scripts, **how):
+        return
+
+
+def reduced(workers, tmp_path, text, **how):
+    """The case of a program, and what is left of it."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(text))
+    questions = CaseQuestions(workers, tmp_path / "values")
+    folder = case_of_program(script, tmp_path / "cases", questions, **how)
+    workers.log = type(workers.log)(folder.file("minify/trials.jsonl"))
+    return folder, minify_program(folder, questions, Nobody(), budget_seconds=400).reduced
+
+
+BRANCH = """
+    import math
+    from dataclasses import dataclass
+
+    import torch
+    import torch.nn as nn
+
+
+    @dataclass
+    class Config:
+        width: int = 64
+        depth: int = 3
+
+
+    class Block(nn.Module):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.linear = nn.Linear(config.width, config.width)
+            self.scale = 1 / math.sqrt(config.width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x) * self.scale
+            if y.mean() > 0:  # the values decide
+                y = y.relu()
+            return x + y
+
+
+    class Model(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(config) for _ in range(config.depth)])
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+
+    def main():
+        config = Config(width=32, depth=2)
+        compiled = torch.compile(Model(config).eval(), fullgraph=True, backend="eager")
+        with torch.no_grad():
+            print(compiled(torch.randn(8, config.width)).shape)
+
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.slow
+def test_a_branch_on_values_is_left_alone_with_the_compiled_function(workers, tmp_path):
+    folder, found = reduced(workers, tmp_path, BRANCH)
+    assert folder.case.kind == "capture_error"
+    assert "Data-dependent branching" in folder.case.signature.message
+    lines = [line for line in found.text.splitlines() if line.strip()]
+    assert len(lines) <= 6, found.text
+    assert "fullgraph=True" in found.text
+    script = folder.file("checkpoints/program.py")
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=250)
+    assert run.returncode == 1, run.stderr
+    assert run.stdout.splitlines()[-1].startswith("REPRODUCED: Unsupported: Data-dependent branching")
+
+
+def test_what_was_asked_is_not_asked_again(workers, tmp_path):
+    program = "import torch\nx = torch.ones(3)\ny = x + 1\n\ndef f(x):\n    print(x)\n    return id(x)\n"
+    program += 'torch.compile(f, fullgraph=True, backend="eager")(y)\n'
+    _, first = reduced(workers, tmp_path, program)
+    ran = workers.ran
+    _, second = reduced(workers, tmp_path, program)
+    assert second.text == first.text
+    assert workers.ran - ran == 2  # how it fails, compiled and not, is seen anew
+
+
+def test_a_backend_that_kills_the_process(workers, tmp_path):
+    program = """
+        import os
+        import torch
+
+        def backend(gm, inputs):
+            if len(gm.graph.nodes) > 2:
+                os.abort()
+            return gm.forward
+
+        @torch.compile(backend=backend)
+        def f(x, y):
+            z = x.sin()
+            return z + y
+
+        for n in range(3):
+            print(f(torch.ones(4), torch.ones(4)))
+    """
+    folder, found = reduced(workers, tmp_path, program)
+    assert (folder.case.kind, folder.case.signature.signal) == ("crash", "SIGABRT")
+    assert "os.abort()" in found.text and "torch.compile" in found.text
+    assert "print" not in found.text and "range" not in found.text
+
+
+@pytest.mark.slow
+def test_a_wrong_result_stays_one_that_only_the_compiler_makes(workers, tmp_path):
+    program = """
+        import torch
+
+        def doubling(gm, inputs):
+            return lambda *args: [2 * out for out in gm(*args)]
+
+        def loss(x):
+            y = torch.tanh(x)
+            return y.square().sum()
+
+        for seed in range(3):
+            x = torch.ones(3, 5)
+            wanted, got = loss(x), torch.compile(loss, backend=doubling)(x)
+            assert torch.allclose(wanted, got), f"step {seed}: {wanted} is not {got}"
+    """
+    folder, found = reduced(workers, tmp_path, program)
+    assert folder.case.signature.exceptions == ("AssertionError",)
+    assert "torch.compile(" in found.text and "doubling" in found.text and "assert" in found.text
+    assert "tanh" not in found.text and "seed" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("text", "eager_passes", "fails"),
+    [
+        ("raise ValueError('nothing of this works')", False, True),
+        ("raise ValueError('nothing of this works')", True, False),
+        ("raise KeyError('nothing of this works')", False, False),
+        ("import sys\nsys.exit(0)", False, False),
+    ],
+)
+def test_what_fails_uncompiled_is_another_failure(workers, tmp_path, text, eager_passes, fails):
+    expected = Signature("runtime_error", "run", ("ValueError",), "nothing of this works")
+    oracle = ProgramOracle(workers, expected, tmp_path, eager_passes)
+    assert oracle([parsed(text)]) == [fails]
+
+
+def test_a_program_that_does_not_end_hangs(workers, tmp_path):
+    oracle = ProgramOracle(workers, Signature("hang", "run"), tmp_path, False, 1.0)
+    assert oracle([parsed("x = 1"), parsed("while True:\n    pass")]) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1", "does not fail here, so there is nothing to make smaller"),
+        ("x = (", "is not a Python program"),
+    ],
+)
+def test_what_cannot_be_made_smaller_is_said_in_a_sentence(workers, tmp_path, text, said):
+    with pytest.raises(CannotMinify, match=said):
+        reduced(workers, tmp_path, text)
+
+
+def test_what_a_program_gets_from_its_place_is_written_into_it(tmp_path):
+    (tmp_path / "helper.py").write_text("")
+    text = "from __future__ import annotations\nimport helper\n"
+    script = tmp_path / "train.py"
+    assert standing_alone(text, script, ["--epochs", "1"]).splitlines() == [
+        "from __future__ import annotations",
+        "import sys",
+        "sys.argv[1:] = ['--epochs', '1']",
+        f"sys.path.insert(0, {str(tmp_path)!r})",
+        "import helper",
+    ]
+    assert standing_alone("import torch\n", script) == "import torch\n"
