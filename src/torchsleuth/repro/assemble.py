@@ -20,11 +20,16 @@ from torchsleuth.cases.record import GraphRecord, read_record
 from torchsleuth.cases.redact import environment_of
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.repro.generated import generated_lines
+from torchsleuth.repro.program import PROGRAM, program_of_call, program_script
 from torchsleuth.repro.script import RUNTIME, runtime_text, script_text
 from torchsleuth.script_runtime.signature import fingerprint, signature_from_json
 
 _LEVELS = {"aot": "AOTAutograd", "dynamo": "Dynamo"}
-NO_FRAME = "the failure came before there was a graph, and the frame itself is not recorded"
+# In a case: the forms of a recorded call.
+CALL = "call.json"
+NO_CALL = (
+    "the failure came before there was a graph, and the call that failed could not be written as a script"
+)
 WRONG_CAPTURE = (
     "every graph agrees with eager; what differs is how the function was captured, and that is not recorded"
 )
@@ -47,6 +52,8 @@ def make_case(
     if record is not None and record_folder is not None:
         graph = text_inside(record_folder, "graph.py")
         files.update(graph_files(case, record, graph, record_folder / "inputs", failure))
+    elif case.no_repro is None:
+        files.update(call_files(case, failure["call"], failure["traceback"]))
     return write_case(cases_dir, case, files)
 
 
@@ -83,6 +90,16 @@ def _script_of_level(case: Case, where: Path) -> LevelScript | None:
     return LevelScript(str(files["original.py"]), files, {**sections, "kept": _kept(record.inputs)})
 
 
+def call_files(case: Case, call: Mapping[str, Any], traceback: str, form: int = 0) -> dict[str, str | Path]:
+    """The files of a case whose call was recorded, in one of its forms: the program, and the script that tells."""
+    program = program_of_call(call["forms"][form])
+    return {
+        PROGRAM: program,
+        CALL: json.dumps(call, indent=1),
+        "original.py": program_script(program, case.signature, traceback, case.torch, case.id),
+    }
+
+
 def user_line_of_node(folder: CaseFolder, node: str) -> tuple[str | None, str | None]:
     """The user's line (`model.py:84`) a node of the case's graph comes from, and the operator it calls."""
     line = read_record(folder.file("record.json")).nodes.get(node)
@@ -117,7 +134,7 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
         seen=failure.get("count", 1),
         rank=rank,
         script=tuple(process.facts["argv"]),
-        no_repro=record.no_repro if record else WRONG_CAPTURE if "capture" in failure else NO_FRAME,
+        no_repro=record.no_repro if record else _no_call(failure),
     )
     if record:
         extra = {k: failure[k] for k in ("timeout", "accuracy", "calls") if failure.get(k)}
@@ -129,7 +146,7 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
 def _frame_of(failure: Mapping[str, Any]) -> str:
     """What tells frames without a graph apart."""
     if "capture" not in failure:
-        return str(failure.get("function"))
+        return f"{failure.get('function')} {_place(failure)}"
     file, function, _ = failure["capture"]["place"]
     return " ".join([Path(file).name, function, *failure["signature"]["outputs"]])
 
@@ -138,10 +155,22 @@ def _graph_facts(record: GraphRecord) -> GraphFacts:
     return GraphFacts(record.calls, len(record.placeholders), record.source_lines)
 
 
+def _place(failure: Mapping[str, Any]) -> str | None:
+    place = failure.get("user_line")
+    return f"{Path(place[0]).name}:{place[1]}" if place else None
+
+
+def _no_call(failure: Mapping[str, Any]) -> str | None:
+    """Why a failure without a graph has no script; None where its call was recorded."""
+    call = failure.get("call") or {}
+    if "capture" in failure or call.get("forms"):
+        return WRONG_CAPTURE if "capture" in failure else None
+    return f"{NO_CALL}: {call.get('why_none') or 'it was not found on the stack'}"
+
+
 def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
     """An operator that fails on real tensors of the same shapes is the program's own bug."""
-    place = failure.get("user_line")
-    line = f"{Path(place[0]).name}:{place[1]}" if place else None
+    line = _place(failure)
     ops = (failure["op"],) if failure.get("op") else ()
     if failure.get("fails_in_eager"):
         return Triage(component="program", part="operator", ops=ops, user_line=line)

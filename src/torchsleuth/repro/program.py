@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from typing import Any
 
 from torchsleuth._version import __version__
 from torchsleuth.repro.script import one_line, template
-from torchsleuth.repro.small import expected_literal
-from torchsleuth.repro.small_marks import marks_of
+from torchsleuth.repro.small_marks import expected_literal, marks_of
 from torchsleuth.script_runtime.signature import Signature
 
+# In a case: the program as it was given or recorded, standing alone.
+PROGRAM = "program.py"
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 
@@ -47,6 +50,25 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
         marks=marks.expression if marks else "",
         reproduced=repr(f"REPRODUCED: {signature.summary}"),
     )
+
+
+def program_of_call(form: Mapping[str, Any]) -> str:
+    """The program of one form of a recorded call (`watched/call_source.py`): imports, definitions, values, the call.
+
+    >>> form = {"imports": ["import torch"], "source": "x = torch.ones(2)", "setup": [], "call": ["x.sin()"]}
+    >>> program_of_call(form)
+    'import torch\n\nx = torch.ones(2)\n\nx.sin()\n'
+    """
+    source = str(form["source"])
+    lines = source.splitlines()
+    nodes = [node for node in ast.parse(source).body if isinstance(node, _IMPORTS)]
+    moved = ["\n".join(_text(lines, node)) for node in nodes]
+    for node in nodes:
+        for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+            lines[number] = ""
+    parts = ["\n".join(dict.fromkeys([*form["imports"], *moved])), "\n".join(lines).strip("\n")]
+    parts.append("\n".join([*form["setup"], *form["call"]]))
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _leading(nodes: list[ast.stmt], kinds: tuple[type[ast.stmt], ...]) -> list[ast.stmt]:

@@ -35,9 +35,8 @@ from torchsleuth.repro.small_inputs import (
     packed_expression,
     view_expression,
 )
-from torchsleuth.repro.small_marks import marks_of
+from torchsleuth.repro.small_marks import expected_literal, marks_of
 from torchsleuth.repro.small_nodes import node_lines
-from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 
 # Kinds of failure that no exception tells of.
@@ -211,15 +210,3 @@ def _of_torch(node: torch.fx.Node) -> bool:
     if namespace is not None:
         return namespace in ("aten", "prims", "prim", "inductor")
     return node.op == "call_method" or home in ("torch", "_operator", "math", "builtins")
-
-
-def expected_literal(signature: Signature) -> str:
-    """What a short script says of the failure it expects, as Python."""
-    doc = {"kind": signature.kind, "phase": signature.phase}
-    more = {
-        "exceptions": list(signature.exceptions[-1:]),
-        "message": signature.message,
-        "frames": list(signature.frames[:1]),
-        "signal": signature.signal,
-    }
-    return repr({**doc, **{key: value for key, value in more.items() if value}})

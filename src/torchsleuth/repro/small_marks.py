@@ -87,3 +87,19 @@ def _place(signature: Signature) -> str:
     if not signature.frames or fails_the_same_way(signature, elsewhere):
         return ""
     return f"in {signature.frames[0].rpartition(':')[2]}"
+
+
+def expected_literal(signature: Signature) -> str:
+    """What a short script says of the failure it expects, as Python.
+
+    >>> expected_literal(Signature("crash", "compile", signal="SIGSEGV"))
+    "{'kind': 'crash', 'phase': 'compile', 'signal': 'SIGSEGV'}"
+    """
+    doc = {"kind": signature.kind, "phase": signature.phase}
+    more = {
+        "exceptions": list(signature.exceptions[-1:]),
+        "message": signature.message,
+        "frames": list(signature.frames[:1]),
+        "signal": signature.signal,
+    }
+    return repr({**doc, **{key: value for key, value in more.items() if value}})

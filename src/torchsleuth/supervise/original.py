@@ -7,11 +7,13 @@ run of the program, in which everything that they see was kept.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchsleuth.cases.answer import Answer
+from torchsleuth.cases.door import text_inside
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Triage, Verified
@@ -19,7 +21,7 @@ from torchsleuth.cases.record import read_record
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.processes.limits import hang_seconds
 from torchsleuth.program.oracle import ask_program
-from torchsleuth.repro.assemble import LevelScript, scripts_of_levels, user_line_of_node
+from torchsleuth.repro.assemble import CALL, LevelScript, call_files, scripts_of_levels, user_line_of_node
 from torchsleuth.supervise.scripts import ScriptRun, ScriptRunner
 from torchsleuth.supervise.second_look import second_look
 from torchsleuth.supervise.verification import phase_clock
@@ -62,6 +64,18 @@ def verify_original(
             why = str(reason)
             say(f"case {folder.case.id}: {why}")
     return update_case(folder, verified=_verified(run, why))
+
+
+def verify_call(folder: CaseFolder, deadline: float, say: Say, runner: ScriptRunner) -> CaseFolder:
+    """Runs the script of a recorded call; where it does not fail by itself, that of its other form."""
+    run = _tried(folder, ORIGINAL, deadline, say, runner)
+    call = json.loads(text_inside(folder.path, CALL))
+    if not run.reproduced and len(call["forms"]) > 1:
+        say(f"case {folder.case.id}: trying the call with all its values rebuilt")
+        text = text_inside(folder.path, "traceback.txt")
+        folder = update_case(folder, call_files(folder.case, call, text, form=1))
+        run = _tried(folder, ORIGINAL, deadline, say, runner)
+    return update_case(folder, verified=_verified(run, None))
 
 
 def _verified(run: ScriptRun, why: str | None) -> Verified:

@@ -22,7 +22,7 @@ from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.program.acquittal import acquitted
 from torchsleuth.program.own_workarounds import gives_up, try_on_program
 from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
-from torchsleuth.supervise.original import ask_the_program, tell_program_apart, verify_original
+from torchsleuth.supervise.original import ask_the_program, tell_program_apart, verify_call, verify_original
 from torchsleuth.supervise.scripts import ScriptRunner
 from torchsleuth.supervise.verification import (
     CHECKPOINTS,
@@ -41,6 +41,8 @@ TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
 WORKAROUND_SECONDS = 120.0
 KEPT_FOR_WORKAROUND = 0.25
 VERIFY_TIMES = 3
+# Of what is left once a call was recorded, for runs of the program with a workaround.
+SHARE_FOR_THE_PROGRAM = 0.3
 
 Say = Callable[[str], None]
 Hear = Callable[[dict[str, Any]], None]
@@ -251,6 +253,9 @@ def investigate(
         return
     with processes_for(folder, workers, process.facts.get("executable")) as processes:
         searches = processes.host is not None
+        if folder.case.graph is None:
+            yield from _investigate_call(folder, deadline, processes, say, heard)
+            return
         folder = verify_original(folder, process, deadline, say, processes.scripts, look_again=searches)
         # Where there is a host, triage tells a bug of the program apart.
         if not searches and folder.case.phase == "run" and folder.case.kind != "accuracy":
@@ -268,6 +273,21 @@ def investigate(
                 kept = min(WORKAROUND_SECONDS, left) * KEPT_FOR_WORKAROUND if step is _shrink else 0.0
                 folder = step(folder, processes, left - kept, say, heard)
                 yield folder
+
+
+def _investigate_call(
+    folder: CaseFolder, deadline: float, processes: Processes, say: Say, heard: Hear
+) -> Iterator[CaseFolder]:
+    """The steps for a call that could not be captured: who is at fault is known, the program tries workarounds."""
+    folder = verify_call(folder, deadline, say, processes.scripts)
+    yield folder
+    if processes.host is None or _is_the_programs(folder):
+        return
+    left = deadline - time.monotonic()
+    if _fails_here(folder) and left >= 5:
+        folder = _shrink(folder, processes, left * (1 - SHARE_FOR_THE_PROGRAM), say, heard)
+        yield folder
+    yield try_on_program(folder, deadline, say)
 
 
 def _fails_here(folder: CaseFolder) -> bool:
@@ -308,6 +328,10 @@ def _shrink(folder: CaseFolder, processes: Processes, left: float, say: Say, hea
             f"case {case.id}: {small.calls} {'call' if small.calls == 1 else 'calls'} left of "
             f"{case.graph.calls if case.graph else '?'}, "
             f"{small.queries} trials, {outcome.seconds:.0f} s; python {outcome.folder.file(REPRO)}"
+        )
+    elif small is not None and outcome.repro is not None:
+        say(
+            f"case {case.id}: {small.queries} trials, {outcome.seconds:.0f} s; python {outcome.folder.file(REPRO)}"
         )
     return outcome.folder
 

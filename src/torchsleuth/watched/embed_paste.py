@@ -56,7 +56,11 @@ class _Slice:
 class Paste:
     """The script part as it grows: folders to import from, slices of files, then what is made from them."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_value: tuple[type, ...] = ()) -> None:
+        """Objects of the classes `by_value` are written as what they are, though a name of a file may hold them."""
+        self.by_value = by_value
+        # Asked for what has no source of its own, before it is refused; see `value_source.py`.
+        self.write_value: Callable[[Any, str], str | None] = lambda value, hint: None
         self.slices: dict[str, _Slice] = {}
         self.imports: dict[str, None] = {}
         self.notes: dict[str, None] = {}
@@ -116,10 +120,13 @@ class Paste:
             return f"functools.partial({', '.join(parts)})"
         if isinstance(value, types.MethodType):
             return f"{self.expression(value.__self__, hint)}.{value.__name__}"
-        if (named := global_name(value)) is not None:
+        named = None if isinstance(value, self.by_value) else global_name(value)
+        if named is not None and self._has_source(*named):
             return self._named(*named, getattr(getattr(value, "__code__", None), "co_filename", ""))
         if isinstance(value, types.FunctionType):
             return self._rebuilt(value, hint)
+        if (written := self.write_value(value, hint)) is not None:
+            return written
         inside = isinstance(value, type)
         what = (
             f"the class {value.__name__}, defined inside a function"
@@ -127,6 +134,14 @@ class Paste:
             else f"an instance of {type(value).__name__}"
         )
         raise CannotEmbed(f"{hint!r} is {what} that no top-level name of a file holds; give it one.")
+
+    def _has_source(self, namespace: Mapping[str, Any], path: str) -> bool:
+        """Whether a script can have this name: not one that the guarded part of the main file made."""
+        if installed(namespace) or not namespace.get("__file__"):
+            return True
+        root = path.partition(".")[0]
+        made = [s for s in source_file(str(namespace["__file__"])).statements if root in s.binds]
+        return not made or any(not s.guarded for s in made)
 
     def _named(self, namespace: Mapping[str, Any], path: str, filename: str) -> str:
         """A top-level name, or an attribute of one: imported where installed, else sliced from its file."""

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,9 @@ from torchsleuth.cases.record import AmbientState
 from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals.calls_under_way import call_under_way
 from torchsleuth.torch_internals.tensors import values_nbytes
+from torchsleuth.watched.call_source import call_sources
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
 from torchsleuth.watched.install import started_in
@@ -169,9 +171,12 @@ def keep_inputs(
 
 
 def report_capture_error(
-    watch: Watch, flight: Flight, frame: seams.FrameCapture, error: BaseException
+    watch: Watch, flight: Flight, frame: seams.FrameCapture, error: BaseException, state: Mapping[str, Any]
 ) -> None:
-    """Dynamo failed before there was a graph: a failure without one, told apart from a bug of the program."""
+    """Dynamo failed before there was a graph: the call is kept instead, and a bug of the program told apart.
+
+    `state` is that of the program when the frame was looked at: its modes (`configuration.global_state`).
+    """
     signature = signature_of_exception(error, "capture_error", "capture")
     with contextlib.suppress(AttributeError):
         setattr(error, _MARK, True)
@@ -182,6 +187,9 @@ def report_capture_error(
     own = [frame for frame in stack if not _is_installed(frame.filename)]
     user = (own or stack)[-1] if stack else None
     call = seams.failed_call(error)
+    recorded: dict[str, Any] = {}
+    with watch.our_own_work():
+        recorded = recorded_call(state)
     flight.report(
         {
             "record": None,
@@ -193,12 +201,22 @@ def report_capture_error(
             "user_line": [user.filename, user.lineno] if user else [frame.file, frame.line],
             "frames": [[each.filename, each.lineno, each.name] for each in _without_transforms(stack)],
             "program": {"command": hide_in_words(sys.orig_argv), "cwd": started_in},
+            "call": recorded,
             "op": None if call is None else seams.target_name(call[0]),
             "fails_in_eager": None if call is None else seams.fails_in_eager(*call),
         }
     )
     if watch.finish is not None:
         watch.finish(flight)
+
+
+def recorded_call(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The call of a compiled function that is under way, as program text; or why it cannot be written."""
+    call = call_under_way()
+    if call is None:
+        return {"forms": [], "why_none": "no call of a compiled function is under way"}
+    forms, why_none = call_sources(call, state)
+    return {"forms": [form.to_json() for form in forms], "why_none": why_none}
 
 
 def report_wrong_capture(

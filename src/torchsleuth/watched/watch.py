@@ -137,12 +137,13 @@ class Watch:
             return frame.capture()
         before, self._function = self._function, frame.function
         flight.counters[CAPTURE] += 1
+        state = global_state()
         try:
             return frame.capture()
         except Exception as error:
             if self._wanted() and not failures.already_reported(error):
                 with self.our_own_work():
-                    failures.report_capture_error(self, flight, frame, error)
+                    failures.report_capture_error(self, flight, frame, error, state)
             failures.hide_our_frames(error)
             raise
         finally:

@@ -23,14 +23,12 @@ from torchsleuth.minify.python.oracle import LEAST_CLOCK, SLACK, ProgramOracle, 
 from torchsleuth.minify.python.program import Program, parsed
 from torchsleuth.minify.python.reduce import DoesNotFail, ReducedProgram, reduce_program
 from torchsleuth.minify.questions import Questions
-from torchsleuth.repro.program import program_script
-from torchsleuth.script_runtime.signature import Signature, fingerprint
+from torchsleuth.repro.program import PROGRAM, program_script
+from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, fingerprint
 from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.trials.trial import Outcome
 from torchsleuth.workers.trial_log import TrialLog, surroundings
 
-# In a case: the program as it was given, standing alone.
-PROGRAM = "program.py"
 ORIGINAL = "original.py"
 # Of the time for everything, what the first run may take before it counts as a hang.
 FIRST_RUN = 0.25
@@ -144,12 +142,15 @@ def minify_program(
     if workers.log.path is None:  # the workers were there before the case was
         workers.log = TrialLog(folder.file("minify/trials.jsonl"), surroundings(os.environ))
     text = folder.file(PROGRAM).read_text(encoding="utf-8")
-    clock = case.extra.get("timeout")
+    # A recorded call was seen failing from inside the compiler; here it is seen as the program sees it.
+    recorded = "eager_passes" not in case.extra
+    seen = _as_seen_here(folder, questions, text, budget_seconds) if recorded else None
+    clock = case.extra.get("timeout") if seen is None else seen.clock
     oracle = ProgramOracle(
         workers,
-        case.signature,
+        case.signature if seen is None else seen.signature,
         questions.store,
-        eager_passes=bool(case.extra.get("eager_passes", True)),
+        eager_passes=bool(case.extra["eager_passes"]) if seen is None else seen.eager_passes,
         clock=float(clock) if clock else None,
     )
     if not oracle.eager_passes:
@@ -184,6 +185,28 @@ def minify_program(
         [small, whole], times=VERIFY_TIMES, at_once=VERIFY_TIMES, always=True, in_eager=oracle.eager_passes
     )
     return ProgramResult(reduced, round(oracle.trial_seconds, 2))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """How a program fails as a whole, whether it passes uncompiled, and what one run of a smaller one may take."""
+
+    signature: Signature
+    eager_passes: bool
+    clock: float
+
+
+def _as_seen_here(folder: CaseFolder, questions: Questions, text: str, budget: float) -> _Seen:
+    case = folder.case
+    first = _ran(questions, text, FIRST_RUN * budget)
+    if first.signature is None or not fails_the_same_way(case.signature, first.signature):
+        how = (
+            f"fails differently here ({first.signature.summary})" if first.signature else "does not fail here"
+        )
+        raise CannotMinify(f"case {case.id} {how}; run its original.py to compare")
+    uncompiled = _ran(questions, text, FIRST_RUN * budget, eager=True)
+    clock = max(LEAST_CLOCK, SLACK * max(first.seconds, uncompiled.seconds))
+    return _Seen(first.signature, uncompiled.signature is None, clock)
 
 
 def lines_of(program: Program) -> int:

@@ -1,0 +1,16 @@
+import torch
+
+
+def chunks(x, size):
+    for start in range(0, x.shape[0], size):
+        yield x[start : start + size]
+
+
+def encode(x):
+    source = chunks(x, 2)
+    first = next(source)
+    source.throw(ValueError("enough"))
+    return first
+
+
+torch.compile(encode, fullgraph=True, backend="eager")(torch.randn(6, 3)) if __name__ == "__main__" else None

@@ -1,0 +1,184 @@
+"""Expressions for the values a call works on: tensors, modules, objects of the user's classes, containers of them.
+
+A tensor is written by its shape, dtype and strides, with its values where they are few; a module of torch by its
+constructor; a model of a library by its configuration; any other object by its class and its attributes, so that none
+of the user's constructors runs. What can be written in no way is replaced by an empty stand-in and named.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import enum
+import keyword
+import sys
+from typing import Any
+
+import torch
+
+from torchsleuth.graphs.constants import module_expression
+from torchsleuth.graphs.literals import Unprintable
+from torchsleuth.graphs.names import Vocabulary
+from torchsleuth.repro.small_inputs import TooLarge, input_expression
+from torchsleuth.tensors.specs import describe_tensor
+from torchsleuth.torch_internals.tensors import has_no_values
+from torchsleuth.watched.embed_origin import installed
+from torchsleuth.watched.embed_paste import Paste
+from torchsleuth.watched.embed_slice import CannotEmbed
+
+# Up to this many numbers are written out; of others the shape is enough, mostly, and a person can read it.
+FEW_VALUES = 16
+_MARKS_OF_TORCH = ("_torchdynamo", "_is_torch_compile", "_compiled_call_impl")
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
+class ValueSource:
+    """Writes values into a paste: each tensor and object once, under a name, so that what is shared stays shared."""
+
+    def __init__(self, paste: Paste) -> None:
+        self.paste = paste
+        self.replaced: list[str] = []
+        self._names: set[str] = set()
+
+    def expression(self, value: Any, hint: str) -> str | None:
+        """The expression of a value that a paste has no source for, or None; it may add statements before it."""
+        if isinstance(value, torch.Tensor):
+            return self._assigned(hint, self._tensor(value, hint))
+        if isinstance(value, torch.nn.Module):
+            return self._module(value, hint)
+        if isinstance(value, enum.Enum):
+            return f"{self.paste.expression(type(value), hint)}.{value.name}"
+        if isinstance(value, (list, tuple, set, frozenset, dict)):
+            return self._container(value, hint)
+        if isinstance(value, (slice, range)):
+            parts = (value.start, value.stop, value.step)
+            return f"{type(value).__name__}({', '.join(self._inside(p, hint) for p in parts)})"
+        if type(value) is float:  # infinity and NaN are no literals
+            return f"float({str(value)!r})"
+        if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+            self.paste.imports["import numpy"] = None
+            return self._assigned(hint, f"numpy.array({value.tolist()!r}, dtype={str(value.dtype)!r})")
+        return None if isinstance(value, type) else self._object(value, hint)
+
+    def _inside(self, value: Any, hint: str) -> str:
+        try:
+            return self.paste.expression(value, hint)
+        except CannotEmbed as why:
+            self.replaced.append(f"{hint}: {why}")
+            self.paste.imports["import types"] = None
+            return "types.SimpleNamespace()"
+
+    def _assigned(self, hint: str, text: str) -> str:
+        """The name that stands for an expression from now on."""
+        name = "".join(c if c.isalnum() else "_" for c in hint).strip("_") or "value"
+        if name[0].isdigit() or keyword.iskeyword(name) or hasattr(builtins, name):
+            name = f"value_{name}"
+        taken = self._names.union(*(part.live for part in self.paste.slices.values()))
+        unique, number = name, 2
+        while unique in taken:
+            unique, number = f"{name}_{number}", number + 1
+        self._names.add(unique)
+        self.paste.tail.append(f"{unique} = {text}")
+        return unique
+
+    def _tensor(self, tensor: torch.Tensor, hint: str) -> str:
+        odd = type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        if odd or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise CannotEmbed(
+                f"{hint!r} is a tensor of class {type(tensor).__name__}, layout {tensor.layout}."
+            )
+        self.paste.imports["import torch"] = None
+        few = tensor.numel() <= FEW_VALUES and not has_no_values(tensor)
+        parameter = isinstance(tensor, torch.nn.Parameter)
+        spec = dataclasses.replace(
+            describe_tensor(tensor), requires_grad=tensor.requires_grad and not parameter
+        )
+        try:
+            text, _ = input_expression(spec, tensor.detach() if few else None, True)
+        except TooLarge:
+            text, _ = input_expression(spec, None, True)
+        if parameter:
+            return f"torch.nn.Parameter({text}{'' if tensor.requires_grad else ', requires_grad=False'})"
+        if spec.requires_grad and "requires_grad" not in text:
+            text += ".requires_grad_()"
+        return text
+
+    def _module(self, module: torch.nn.Module, hint: str) -> str:
+        configured = self._configured(module)
+        if configured is not None:
+            return self._assigned(hint, configured if module.training else f"{configured}.eval()")
+        dtypes = {t.dtype for t in (*module.parameters(), *module.buffers()) if t.dtype.is_floating_point}
+        frozen = any(not p.requires_grad for p in module.parameters())
+        if len(dtypes) <= 1 and not frozen:
+            try:
+                text = module_expression(module, hint, Vocabulary(set()))
+            except Unprintable:
+                return self._object(module, hint)
+            self.paste.imports["import torch"] = None
+            dtype = next(iter(dtypes), torch.get_default_dtype())
+            return self._assigned(hint, text if dtype is torch.get_default_dtype() else f"{text}.to({dtype})")
+        return self._object(module, hint)
+
+    def _configured(self, module: torch.nn.Module) -> str | None:
+        """A model of a library that is made from its configuration alone, as those of transformers are."""
+        config: Any = getattr(module, "config", None)
+        home = getattr(sys.modules.get(type(module).__module__), "__dict__", {"__name__": "__main__"})
+        if not installed(home) or not hasattr(config, "to_diff_dict"):
+            return None
+        differs = {k: v for k, v in config.to_diff_dict().items() if self.paste.simple(v) is not None}
+        made = f"{self.paste.expression(type(config), 'config')}.from_dict({differs!r})"
+        return f"{self.paste.expression(type(module), 'model')}({made})"
+
+    def _object(self, value: Any, hint: str) -> str:
+        if not hasattr(value, "__dict__") and not hasattr(type(value), "__slots__"):
+            raise CannotEmbed(f"{hint!r} is an instance of {type(value).__name__}, which is written in C.")
+        cls = self.paste.expression(type(value), hint)
+        # One statement for each attribute: what the failure does not need is left out one by one.
+        variable = self._assigned(hint, f"{cls}.__new__({cls})")
+        attributes = _attributes(value)
+        if isinstance(value, torch.nn.Module):
+            self.paste.imports["import torch"] = None
+            self.paste.tail.append(f"torch.nn.Module.__init__({variable})")
+            attributes = {k: v for k, v in attributes.items() if k not in _OF_EVERY_MODULE}
+            attributes |= {**value._parameters, **value._modules} | (
+                {} if value.training else {"training": False}
+            )
+            for name, held in value._buffers.items():
+                self.paste.tail.append(f"{variable}.register_buffer({name!r}, {self._inside(held, name)})")
+        plain = isinstance(value, torch.nn.Module) or type(value).__setattr__ is object.__setattr__
+        for name, held in attributes.items():
+            if name.isidentifier():
+                text = self._inside(held, name)
+                set_it = (
+                    f"{variable}.{name} = {text}"
+                    if plain
+                    else f"object.__setattr__({variable}, {name!r}, {text})"
+                )
+                self.paste.tail.append(set_it)
+        return variable
+
+    def _container(self, value: Any, hint: str) -> str:
+        if isinstance(value, dict):
+            text = (
+                "{"
+                + ", ".join(f"{self._inside(k, hint)}: {self._inside(v, str(k))}" for k, v in value.items())
+                + "}"
+            )
+        else:
+            items = ", ".join(self._inside(item, f"{hint}_{i}") for i, item in enumerate(value))
+            if hasattr(value, "_fields"):  # a named tuple
+                return f"{self.paste.expression(type(value), hint)}({items})"
+            text = f"({items}{',' if len(value) == 1 else ''})" if isinstance(value, tuple) else f"[{items}]"
+        if type(value) in (dict, list, tuple):
+            return text
+        return f"{self.paste.expression(type(value), hint)}({text})"
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    found = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return {name: held for name, held in found.items() if not name.startswith(_MARKS_OF_TORCH)}
