@@ -77,6 +77,7 @@ texts = st.text(max_size=20)
         classes=st.lists(texts).map(tuple),
         snippet=texts,
         uncompiled=st.booleans(),
+        graph_breaks=st.booleans(),
     )
 )
 def test_what_is_asked_for_arrives_in_the_process(wanted):
@@ -124,6 +125,22 @@ def test_nothing_is_compiled_even_where_torch_refuses_to_leave_it_out(tmp_path):
     ran, said = run(tmp_path, Overrides(uncompiled=True), fault="aten.sin.default:raise", text=whole)
     assert ran.returncode == 0, ran.stderr
     assert said["graphs"] == "0" and said["slope"] == "True"
+
+
+def test_a_graph_that_must_not_break_may_break(tmp_path):
+    program = """
+    import torch
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def f(x):
+        y = x.sin()
+        print("inside", len(x))
+        return y.cos()
+
+    print("sum", f(torch.zeros(3)).sum().item())
+    """
+    ran, said = run(tmp_path, Overrides(graph_breaks=True), text=program)
+    assert (ran.returncode, said) == (0, {"inside": "3", "sum": "3.0"}), ran.stderr
 
 
 @pytest.mark.slow

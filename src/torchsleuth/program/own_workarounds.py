@@ -66,6 +66,13 @@ def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], Non
 def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
     """What is worth a run of the program, the least harmful first: `next(program_attempts(folder)).workaround.how`."""
     case = folder.case
+    if case.extra.get("fullgraph"):  # nothing can stay eager in the midst of a graph that must not break
+        yield _attempt(
+            "fullgraph=False",
+            "torch.compile(model)  # without fullgraph=True",
+            "one graph for the whole function: it breaks at the line that cannot be captured",
+            Overrides(graph_breaks=True),
+        )
     for file, function, line in places_at_fault(folder):
         yield _left_eager(file, function, line)
     if case.kind in ("capture_error", "compile_error"):

@@ -140,6 +140,8 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
         extra = {k: failure[k] for k in ("timeout", "accuracy", "calls") if failure.get(k)}
         return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
     extra = {k: failure[k] for k in ("frames", "program", "capture") if k in failure}
+    if (failure.get("call") or {}).get("fullgraph"):
+        extra["fullgraph"] = True
     return replace(case, triage=_capture_triage(failure), extra=extra)
 
 

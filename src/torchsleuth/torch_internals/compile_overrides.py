@@ -8,6 +8,7 @@ Versions: the places are those of `hooks.py` (2.11..2.15); a setting that a vers
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Mapping
@@ -49,6 +50,18 @@ def ignore_dynamic_marks() -> None:
 def compile_nothing() -> None:
     """From now on every `torch.compile` of a program is ignored, `fullgraph=True` as well."""
     torch.compiler.set_stance("force_eager")
+
+
+def allow_graph_breaks() -> None:
+    """From now on `fullgraph=True` of a program's `torch.compile` is ignored."""
+    dynamo: Any = importlib.import_module("torch._dynamo")
+    original = dynamo.optimize
+
+    @functools.wraps(original)
+    def optimize(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "nopython": False})
+
+    dynamo.optimize = optimize
 
 
 def run_before_captures(snippet: str) -> None:

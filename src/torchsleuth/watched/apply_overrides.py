@@ -90,8 +90,15 @@ def _override(wanted: Overrides) -> None:
 
         forced.compile_nothing()
 
+    def break_graphs(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as forced
+
+        forced.allow_graph_breaks()
+
     if wanted.uncompiled:
         _when(module_names.DYNAMO, compile_nothing)
+    if wanted.graph_breaks:
+        _when(module_names.DYNAMO, break_graphs)
     if wanted.dynamic is False:
         _when(module_names.DYNAMO, at_dynamo)
     _when(module_names.FRAME_CAPTURE, at_capture)

@@ -216,7 +216,7 @@ def recorded_call(state: Mapping[str, Any]) -> dict[str, Any]:
     if call is None:
         return {"forms": [], "why_none": "no call of a compiled function is under way"}
     forms, why_none = call_sources(call, state)
-    return {"forms": [form.to_json() for form in forms], "why_none": why_none}
+    return {"forms": [form.to_json() for form in forms], "why_none": why_none, "fullgraph": call.fullgraph}
 
 
 def report_wrong_capture(

@@ -22,7 +22,8 @@ class Overrides:
 
     `fallback` are operators Inductor leaves to their eager kernels, `decompositions` those it gets whole; `functions`
     are (file, function, line), `modules` paths below what is compiled, `classes` those of torch.nn (`nn.ReLU`).
-    `snippet` is Python that runs before the first compile; `uncompiled` leaves every torch.compile out.
+    `snippet` is Python that runs before the first compile; `uncompiled` leaves every torch.compile out; with
+    `graph_breaks` each may break its graph, as if `fullgraph=True` was not there.
 
     >>> Overrides(backend="aot_eager").to_environment()
     {'TORCHSLEUTH_OVERRIDES': '{"backend": "aot_eager"}'}
@@ -38,6 +39,7 @@ class Overrides:
     classes: tuple[str, ...] = ()
     snippet: str = ""
     uncompiled: bool = False
+    graph_breaks: bool = False
 
     def to_environment(self) -> dict[str, str]:
         """The variable for the program's environment; none where nothing is changed."""
