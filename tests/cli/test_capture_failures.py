@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from program_runs import environment, run_watched, sleuth
+from program_runs import environment, run_watched
 
 BRANCH = """
     import torch
@@ -76,12 +76,11 @@ def test_the_recorded_call_fails_by_itself_and_passes_uncompiled(tmp_path):
 
 
 def test_a_call_that_cannot_be_written_says_why(tmp_path):
-    ran = sleuth(
-        "run",
-        "--record-only",
-        "-c",
-        "import torch\ntorch.compile(lambda x: print(x), fullgraph=True)(1)",
-        cwd=tmp_path,
-    )
-    assert ran.case["kind"] == "capture_error"
-    assert "could not be written as a script" in ran.case["no_repro"]
+    program = """
+    import torch
+    names = {}
+    exec("def f(x):\\n    print(x)\\n    return x", names)
+    torch.compile(names["f"], fullgraph=True, backend="eager")(torch.ones(1))
+    """
+    ran = run_watched(tmp_path, program, "--record-only")
+    assert "could not be written as a script" in ran.case["no_repro"], ran.case
