@@ -40,6 +40,10 @@ def first(graph):
     return next(small_scripts(graph)).text
 
 
+def with_plain_inputs(graph):
+    return [script for script in small_scripts(graph) if not script.random]
+
+
 def function_of(text):
     """The function or graph `f` of a script, ready to be called."""
     scope = {}
@@ -156,7 +160,8 @@ def test_values_that_matter_and_are_many_come_as_packed_bytes_or_a_file_beside_t
 
 
 def test_a_graph_for_the_inner_compiler_is_traced_or_built_node_by_node():
-    traced, built = small_scripts(small(lambda x: (aten.relu.default(x),), torch.ones(2), level="aot"))
+    graph = small(lambda x: (aten.relu.default(x),), torch.ones(2), level="aot")
+    traced, built = with_plain_inputs(graph)
     assert (traced.form, built.form) == ("graph", "nodes")
     assert "compile_fx_inner(graph, fakes)" in traced.text
     assert "return (relu_default,)" in traced.text
@@ -174,7 +179,7 @@ def test_of_a_search_that_was_cut_short_a_whole_compile_is_tried_first():
 def test_a_backward_graph_is_handed_to_the_inner_compiler_as_one():
     told = {"is_backward": True, "cudagraphs": False, "static_input_idxs": [0]}
     graph = small(lambda x: (aten.exp.default(x),), torch.ones(2), level="aot", compile_kwargs=told)
-    traced, built = small_scripts(graph)
+    traced, built = with_plain_inputs(graph)
     assert "compile_fx_inner(graph, fakes, is_backward=True)" in traced.text
     assert "compile_fx_inner(f, fakes, is_backward=True, static_input_idxs=[0])" in built.text
 
@@ -319,7 +324,7 @@ def holding():
 def test_a_graph_with_tensors_and_graphs_inside_is_built_with_them(level):
     graph = holding()
     given = SmallInput("a", describe_tensor(torch.ones(2)))
-    (script,) = small_scripts(SmallGraph(graph, (given,), CompileSettings(level=level), ERROR))
+    (script,) = with_plain_inputs(SmallGraph(graph, (given,), CompileSettings(level=level), ERROR))
     made = function_of(script.text)
     assert [n.target for n in made.graph.nodes] == [
         n.target if n.op != "placeholder" else "x" for n in graph.graph.nodes
@@ -425,6 +430,77 @@ def test_inputs_that_share_memory_share_it_in_both_runs(keep, compiled, status):
         exec(text.replace("torch.compile(f)", f"({compiled})"), scope)
     assert scope["x"].untyped_storage().data_ptr() == scope["y"].untyped_storage().data_ptr()
     assert (scope["x"].storage_offset(), scope["y"].storage_offset()) == (1, 2)
+
+
+def adds_and_reads(x):
+    x.add_(1)
+    return (torch.as_strided_copy(x, (3,), (2,)),)
+
+
+@pytest.mark.parametrize("level", ["dynamo", "aot"])
+@pytest.mark.parametrize("value", [torch.arange(10.0)[::2], torch.arange(6.0).view(2, 3).t()])
+def test_a_changed_input_has_its_strides_in_both_runs(value, level, monkeypatch, capsys):
+    graph = small(adds_and_reads, value, signature=WRONG, level=level, keep=True)
+    for script in small_scripts(graph, untried=True):
+        assert answers_without_the_compiler(script.text, monkeypatch, capsys) == "NOT REPRODUCED"
+
+
+def test_an_input_that_is_given_twice_and_changed_is_one_in_both_runs():
+    x = torch.ones(2)
+    text = first(small(lambda a, b: (torch.relu(a.add_(1) + b),), x, x, signature=WRONG))
+    exec(text.replace("torch.compile(f)", "f"), scope := {})
+    assert scope["x_too"] is scope["y_too"] is not scope["x"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.arange(6.0).view(2, 3).t().requires_grad_(), torch.arange(8.0)[::2].requires_grad_()],
+)
+def test_a_step_of_training_begins_with_the_same_strides_twice(value):
+    graph = small(lambda x: (torch.as_strided_copy(x * 1, (3,), (1,)),), value, signature=WRONG, keep=True)
+    seen = []
+    exec(
+        first(graph).replace("torch.compile(f)", "lambda x: (seen.append(x.stride()), f(x))[1]"),
+        {"seen": seen},
+    )
+    assert seen == [value.stride()]
+
+
+@pytest.mark.parametrize("compiled", ["f(*a).double()", "f(*a)[:1]"])
+@pytest.mark.parametrize("function", [lambda x: (torch.abs(x),), lambda x: (torch.abs(x), torch.abs(x))])
+def test_another_dtype_or_shape_is_a_wrong_result(compiled, function, capsys):
+    graph = small(function, torch.ones(2, dtype=torch.half), signature=WRONG)
+    if not graph.returns_one:
+        compiled = f"tuple(one{compiled.removeprefix('f(*a)')} for one in f(*a))"
+    with pytest.raises(SystemExit):
+        exec(first(graph).replace("torch.compile(f)", f"(lambda *a: {compiled})"), {})
+    assert capsys.readouterr().out.startswith("REPRODUCED: ")
+
+
+def test_results_that_are_no_tensors_are_not_compared_as_such(monkeypatch, capsys):
+    graph = small(lambda x: (torch.abs(x), None), torch.ones(2), signature=WRONG)
+    for script in small_scripts(graph):
+        assert answers_without_the_compiler(script.text, monkeypatch, capsys) == "NOT REPRODUCED"
+
+
+def test_what_eager_refuses_for_ones_is_also_written_with_random_inputs(monkeypatch, capsys):
+    graph = small(lambda x: (torch.linalg.inv(x),), torch.ones(3, 3))
+    said = {
+        (script.form, script.random): answers_without_the_compiler(script.text, monkeypatch, capsys)
+        for script in small_scripts(graph)
+    }
+    assert said["function", False].startswith("DIFFERENT FAILURE")
+    assert said["function", True] == said["nodes", True] == "NOT REPRODUCED"
+
+
+def test_a_body_of_pythons_own_operators_stands_alone(monkeypatch, capsys):
+    def function(x, y):
+        kept = operator.iadd(x, y)
+        return (operator.matmul(kept, y),)
+
+    graph = small(function, torch.ones(2, 2), torch.ones(2, 2), signature=WRONG)
+    for script in small_scripts(graph):
+        assert answers_without_the_compiler(script.text, monkeypatch, capsys) == "NOT REPRODUCED"
 
 
 def test_an_input_that_is_given_twice_is_one():

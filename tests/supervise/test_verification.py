@@ -47,12 +47,12 @@ def folder(tmp_path):
     return write_case(tmp_path, make(), {"repro.py": "best so far"})
 
 
-def verified(folder, answers, deadline=None, **how):
+def verified(folder, answers, deadline=None, scripts=SCRIPTS, **how):
     (folder.path / "checkpoints").mkdir()
-    for script, answer in zip(SCRIPTS, answers):
+    for script, answer in zip(scripts, answers):
         (folder.path / script.name).write_text(answer)
     runner = Runner()
-    return verified_repro(folder, SCRIPTS, runner, times=3, deadline=deadline, **how), runner
+    return verified_repro(folder, scripts, runner, times=3, deadline=deadline, **how), runner
 
 
 def test_the_first_that_fails_the_same_way_is_taken_and_one_that_does_not_is_run_once(folder):
@@ -105,3 +105,22 @@ def test_where_all_fail_without_the_compiler_the_first_is_kept_and_does_not_coun
 def test_of_an_original_that_fails_without_the_compiler_nothing_more_is_asked(folder):
     found, _ = verified(folder, ["fails / fails", *["fails"] * 3], in_eager=False)
     assert found.holds and found.to_case().error is None
+
+
+WITH_RANDOM = [
+    ScriptToVerify(form, random=random) for form in ("function", "nodes") for random in (False, True)
+]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_random_inputs_stand_in_where_eager_refuses_plain_ones(folder, late):
+    answers = ["fails / fails differently", "fails / passes"] * 2
+    deadline = time.monotonic() - 1 if late else None
+    found, _ = verified(folder, answers, deadline, scripts=WITH_RANDOM)
+    assert (found.script.form, found.script.random) == ("nodes" if late else "function", True)
+    assert found.holds and folder.file("repro.py").read_text() == "fails / passes"
+
+
+def test_random_inputs_are_not_tried_where_eager_takes_plain_ones(folder):
+    _, runner = verified(folder, ["passes"] * 4, scripts=WITH_RANDOM)
+    assert [name for _, name in runner.ran] == ["function.py", "nodes.py"]

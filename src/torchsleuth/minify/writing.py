@@ -45,8 +45,9 @@ def write_scripts(
     for script in small_scripts(small, untried=not complete):
         for name, data in script.files.items():
             (place / name).write_bytes(data)
-        (place / f"{script.form}.py").write_text(script.text, encoding="utf-8")
-        written.append(ScriptToVerify(script.form, tuple(script.files), script.input_bytes))
+        one = ScriptToVerify(script.form, tuple(script.files), script.input_bytes, random=script.random)
+        folder.file(one.name).write_text(script.text, encoding="utf-8")
+        written.append(one)
     exact = exact_script(folder, start, state, tolerances)
     (place / f"{EXACT}.py").write_text(exact, encoding="utf-8")
     return [*written, ScriptToVerify(EXACT, (RUNTIME,), needs_inputs=True)]

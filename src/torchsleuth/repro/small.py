@@ -47,12 +47,16 @@ _STANDARD = {"base64", "copy", "math", "operator", "os", "pathlib"}
 
 @dataclass(frozen=True)
 class SmallScript:
-    """A script, the form it has (`function`, `operators`, `graph` or `nodes`), and the files it needs beside it."""
+    """A script, the form it has (`function`, `operators`, `graph` or `nodes`), and the files it needs beside it.
+
+    One of `random` inputs stands in where eager refuses the plain ones: a matrix of ones has no inverse.
+    """
 
     form: str
     text: str
     input_bytes: int
     files: Mapping[str, bytes] = field(default_factory=dict)
+    random: bool = False
 
 
 def small_scripts(small: SmallGraph, *, untried: bool = False) -> Iterator[SmallScript]:
@@ -65,28 +69,29 @@ def small_scripts(small: SmallGraph, *, untried: bool = False) -> Iterator[Small
     inner = [GRAPH] if small.settings.level == "aot" else []
     whole = [FUNCTION, OPERATORS] if untried or not inner else []
     for form in (*whole, *inner, NODES):
-        script = small_script(small, form)
-        if script is not None and script.text not in seen:
-            seen.add(script.text)
-            yield script
+        for random in (False, True):
+            script = small_script(small, form, random=random)
+            if script is not None and script.text not in seen:
+                seen.add(script.text)
+                yield script
 
 
-def small_script(small: SmallGraph, form: str = NODES) -> SmallScript | None:
+def small_script(small: SmallGraph, form: str = NODES, *, random: bool = True) -> SmallScript | None:
     """The script in one form, by default the one that does what trials do; None where it cannot be written so."""
     try:
-        return _script(small, form)
+        return _script(small, form, random)
     except (TooLarge, Unprintable, CannotCall):
         return None
 
 
-def _script(small: SmallGraph, form: str) -> SmallScript:
+def _script(small: SmallGraph, form: str, random: bool) -> SmallScript:
     small = _without_unused_source(small)
     names = small.names
     if form == NODES:
         body = node_lines(small.graph, names, references=bool(small.embedded.source))
     else:
         body = body_lines(small.graph, names, public=form == FUNCTION, boxed=form == GRAPH)
-    made, kept = _made_inputs(small, list(names.values()))
+    made, kept = _made_inputs(small, random or small.signature.phase == "run")
     calls = calls_of(small, form)
     setup = [*_settings(small), *_needs(small)]
     setup += ["torch.manual_seed(0)"] * any("randn" in text for text in made)
@@ -114,7 +119,7 @@ def _script(small: SmallGraph, form: str) -> SmallScript:
         wrong=calls.wrong,
         reproduced=repr(f"REPRODUCED: {small.signature.summary}"),
     )
-    return SmallScript(form, text, kept.size, kept.files)
+    return SmallScript(form, text, kept.size, kept.files, random)
 
 
 def _standard_imports(modules: set[str], lines: Sequence[str]) -> list[str]:
@@ -134,13 +139,13 @@ class _Kept:
     files: dict[str, bytes] = field(default_factory=dict)
 
 
-def _made_inputs(small: SmallGraph, names: Sequence[str]) -> tuple[list[str], _Kept]:
+def _made_inputs(small: SmallGraph, random: bool) -> tuple[list[str], _Kept]:
     """The lines that make the inputs, those that share memory over a tensor of its own; and what they keep."""
-    kept = _Kept()
+    kept, names = _Kept(), list(small.names.values())
     lines: list[str] = []
     for number, sharing in small.shared_memory.items():
         form, value = memory_of([g.spec for g in sharing], [g.value for g in sharing])  # type: ignore[misc]
-        lines.append(f"memory{number} = {_made(small, form, value, f'memory{number}', kept)}")
+        lines.append(f"memory{number} = {_made(random, form, value, f'memory{number}', kept)}")
     for name, given in zip(names, small.inputs):
         spec = given.spec
         if isinstance(spec, TensorSpec) and spec.same_as is not None:
@@ -148,16 +153,16 @@ def _made_inputs(small: SmallGraph, names: Sequence[str]) -> tuple[list[str], _K
         elif isinstance(spec, TensorSpec) and spec.alias_of in small.shared_memory:
             text = view_expression(spec, f"memory{spec.alias_of}")
         else:
-            text = _made(small, spec, given.value, name, kept)
+            text = _made(random, spec, given.value, name, kept)
         lines.append(f"{name} = {text}")
     return lines, kept
 
 
 def _made(
-    small: SmallGraph, spec: TensorSpec | ScalarSpec, value: torch.Tensor | None, name: str, kept: _Kept
+    random: bool, spec: TensorSpec | ScalarSpec, value: torch.Tensor | None, name: str, kept: _Kept
 ) -> str:
     try:
-        text, count = input_expression(spec, value, small.signature.phase == "run")
+        text, count = input_expression(spec, value, random)
     except TooLarge:
         if value is None:
             raise

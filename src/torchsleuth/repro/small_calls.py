@@ -16,8 +16,10 @@ from torchsleuth.tensors.specs import ScalarSpec
 # A function of public names; of operators; traced for the inner compiler; built node by node.
 FUNCTION, OPERATORS, GRAPH, NODES = "function", "operators", "graph", "nodes"
 _RUNNING = 'print("torchsleuth: running", file=sys.stderr)'
-_ONE_WRONG = "not torch.allclose(wanted, got, NEAR, equal_nan=True)"
-_ANY_WRONG = "not all(torch.allclose(a, b, NEAR, equal_nan=True) for a, b in zip(wanted, got))"
+# Only tensors of one dtype and one shape can be compared by value; another dtype or shape is wrong by itself.
+_WRONG = (
+    "{a}.dtype != {b}.dtype or {a}.shape != {b}.shape or not torch.allclose({a}, {b}, {near}, equal_nan=True)"
+)
 _FAKES = '[node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]'
 
 
@@ -43,7 +45,7 @@ def calls_of(small: SmallGraph, form: str) -> Calls:
     if small.signature.kind == "accuracy" and small.trains:
         define = [*define, *(["", ""] if define else []), *_results(small, form)]
         lines = [f"wanted, got = results(f), results({compiled})"]
-        wrong = _ANY_WRONG.replace("NEAR", _near(small))
+        wrong = _wrong(small, single=False)
     else:
         lines, wrong = _run(small, form, names, compiled)
     contexts = _contexts(small)
@@ -69,12 +71,12 @@ def _compared(small: SmallGraph, names: Sequence[str], compiled: str, single: bo
     places = small.names
     written = [places[name] for name in written_inputs(small.graph) if name in places]
     # Tensors on one memory are copied together, or they would share it no more.
-    copied = list(names) if written and small.shared_memory else written
+    together = {places[name] for name in small.sharing} if written else set()
+    copied = [name for name in names if name in {*written, *together}]
     second = {name: f"{name}_too" if name in copied else name for name in names}
-    if small.shared_memory and copied:
-        lines = [f"{', '.join(second.values())} = copy.deepcopy(({', '.join(names)}))"]
-    else:
-        lines = [f"{second[name]} = {name}.clone()" for name in copied]
+    lines = []
+    if copied:
+        lines = [f"{', '.join(second[name] for name in copied)} = {_copies(small, copied)}"]
     eager, call = f"f({', '.join(names)})", f"{compiled}({', '.join(second.values())})"
     if written:
         star = "" if single else "*"
@@ -85,8 +87,22 @@ def _compared(small: SmallGraph, names: Sequence[str], compiled: str, single: bo
         lines += [seed, f"wanted = {eager}", seed, f"got = {call}"]
     else:
         lines.append(f"wanted, got = {eager}, {call}")
-    wrong = _ONE_WRONG if single and not written else _ANY_WRONG
-    return lines, wrong.replace("NEAR", _near(small))
+    return lines, _wrong(small, single=single and not written)
+
+
+def _copies(small: SmallGraph, names: Sequence[str]) -> str:
+    """Inputs once more, with their strides and the memory they share: a clone would lose both."""
+    if small.without_memory & set(names):
+        return ", ".join(f"{name}.clone()" for name in names)
+    return f"copy.deepcopy({names[0]})" if len(names) == 1 else f"copy.deepcopy(({', '.join(names)}))"
+
+
+def _wrong(small: SmallGraph, *, single: bool) -> str:
+    """The test that results differ; what is no tensor among several is not looked at."""
+    if single:
+        return _WRONG.format(a="wanted", b="got", near=_near(small))
+    tensors = "" if small.tensors_only else " if torch.is_tensor(a)"
+    return f"any({_WRONG.format(a='a', b='b', near=_near(small))} for a, b in zip(wanted, got){tensors})"
 
 
 def _near(small: SmallGraph) -> str:
@@ -97,14 +113,18 @@ def _results(small: SmallGraph, form: str) -> list[str]:
     """A function that trains one step: its gradients are results, too."""
     single = small.returns_one and form not in (GRAPH, NODES)
     names = ", ".join(small.names.values())
+    inputs = f"copy.deepcopy([{names}])"
+    if small.without_memory:
+        inputs = f"[t.detach().clone().requires_grad_(t.requires_grad) for t in ({names},)]"
+    changed = " + inputs" if written_inputs(small.graph) else ""
     return [
         "def results(run):  # what it returns, and the gradients of what it was given",
-        f"    inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in ({names},)]",
+        f"    inputs = {inputs}",
         "    torch.manual_seed(0)",
         f"    outputs = {'[run(*inputs)]' if single else 'list(run(*inputs))'}",
-        "    trained = [out for out in outputs if out.requires_grad]",
+        "    trained = [out for out in outputs if torch.is_tensor(out) and out.requires_grad]",
         "    torch.autograd.backward(trained, [torch.randn_like(out) for out in trained])",
-        "    return outputs + [t.grad for t in inputs if t.grad is not None]",
+        f"    return outputs{changed} + [t.grad for t in inputs if torch.is_tensor(t) and t.grad is not None]",
     ]
 
 

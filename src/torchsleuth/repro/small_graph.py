@@ -54,6 +54,19 @@ class SmallGraph:
         return {number: sharing for number, sharing in found.items() if len(sharing) > 1}
 
     @property
+    def sharing(self) -> set[str]:
+        """The inputs that share their memory with another, or are another."""
+        specs = {given.name: given.spec for given in self.inputs if isinstance(given.spec, TensorSpec)}
+        originals = {self.inputs[s.same_as].name for s in specs.values() if s.same_as is not None}
+        return originals | {n for n, s in specs.items() if s.alias_of is not None or s.same_as is not None}
+
+    @property
+    def without_memory(self) -> set[str]:
+        """The names of inputs that no memory lies under, so that only a clone is a copy."""
+        odd = ("mkldnn", "zero")
+        return {self.names[g.name] for g in self.inputs if getattr(g.spec, "layout", None) in odd}
+
+    @property
     def state(self) -> AmbientState:
         return self.settings.state or AmbientState()
 
@@ -65,6 +78,14 @@ class SmallGraph:
     def returns_one(self) -> bool:
         outputs = self.graph.graph.output_node().args[0]
         return isinstance(outputs, (list, tuple)) and len(outputs) == 1
+
+    @property
+    def tensors_only(self) -> bool:
+        """Whether nothing but tensors goes in and comes out."""
+        outputs = self.graph.graph.output_node().args[0]
+        listed = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        into = all(isinstance(given.spec, TensorSpec) for given in self.inputs)
+        return into and all(isinstance(out, torch.fx.Node) for out in listed)
 
     @property
     def trains(self) -> bool:

@@ -31,17 +31,19 @@ ROOM_FOR_LOAD = 1.5
 class ScriptToVerify:
     """A script under checkpoints/: its form (function, ..., exact), the data files beside it, the bytes in them.
 
-    One that `needs_inputs` finds the case's kept values only in its final place.
+    One that `needs_inputs` finds the case's kept values only in its final place; one of `random` inputs is for where
+    eager refuses the plain ones.
     """
 
     form: str
     files: tuple[str, ...] = ()
     input_bytes: int | None = None
     needs_inputs: bool = False
+    random: bool = False
 
     @property
     def name(self) -> str:
-        return f"{CHECKPOINTS}/{self.form}.py"
+        return f"{CHECKPOINTS}/{self.form}{'_random' if self.random else ''}.py"
 
     def to_json(self) -> dict[str, Any]:
         """As a message to another process."""
@@ -50,7 +52,7 @@ class ScriptToVerify:
 
 def script_from_json(doc: Mapping[str, Any]) -> ScriptToVerify:
     """What `ScriptToVerify.to_json` wrote."""
-    return ScriptToVerify(doc["form"], tuple(doc["files"]), doc["input_bytes"], doc["needs_inputs"])
+    return ScriptToVerify(**{**doc, "files": tuple(doc["files"])})
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,14 @@ def verified_repro(
     """
     clock = phase_clock(folder.case)
     best: VerifiedRepro | None = None
-    # With no time left only this one is tried after the first: the small one that does what the trials did.
-    most_exact = max((n for n, each in enumerate(scripts) if not each.needs_inputs), default=0)
-    for place, script in enumerate(scripts):
+    # With no time left only these are tried after the first: the small ones that do what the trials did.
+    most_exact = [each.form for each in scripts if not each.needs_inputs][-1:]
+    refused = False  # by eager: plain inputs, for which random ones stand in
+    for script in scripts:
         late = deadline is not None and time.monotonic() > deadline
-        if best is not None and late and (place != most_exact or best.told_nothing):
+        if best is not None and late and (script.form not in most_exact or best.told_nothing):
+            continue
+        if script.random and not refused:
             continue
         if script.needs_inputs:
             _put(folder, script)
@@ -144,9 +149,12 @@ def verified_repro(
         )
         with ThreadPoolExecutor(1) as beside:
             eager = beside.submit(runs.eager)
-            if best is not None and best.fails and passes_in_eager(eager.result()) is False:
-                continue  # no better than the one that is there
-            done = runs.times(times, at_once, always)
+            # Then it is no better than the one that is there.
+            worse = best is not None and best.fails and passes_in_eager(eager.result()) is False
+            done = [] if worse else runs.times(times, at_once, always)
+        refused = passes_in_eager(eager.result()) is False
+        if worse:
+            continue
         found = VerifiedRepro(script, tuple(done), _holds(done, always), eager.result(), in_eager)
         best = found if best is None or not best.fails or found.holds else best
         if found.holds:
