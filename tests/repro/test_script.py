@@ -6,11 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchsleuth.cases.record import AmbientState, CompileSettings, GraphRecord
 from torchsleuth.repro.script import RUNTIME, _runtime, one_line, runtime_text, script_text, split_module
+from torchsleuth.tensors.specs import describe_inputs
 
 
 def test_the_pasted_runtime_defines_every_name_it_uses_once():
@@ -69,6 +71,24 @@ def test_the_runtime_file_is_a_module_that_runs_such_a_script(tmp_path, monkeypa
         runpy.run_path(str(script), run_name="__main__")
     assert ended.value.code == 0
     assert "run the graph without compiling it" in capsys.readouterr().out
+
+
+def test_a_script_of_a_whole_graph_compiles_nothing_where_the_compiler_is_switched_off(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / RUNTIME).write_text(runtime_text())
+    script = tmp_path / "original.py"
+    given = describe_inputs([torch.ones(2)]).to_json()
+    script.write_text(script_text(RECORD, GRAPH, None, inputs=given))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, RUNTIME.removesuffix(".py"), raising=False)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (0, "NOT REPRODUCED\n")
+    assert "compiling" not in said.err
 
 
 def test_a_script_that_is_handed_out_as_one_text_has_the_runtime_in_it():
