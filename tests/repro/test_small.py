@@ -115,6 +115,12 @@ def aten_gt(graph, node):
         (torch.tensor(357.5), True, "torch.tensor(357.5)"),
         (torch.ones(4, dtype=torch.int64), False, "torch.zeros(4, dtype=torch.int64)"),
         (torch.tensor([1, 2]), True, "torch.tensor([1, 2])"),
+        (torch.ones(4, dtype=torch.uint8), True, "torch.ones(4, dtype=torch.uint8)"),
+        (torch.full((9, 9), 7), True, "torch.full((9, 9), 7, dtype=torch.int64)"),
+        (torch.ones(4, dtype=torch.complex64), True, "torch.ones(4, dtype=torch.complex64)"),
+        (-torch.zeros(4), True, "torch.full((4,), -0.0)"),
+        (torch.tensor([0.0, -0.0]), True, "torch.tensor([0.0, -0.0])"),
+        (torch.zeros(0), True, "torch.zeros(0)"),
         (torch.ones(2, 3).t(), False, "torch.randn(6).as_strided((3, 2), (1, 3))"),
         (torch.ones((), dtype=torch.bfloat16), False, "torch.randn((), dtype=torch.bfloat16)"),
         (torch.ones(2, requires_grad=True), False, "torch.randn(2, requires_grad=True)"),
@@ -125,6 +131,7 @@ def test_inputs_are_written_as_a_person_would(value, keep, text):
     assert written == text
     made = eval(written)
     assert (made.shape, made.stride(), made.dtype) == (value.shape, value.stride(), value.dtype)
+    assert not keep or (made.tolist(), str(made.tolist())) == (value.tolist(), str(value.tolist()))
 
 
 @pytest.mark.parametrize(

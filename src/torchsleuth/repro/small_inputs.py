@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -34,14 +35,14 @@ def input_expression(
     if spec.layout != "strided":
         return _of_another_form(spec, value, values_count)
     if value is None:
-        made = _made(spec, "randn" if values_count else "ones")
-        return made, 0
+        return _made(spec, _any_value(getattr(torch, spec.dtype), values_count)), 0
     plain = value.detach()
-    for name, number in (("zeros", 0), ("ones", 1)):
-        if bool((plain == number).all()):
-            return _made(spec, name), 0
-    if plain.dim() and plain.is_floating_point() and bool((plain == plain.flatten()[0]).all()):
-        return _made(spec, "full", repr(plain.flatten()[0].item())), plain.element_size()
+    if _is_one_value(plain):
+        number = plain.flatten()[0].item() if plain.numel() else 0
+        if number in (0, 1) and not repr(number).startswith("-"):
+            return _made(spec, "ones" if number else "zeros"), 0
+        if plain.dim() and not plain.is_complex() and math.isfinite(number):
+            return _made(spec, "full", repr(number)), plain.element_size()
     if plain.numel() > INLINE_ELEMENTS:
         raise TooLarge(f"an input of {plain.numel()} elements whose values matter")
     text, kept = tensor_expression(plain, "x", shared=False)
@@ -50,6 +51,19 @@ def input_expression(
     if plain.dtype is torch.float32:
         text = text.replace(", dtype=torch.float32", "")
     return text + (".requires_grad_()" if spec.requires_grad else ""), plain.numel() * plain.element_size()
+
+
+def _any_value(dtype: torch.dtype, values_count: bool) -> str:
+    """What makes a tensor whose values do not matter: of integers zeros, so that indices stay valid."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return "randn" if values_count else "ones"
+    return "ones" if dtype is torch.bool and not values_count else "zeros"
+
+
+def _is_one_value(plain: torch.Tensor) -> bool:
+    """Whether all elements are the same number, 0.0 and -0.0 being two."""
+    one = bool((plain == plain.flatten()[:1]).all())
+    return one and (not plain.is_floating_point() or len(torch.signbit(plain.float()).unique()) <= 1)
 
 
 def memory_of(
@@ -132,10 +146,6 @@ def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -
 
 def _made(spec: TensorSpec, how: str, *more: str) -> str:
     dtype = getattr(torch, spec.dtype)
-    if how == "randn" and not (dtype.is_floating_point or dtype.is_complex):
-        how = "zeros"  # indices stay valid
-    if how == "ones" and not dtype.is_floating_point and dtype is not torch.bool:
-        how = "zeros"
     sizes = ", ".join(map(str, spec.shape)) or "()"
     options: dict[str, Any] = {}
     if dtype is not torch.float32:
