@@ -41,9 +41,11 @@ def adopt(
     return {"case": str(folder.path)}
 
 
-def triage(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
-    """Who is at fault."""
-    triage_case(_folder(case), questions, budget_seconds=budget, say=front.said)
+def triage(
+    front: Front, questions: CaseQuestions, *, case: str, budget: float, before_minify: bool = False
+) -> dict[str, Any]:
+    """Who is at fault; what takes many compiles of a large graph is put off where it is about to become small."""
+    triage_case(_folder(case), questions, budget_seconds=budget, say=front.said, before_minify=before_minify)
     return {}
 
 
@@ -55,6 +57,7 @@ def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) 
     result = minify_case(
         folder, questions.start_of(folder), questions, _Told(front, _calls, "calls"), budget_seconds=budget
     )
+    questions.smallest[folder.path] = result.reduction
     return {
         "reducers": [dataclasses.asdict(row) for row in result.reduction.statistics],
         "explanation": list(result.explanation.sentences),

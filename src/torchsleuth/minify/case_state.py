@@ -22,7 +22,7 @@ from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.record import GraphRecord, read_record
 from torchsleuth.graphs.names import RESERVED
 from torchsleuth.minify.questions import Questions
-from torchsleuth.minify.search.contract import Input, State
+from torchsleuth.minify.search.contract import Input, Reduction, State
 from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
@@ -49,8 +49,9 @@ class SearchStart:
 
 @dataclass
 class CaseQuestions(Questions):
-    """The questions of a host, and the cases it has read: each is read once."""
+    """The questions of a host, the cases it has read, each once, and what it has made of them."""
 
+    smallest: dict[Path, Reduction] = field(default_factory=dict)
     _opened: dict[Path, SearchStart] = field(default_factory=dict)
 
     def start_of(self, folder: CaseFolder) -> SearchStart:

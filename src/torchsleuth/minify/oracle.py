@@ -224,6 +224,8 @@ class TrialOracle(Oracle):
         if outcome.signature is None and outcome.error is None:
             self.passed.append((calls_of(state.graph), outcome.seconds))
         cut_short = outcome.signature is not None and outcome.signature.kind == "hang" != self.expected.kind
+        if cut_short:
+            self.errors.append("a trial was not done in its time (--budget)")
         in_eager = outcome.signature is not None and outcome.signature.phase == EAGER
         if outcome.signature is not None and not (state.interpreted or cut_short or in_eager):
             self.also.setdefault(fingerprint(outcome.signature), (outcome.signature, state))

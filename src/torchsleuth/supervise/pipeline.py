@@ -39,7 +39,9 @@ WORK = "minify"
 # Most of a budget is for making the case small; what is not used goes to the next step.
 TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
 WORKAROUND_SECONDS = 120.0
-KEPT_FOR_WORKAROUND = 0.25
+# Of the time for all steps. A way around it is worth more to a person than the last call less.
+KEPT_FOR_WORKAROUND = 0.2
+KEPT_FOR_TRIAGE = 0.15
 VERIFY_TIMES = 3
 # Of what is left once a call was recorded, for runs of the program with a workaround.
 SHARE_FOR_THE_PROGRAM = 0.3
@@ -84,12 +86,22 @@ def processes_for(
 
 
 def triage_step(
-    folder: CaseFolder, processes: Processes, budget: float, say: Say, heard: Hear = _nothing
+    folder: CaseFolder,
+    processes: Processes,
+    budget: float,
+    say: Say,
+    heard: Hear = _nothing,
+    *,
+    before_minify: bool = False,
 ) -> CaseFolder:
-    """Who is at fault, written into the case; what stopped it as well."""
+    """Who is at fault, written into the case; what stopped it as well.
+
+    Of a large graph that is about to be made small, only what can be told at once: `before_minify`.
+    """
     assert processes.host is not None
+    case = str(folder.path.absolute())
     try:
-        processes.host.ask("triage", budget, said=say, heard=heard, case=str(folder.path.absolute()))
+        processes.host.ask("triage", budget, said=say, heard=heard, case=case, before_minify=before_minify)
     except (StepRefused, HostLost) as why:
         say(f"case {folder.case.id}: {why}")
         return update_case(folder, triage=Triage(error=str(why)))
@@ -266,12 +278,12 @@ def investigate(
         if not _fails_here(folder):
             yield ask_the_program(folder, deadline, say)
             return
-        for step in (_blame, _shrink, _work_around):
+        whole = deadline - time.monotonic()
+        for step in (_blame, _shrink, _blame_the_smallest, _work_around):
             left = deadline - time.monotonic()
             if left >= 5:
-                # A way around it is worth more to a person than the last call less.
-                kept = min(WORKAROUND_SECONDS, left) * KEPT_FOR_WORKAROUND if step is _shrink else 0.0
-                folder = step(folder, processes, left - kept, say, heard)
+                kept = _kept_for_later(step, folder, whole)
+                folder = step(folder, processes, max(5.0, left - kept), say, heard)
                 yield folder
 
 
@@ -290,6 +302,14 @@ def _investigate_call(
     yield try_on_program(folder, deadline, say)
 
 
+def _kept_for_later(step: Callable[..., CaseFolder], folder: CaseFolder, whole: float) -> float:
+    """Of the time for all steps, what a step leaves to those after it."""
+    if step not in (_shrink, _blame_the_smallest):
+        return 0.0
+    triage = KEPT_FOR_TRIAGE * whole if step is _shrink and not _is_settled(folder) else 0.0
+    return triage + min(WORKAROUND_SECONDS, KEPT_FOR_WORKAROUND * whole)
+
+
 def _fails_here(folder: CaseFolder) -> bool:
     verified = folder.case.verified
     return verified is not None and bool(verified.reproduced)
@@ -299,9 +319,42 @@ def _is_the_programs(folder: CaseFolder) -> bool:
     return folder.case.triage is not None and folder.case.triage.component == "program"
 
 
+def _is_settled(folder: CaseFolder) -> bool:
+    """Whether fewer calls than triage had could tell nothing more about who is at fault."""
+    triage, small = folder.case.triage, folder.case.minified
+    if triage is None or triage.component is None:
+        return False
+    if triage.component == "program" or (triage.pinned and triage.not_narrowed is None):
+        return True
+    return small is not None and (small.calls is None or small.calls >= len(triage.nodes))
+
+
 def _blame(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
     say(f"case {folder.case.id}: finding out who is at fault")
-    folder = triage_step(folder, processes, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), say)
+    seconds = min(TRIAGE_SECONDS, left * TRIAGE_SHARE)
+    return _told(triage_step(folder, processes, seconds, say, before_minify=True), say)
+
+
+def _blame_the_smallest(
+    folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear
+) -> CaseFolder:
+    """Triage of what `_shrink` has left, where triage of the whole graph has not come to an end."""
+    if _is_settled(folder):
+        return folder
+    before = folder.case.triage
+    say(f"case {folder.case.id}: finding out who is at fault in the smallest graph")
+    folder = triage_step(folder, processes, min(TRIAGE_SECONDS, left), say)
+    found = folder.case.triage
+    if before is None or found is None:
+        return folder
+    if found.component is None and before.component is not None:
+        return update_case(folder, triage=before)
+    seconds = round((before.seconds or 0.0) + (found.seconds or 0.0), 2)
+    return _told(update_case(folder, triage=dataclasses.replace(found, seconds=seconds)), say)
+
+
+def _told(folder: CaseFolder, say: Say) -> CaseFolder:
+    """The case; what triage has found is said."""
     found = folder.case.triage
     if found is not None and found.component is not None:
         part = f", {found.part}" if found.part else ""

@@ -26,6 +26,8 @@ from torchsleuth.workers.queue import TrialQueue
 
 Item = TypeVar("Item")
 Config = Mapping[str, Mapping[str, str]]
+# Why nothing can be told of a trial that the search had no time for.
+OUT_OF_TIME = "the time was up"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +95,7 @@ class ExperimentRunner:
     def ask(self, state: State, experiments: Sequence[Experiment]) -> list[Result]:
         """The answers, in order; as many at a time as there are workers. After the deadline nothing can be told."""
         if self.out_of_time:
-            late = Outcome(None, 0.0, error="the time was up")
+            late = Outcome(None, 0.0, error=OUT_OF_TIME)
             return [Result(experiment, Answer.CANNOT_TELL, late) for experiment in experiments]
         limits = self.limits or self.workers.limits
         if self.expected.kind != "hang":  # whose clock is the question
@@ -108,12 +110,25 @@ class ExperimentRunner:
             trial, trace = self.trial(state, experiment)
             self.say(f"trying: {experiment.what}")
             asked.append((experiment, trace, self.workers.submit(trial, limits=limits)))
-        results = [self.result(experiment, trace, ticket.result()) for experiment, trace, ticket in asked]
+        results = [
+            self.result(experiment, trace, self._unless_cut_off(ticket.result(), limits))
+            for experiment, trace, ticket in asked
+        ]
         for result in results:
             took = min(time.monotonic() - started, result.outcome.seconds)
             self.say(f"{result.experiment.what}: {result.answer.value} ({took:.1f} s)")
         self.log += results
         return results
+
+    def _unless_cut_off(self, outcome: Outcome, limits: Limits | None) -> Outcome:
+        """What the end of the search's time has cut off did not hang: nothing can be told of it."""
+        seen, own = outcome.signature, self.limits or self.workers.limits
+        if seen is None or seen.kind != "hang" or limits is None:
+            return outcome
+        if limits.seconds(seen.phase) >= own.seconds(seen.phase):
+            return outcome
+        doing = {"compile": "it was compiled", "run": "it ran"}.get(seen.phase, "it was set up")
+        return replace(outcome, signature=None, error=f"{OUT_OF_TIME} while {doing}")
 
     @property
     def workers(self) -> TrialQueue:

@@ -1,8 +1,8 @@
 """Triage of a case: the component, the part of it, the operators and the user's line, each by runs that differ in it.
 
 First the failing run itself, traced, with the same graph in eager beside it. Then as few calls as still fail, because
-experiments on a small graph take seconds. What a person reads first, the line of their model, is looked up last: it is
-the line of the nodes that are left.
+experiments on a small graph take seconds; where a minimal graph is known, that one. What a person reads first, the line
+of their model, is looked up last: it is the line of the nodes that are left.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Case, Rung, Triage
 from torchsleuth.cases.record import GraphRecord
+from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.printer import print_graph
 from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.blame import seeds
@@ -23,7 +24,7 @@ from torchsleuth.minify.case_state import CaseQuestions, SearchStart, wait_for_d
 from torchsleuth.minify.oracle import TrialOracle
 from torchsleuth.minify.questions import NoAnswer
 from torchsleuth.minify.reducers.forms import static_sizes
-from torchsleuth.minify.search.contract import State
+from torchsleuth.minify.search.contract import Reduction, State
 from torchsleuth.minify.search.driver import search
 from torchsleuth.minify.search.engine import combined
 from torchsleuth.minify.search.subsets import NothingFails
@@ -48,6 +49,10 @@ FORWARD_IN_EAGER = replace(IN_EAGER, forward_only=True)
 CALLS_LEFT = "the time was up before it was clear which of these calls matter (--budget)"
 TIME_WAS_UP = "the time was up before its part was found (--budget)"
 NO_SWITCH = Finding("inductor", detail="no switch of torch makes a difference")
+# A graph of fewer calls is tried as quickly as it is made smaller.
+MANY_CALLS = 12
+PUT_OFF = "who is at fault is asked of the smallest graph that fails, which is not known yet"
+SMALLEST = Experiment("the smallest graph that fails", trace=True)
 # How often a failure that did not come is waited for.
 SECOND_LOOKS = 5
 
@@ -58,16 +63,26 @@ class NotPinnedDown(SleuthError):
     exit_status = 1
 
 
+class PutOff(Exception):
+    """The rest is for when the graph is small; `nodes` are those that the failing run was at."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        super().__init__(PUT_OFF)
+        self.nodes = tuple(nodes)
+
+
 def triage_case(
     folder: CaseFolder,
     questions: CaseQuestions,
     *,
     budget_seconds: float = 120.0,
     say: Callable[[str], None] = lambda text: None,
+    before_minify: bool = False,
 ) -> CaseFolder:
     """Finds out who is at fault and writes it into the case; raises `NotPinnedDown` where nothing can be said.
 
-    What was found is in `triage_case(folder, questions).case.triage`.
+    What was found is in `triage_case(folder, questions).case.triage`. With `before_minify`, of a large graph only what
+    the failing run itself tells.
     """
     started = time.monotonic()
     case = folder.case
@@ -85,7 +100,16 @@ def triage_case(
     start = questions.start_of(folder)
     limits = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
     runner = ExperimentRunner(questions, start.expected, limits, say, questions.deadline)
-    found = _found(folder, start, runner)
+    small = questions.smallest.get(folder.path)
+    try:
+        found = (
+            _found(folder, start, runner, before_minify)
+            if small is None
+            else _of_smallest(case, small, runner)
+        )
+    except PutOff as why:
+        seconds = round(time.monotonic() - started, 2)
+        return update_case(folder, triage=Triage(error=PUT_OFF, nodes=why.nodes, seconds=seconds))
     triage = _written(case, start, found, runner, time.monotonic() - started)
     return update_case(folder, triage=triage)
 
@@ -96,7 +120,18 @@ def _of_capture(case: Case, triage: Triage) -> Triage:
     return replace(known, labels=labels_of(case, known))
 
 
-def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner) -> Finding:
+def _of_smallest(case: Case, small: Reduction, runner: ExperimentRunner) -> Finding:
+    """Who is at fault in the graph that `minify` has left."""
+    first = runner.one(small.state, SMALLEST)
+    if not first.fails:
+        why = first.outcome.error or "it does not fail once more"
+        raise NotPinnedDown(f"the smallest graph of case {case.id} cannot be asked who is at fault: {why}")
+    unclear = None if small.complete else CALLS_LEFT
+    found = _with_calls(small.state, _component(runner, small.state, first), unclear)
+    return _with_settings(runner, small.state, found)
+
+
+def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, before_minify: bool) -> Finding:
     case = folder.case
     # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
     looks = [AS_IT_WAS] if case.phase == "compile" else []
@@ -113,6 +148,9 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner) -> 
     if first is not None and first.steps and first.steps[-1].kind == "lower":
         found = stopped_at(runner, start.state, first.steps) or NO_SWITCH
         return _with_settings(runner, start.state, found)
+    # Each run that hangs costs its clock, so that what is known of a hang is known early.
+    if before_minify and case.kind != "hang" and calls_of(start.state.graph) >= MANY_CALLS:
+        raise PutOff([name for step in reversed(first.steps if first else ()) for name in step.nodes])
     state, first, unclear = _fewer_calls(case, start, runner, first)
     return _with_settings(runner, state, _with_calls(state, _component(runner, state, first), unclear))
 

@@ -25,7 +25,7 @@ from torchsleuth.minify.states import state_of_cut
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.torch_internals.modes import set_grad_enabled
 from torchsleuth.torch_internals.operators import short_name
-from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result
+from torchsleuth.triage.experiments import OUT_OF_TIME, Experiment, ExperimentRunner, Result
 from torchsleuth.workaround.candidates import Candidate, Change
 
 # A trial is not begun with less than this left, and gets at least this.
@@ -294,8 +294,7 @@ def why_not(result: Result) -> str | None:
         return "it fails as before"
     if signature is not None and signature.kind == "accuracy":
         return "it runs, but the numbers are wrong"
-    if signature is not None and signature.kind == "hang":
-        return f"it was not done with {signature.phase} in time"
     if signature is not None:
         return f"it fails in another way: {signature.summary}"
-    return f"it cannot be tried here: {result.outcome.error}"
+    error = str(result.outcome.error)
+    return error if error.startswith(OUT_OF_TIME) else f"it cannot be tried here: {error}"
