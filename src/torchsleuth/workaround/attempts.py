@@ -30,6 +30,8 @@ from torchsleuth.workaround.candidates import Candidate, Change
 
 # A trial is not begun with less than this left, and gets at least this.
 LEAST_SECONDS = 15.0
+# Of the time that is left, what may go into asking which candidates help the smallest graph that fails.
+SHARE_FOR_THE_SMALLEST = 0.25
 # Each costs a compile more.
 MOST_TIMED = 3
 NO_TIME = "there was no time left to try it"
@@ -223,6 +225,42 @@ def try_all(
         wave, waiting = waiting[: runner.workers.count], waiting[runner.workers.count :]
         tried += _wave(runner, original, wave, deadline)
     return tried
+
+
+def helps_small(
+    runner: ExperimentRunner, small: State, candidates: Sequence[Candidate], deadline: float
+) -> dict[str, int]:
+    """Whether a candidate helps the smallest graph that fails: 1 or -1 by name; one that is not tried is not in it.
+
+    Places in the program are those of the whole graph. Used as `helps_small(runner, state, candidates, deadline)`.
+    """
+    until = time.monotonic() + SHARE_FOR_THE_SMALLEST * (deadline - time.monotonic())
+    asked = [each for each in candidates if _is_of_the_compiler(each.change)]
+    found: dict[str, int] = {}
+    while asked and time.monotonic() < until:
+        wave, asked = asked[: runner.workers.count], asked[runner.workers.count :]
+        pairs = [(small, _on_small(each)) for each in wave]
+        for each, result in zip(wave, ask_pairs(runner, pairs, until)):
+            found |= (
+                {each.name: 1 if result.passes else -1} if result.answer is not Answer.CANNOT_TELL else {}
+            )
+    return found
+
+
+def _is_of_the_compiler(change: Change) -> bool:
+    return bool(change.config or change.off or change.snippet)
+
+
+def _on_small(candidate: Candidate) -> Experiment:
+    change = candidate.change
+    return Experiment(
+        f"on the smallest graph: {candidate.name}",
+        off=change.off,
+        config=change.config,
+        snippet=change.snippet,
+        kind="accuracy",
+        to_the_end=True,
+    )
 
 
 def _wave(

@@ -26,11 +26,12 @@ from torchsleuth.torch_internals.configuration import default_setting
 from torchsleuth.triage.cautious_settings import cautious_fix, switchable
 from torchsleuth.triage.experiments import Experiment, ExperimentRunner
 from torchsleuth.triage.triage_case import IN_EAGER
-from torchsleuth.workaround.attempts import Original, Tried, as_it_was, ask_pairs, timed, try_all
+from torchsleuth.workaround.attempts import Original, Tried, helps_small, timed, try_all
 from torchsleuth.workaround.candidates import (
     BACKEND,
     About,
     Candidate,
+    Change,
     candidates_for,
     setting_candidate,
 )
@@ -40,6 +41,7 @@ from torchsleuth.workaround.places import suspects_of
 NOISE = 1.5
 # What a call costs before any kernel runs; differences of that size say nothing about kernels.
 CALL_SECONDS = 2e-4
+CONTROL = Candidate("as it was", "", "nothing", BACKEND, Change())
 _LOW = ("torch.float16", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2")
 
 
@@ -70,7 +72,8 @@ def find_workarounds(
     SHAPES.set(questions.shapes)
     questions.deadline = time.monotonic() + budget_seconds
     runner = ExperimentRunner(questions, folder.case.signature, limits, say)
-    found = attempts(folder, start, runner, budget_seconds, say)
+    small = questions.smallest.get(folder.path)
+    found = attempts(folder, start, runner, budget_seconds, say, small.state if small else None)
     update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
     return found
 
@@ -96,8 +99,9 @@ def attempts(
     runner: ExperimentRunner,
     budget_seconds: float,
     say: Callable[[str], None] = lambda text: None,
+    small: State | None = None,
 ) -> list[Attempt]:
-    """What was tried, each with what a run of the whole program needs."""
+    """What was tried, each with what a run of the whole program needs; what helps the `small` graph comes early."""
     deadline = time.monotonic() + budget_seconds
     case = folder.case
     original = Original(
@@ -109,12 +113,23 @@ def attempts(
     )
     about = about_case(folder, start)
     wanted = candidates_for(about)
+    helps = helps_small(runner, small, wanted, deadline) if small is not None else {}
     # What needs no compile comes first: then there is something, however short the time.
-    wanted.sort(key=lambda each: (each.reach != BACKEND, each.reach))
-    mine = _check_that_it_fails(folder, runner, original, about, deadline)
-    tried = try_all(runner, original, mine if mine is not None else wanted, deadline)
+    wanted.sort(key=lambda each: (each.reach != BACKEND, -helps.get(each.name, 0), each.reach))
+    # The control needs a place of its own only where there is one worker.
+    beside = wanted[: runner.workers.count - 1]
+    control, tried = _control(folder, runner, original, beside, deadline)
+    mine = (
+        _what_the_check_leaves(case, runner, original, about)
+        if control is not None and control.verified
+        else None
+    )
+    if mine is not None:
+        tried = try_all(runner, original, mine, deadline)
+    else:
+        tried += try_all(runner, original, wanted[len(tried) :], deadline)
     if mine is None and not any(t.verified and t.candidate.reach < BACKEND for t in tried):
-        found = _settings_that_help(runner, start.state, about, deadline)
+        found = _settings_that_help(runner, small or start.state, about, deadline)
         tried += try_all(runner, original, found, deadline) if found else []
     say(f"{sum(t.verified for t in tried)} of {len(tried)} workarounds verified")
     tried, full = ordered(tried), None
@@ -130,17 +145,26 @@ def _forward_only(case: Case, state: State, runner: ExperimentRunner) -> bool:
     return runner.one(state, IN_EAGER).outcome.signature is not None
 
 
-def _check_that_it_fails(
-    folder: CaseFolder, runner: ExperimentRunner, original: Original, about: About, deadline: float
-) -> list[Candidate] | None:
-    """The control run; the only candidates that can be judged, where the check itself is a cure, else None."""
+def _control(
+    folder: CaseFolder,
+    runner: ExperimentRunner,
+    original: Original,
+    beside: list[Candidate],
+    deadline: float,
+) -> tuple[Tried | None, list[Tried]]:
+    """The graph as it was, checked as the workarounds are, with the first of them beside it."""
     case = folder.case
     seen_here = case.verified is not None and bool(case.verified.reproduced)
     if case.kind == "hang" and seen_here:
-        return None  # it would cost its whole clock to see it once more
-    result = ask_pairs(runner, [(original.state, as_it_was(original))], deadline)[0]
-    if not result.passes:
-        return None
+        return None, []  # it would cost its whole clock to see it once more
+    control, *tried = try_all(runner, original, [CONTROL, *beside], deadline)
+    return control, tried
+
+
+def _what_the_check_leaves(
+    case: Case, runner: ExperimentRunner, original: Original, about: About
+) -> list[Candidate]:
+    """The only candidates that can be judged where the check itself is a cure."""
     plain = runner.one(original.state, Experiment("as it was, with random numbers of its own"))
     if plain.passes:
         raise NothingToWorkAround(
