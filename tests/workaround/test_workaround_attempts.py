@@ -20,6 +20,7 @@ from torchsleuth.cases.record import CompileSettings, GraphRecord
 from torchsleuth.graphs.source_line import SourceLine
 from torchsleuth.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.minify.questions import Questions
+from torchsleuth.minify.search.contract import Reduction
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.triage.experiments import ExperimentRunner
 from torchsleuth.trials.trial import Outcome, Question
@@ -172,6 +173,19 @@ def test_the_last_resort_is_tried_first_so_that_there_is_something(tmp_path):
     folder, questions, workers = made(tmp_path, broken_lowering(BROKEN))
     found_for(folder, questions)
     assert [t.switches.backend for t in workers.trials[:2]] == [None, "aot_eager"]
+
+
+def test_what_helps_the_smallest_graph_is_tried_before_what_gives_up_less(tmp_path):
+    """Of two operators that triage could not tell apart, the whole graph is first compiled without the right one."""
+    ops = ("aten.exp.default", "aten.sin.default")
+    folder, questions, workers = made(
+        tmp_path, broken_lowering(BROKEN), triage=Triage(component="inductor", ops=ops)
+    )
+    small = traced(lambda x: (aten.sin.default(x),), torch.ones(3), level="aot", state={"grad": False})
+    questions.smallest[folder.path] = Reduction(small, 1, 9, 1.0, True, ())
+    found_for(folder, questions)
+    whole = [list(off(t, "lowerings")) for t in workers.trials if "aten.cos" in t.graph]
+    assert next(names for names in whole if names) == ["aten.sin.default"]
 
 
 def test_a_hang_seen_here_before_is_not_waited_for_again(tmp_path):

@@ -1,0 +1,95 @@
+"""A large graph is made small before it is asked who is at fault, and the end of the time is no hang."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
+
+from made import make
+from made_graphs import aten, traced
+
+from torchsleuth.cases.answer import Answer
+from torchsleuth.cases.folder import write_case
+from torchsleuth.cases.record import CompileSettings, GraphRecord
+from torchsleuth.graphs.source_line import SourceLine
+from torchsleuth.minify.case_state import CaseQuestions, SearchStart
+from torchsleuth.minify.search.contract import Reduction
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.triage.experiments import Experiment, ExperimentRunner
+from torchsleuth.triage.triage_case import MANY_CALLS, PUT_OFF, triage_case
+from torchsleuth.trials.trial import Outcome, Question
+from trials_here import TrialsHere
+
+BROKEN = Signature("compile_error", "compile", ("ValueError",), "bad size #")
+HANG = Signature("hang", "compile")
+
+
+class Compiler(TrialsHere):
+    """Fails on a sin unless its lowering is left out."""
+
+    def __init__(self, seen=BROKEN):
+        super().__init__()
+        self.seen = seen
+
+    def wait_ready(self, seconds):
+        pass
+
+    def run(self, trial, *, limits=None, fresh=False):
+        if trial.question is not Question.FAILS:
+            return self.answer(trial)
+        self.trials.append(trial)
+        off = trial.switches.off.get("lowerings")
+        cured = trial.switches.eager or (
+            off is not None and "aten.sin.default" in off.get("names", ["aten.sin.default"])
+        )
+        applied = {"applied": {"lowerings": ["aten.sin.default at 1"]}}
+        return Outcome(None if cured or "aten.sin" not in trial.graph else self.seen, 0.1, more=applied)
+
+
+def large(x):
+    for _ in range(MANY_CALLS):
+        x = aten.cos.default(x)
+    return (aten.exp.default(aten.sin.default(x)),)
+
+
+def made(tmp_path, workers):
+    lines = {"sin_default": SourceLine("/home/me/m.py", 9), "exp_default": SourceLine("/home/me/m.py", 10)}
+    state = traced(large, torch.ones(3), level="aot", state={"grad": False})
+    folder = write_case(tmp_path / "cases", make(kind="compile_error", phase="compile", signature=BROKEN), {})
+    start = SearchStart(state, BROKEN, GraphRecord(CompileSettings(), nodes=lines), "")
+    return folder, CaseQuestions(workers, tmp_path / "store", _opened={folder.path: start})
+
+
+def test_of_a_large_graph_that_is_about_to_be_small_only_the_failing_run_is_looked_at(tmp_path):
+    workers = Compiler()
+    folder, questions = made(tmp_path, workers)
+    found = triage_case(folder, questions, before_minify=True).case.triage
+    assert (found.component, found.error) == (None, PUT_OFF)
+    assert len(workers.trials) == 2  # as it was, and in eager
+
+
+def test_what_is_left_of_it_names_component_operator_and_line_without_the_large_graph(tmp_path):
+    workers = Compiler()
+    folder, questions = made(tmp_path, workers)
+    small = traced(lambda x: (aten.sin.default(x),), torch.ones(3), level="aot", state={"grad": False})
+    questions.smallest[folder.path] = Reduction(small, 1, 9, 1.0, True, ())
+    found = triage_case(folder, questions).case.triage
+    assert (found.component, found.part, found.ops) == ("inductor", "lowering", ("aten.sin.default",))
+    assert found.user_line == "m.py:9" and found.pinned
+    assert workers.trials and not any("aten.cos" in trial.graph for trial in workers.trials)
+
+
+def test_a_trial_that_the_end_of_the_search_cuts_off_tells_nothing(tmp_path):
+    questions = CaseQuestions(Compiler(seen=HANG), tmp_path)
+    state = traced(large, torch.ones(3), level="aot")
+    soon = ExperimentRunner(questions, BROKEN, deadline=time.monotonic() + 20)
+    cut_off = soon.one(state, Experiment("as it was"))
+    assert cut_off.answer is Answer.CANNOT_TELL and "the time was up" in cut_off.outcome.error
+    patient = ExperimentRunner(questions, BROKEN)
+    assert patient.one(state, Experiment("as it was")).answer is Answer.OTHER
+    hangs = ExperimentRunner(questions, HANG, deadline=time.monotonic() + 20)
+    assert hangs.one(state, Experiment("as it was")).answer is Answer.FAILS
