@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.cases.folder import write_case
+from torchsleuth.cases.folder import open_case, write_case
 from torchsleuth.cases.model import Triage, Verified
 from torchsleuth.cases.record import CompileSettings, GraphRecord
 from torchsleuth.graphs.source_line import SourceLine
@@ -186,6 +186,22 @@ def test_what_helps_the_smallest_graph_is_tried_before_what_gives_up_less(tmp_pa
     found_for(folder, questions)
     whole = [list(off(t, "lowerings")) for t in workers.trials if "aten.cos" in t.graph]
     assert next(names for names in whole if names) == ["aten.sin.default"]
+
+
+def test_what_works_is_in_the_case_before_the_next_is_tried(tmp_path):
+    class Lost(BaseException):
+        """The host is ended."""
+
+    def answer(trial):
+        if off(trial, "lowerings"):
+            raise Lost
+        return broken_lowering(BROKEN)(trial)
+
+    folder, questions, _ = made(tmp_path, answer)
+    with pytest.raises(Lost):
+        found_for(folder, questions)
+    kept = open_case(folder.path.parent, str(folder.path)).case.workarounds
+    assert [(w.name, w.verified) for w in kept] == [("backend aot_eager", True)]
 
 
 def test_a_hang_seen_here_before_is_not_waited_for_again(tmp_path):

@@ -169,6 +169,22 @@ def test_a_graph_break_parts_the_graph_before_the_line_as_the_program_runs_it(ba
     assert parted.how.startswith("torch._dynamo.graph_break()")
 
 
+def test_calls_that_fail_together_are_parted_before_each_line_but_the_first_of_all():
+    lines = {"mm": line(number=1), "relu": line(number=2), "add": line(number=3)}
+    suspects = Suspects((), ("mm", "add"), ("mm", "add"))
+    found = named(candidates_for(about(suspects=suspects, lines=lines)), "graph break")
+    assert [each.change.parted_before for each in found] == ["add"]
+
+
+def test_a_write_that_is_lost_before_any_operator_runs_is_kept_from_the_compiler_in_its_own_line():
+    lines = {"mm": line(number=1), "relu": line(number=2, code="    part.mul_(2.0)")}
+    suspects, triage = Suspects((), ("relu",), ("relu",)), Triage(component="aot_autograd", pinned=True)
+    known = about(suspects=suspects, lines=lines, triage=triage, targets={"relu": "mul_"})
+    (rewrite,) = named(candidates_for(known), "mul_ eager at model.py:2")
+    assert rewrite.how == "torch.compiler.disable(part.mul_)(2.0)  # model.py:2"
+    assert rewrite.change.without == {"relu"}
+
+
 def test_a_single_operator_that_fails_by_itself_gets_no_graph_break():
     lines = {"mm": line(number=1), "relu": line(number=2)}
     triage = Triage(component="inductor", subsystem="lowerings", pinned=True)

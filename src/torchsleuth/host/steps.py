@@ -45,6 +45,7 @@ def triage(
     front: Front, questions: CaseQuestions, *, case: str, budget: float, before_minify: bool = False
 ) -> dict[str, Any]:
     """Who is at fault; what takes many compiles of a large graph is put off where it is about to become small."""
+    front.begins("finding out who is at fault")
     triage_case(_folder(case), questions, budget_seconds=budget, say=front.said, before_minify=before_minify)
     return {}
 
@@ -87,6 +88,7 @@ def _minified_program(
 
 def workaround(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
     """What makes the graph pass, with how to run a whole program so."""
+    front.begins("trying workarounds")
     found = find_workarounds(_folder(case), questions, budget_seconds=budget, say=front.said)
     return {"attempts": [attempt.to_json() for attempt in found]}
 

@@ -398,7 +398,8 @@ def _work_around(folder: CaseFolder, processes: Processes, left: float, say: Say
     try:
         folder, _ = workaround_step(folder, processes, most, say)
     except (StepRefused, HostLost) as why:
-        say(f"case {folder.case.id}: no workaround was found: {why}")
+        say(f"case {folder.case.id}: not every workaround was tried: {why}")
+        folder = reopened(folder)
     if gives_up(folder.case.workarounds or ()):
         folder = try_on_program(folder, deadline, say)
     best: Workaround | None = best_workaround(folder.case.workarounds or ())

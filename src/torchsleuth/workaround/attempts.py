@@ -10,7 +10,7 @@ import copy
 import functools
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,6 +22,7 @@ from torchsleuth.minify.questions import NoAnswer, Questions
 from torchsleuth.minify.reducers.forms import static_sizes
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.states import state_of_cut
+from torchsleuth.processes.limits import within
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.torch_internals.modes import set_grad_enabled
 from torchsleuth.torch_internals.operators import short_name
@@ -54,6 +55,9 @@ class Tried:
     def estimated(self) -> bool:
         """Whether the time is that of parts, without the graph breaks between them."""
         return bool(self.candidate.change.without) or self.candidate.change.parted_before is not None
+
+
+Keep = Callable[[Sequence[Tried]], None]
 
 
 class NotApplicable(Exception):
@@ -208,22 +212,27 @@ def ask_pairs(
 ) -> list[Result]:
     """The answers about different states, as many at a time as there are workers."""
     left = max(LEAST_SECONDS, deadline - time.monotonic())
-    limits = runner.limits or runner.workers.limits
-    within = replace(limits, compile=min(limits.compile, left), run=min(limits.run, left))
-    return runner.ask_pairs(asked, within)
+    limits = within(runner.limits or runner.workers.limits, time.monotonic() + left)
+    return runner.ask_pairs(asked, limits)
 
 
 def try_all(
-    runner: ExperimentRunner, original: Original, candidates: Sequence[Candidate], deadline: float
+    runner: ExperimentRunner,
+    original: Original,
+    candidates: Sequence[Candidate],
+    deadline: float,
+    keep: Keep = lambda tried: None,
 ) -> list[Tried]:
-    """Every candidate tried, in waves, until the time is over."""
+    """Every candidate tried, in waves, until the time is over; `keep` is told of each wave."""
     tried: list[Tried] = []
     waiting = list(candidates)
     while waiting:
         if time.monotonic() > deadline:
             return tried + [Tried(each, NO_TIME) for each in waiting]
         wave, waiting = waiting[: runner.workers.count], waiting[runner.workers.count :]
-        tried += _wave(runner, original, wave, deadline)
+        done = _wave(runner, original, wave, deadline)
+        keep(done)
+        tried += done
     return tried
 
 

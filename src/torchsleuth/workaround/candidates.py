@@ -26,10 +26,11 @@ from torchsleuth.workaround.places import (
     module_expression,
     nodes_of_functions,
     nodes_of_modules,
+    with_eager_call,
 )
 
 # How much each kind gives up, least first.
-PART, SETTING, OPERATOR, MODULE, FUNCTION, BREAK, MODE, BACKEND = range(8)
+PART, SETTING, OPERATOR, CALL, MODULE, FUNCTION, BREAK, MODE, BACKEND = range(9)
 PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
 # More lines than this are no workaround that anyone would paste.
 MOST_PLACES = 4
@@ -85,6 +86,7 @@ class About:
     kind: str
     backend: str
     calls: tuple[str, ...]
+    targets: Mapping[str, str] = field(default_factory=dict)  # what each of them calls
     suspects: Suspects = field(default_factory=Suspects)
     lines: Lines = field(default_factory=dict)
     triage: Triage = field(default_factory=Triage)
@@ -106,6 +108,7 @@ def candidates_for(about: About) -> list[Candidate]:
         *_settings(about),
         *_rewrites(about),
         *_operators(about),
+        *_calls(about),
         *_modules(about),
         *_functions(about),
         *_breaks(about),
@@ -281,6 +284,29 @@ make_fallback(torch.ops.{op}.default, warn=False, override_decomp=True)"""
         )
 
 
+def _calls(about: About) -> Iterator[Candidate]:
+    """One call of a line under torch.compiler.disable, as the line then reads: for what fails before any operator does.
+
+    A write into a view, mostly, that AOTAutograd does not see as eager does it.
+    """
+    if about.triage.component != "aot_autograd":
+        return
+    for name in about.suspects.nodes[-MOST_PLACES:]:
+        line = about.lines.get(name)
+        if line is None or is_library(line.file) or not _leaves_something(about, frozenset([name])):
+            continue
+        called = about.targets.get(name, "").rpartition(".")[2]
+        edited = with_eager_call(line.code, called)
+        if edited is not None:
+            yield Candidate(
+                f"{called} eager at {line.place}",
+                f"{edited}  # {line.place}",
+                f"compilation of that call, {BREAKS}",
+                CALL,
+                Change(without=frozenset([name])),
+            )
+
+
 def _modules(about: About) -> Iterator[Candidate]:
     """The modules of the suspects under torch.compiler.disable: first that of the node seen to fail, then all alike."""
     for nodes in dict.fromkeys((about.suspects.nodes, about.suspects.alike)):
@@ -357,23 +383,24 @@ def _breaks(about: About) -> Iterator[Candidate]:
     """A graph break before the line: helps only where a node fails because of its neighbours."""
     triage = about.triage
     together = triage.subsystem in (*PASSES, "fusion", "inlining", "patterns")
-    first = next((name for name in about.suspects.nodes if name in about.lines), None)
-    if first is None or not (together or about.several_calls or not triage.pinned):
+    if not (together or about.several_calls or not triage.pinned):
         return
-    line = about.lines[first]
     lines = {n: about.lines[n] for n in about.calls if n in about.lines}
-    same = [n for n, other in lines.items() if (other.file, other.line) == (line.file, line.line)]
-    # A backward runs the program's lines in reverse: what comes after the break in the program comes first in it.
-    place = about.calls.index(same[-1]) + 1 if about.backward else about.calls.index(same[0])
-    if is_library(line.file) or not 0 < place < len(about.calls):
-        return
-    yield Candidate(
-        f"graph break before {line.place}",
-        f"torch._dynamo.graph_break()  # before {line.place}: {line.code.strip()}",
-        "fusion across that line, and fullgraph=True",
-        BREAK,
-        Change(parted_before=about.calls[place]),
-    )
+    # What fails together is parted before any of its lines but the first of all.
+    for name in [name for name in about.suspects.nodes if name in lines][:MOST_PLACES]:
+        line = lines[name]
+        same = [n for n, other in lines.items() if (other.file, other.line) == (line.file, line.line)]
+        # A backward runs the program's lines in reverse: what comes after the break in the program comes first in it.
+        place = about.calls.index(same[-1]) + 1 if about.backward else about.calls.index(same[0])
+        if is_library(line.file) or not 0 < place < len(about.calls):
+            continue
+        yield Candidate(
+            f"graph break before {line.place}",
+            f"torch._dynamo.graph_break()  # before {line.place}: {line.code.strip()}",
+            "fusion across that line, and fullgraph=True",
+            BREAK,
+            Change(parted_before=about.calls[place]),
+        )
 
 
 def _modes(about: About) -> Iterator[Candidate]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from torchsleuth.bisect.releases import bisection_of, newest_working
 from torchsleuth.cases.errors import SleuthError
@@ -26,7 +26,7 @@ from torchsleuth.torch_internals.configuration import default_setting
 from torchsleuth.triage.cautious_settings import cautious_fix, switchable
 from torchsleuth.triage.experiments import Experiment, ExperimentRunner
 from torchsleuth.triage.triage_case import IN_EAGER
-from torchsleuth.workaround.attempts import Original, Tried, helps_small, timed, try_all
+from torchsleuth.workaround.attempts import Keep, Original, Tried, helps_small, timed, try_all
 from torchsleuth.workaround.candidates import (
     BACKEND,
     About,
@@ -73,7 +73,14 @@ def find_workarounds(
     questions.deadline = time.monotonic() + budget_seconds
     runner = ExperimentRunner(questions, folder.case.signature, limits, say)
     small = questions.smallest.get(folder.path)
-    found = attempts(folder, start, runner, budget_seconds, say, small.state if small else None)
+    done: list[Tried] = []
+
+    def keep(more: Sequence[Tried]) -> None:
+        """What works is in the case at once: a later trial may cost the host its time."""
+        done.extend(each for each in more if each.verified)
+        update_case(folder, workarounds=tuple(_attempt(each, None).workaround for each in ordered(done)))
+
+    found = attempts(folder, start, runner, budget_seconds, say, small.state if small else None, keep)
     update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
     return found
 
@@ -100,6 +107,7 @@ def attempts(
     budget_seconds: float,
     say: Callable[[str], None] = lambda text: None,
     small: State | None = None,
+    keep: Keep = lambda tried: None,
 ) -> list[Attempt]:
     """What was tried, each with what a run of the whole program needs; what helps the `small` graph comes early."""
     deadline = time.monotonic() + budget_seconds
@@ -113,7 +121,9 @@ def attempts(
     )
     about = about_case(folder, start)
     wanted = candidates_for(about)
-    helps = helps_small(runner, small, wanted, deadline) if small is not None else {}
+    # What is pinned down has been seen to help the small graph.
+    unknown = None if about.triage.pinned else small
+    helps = {} if unknown is None else helps_small(runner, unknown, wanted, deadline)
     # What needs no compile comes first: then there is something, however short the time.
     wanted.sort(key=lambda each: (each.reach != BACKEND, -helps.get(each.name, 0), each.reach))
     # The control needs a place of its own only where there is one worker.
@@ -125,9 +135,10 @@ def attempts(
         else None
     )
     if mine is not None:
-        tried = try_all(runner, original, mine, deadline)
+        tried = try_all(runner, original, mine, deadline, keep)
     else:
-        tried += try_all(runner, original, wanted[len(tried) :], deadline)
+        keep(tried)
+        tried += try_all(runner, original, wanted[len(tried) :], deadline, keep)
     if mine is None and not any(t.verified and t.candidate.reach < BACKEND for t in tried):
         found = _settings_that_help(runner, small or start.state, about, deadline)
         tried += try_all(runner, original, found, deadline) if found else []
@@ -192,6 +203,7 @@ def _settings_that_help(
 def about_case(folder: CaseFolder, start: SearchStart) -> About:
     """What the candidates for a case depend on."""
     case, state = folder.case, start.state
+    calls = [n for n in state.graph.graph.nodes if n.op.startswith("call_")]
     dtypes = {i.spec.dtype for i in state.inputs if isinstance(i.spec, TensorSpec)}
     settings = {k: dict(v) for k, v in state.settings.config.items()}
     settings.setdefault(INDUCTOR, {}).update(state.settings.options)
@@ -204,7 +216,8 @@ def about_case(folder: CaseFolder, start: SearchStart) -> About:
     return About(
         kind=case.kind,
         backend=case.backend,
-        calls=tuple(n.name for n in state.graph.graph.nodes if n.op.startswith("call_")),
+        calls=tuple(n.name for n in calls),
+        targets={n.name: str(getattr(n.target, "__name__", n.target)) for n in calls},
         suspects=suspects_of(case, start),
         lines=start.record.lines,
         triage=case.triage or Triage(),

@@ -141,6 +141,28 @@ def is_library(file: str) -> bool:
     return re.search(r"[/\\](site|dist)-packages[/\\]", file) is not None
 
 
+def with_eager_call(code: str, called: str) -> str | None:
+    """A line of source with the one call of that name kept from the compiler; None where it makes no such call.
+
+    >>> with_eager_call("    markers.mul_(2.0)", "mul_")
+    'torch.compiler.disable(markers.mul_)(2.0)'
+    """
+    text, before = code.strip(), "def f(): "  # a line with `return` is one of a function only
+    try:
+        tree = ast.parse(before + text)
+    except SyntaxError:
+        return None
+    found = [
+        node.func
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == called
+    ]
+    if len(found) != 1 or not text.isascii():
+        return None
+    begin, end = found[0].col_offset - len(before), (found[0].end_col_offset or 0) - len(before)
+    return f"{text[:begin]}torch.compiler.disable({text[begin:end]}){text[end:]}"
+
+
 def class_of(lines: Lines, nodes: Iterable[str]) -> str | None:
     """The one class of torch.nn whose modules hold all these nodes, e.g. `nn.ReLU`; None where there is none."""
     calls = {lines[name].call if name in lines else "" for name in nodes}
