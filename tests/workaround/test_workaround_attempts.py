@@ -24,7 +24,7 @@ from torchsleuth.minify.search.contract import Reduction
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.triage.experiments import ExperimentRunner
 from torchsleuth.trials.trial import Outcome, Question
-from torchsleuth.workaround.attempts import NO_TIME, Original, Tried, parts_of
+from torchsleuth.workaround.attempts import NO_TIME, NotApplicable, Original, Tried, parts_of
 from torchsleuth.workaround.candidates import (
     BACKEND,
     BREAK,
@@ -281,3 +281,16 @@ def test_a_wrong_result_is_measured_by_how_far_it_was_when_it_was_seen(tmp_path)
     (part,) = parts_of(original, Change(without=frozenset({"cos_default", "cos_default_1"})))
     assert original.tolerances_in(part) == {"outputs[0]": 0.04}
     assert Original(state, True, questions).tolerances_in(state) is None
+
+
+def test_parts_say_nothing_about_a_write_through_a_view_that_the_other_part_made(tmp_path):
+    def graph(x):
+        part = aten.slice.Tensor(x, 0, 0, 2)
+        return (aten.cos.default(x), aten.mul_.Tensor(part, 2.0))
+
+    state = traced(graph, torch.ones(3), level="dynamo", state={"grad": False})
+    original = Original(state, True, Questions(TrialsHere(), tmp_path))
+    for change in (Change(parted_before="mul__tensor"), Change(without=frozenset({"mul__tensor"}))):
+        with pytest.raises(NotApplicable, match="mul__tensor still writes"):
+            parts_of(original, change)
+    assert len(parts_of(original, Change(without=frozenset({"slice_tensor"})))) == 1

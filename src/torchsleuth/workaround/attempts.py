@@ -17,7 +17,7 @@ import torch
 
 from torchsleuth.cases.answer import Answer
 from torchsleuth.graphs.cut import cut
-from torchsleuth.graphs.recording import Recording
+from torchsleuth.graphs.recording import RecordedTensor, Recording
 from torchsleuth.minify.questions import NoAnswer, Questions
 from torchsleuth.minify.reducers.forms import static_sizes
 from torchsleuth.minify.search.contract import State
@@ -26,6 +26,7 @@ from torchsleuth.processes.limits import within
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.torch_internals.modes import set_grad_enabled
 from torchsleuth.torch_internals.operators import short_name
+from torchsleuth.torch_internals.schemas import written_arguments
 from torchsleuth.triage.experiments import OUT_OF_TIME, Experiment, ExperimentRunner, Result
 from torchsleuth.workaround.candidates import Candidate, Change
 
@@ -138,6 +139,8 @@ def parts_of(original: Original, change: Change) -> list[State]:
         return [state.setting(config=config, options={})]
     if change.no_inference_mode:
         return [state.having(graph=_gradients_off_instead(state))]
+    if change.without or change.parted_before is not None:
+        _refuse_shared_writes(original.recording, change)
     if change.without:
         return [_piece(original, [n for n in original.recording.calls if n not in change.without])]
     if change.parted_before is not None:
@@ -158,6 +161,31 @@ def _gradients_off_instead(state: State) -> torch.fx.GraphModule:
             node.target, node.args = set_grad_enabled(), (grad,)
     graph.recompile()
     return graph
+
+
+def _refuse_shared_writes(recording: Recording, change: Change) -> None:
+    """Raises `NotApplicable` where a compiled part makes a view that another part writes to.
+
+    Each part is compared with eager by its values, which do not say whether what it returns still shares memory.
+    """
+    parts: dict[str, int | None] = {}
+    part = 0
+    for name in recording.calls:
+        part += name in change.without or name == change.parted_before
+        parts[name] = None if name in change.without else part
+    owners: dict[int, str] = {}
+    views: set[str] = set()
+    for name in recording.nodes:
+        value = recording.value(name)
+        if isinstance(value, RecordedTensor) and owners.setdefault(value.memory, name) != name:
+            views.add(name)
+    for name in recording.calls:
+        for written in written_arguments(recording.nodes[name]):
+            made_in = parts.get(written.name)
+            if written.name in views and made_in is not None and made_in != parts[name]:
+                raise NotApplicable(
+                    f"parts cannot tell whether {name} still writes to what {written} is a view of"
+                )
 
 
 def _piece(original: Original, names: Sequence[str]) -> State:
