@@ -59,3 +59,5 @@ def test_where_many_lines_are_left_none_is_shown_and_the_reason_is():
     assert (clear.user_line, clear.not_narrowed) == ("m.py:3", None)
     one_line = _written(case, start, replace(left, nodes=("cos",)), runner, 1.0)
     assert one_line.user_line == "m.py:2"
+    nowhere = _written(case, start, Finding("inductor", nodes=("expand",)), runner, 1.0)
+    assert nowhere.user_line is None and nowhere.not_narrowed.startswith("no line of the program")

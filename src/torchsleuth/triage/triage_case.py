@@ -283,6 +283,8 @@ def _written(
     if found.unclear is not None and several > 1:
         # The last of many lines would be wrong more often than not.
         line, not_narrowed = None, f"not narrowed: {several} lines are left; {found.unclear}"
+    elif line is None and found.nodes:
+        not_narrowed = "no line of the program is known for the calls at fault"
     ops = found.ops or _ops_of(start.state, found.nodes)
     triage = Triage(
         component=found.component,
