@@ -1,0 +1,75 @@
+"""When triage is asked again, and what is kept of the time for what comes after a step."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
+
+from made import make
+
+from torchsleuth.cases.folder import update_case, write_case
+from torchsleuth.cases.model import Minified, Triage
+from torchsleuth.supervise import pipeline
+
+PINNED = Triage(
+    component="inductor", part="lowering", pinned=True, nodes=("sin",), user_line="m.py:9", seconds=2.0
+)
+NOT_NARROWED = Triage(
+    component="inductor", pinned=False, nodes=tuple("abcdefg"), not_narrowed="7 lines are left", seconds=70.0
+)
+
+
+@pytest.fixture
+def triage_says(monkeypatch):
+    """Triage that answers as told; how often it was asked is in the list."""
+    asked = []
+
+    def says(answer):
+        def step(folder, *_, **__):
+            asked.append(folder)
+            return update_case(folder, triage=answer)
+
+        monkeypatch.setattr(pipeline, "triage_step", step)
+        return asked
+
+    return says
+
+
+def blamed(tmp_path, before, calls=1):
+    folder = write_case(tmp_path / "cases", make(triage=before, minified=Minified(calls=calls)), {})
+    return pipeline._blame_the_smallest(
+        folder, None, 60.0, lambda text: None, lambda message: None
+    ).case.triage
+
+
+@pytest.mark.parametrize("before", [None, Triage(error="the time was up"), NOT_NARROWED])
+def test_a_triage_without_a_part_or_a_line_is_asked_again_of_the_smallest_graph(
+    tmp_path, triage_says, before
+):
+    asked = triage_says(PINNED)
+    found = blamed(tmp_path, before)
+    assert len(asked) == 1
+    assert (found.part, found.user_line) == ("lowering", "m.py:9")
+    assert found.seconds == 2.0 + ((before and before.seconds) or 0.0)
+
+
+def test_what_fewer_calls_cannot_tell_is_not_asked_again(tmp_path, triage_says):
+    asked = triage_says(PINNED)
+    assert blamed(tmp_path, Triage(component="program")).component == "program"
+    assert blamed(tmp_path / "same", NOT_NARROWED, calls=7).nodes == NOT_NARROWED.nodes
+    assert not asked
+
+
+def test_where_the_smallest_graph_tells_nothing_what_was_known_stays(tmp_path, triage_says):
+    triage_says(Triage(error="it does not fail once more"))
+    assert blamed(tmp_path, NOT_NARROWED) == NOT_NARROWED
+
+
+def test_time_is_kept_for_workarounds_and_for_a_triage_that_is_still_to_come(tmp_path):
+    known = write_case(tmp_path / "known", make(triage=PINNED), {})
+    unknown = write_case(tmp_path / "unknown", make(triage=None), {})
+    kept = [pipeline._kept_for_later(pipeline._shrink, each, 200.0) for each in (known, unknown)]
+    assert kept == [pytest.approx(40.0), pytest.approx(70.0)]
+    assert pipeline._kept_for_later(pipeline._blame_the_smallest, unknown, 200.0) == pytest.approx(40.0)
