@@ -177,12 +177,13 @@ def test_calls_that_fail_together_are_parted_before_each_line_but_the_first_of_a
 
 
 def test_a_write_that_is_lost_before_any_operator_runs_is_kept_from_the_compiler_in_its_own_line():
-    lines = {"mm": line(number=1), "relu": line(number=2, code="    part.mul_(2.0)")}
+    wave = line(number=2, code="    part.mul_(2.0)")  # runs twice
+    lines = {"mm": line(number=1), "relu": wave, "add": wave}
     suspects, triage = Suspects((), ("relu",), ("relu",)), Triage(component="aot_autograd", pinned=True)
-    known = about(suspects=suspects, lines=lines, triage=triage, targets={"relu": "mul_"})
+    known = about(suspects=suspects, lines=lines, triage=triage, targets={"relu": "mul_", "add": "mul_"})
     (rewrite,) = named(candidates_for(known), "mul_ eager at model.py:2")
     assert rewrite.how == "torch.compiler.disable(part.mul_)(2.0)  # model.py:2"
-    assert rewrite.change.without == {"relu"}
+    assert rewrite.change.without == {"relu", "add"}
 
 
 def test_a_single_operator_that_fails_by_itself_gets_no_graph_break():

@@ -293,17 +293,25 @@ def _calls(about: About) -> Iterator[Candidate]:
         return
     for name in about.suspects.nodes[-MOST_PLACES:]:
         line = about.lines.get(name)
-        if line is None or is_library(line.file) or not _leaves_something(about, frozenset([name])):
+        if line is None or is_library(line.file):
             continue
         called = about.targets.get(name, "").rpartition(".")[2]
+        # The line may run many times, in each layer once.
+        left_out = frozenset(
+            other
+            for other in about.calls
+            if about.targets.get(other) == about.targets.get(name)
+            and other in about.lines
+            and about.lines[other].place == line.place
+        )
         edited = with_eager_call(line.code, called)
-        if edited is not None:
+        if edited is not None and _leaves_something(about, left_out):
             yield Candidate(
                 f"{called} eager at {line.place}",
                 f"{edited}  # {line.place}",
                 f"compilation of that call, {BREAKS}",
                 CALL,
-                Change(without=frozenset([name])),
+                Change(without=left_out),
             )
 
 
