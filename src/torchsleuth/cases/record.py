@@ -39,7 +39,8 @@ class CompileSettings:
     """How a graph is compiled: at which level ("dynamo" or "aot"), by whom, and under which settings of torch.
 
     Values of `options` and `config` are Python text. `state` is None where nobody said what it was;
-    `visible_outputs` are the places of the outputs that the user sees, None where the graph does not mark any.
+    `visible_outputs` are the places of the outputs that the user sees, None where the graph does not mark any. Where
+    `parted`, it was compiled for inputs that share no memory, and called with others that do.
     """
 
     level: str = "dynamo"
@@ -50,6 +51,7 @@ class CompileSettings:
     config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     state: AmbientState | None = None
     visible_outputs: tuple[int, ...] | None = None
+    parted: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The settings under the names that records and scripts use.
@@ -66,6 +68,7 @@ class CompileSettings:
             "compile_kwargs": dict(self.compile_kwargs),
             "config": {module: dict(values) for module, values in self.config.items()},
             "state": {} if self.state is None else asdict(self.state),
+            "parted": self.parted,
             "output_meta": {} if visible is None else {"user_visible_output_idxs": list(visible)},
         }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torchsleuth.graphs.writes import written_inputs
 from torchsleuth.repro.small_graph import SmallGraph
-from torchsleuth.tensors.specs import ScalarSpec
+from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 
 # A function of public names; of operators; traced for the inner compiler; built node by node.
 FUNCTION, OPERATORS, GRAPH, NODES = "function", "operators", "graph", "nodes"
@@ -48,10 +48,27 @@ def calls_of(small: SmallGraph, form: str) -> Calls:
         wrong = _wrong(small, single=False)
     else:
         lines, wrong = _run(small, form, names, compiled)
+    if small.settings.parted:
+        lines = [*_compiled_before(small, form, compiled), *(line.replace(compiled, "compiled") for line in lines)]
     contexts = _contexts(small)
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
     return Calls(define, lines, wrong, imports)
+
+
+def _compiled_before(small: SmallGraph, form: str, compiled: str) -> list[str]:
+    """The call that it was compiled for: with inputs that share no memory.
+
+    Only `torch.compile` has the guards of which one is missing: without them any graph would fail.
+    """
+    if form in (GRAPH, NODES):
+        raise CannotCall("only torch.compile looks at its inputs before it takes what it compiled for others")
+    places = zip(small.names.values(), small.inputs)
+    apart = [f"{n}.detach().clone()" if isinstance(g.spec, TensorSpec) else n for n, g in places]
+    return [
+        f"compiled = {compiled}",
+        f"compiled({', '.join(apart)})  # compiled for inputs that share no memory",
+    ]
 
 
 def _run(small: SmallGraph, form: str, names: Sequence[str], compiled: str) -> tuple[list[str], str]:

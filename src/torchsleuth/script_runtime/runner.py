@@ -114,6 +114,12 @@ def _repro_describe(value):
     return repr(value)
 
 
+def _repro_parted(described):
+    """The inputs each on memory of its own, as in the call that the graph was compiled for."""
+    alone = {"alias_of": None, "same_as": None}
+    return {**described, "inputs": [{**each, **alone} if "alias_of" in each else each for each in described["inputs"]]}
+
+
 def _repro_phase(name):
     """A mark on stderr, so that whoever watches knows in which phase a crash or hang came."""
     sys.stderr.write(f"torchsleuth: {name}\n")
@@ -193,8 +199,9 @@ class ReproTrial:
 
     def prepare(self):
         """What compiles the graph at the level it failed at."""
-        facts, values = self.facts, self.inputs()
-        described = facts["inputs"]
+        facts = self.facts
+        described = _repro_parted(facts["inputs"]) if facts.get("parted") else facts["inputs"]
+        values = load_inputs(described, self.folder)
         if self.options.tracing_mode in ("real", "fake"):
             described = {**described, "symbols": {}}
         if facts["level"] == "aot" and not self.options.backend:

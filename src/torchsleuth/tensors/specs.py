@@ -143,7 +143,7 @@ def describe_inputs(
                 hashes[memory] = store.write_storage(kept)
             spec = replace(spec, storage=hashes.get(memory))
         specs.append(spec)
-    return InputsDescription(tuple(_with_aliases(values, specs)), symbols)
+    return InputsDescription(tuple(with_aliases(values, specs)), symbols)
 
 
 def describe_tensor(
@@ -241,7 +241,15 @@ def _expressions(numbers: Sequence[Any]) -> tuple[str, ...] | None:
     return None
 
 
-def _with_aliases(values: Sequence[Any], specs: list[Any]) -> list[Any]:
+def with_aliases(values: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+    """The descriptions of values with who shares memory with whom in them, whoever did before.
+
+    >>> whole = torch.ones(4)
+    >>> halves = [whole[:2], whole[2:]]
+    >>> [spec.alias_of for spec in with_aliases(halves, [describe_tensor(half) for half in halves])]
+    [0, 0]
+    """
+    specs = [replace(s, alias_of=None, same_as=None) if isinstance(s, TensorSpec) else s for s in specs]
     groups: dict[object, list[int]] = {}
     first: dict[int, int] = {}
     for position, value in enumerate(values):
@@ -253,6 +261,15 @@ def _with_aliases(values: Sequence[Any], specs: list[Any]) -> list[Any]:
         for position in members:
             specs[position] = replace(specs[position], alias_of=number)
     return specs
+
+
+def shares_memory(description: InputsDescription) -> bool:
+    """Whether any two of the inputs lie in one storage.
+
+    >>> shares_memory(describe_inputs([torch.ones(2), torch.ones(2)]))
+    False
+    """
+    return any(isinstance(spec, TensorSpec) and spec.alias_of is not None for spec in description.inputs)
 
 
 def memory_of(tensor: torch.Tensor) -> object:

@@ -23,6 +23,7 @@ import torch
 from torchsleuth.cases.record import AmbientState
 from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
+from torchsleuth.tensors.specs import shares_memory
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.calls_under_way import call_under_way
 from torchsleuth.torch_internals.tensors import values_nbytes
@@ -165,9 +166,12 @@ def keep_inputs(
         if total > most:
             break
         wanted.append(tensor)
-    kept = keep_values(record.inputs, inputs, wanted, store).to_json()
-    record.update(inputs=kept)
-    return kept
+    kept = keep_values(record.inputs, inputs, wanted, store)
+    # Only a guard that is missing lets such a call through to what was compiled for another.
+    parted = shares_memory(kept) and not shares_memory(record.inputs)
+    settings = replace(record.facts.settings, parted=parted)
+    record.update(inputs=kept.to_json(), settings=settings)
+    return kept.to_json()
 
 
 def report_capture_error(

@@ -29,6 +29,7 @@ from torchsleuth.tensors.specs import (
     TensorSpec,
     Unsupported,
     describe_inputs,
+    with_aliases,
 )
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.configuration import changed_settings, versions
@@ -196,15 +197,24 @@ def keep_values(
 
 
 def _as_called(description: InputsDescription, values: Sequence[Any]) -> InputsDescription:
-    """The description with the sizes of this very call: a dynamic graph may run on others than it was compiled with."""
+    """The description with what may differ in this very call: dynamic sizes, and who shares memory with whom."""
     symbols = dict(description.symbols)
     specs = list(description.inputs)
+    pairs = list(zip(specs, values))
+    if all(isinstance(value, torch.Tensor) for spec, value in pairs if isinstance(spec, TensorSpec)):
+        specs = with_aliases(values, specs)
     for position, (spec, value) in enumerate(zip(specs, values)):
         if isinstance(spec, TensorSpec) and isinstance(value, torch.Tensor):
             # What is compiled for a tensor without memory is compiled for a strided one.
             if (form := form_of(value)) in REBUILT_FORMS:
                 specs[position] = spec = replace(spec, layout=form)
-            if spec.shape_expr is None or value.dim() != len(spec.shape):
+            if value.dim() != len(spec.shape):
+                continue
+            if spec.shape_expr is None:
+                if spec.alias_of is not None and spec.layout == "strided":
+                    specs[position] = replace(
+                        spec, storage_offset=int(value.storage_offset()), storage_nbytes=values_nbytes(value)
+                    )
                 continue
             sizes = tuple(int(size) for size in value.shape)
             strides, offset = tuple(int(s) for s in value.stride()), int(value.storage_offset())

@@ -20,6 +20,8 @@ def default_settings(state: State) -> Iterator[Edit]:
             yield Edit(f"{module}.{key} to its default", _without_config, (module, key))
     for key in state.settings.options:
         yield Edit(f"option {key} to its default", _without_option, (key,))
+    if state.settings.parted:
+        yield Edit("compiled for the inputs of the call", _for_the_call)
     for each in fields(AmbientState) if state.settings.state is not None else ():
         plain = getattr(_PLAIN, each.name)
         if getattr(state.settings.state, each.name) != plain:
@@ -31,6 +33,10 @@ def for_inference(state: State) -> Iterator[Edit]:
     kwargs = state.settings.compile_kwargs
     if not kwargs.get("is_inference") or any(v for k, v in kwargs.items() if k != "is_inference"):
         yield Edit("as inference", _as_inference)
+
+
+def _for_the_call(state: State) -> State:
+    return state.setting(parted=False)
 
 
 def _with_world(state: State, key: str, plain: Any) -> State | None:
