@@ -248,3 +248,26 @@ def test_the_function_left_eager_is_tried_on_the_program(tmp_path):
     (tried,) = case["workarounds"]
     assert (tried["verified"], tried["program"]) == (True, True), tried
     assert tried["how"] == "@torch.compiler.disable  # above `def shape_of` in program.py:5"
+
+
+# Its kernels wait for a second thread, which a fork does not have.
+TRAINED_CONVOLUTION = """
+import torch
+
+torch.set_num_threads(2)
+torch.manual_seed(0)
+layers = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3, 1, 1), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 1))
+
+@torch.compile(backend="eager")
+def lost(x):
+    return layers(x), torch.Tensor(x.size()).shape
+
+x = torch.randn(4, 16, 16, 16)
+layers(x).sum().backward()
+lost(x)
+"""
+
+
+def test_training_convolutions_are_compared(tmp_path):
+    ran = run_watched(tmp_path, TRAINED_CONVOLUTION, "--check-accuracy", "--record-only")
+    assert [case["triage"]["function"] for case in ran.cases] == ["lost"]

@@ -240,6 +240,8 @@ REMARK = "a remark"
 def _as_child(work: Callable[[], bytes], answer: int) -> NoReturn:
     """Does `work`, writes what it returns, and ends this process, which is a copy of the user's."""
     try:
+        # What waits in a loop for what never comes would do so beside the user's call, however long that takes.
+        resource.setrlimit(resource.RLIMIT_CPU, (int(CALL_SECONDS), int(CALL_SECONDS)))
         _write(answer, work())
     except (CannotSeal, CannotRepeat) as why:
         _write(answer, _refusal(str(why)))
@@ -333,6 +335,8 @@ def _leaves_after(call: CompiledCall, run: Callable[[], Any], rng: RngState) -> 
     """Makes the call; what it leaves behind."""
     if not run_openmp_alone():
         torch.set_num_threads(1)  # the other threads did not come along
+    # oneDNN's kernels are made for so many threads, which wait for each other.
+    torch.backends.mkldnn.enabled = False
     before = versions_of(roots_of(call.function, call.args, call.kwargs))
     printed = sys.stdout = io.StringIO()
     restore_rng(rng)  # Python's own generator is seeded anew in every fork
