@@ -94,3 +94,26 @@ def test_a_wrong_gradient_behind_a_right_result_is_reproduced(tmp_path):
     ran = run_watched(tmp_path, WRONG_GRADIENT, "--check-accuracy")
     assert ran.case["kind"] == "accuracy" and ran.case["signature"]["outputs"] == ["gradients[0]"]
     assert ran.case["verified"]["same_signature"], ran.stderr
+
+
+OVERLAP_LATER = """
+    import torch
+
+    @torch.compile(backend="aot_eager")
+    def halved(a, b):
+        a.mul_(0.5)
+        return a + b
+
+    halved(torch.ones(6), torch.ones(6))
+    line = torch.linspace(1, 2, 9)
+    halved(line[:6], line[3:])
+"""
+
+
+@pytest.mark.slow
+def test_what_was_compiled_for_inputs_apart_is_reproduced_with_inputs_that_overlap(tmp_path):
+    ran = run_watched(tmp_path, OVERLAP_LATER, "--check-accuracy", "--minify", "--budget", "200")
+    assert ran.case["kind"] == "accuracy" and ran.case["calls"][0][1] == 2
+    assert ran.case["verified"]["same_signature"], ran.stderr
+    assert ran.case["triage"]["component"] == "aot_autograd"
+    assert "compiled for inputs that share no memory" in (ran.folder / "repro.py").read_text()

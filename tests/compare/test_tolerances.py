@@ -63,3 +63,14 @@ def test_the_distance_of_a_script_is_one_of_numbers_that_have_a_distance():
 def test_results_without_a_distance_have_none():
     graph = torch.fx.symbolic_trace(lambda x: (aten.argmax.default(x),))
     assert measured_tolerances(graph, [torch.randn(5)]).distance is None
+
+
+def test_inputs_that_overlap_and_are_written_have_no_more_noise_than_others():
+    def halved(x, y):
+        aten.mul_.Tensor(x, 0.5)
+        return (aten.add.Tensor(x, y),)
+
+    line = torch.linspace(1, 2, 6)
+    told = tolerances_of(halved, line[:4], line[2:])
+    assert told.keys() == {"outputs[0]", "inputs[0]", "inputs[1]"}
+    assert max(told.values()) < 1e-4

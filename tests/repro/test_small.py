@@ -508,6 +508,15 @@ def test_a_body_of_pythons_own_operators_stands_alone(monkeypatch, capsys):
     graph = small(function, torch.ones(2, 2), torch.ones(2, 2), signature=WRONG)
     for script in small_scripts(graph):
         assert answers_without_the_compiler(script.text, monkeypatch, capsys) == "NOT REPRODUCED"
+def test_what_was_compiled_for_other_inputs_is_compiled_for_them_first():
+    memory = torch.arange(6.0)
+    given = small(writes_into_first, memory[1:4], memory[2:5], signature=WRONG, parted=True)
+    assert [script.form for script in small_scripts(given)] == ["function", "operators"]
+    calls = []
+    scope = {"spy": lambda f: lambda *a: calls.append([t.untyped_storage().data_ptr() for t in a]) or f(*a)}
+    exec(first(given).replace("torch.compile(f)", "spy(f)"), scope)
+    (one, other), (shared, too) = calls
+    assert one != other and shared == too
 
 
 def test_an_input_that_is_given_twice_is_one():

@@ -8,7 +8,9 @@ import torch
 import torch.fx
 
 from torchsleuth.cases.record import AmbientState, CompileSettings
+from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.torch_internals.configuration import global_state
+from torchsleuth.watched.failures import keep_inputs
 from torchsleuth.watched.graph_record import GraphOrigin, keep_values, record_graph
 
 
@@ -55,3 +57,16 @@ def test_a_record_is_json_and_keeps_the_sizes_of_the_call_it_describes(tmp_path)
     kept = keep_values(record.inputs, [value], [value], tmp_path / "inputs").inputs[0]
     assert (kept.shape, kept.stride) == ((3, 2), (1, 3)) and kept.storage is not None
     assert list((tmp_path / "inputs" / "storages").glob("*.safetensors"))
+
+
+def test_a_call_with_inputs_that_overlap_is_kept_with_what_the_graph_was_compiled_for(tmp_path):
+    graph = torch.fx.symbolic_trace(lambda x, y: (torch.ops.aten.add.Tensor(x, y),))
+    record = record_graph(tmp_path, 1, graph, [torch.ones(4), torch.ones(4)], origin())
+    line = torch.arange(6.0)
+    keep_inputs(record, [line[:4], line[2:]])
+    assert record.facts.settings.parted
+    x, y = load_inputs(record.facts.inputs, str(tmp_path / "inputs"))
+    x[2] = 9
+    assert y.tolist() == [9, 3, 4, 5]
+    keep_inputs(record, [torch.ones(4), torch.ones(4)])
+    assert not record.facts.settings.parted

@@ -215,7 +215,9 @@ def _gather_wide(
         for _ in range(count):
             given = clone_inputs(wide_inputs) if writes else wide_inputs
             outputs = noisy(*given)
-            done.append(result_of(_owned(outputs, [given, *held]), given, mutated))
+            # Inputs may lie in one memory, and differences are taken in place.
+            after = [each.clone() if place in mutated else each for place, each in enumerate(given)]
+            done.append(result_of(_owned(outputs, [given, *held]), after, mutated))
             if writes:
                 restore(state)
         return done
