@@ -116,4 +116,4 @@ def test_what_was_compiled_for_inputs_apart_is_reproduced_with_inputs_that_overl
     assert ran.case["kind"] == "accuracy" and ran.case["calls"][0][1] == 2
     assert ran.case["verified"]["same_signature"], ran.stderr
     assert ran.case["triage"]["component"] == "aot_autograd"
-    assert "compiled for inputs that share no memory" in (ran.folder / "repro.py").read_text()
+    assert "compiled for inputs that share no memory" in ran.file("repro.py")

@@ -20,7 +20,15 @@ from torchsleuth.graphs.cut import cut, units
 from torchsleuth.graphs.recording import RecordedTensor, Recording
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.search.engine import Engine
-from torchsleuth.minify.search.subsets import Ask, Elements, Subset, in_parts, one_less, smallest_failing
+from torchsleuth.minify.search.subsets import (
+    Ask,
+    Elements,
+    Subset,
+    in_parts,
+    one_less,
+    pointed_at,
+    smallest_failing,
+)
 from torchsleuth.minify.states import record_here, state_of_cut
 
 NAME = "nodes"
@@ -37,11 +45,7 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
     if len(groups) == 0:
         return state
     elements = elements_of(recording, groups, seeds, alike=state.any_values)
-    owner = {name: number for number, group in enumerate(groups) for name in group}
-
-    def suspects() -> list[int]:
-        return list(dict.fromkeys(owner[name] for name in engine.oracle.suspects if name in owner))
-
+    suspects = _suspects(engine, groups)
     together, apart = (
         _Asker(engine, state, recording, groups),
         _Asker(engine, state, recording, groups, apart=True),
@@ -53,6 +57,32 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
     kept = [(name,) for element in best for name in groups[element]]
     one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))
     return engine.best
+
+
+def cut_at_first_wrong(engine: Engine, state: State) -> State:
+    """The state as a few calls that end in the first whose value is wrong, where one question can tell which that is.
+
+    One of each kind of call is evaluated as lowered, all values returned: for no part of a large graph is a kernel
+    compiled before it is known where to look. Where that shows nothing, the state is as it was.
+    """
+    if not engine.oracle.names_outputs:
+        return state
+    recording = engine.oracle.recording(state) or record_here(state)
+    groups = units(recording)
+    if _bytes_of(recording, groups) > MOST_EXPOSED:
+        return state
+    elements = elements_of(recording, groups, (), alike=state.any_values)
+    interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
+    covers = [*elements.covers, tuple(range(len(groups)))][:1]
+    compiled = _Asker(engine, state, recording, groups)
+    pointed_at(elements, covers, compiled, lambda each: interpreted(each) is not None, _suspects(engine, groups))
+    return engine.best
+
+
+def _suspects(engine: Engine, groups: Sequence[tuple[str, ...]]) -> Callable[[], list[int]]:
+    """Whom the last failure points at, as numbers of groups."""
+    owner = {name: number for number, group in enumerate(groups) for name in group}
+    return lambda: list(dict.fromkeys(owner[name] for name in engine.oracle.suspects if name in owner))
 
 
 @dataclass
@@ -120,9 +150,7 @@ def _pointer(
     Interpreted first: no kernel has to be compiled for that, and a wrong lowering shows. At the same time two parts of
     the first cover are compiled, in case it is the code that is wrong.
     """
-    values = [recording.value(name) for group in groups for name in group]
-    size = sum(_bytes(value) for value in values if isinstance(value, RecordedTensor))
-    if not engine.oracle.names_outputs or size > MOST_EXPOSED:
+    if not engine.oracle.names_outputs or _bytes_of(recording, groups) > MOST_EXPOSED:
         return None
     compiled = _Asker(engine, state, recording, groups, exposed=True)
     interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
@@ -149,6 +177,11 @@ def _racer(
         return engine.oracle.first_passing(states)
 
     return race
+
+
+def _bytes_of(recording: Recording, groups: Sequence[tuple[str, ...]]) -> int:
+    values = [recording.value(name) for group in groups for name in group]
+    return sum(_bytes(value) for value in values if isinstance(value, RecordedTensor))
 
 
 def _bytes(value: RecordedTensor) -> int:

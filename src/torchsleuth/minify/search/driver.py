@@ -28,7 +28,7 @@ from torchsleuth.minify.reducers.forms import (
 from torchsleuth.minify.reducers.inputs import merge_inputs
 from torchsleuth.minify.reducers.level import lift
 from torchsleuth.minify.reducers.nested import inline_nested
-from torchsleuth.minify.reducers.nodes import reduce_nodes
+from torchsleuth.minify.reducers.nodes import cut_at_first_wrong, reduce_nodes
 from torchsleuth.minify.reducers.outputs import drop_outputs
 from torchsleuth.minify.reducers.settings import default_settings, for_inference
 from torchsleuth.minify.reducers.shapes import fewer_dimensions, smaller_sizes
@@ -112,6 +112,8 @@ def _quickly(engine: Engine, seeds: Sequence[str], calls_only: bool) -> None:
     Each step of the quick search is kept: where the last does not hold, an earlier one may.
     """
     state = engine.best
+    if calls_of(state.graph) >= WORTH_A_SHORTCUT and engine.begins("nodes"):
+        state = cut_at_first_wrong(engine, state)
     quicker = engine.oracle.quicker(state) if calls_of(state.graph) >= WORTH_A_SHORTCUT else None
     if quicker is None:
         return

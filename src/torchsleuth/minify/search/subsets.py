@@ -53,6 +53,11 @@ class Elements:
     kinds: Sequence[Subset] = ()
     singles: Subset = field(default=())
 
+    @property
+    def covers(self) -> list[Subset]:
+        """Those of `kinds` that are small enough to be worth a question of their own."""
+        return [kinds for kinds in self.kinds if len(kinds) <= WORTHWHILE * self.count]
+
 
 def smallest_failing(
     elements: Elements,
@@ -79,11 +84,11 @@ def smallest_failing(
         return whole
     passed: list[Subset] = []
     ask = _Watched(ask, passed)
-    smaller = [kinds for kinds in elements.kinds if len(kinds) <= WORTHWHILE * elements.count]
+    smaller = elements.covers
     found = (
         _blamed(elements, ask)
         or _ball(elements, ask)
-        or _pointed_at(elements, smaller or [whole], ask, point, suspects)
+        or pointed_at(elements, smaller or [whole], ask, point, suspects)
         or _alone(elements, ask, ask_apart, suspects, ask_passing, width)
     )
     if found is None:
@@ -227,14 +232,19 @@ def _ball(elements: Elements, ask: Ask) -> Subset | None:
     return None
 
 
-def _pointed_at(
+def pointed_at(
     elements: Elements,
     covers: Sequence[Subset],
     ask: Ask,
     point: Callable[[Sequence[Subset]], bool] | None,
     suspects: Callable[[], Sequence[int]],
 ) -> Subset | None:
-    """A few elements that end in the first one which a failure points at: it is wrong by what it reads."""
+    """A few elements that end in the first one which a failure points at: it is wrong by what it reads.
+
+    >>> some = Elements(100, neighbours=[[]] * 100)
+    >>> pointed_at(some, [tuple(range(100))], lambda subsets: 0, lambda covers: True, lambda: [9, 7])
+    (7,)
+    """
     if point is None or elements.count <= MOST_PAIRED or not point(covers):
         return None
     first = min(suspects(), default=None)
