@@ -3,7 +3,10 @@
 import torch
 from made_graphs import aten, traced
 
+from torchsleuth.graphs.cut import calls_of
 from torchsleuth.minify.oracle import TrialOracle
+from torchsleuth.minify.search.contract import Oracle
+from torchsleuth.minify.search.driver import search
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.trial import Outcome
 
@@ -27,3 +30,39 @@ def test_outputs_and_changed_inputs_lead_to_their_calls():
     assert suspects(state, "inputs[1] (mutated)") == ("copy__default",)
     assert suspects(state, "outputs[0]", "inputs[1] (mutated)") == ("sin_default", "copy__default")
     assert suspects(state, "outputs[7]", "inputs[0] (mutated)") == ()
+
+
+class WrongErf(Oracle):
+    """Says which results are wrong because of `erf`, as they are lowered; keeps what it was asked."""
+
+    names_outputs = True
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, states):
+        self.asked += states
+        return [self._wrong(state) for state in states]
+
+    def _wrong(self, state):
+        tainted = set()
+        for each in state.graph.graph.nodes:
+            if each.target is aten.erf.default or tainted.intersection(each.all_input_nodes):
+                tainted.add(each)
+        outputs = state.graph.graph.output_node().args[0]
+        wrong = [each.name for each in outputs if each in tainted]
+        if wrong:
+            self.suspects = wrong
+        return bool(wrong)
+
+
+def test_of_a_large_graph_only_the_neighbourhood_of_the_first_wrong_value_is_compiled():
+    def program(x):
+        for step in range(60):
+            x = aten.erf.default(x) if step == 33 else aten.add.Tensor(aten.sin.default(x), step)
+        return (x,)
+
+    oracle = WrongErf()
+    found = search(traced(program, torch.ones(2)), oracle, calls_only=True)
+    assert [n.target for n in found.state.graph.graph.nodes if n.op == "call_function"] == [aten.erf.default]
+    assert [calls_of(state.graph) for state in oracle.asked if not state.interpreted] == [1]
