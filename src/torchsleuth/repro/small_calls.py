@@ -49,7 +49,10 @@ def calls_of(small: SmallGraph, form: str) -> Calls:
     else:
         lines, wrong = _run(small, form, names, compiled)
     if small.settings.parted:
-        lines = [*_compiled_before(small, form, compiled), *(line.replace(compiled, "compiled") for line in lines)]
+        lines = [
+            *_compiled_before(small, form, compiled),
+            *(line.replace(compiled, "compiled") for line in lines),
+        ]
     contexts = _contexts(small)
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]

@@ -117,7 +117,10 @@ def _repro_describe(value):
 def _repro_parted(described):
     """The inputs each on memory of its own, as in the call that the graph was compiled for."""
     alone = {"alias_of": None, "same_as": None}
-    return {**described, "inputs": [{**each, **alone} if "alias_of" in each else each for each in described["inputs"]]}
+    return {
+        **described,
+        "inputs": [{**each, **alone} if "alias_of" in each else each for each in described["inputs"]],
+    }
 
 
 def _repro_phase(name):

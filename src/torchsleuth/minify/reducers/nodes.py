@@ -75,7 +75,9 @@ def cut_at_first_wrong(engine: Engine, state: State) -> State:
     interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
     covers = [*elements.covers, tuple(range(len(groups)))][:1]
     compiled = _Asker(engine, state, recording, groups)
-    pointed_at(elements, covers, compiled, lambda each: interpreted(each) is not None, _suspects(engine, groups))
+    pointed_at(
+        elements, covers, compiled, lambda each: interpreted(each) is not None, _suspects(engine, groups)
+    )
     return engine.best
 
 
