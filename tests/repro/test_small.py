@@ -508,6 +508,8 @@ def test_a_body_of_pythons_own_operators_stands_alone(monkeypatch, capsys):
     graph = small(function, torch.ones(2, 2), torch.ones(2, 2), signature=WRONG)
     for script in small_scripts(graph):
         assert answers_without_the_compiler(script.text, monkeypatch, capsys) == "NOT REPRODUCED"
+
+
 def test_what_was_compiled_for_other_inputs_is_compiled_for_them_first():
     memory = torch.arange(6.0)
     given = small(writes_into_first, memory[1:4], memory[2:5], signature=WRONG, parted=True)
