@@ -1,5 +1,6 @@
 import contextlib
 import threading
+
 import torch
 
 lock = threading.Lock()

@@ -9,6 +9,7 @@ class Registry:
         if name.startswith("__"):
             raise AttributeError(name)
         import inspect
+
         frame = inspect.currentframe()
         return frame.f_lineno
 

@@ -16,7 +16,9 @@ class Classifier(torch.nn.Module):
         return self.head(hidden[:, 0])
 
 
-config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=40)
+config = BertConfig(
+    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=40
+)
 model = Classifier(config).eval()
 with torch.no_grad():
     torch.compile(model, fullgraph=True)(torch.randint(0, 40, (2, 7)))

@@ -1,4 +1,5 @@
 import re
+
 import torch
 
 PATTERN = re.compile("layer(\\d+)")
