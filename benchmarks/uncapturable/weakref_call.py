@@ -14,7 +14,7 @@ class Child(torch.nn.Module):
         self.lin = torch.nn.Linear(2, 2)
 
     def forward(self, x):
-        finalizer = weakref.finalize(self.parent(), print)
+        weakref.finalize(self.parent(), print)
         return self.lin(x) * self.parent().scale
 
 
