@@ -268,6 +268,7 @@ lost(x)
 """
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the bug is one of torch 2.13")
 def test_training_convolutions_are_compared(tmp_path):
     ran = run_watched(tmp_path, TRAINED_CONVOLUTION, "--check-accuracy", "--record-only")
     assert [case["triage"]["function"] for case in ran.cases] == ["lost"]
