@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from torchsleuth.processes.identity import this_process
 from torchsleuth.supervise import program as supervise
 from torchsleuth.supervise.program import _Watchdog
 
@@ -15,7 +16,9 @@ def stuck(tmp_path, monkeypatch):
     """A process of ours that has been compiling one graph for ever, and a clock to turn."""
     folder = tmp_path / "p1"
     (folder / "g1").mkdir(parents=True)
-    (folder / "process.json").write_text(json.dumps({"pid": os.getpid(), "started": 0.0, "argv": []}))
+    (folder / "process.json").write_text(
+        json.dumps({"pid": os.getpid(), "identity": this_process().to_json(), "started": 0.0, "argv": []})
+    )
     (folder / "g1" / "record.json").write_text(json.dumps({"level": "aot"}))
     (folder / "stacks.txt").write_text("Thread 1 (most recent call first):")
     (folder / "counters").write_bytes(struct.pack("<4Q", 0, 0, 1, 0))

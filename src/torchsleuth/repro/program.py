@@ -57,7 +57,7 @@ def program_of_call(form: Mapping[str, Any]) -> str:
 
     >>> form = {"imports": ["import torch"], "source": "x = torch.ones(2)", "setup": [], "call": ["x.sin()"]}
     >>> program_of_call(form)
-    'import torch\n\nx = torch.ones(2)\n\nx.sin()\n'
+    'import torch\\n\\nx = torch.ones(2)\\n\\nx.sin()\\n'
     """
     source = str(form["source"])
     lines = source.splitlines()
