@@ -51,3 +51,15 @@ def test_a_wrong_result_is_compared_with_eager_anyway_so_nothing_more_is_asked(t
     wrong = TrialOracle(Questions(workers, tmp_path), Signature("accuracy", "run"))
     assert not wrong.holding_to(ORIGINAL).must_pass_in_eager
     assert not workers.trials
+
+
+def test_modes_that_a_failed_compile_leaves_behind_are_not_held_against_the_graph(tmp_path):
+    leaves_a_mode = "import torch\n" + BACKEND.replace(
+        "    for", "    torch.set_default_device('meta')\n    for"
+    )
+    made = state(lambda x: (x.view(2, 3) + torch.ones(2, 3),)).having(embedded=Embedded(leaves_a_mode))
+    try:
+        held = TrialOracle(Questions(TrialsHere(), tmp_path), LOST).holding_to(made)
+        assert held.must_pass_in_eager and held.each([made]) == [True]
+    finally:
+        torch.set_default_device(None)
