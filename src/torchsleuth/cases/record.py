@@ -40,7 +40,8 @@ class CompileSettings:
 
     Values of `options` and `config` are Python text. `state` is None where nobody said what it was;
     `visible_outputs` are the places of the outputs that the user sees, None where the graph does not mark any. Where
-    `parted`, it was compiled for inputs that share no memory, and called with others that do.
+    `parted`, it was compiled for inputs that share no memory, and called with others that do. Where `forward_only`, the
+    program's backward is no part of the failure: eager passes until a gradient is asked for.
     """
 
     level: str = "dynamo"
@@ -52,6 +53,7 @@ class CompileSettings:
     state: AmbientState | None = None
     visible_outputs: tuple[int, ...] | None = None
     parted: bool = False
+    forward_only: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The settings under the names that records and scripts use.
@@ -69,6 +71,7 @@ class CompileSettings:
             "config": {module: dict(values) for module, values in self.config.items()},
             "state": {} if self.state is None else asdict(self.state),
             "parted": self.parted,
+            "forward_only": self.forward_only,
             "output_meta": {} if visible is None else {"user_visible_output_idxs": list(visible)},
         }
 

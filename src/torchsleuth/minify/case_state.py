@@ -77,7 +77,21 @@ def search_start(folder: CaseFolder, questions: Questions) -> SearchStart:
         ) from error
     text = folder.text("traceback.txt") if folder.has("traceback.txt") else ""
     state = state_of_record(record, source, inputs, folder.file("inputs"), case.signature, questions)
-    return SearchStart(state, case.signature, record, text)
+    return SearchStart(_as_eager_runs(state, case.signature, questions), case.signature, record, text)
+
+
+def _as_eager_runs(state: State, expected: Signature, questions: Questions) -> State:
+    """The state without its backward, where the failure comes before that one and eager has none, either.
+
+    Some derivatives do not exist. A program that asks for none of them passes in eager; to ask for them here would make
+    every candidate fail there.
+    """
+    how = state.settings
+    if expected.phase != "compile" or (how.level, how.direction) != ("dynamo", "forward"):
+        return state
+    forward = state.setting(forward_only=True)
+    needs_it = questions.passes_in_eager(state, expected) or not questions.passes_in_eager(forward, expected)
+    return state if needs_it else forward
 
 
 def wait_for_device(workers: TrialQueue, device: str, seconds: float) -> float:

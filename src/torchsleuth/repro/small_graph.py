@@ -90,7 +90,8 @@ class SmallGraph:
     @property
     def trains(self) -> bool:
         """Whether a backward is part of what is run: an input that need not have a gradient has none any more."""
-        return self.differentiable and self.settings.level == "dynamo" and self.state.grad
+        asked_for = self.settings.level == "dynamo" and not self.settings.forward_only
+        return self.differentiable and asked_for and self.state.grad
 
     @property
     def draws_random_numbers(self) -> bool:

@@ -188,7 +188,7 @@ class ReproTrial:
         """Runs the backward of a Dynamo-level graph, for the same random gradients of its outputs each time."""
         outputs = out if isinstance(out, (list, tuple)) else [out]
         outputs = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
-        if outputs and self.facts["level"] == "dynamo":
+        if outputs and self.facts["level"] == "dynamo" and not self.facts.get("forward_only"):
             generator = torch.Generator().manual_seed(0)
             made = [torch.randn(o.shape, generator=generator) for o in outputs]
             given = [torch.empty_like(o).copy_(numbers) for o, numbers in zip(outputs, made)]
