@@ -49,7 +49,9 @@ def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[s
             points += 2
         name = short_name(node.target).lower()
         if len(name) > 2 and (
-            name in words or re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", generated)
+            name in words
+            or ("_" in name and words.issuperset(name.strip("_").split("_")))
+            or re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", generated)
         ):
             points += 1
         if points:

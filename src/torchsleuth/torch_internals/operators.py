@@ -182,6 +182,28 @@ def nesting(node: torch.fx.Node) -> int:
     return 1 if name.endswith("_increment_nesting") else -1 if name.endswith("_decrement_nesting") else 0
 
 
+# 2.11..2.15: of `torch.func.grad` and `vjp`, as Dynamo writes them into a graph.
+_GRADIENT_ROLES = {
+    "_grad_increment_nesting": "level",
+    "_grad_decrement_nesting": "level",
+    "_saved_tensors_hooks_disable": "level",
+    "_saved_tensors_hooks_enable": "level",
+    "set_inplace_requires_grad_allowed": "level",
+    "_wrap_for_grad": "wrap",
+    "_unwrap_for_grad": "unwrap",
+    "_set_tensor_requires_grad": "unwrap",
+    "_autograd_grad": "gradient",
+}
+
+
+def role_in_gradient(node: torch.fx.Node) -> str | None:
+    """What a call does for a gradient that a graph takes: "level", "wrap", "unwrap", or the "gradient" itself.
+
+    >>> role_in_gradient(gm.graph.output_node())
+    """
+    return _GRADIENT_ROLES.get(str(getattr(node.target, "__name__", "")))
+
+
 def load_compiler_operators() -> None:
     """Makes the operators that Inductor itself defines known to torch, as a graph after its passes may hold them."""
     import torch._inductor.inductor_prims  # noqa: F401

@@ -7,6 +7,7 @@ that are wrong, a part with all its values returned shows where they begin.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -18,11 +19,13 @@ import torch
 
 from torchsleuth.graphs.cut import cut, units
 from torchsleuth.graphs.recording import RecordedTensor, Recording
+from torchsleuth.minify.reducers.gradients import gradient_of_part, lone_gradient
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.search.engine import Engine
 from torchsleuth.minify.search.subsets import (
     Ask,
     Elements,
+    NothingFails,
     Subset,
     in_parts,
     one_less,
@@ -44,6 +47,11 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
     groups = units(recording)
     if len(groups) == 0:
         return state
+    gradient = lone_gradient(recording)
+    before = [group for group in groups if gradient is not None and _before(recording, group, gradient)]
+    if gradient is not None and before:
+        with contextlib.suppress(NothingFails):
+            return _reduce_differentiated(engine, state, recording, before, seeds, gradient)
     elements = elements_of(recording, groups, seeds, alike=state.any_values)
     suspects = _suspects(engine, groups)
     together, apart = (
@@ -57,6 +65,31 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
     kept = [(name,) for element in best for name in groups[element]]
     one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))
     return engine.best
+
+
+def _reduce_differentiated(
+    engine: Engine,
+    state: State,
+    recording: Recording,
+    groups: Sequence[tuple[str, ...]],
+    seeds: Sequence[str],
+    gradient: str,
+) -> State:
+    """The state as the gradient of as few calls as still fail; what is done with the gradient is left out."""
+    ask = _Asker(engine, state, recording, groups, gradient=gradient)
+    best = smallest_failing(
+        elements_of(recording, groups, seeds, alike=state.any_values), ask, width=engine.width
+    )
+    if ask([best]) is None:
+        raise NothingFails("the gradient by itself does not fail")
+    kept = [(name,) for element in best for name in groups[element]]
+    one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept, gradient=gradient))
+    return engine.best
+
+
+def _before(recording: Recording, group: tuple[str, ...], gradient: str) -> bool:
+    """Whether a group ends before the call that takes the gradient."""
+    return max(recording.steps[name] for name in group) < recording.steps[gradient]
 
 
 def cut_at_first_wrong(engine: Engine, state: State) -> State:
@@ -102,6 +135,8 @@ class _Asker:
     apart: bool = False
     exposed: bool = False
     interpreted: bool = False
+    # The call that takes the gradient of whatever subset is asked about.
+    gradient: str | None = None
     known: dict[Subset, bool] = field(default_factory=dict)
 
     def __call__(self, subsets: Sequence[Subset]) -> int | None:
@@ -127,7 +162,7 @@ class _Asker:
                     self._note(unknown[place], state)
         return [self.known.get(subset) for subset in subsets]
 
-    def candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Callable[[], State]]]:
+    def candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Callable[[], State | None]]]:
         return [(f"{len(s)} of {len(self.parts)}", partial(self._cut_out, s)) for s in subsets]
 
     def _note(self, failing: Subset, state: State) -> None:
@@ -135,8 +170,12 @@ class _Asker:
         if not (self.apart or self.exposed) or len(failing) == 1:
             self.engine.accept(NAME, state)
 
-    def _cut_out(self, subset: Subset) -> State:
+    def _cut_out(self, subset: Subset) -> State | None:
         names = {name for element in subset for name in self.parts[element]}
+        if self.gradient is not None:
+            piece = cut(self.recording, {*names, self.gradient})
+            part = gradient_of_part(piece, self.gradient, self.recording)
+            return None if part is None else state_of_cut(self.state, part, self.recording)
         if len(names) == len(self.recording.calls) and not (self.apart or self.exposed):
             return self.state
         piece = cut(self.recording, names, severed=self.apart, exposed=self.exposed)

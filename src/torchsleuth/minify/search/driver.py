@@ -25,6 +25,7 @@ from torchsleuth.minify.reducers.forms import (
     static_sizes,
     without_gradients,
 )
+from torchsleuth.minify.reducers.gradients import plain_gradients
 from torchsleuth.minify.reducers.inputs import merge_inputs
 from torchsleuth.minify.reducers.level import lift
 from torchsleuth.minify.reducers.nested import inline_nested
@@ -44,7 +45,12 @@ WORTH_A_SHORTCUT = 12
 # The rest is for asking whether what it found holds.
 SHARE_FOR_A_SHORTCUT = 0.6
 # What changes the graph's calls, and so gives the search over nodes something new.
-STRUCTURE: dict[str, Reducer] = {"nested": inline_nested, "bypass": bypass, "calls": plainer_calls}
+STRUCTURE: dict[str, Reducer] = {
+    "nested": inline_nested,
+    "derivatives": plain_gradients,
+    "bypass": bypass,
+    "calls": plainer_calls,
+}
 # The rest, those first that make every later trial cheaper.
 DETAILS: dict[str, Reducer] = {
     "device": on_the_cpu,
@@ -160,6 +166,8 @@ def smallest_held(engine: Engine, states: Sequence[State]) -> State | None:
 
 def _fewest_calls(engine: Engine, seeds: Sequence[str], again: bool = False) -> None:
     """Fewer nodes, then fewer calls in other ways; where those changed something, nodes again."""
+    if not again and engine.begins("derivatives"):
+        settle(engine, "derivatives", plain_gradients, engine.best)
     while True:
         if (not again or calls_of(engine.best.graph) > 1) and engine.begins("nodes"):
             reduce_nodes(engine, engine.best, () if again else seeds)
