@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,10 @@ def traced(path: str) -> Iterator[None]:
     """
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     depth = 0
+    kernels: list[tuple[str, Step]] = []
+
+    def begin(at: int, step: Step) -> None:
+        os.write(out, f">\t{at}\t{step.kind}\t{step.name}\t{' '.join(step.nodes)}\n".encode())
 
     def around(original: Callable[..., Any], step: Callable[..., Step | None]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -68,10 +73,15 @@ def traced(path: str) -> Iterator[None]:
             if now is None:
                 return original(*args, **kwargs)
             at = depth
-            os.write(out, f">\t{at}\t{now.kind}\t{now.name}\t{' '.join(now.nodes)}\n".encode())
+            begin(at, now)
             depth += 1
             try:
                 result = original(*args, **kwargs)
+            except Exception as error:
+                refused = _refused(str(error), kernels) if now.kind == "compiler" else None
+                if refused is not None:
+                    begin(at + 1, refused)
+                raise
             finally:
                 depth = at
             os.write(out, f"<\t{at}\n".encode())
@@ -89,6 +99,7 @@ def traced(path: str) -> Iterator[None]:
                 setattr(target, name, around(original, step))
                 stack.callback(setattr, target, name, original)
         _trace_checks(stack, around)
+        _note_kernels(stack, kernels)
         yield
 
 
@@ -106,6 +117,31 @@ def _trace_checks(stack: contextlib.ExitStack, around: Callable[..., Any]) -> No
 
     matcher.apply = apply
     stack.callback(setattr, matcher, "apply", original)
+
+
+def _note_kernels(stack: contextlib.ExitStack, kernels: list[tuple[str, Step]]) -> None:
+    """Keeps the text of each C++ kernel, and what it was made of: they are compiled when all have been written."""
+    scheduling = importlib.import_module("torch._inductor.codegen.cpp").CppScheduling
+    original = scheduling.define_kernel
+
+    def define_kernel(self: Any, src_code: str, nodes: Any, *args: Any, **kwargs: Any) -> Any:
+        name = original(self, src_code, nodes, *args, **kwargs)
+        kernels.append((src_code, Step("kernel", str(name), _origins(nodes))))
+        return name
+
+    scheduling.define_kernel = define_kernel
+    stack.callback(setattr, scheduling, "define_kernel", original)
+
+
+def _refused(message: str, kernels: list[tuple[str, Step]]) -> Step | None:
+    """The kernel that a C++ compiler refused: its message names the file, and the file holds the kernel's text."""
+    found = re.search(r"(\S+\.cpp):\d+:\d+: (?:fatal )?error", message)
+    try:
+        text = Path(found[1]).read_text(encoding="utf-8") if found else ""
+    except OSError:
+        return None
+    bodies = ((source.replace("#pragma CMT", "//").partition("{")[2].strip(), step) for source, step in kernels)
+    return next((step for body, step in bodies if body and body in text), None)
 
 
 def _plain(kind: str) -> Callable[..., Step]:
@@ -135,13 +171,13 @@ def _lower(_graph: Any, node: Any) -> Step | None:
 
 
 def _kernel(_scheduling: Any, node: Any, *_args: Any, **_kwargs: Any) -> Step:
-    origins = {
-        origin.name
-        for each in node.get_nodes()
-        for origin in getattr(each.node, "origins", ())
-        if each.node is not None
-    }
-    return Step("kernel", node.get_name(), tuple(sorted(origins)))
+    return Step("kernel", node.get_name(), _origins(node.get_nodes()))
+
+
+def _origins(nodes: Any) -> tuple[str, ...]:
+    """The names of the graph's nodes that nodes of the scheduler were made of."""
+    made = [getattr(each.node, "origins", ()) for each in nodes if each.node is not None]
+    return tuple(sorted({origin.name for origins in made for origin in origins}))
 
 
 _MATCHER = "torch._inductor.pattern_matcher"

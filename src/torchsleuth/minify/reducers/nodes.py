@@ -255,6 +255,7 @@ def elements_of(
         [seed for seed in blamed if not alike or distinct[named[seed]] == seed],
         [_cover(named, before, reach) for reach in REACH],
         _firsts(named),
+        tuple(sorted(blamed)),
     )
 
 

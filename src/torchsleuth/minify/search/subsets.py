@@ -52,6 +52,8 @@ class Elements:
     seeds: Sequence[int] = ()
     kinds: Sequence[Subset] = ()
     singles: Subset = field(default=())
+    # Of `seeds` only the first of a kind may be there; these are all.
+    blamed: Subset = ()
 
     @property
     def covers(self) -> list[Subset]:
@@ -168,6 +170,10 @@ def first_of(subsets: Sequence[Subset], ask: Ask, *, one_by_one: bool = False) -
 
 
 def _blamed(elements: Elements, ask: Ask) -> Subset | None:
+    """The blamed, one by one; where they are many, as the nodes of a kernel are, all of them together first."""
+    many = MOST_SEEDS < len(elements.blamed) <= WORTHWHILE * elements.count
+    if many and ask([elements.blamed]) is not None:
+        return elements.blamed
     singles = [(seed,) for seed in list(elements.seeds)[:MOST_SEEDS]]
     place = first_of(singles, ask)
     return None if place is None else singles[place]
