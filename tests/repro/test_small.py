@@ -51,6 +51,21 @@ def function_of(text):
     return scope["f"]
 
 
+def test_the_one_part_of_a_tuple_that_is_read_is_taken_where_the_tuple_is_made():
+    text = first(small(lambda x: (aten.sin.default(aten.var_mean.correction(x, [1])[1]),), torch.ones(2, 3)))
+    assert "getitem = torch.var_mean(x, [1])[1]\n" in text
+    both = first(small(lambda x: ((x + x)[0], torch.split(x, 1)), torch.ones(2, 3)))
+    assert torch.equal(function_of(both)(torch.ones(2, 3))[0], torch.full((3,), 2.0))
+
+
+def test_a_failure_before_a_backward_that_eager_has_none_of_is_shown_without_it():
+    trained = torch.ones(2, requires_grad=True)
+    text = first(small(lambda x: (x.sin(),), trained, state={"grad": True}))
+    assert "torch.compile(f)(x).sum().backward()" in text
+    alone = first(small(lambda x: (x.sin(),), trained, state={"grad": True}, forward_only=True))
+    assert "torch.compile(f)(x)\n" in alone
+
+
 def test_one_call_becomes_a_function_of_one_line_in_public_names():
     text = first(small(lambda arg0_1: (aten.relu.default(arg0_1),), torch.ones(2, 3)))
     assert "def f(x):\n    return torch.relu(x)\n" in text

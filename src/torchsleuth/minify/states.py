@@ -81,7 +81,8 @@ def _apart(value: Recorded) -> TensorSpec | ScalarSpec:
     spec = value.spec
     reach = 1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride)) if 0 not in spec.shape else 0
     size = reach * getattr(torch, spec.dtype).itemsize
-    return replace(spec, storage_offset=0, storage=None, storage_nbytes=size, is_parameter=False)
+    moved = replace(spec, storage_offset=0, offset_expr=None)
+    return replace(moved, storage=None, storage_nbytes=size, is_parameter=False)
 
 
 def _with_aliases(values: Sequence[Recorded]) -> list[TensorSpec | ScalarSpec]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +56,10 @@ def body_lines(
             taken.add(variables[node])
             if text is None:
                 text = _exact(node, variables, words)
+            whole = lines[-1].partition(" = ")[2] if _is_part_of_last(node) else ""
+            if whole and isinstance(ast.parse(whole, mode="eval").body, ast.Call):
+                lines.pop()
+                text = f"{whole}[{expression(node.args[1], variables, words)}]"
             lines.append(f"{variables[node]} = {text}" if node.users else text)
     return Body(_folded(lines), list(words.imports))
 
@@ -69,6 +75,13 @@ def _returned(value: Any, variables: Mapping[torch.fx.Node, str], words: Vocabul
         value = value[0]
     text = expression(tuple(value) if isinstance(value, list) else value, variables, words)
     return text[1:-1] if isinstance(value, (list, tuple)) and len(value) > 1 else text
+
+
+def _is_part_of_last(node: torch.fx.Node) -> bool:
+    """Whether a node takes one part of what the call right before it yields, and nothing else reads that."""
+    before = node.prev
+    call = before.op.startswith("call_") and list(before.users) == [node]
+    return call and node.target is operator.getitem and node.args[0] is before
 
 
 def _folded(lines: list[str]) -> list[str]:

@@ -95,7 +95,8 @@ def with_dtype(state: State, old: str, new: str) -> State | None:
             value = None if given.value is None else by_itself(given.value.detach().to(after))
             spec = replace(given.spec, dtype=new, storage_nbytes=0, alias_of=None, same_as=None)
             if value is not None:
-                spec = replace(spec, stride=tuple(value.stride()), storage_offset=0)
+                stride = tuple(value.stride())
+                spec = replace(spec, stride=stride, storage_offset=0, offset_expr=None)
             given = replace(given, spec=spec, value=value)
         inputs.append(given)
 

@@ -49,7 +49,7 @@ def _filled(state: State, name: str, fill: Callable[[torch.Tensor], torch.Tensor
         with torch.no_grad():
             new = torch.empty_strided(spec.shape, spec.stride, dtype=getattr(torch, spec.dtype))
             new.copy_(fill(torch.zeros_like(new) if given.value is None else given.value.detach()))
-        spec = replace(spec, storage_offset=0)
+        spec = replace(spec, storage_offset=0, offset_expr=None)
         return replace(given, spec=spec, value=new.requires_grad_(spec.requires_grad))
 
     return with_input(state, name, change)
