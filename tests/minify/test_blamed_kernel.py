@@ -20,10 +20,14 @@ def test_the_nodes_of_a_refused_kernel_are_the_last_step_that_did_not_end(tmp_pa
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", refuse)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: torch.cos(torch.atan(x) @ x))
-    without_caches = inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False)
-    with without_caches[0], without_caches[1], torch.no_grad(), traced(str(tmp_path / "trace")):
-        with pytest.raises(Exception, match="conflicting"):
-            compiled(torch.randn(4, 4))
+    with (
+        inductor_config.patch(fx_graph_cache=False),
+        functorch_config.patch(enable_autograd_cache=False),
+        traced(str(tmp_path / "trace")),
+        torch.no_grad(),
+        pytest.raises(Exception, match="conflicting"),
+    ):
+        compiled(torch.randn(4, 4))
     last = unfinished(tmp_path / "trace")[-1]
     assert (last.kind, last.nodes) == ("kernel", ("atan",))
 

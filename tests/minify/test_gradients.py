@@ -1,8 +1,8 @@
 """Graphs that take gradients themselves: what is left is the gradient of the call at fault, and it runs in eager."""
 
 import torch
-
 from made_graphs import holds
+
 from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.minify.reducers.gradients import plain_gradients
 from torchsleuth.minify.search.driver import search
@@ -76,7 +76,9 @@ def test_of_several_tensors_only_one_is_left_to_differentiate_by():
 
 def test_a_call_that_fails_without_its_gradient_is_left_without_it():
     state = captured(forces, torch.randn(3, 3), torch.randn(3, 3))
-    opening = [n for n in state.graph.graph.nodes if getattr(n.target, "__name__", "") == "_grad_increment_nesting"]
+    opening = [
+        n for n in state.graph.graph.nodes if getattr(n.target, "__name__", "") == "_grad_increment_nesting"
+    ]
     (plain,) = [edit.apply(state) for edit in plain_gradients(state)]
     assert holds(state, opening[0].target) and not holds(plain, opening[0].target)
     found = search(plain, lambda states: [holds(each, torch.atan) for each in states])

@@ -334,6 +334,31 @@ def two_symbols():
     return state_of(gm, [value], fakes=fakes)
 
 
+def test_a_tensor_on_memory_of_its_own_is_not_said_to_begin_in_the_middle_of_it():
+    gm = torch.fx.symbolic_trace(lambda x: (aten.cos.default(aten.sin.default(x)),))
+    spec = {
+        "kind": "tensor",
+        "dtype": "float32",
+        "shape": [5],
+        "stride": [1],
+        "storage_offset": 5,
+        "device": "cpu",
+        "requires_grad": False,
+        "is_parameter": False,
+        "shape_expr": ["s0"],
+        "stride_expr": ["1"],
+        "offset_expr": "s0",
+    }
+    value = torch.arange(10.0)[5:]
+    symbols = {"s0": {"hint": 5, "lower": 2, "upper": None}}
+    fakes, _ = symbolic_inputs({"inputs": [spec], "symbols": symbols}, [value])
+    state = state_of(gm, [value], fakes=fakes)
+    assert state.inputs[0].spec.offset_expr in state.symbols
+    found = reduce_nodes(Engine(Oracle(lambda s: holds(s, aten.sin.default)), state), state)
+    assert calls_of(found.graph) == 1
+    assert (found.inputs[0].spec.storage_offset, found.inputs[0].spec.offset_expr) == (0, None)
+
+
 def sizes_seen(state):
     """The sizes of the first input as the compiler sees them, symbols as None, and as the run sees them."""
     results, error = fake_values(state)

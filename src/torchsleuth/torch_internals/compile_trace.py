@@ -140,7 +140,9 @@ def _refused(message: str, kernels: list[tuple[str, Step]]) -> Step | None:
         text = Path(found[1]).read_text(encoding="utf-8") if found else ""
     except OSError:
         return None
-    bodies = ((source.replace("#pragma CMT", "//").partition("{")[2].strip(), step) for source, step in kernels)
+    bodies = (
+        (source.replace("#pragma CMT", "//").partition("{")[2].strip(), step) for source, step in kernels
+    )
     return next((step for body, step in bodies if body and body in text), None)
 
 
