@@ -1,5 +1,6 @@
 """A case from which no search can start says why in one sentence."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 from made import make
 
 from torchsleuth.cases.folder import write_case
-from torchsleuth.cases.record import CompileSettings, Embedded, GraphRecord
-from torchsleuth.minify.case_state import CannotMinify, SearchStart, state_of_record
+from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
+from torchsleuth.minify.case_state import CannotMinify, SearchStart, search_start, state_of_record
 from torchsleuth.minify.minify_case import minify_case
 from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import Silence
@@ -86,3 +87,19 @@ def test_definitions_that_need_what_is_not_installed_say_so_and_nobody_is_blamed
     with pytest.raises(CannotMinify, match=r"cannot be tried here.*no_such_package") as why:
         minified(tmp_path, questions, record, described(), expected)
     assert "bug" not in str(why.value)
+
+
+@pytest.mark.parametrize(("call", "forward_only"), [("torch.special.zeta(a, a)", True), ("a.sin()", False)])
+def test_a_backward_that_eager_has_none_of_is_no_part_of_a_failure_before_it(
+    tmp_path, questions, call, forward_only
+):
+    inputs = describe_inputs([torch.full((4,), 2.0, requires_grad=True)]).to_json()
+    record = replace(RECORD, settings=CompileSettings(state=AmbientState(grad=True)))
+    case = make(kind="compile_error", phase="compile", signature=IN_THE_COMPILE, triage=None)
+    files = {
+        "record.json": json.dumps(record.to_json()),
+        "inputs.json": json.dumps(inputs),
+        "graph.py": GRAPH.replace("torch.relu(a)", call),
+    }
+    start = search_start(write_case(tmp_path / "cases", case, files), questions)
+    assert start.state.settings.forward_only is forward_only
