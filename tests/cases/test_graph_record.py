@@ -52,6 +52,7 @@ def test_record_json_has_the_keys_that_other_tools_read():
         *("number", "level", "backend", "direction", "compile_id", "function", "outer", "options"),
         *("compile_kwargs", "state", "versions", "hash", "source_lines", "output_meta", "placeholders"),
         *("no_repro", "program", "config", "calls", "ops", "imports", "nodes", "constants", "parted"),
+        "forward_only",
     }
     assert set(GraphRecord(CompileSettings()).to_json()) == always
     assert set(FULL.to_json()) == always | {"called_from", "modules", "embedded", "inputs"}
