@@ -24,10 +24,11 @@ import torch
 
 from planted_faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
 from torchsleuth.compare.compat.same import same
+from torchsleuth.compare.reference.eager import result_of
 from torchsleuth.compare.reference.float64 import widen_graph, widen_inputs
 from torchsleuth.compare.reference.rng import save_rng
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
-from torchsleuth.compare.verdict.evidence import Evidence, gather, result_of
+from torchsleuth.compare.verdict.evidence import Evidence, gather
 from torchsleuth.compare.verdict.healthy import HealthyGraph, healthy_graph
 from torchsleuth.compare.verdict.judge import judge_results, weigh
 

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items):
 
     cuda = importlib.util.find_spec("torch") and __import__("torch").cuda.is_available()
     for item in items:
-        if "gpu" in item.keywords and not cuda:
+        if item.get_closest_marker("gpu") is not None and not cuda:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 

@@ -4,6 +4,7 @@ from torch import fx
 
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
 from torchsleuth.compare.verdict.gradients import judge_gradients
+from torchsleuth.compare.verdict.judge import judge
 from torchsleuth.compare.verdict.verdict import WITHIN_NOISE
 
 
@@ -50,3 +51,41 @@ def test_a_wrong_gradient_behind_a_right_output_diverges():
 def test_a_function_without_gradients_is_judged_by_its_outputs():
     graph = fx.symbolic_trace(lambda x: x.sin())
     assert judge_gradients(graph, [torch.rand(8)], torch.sin, calibration=UNCALIBRATED).kind == WITHIN_NOISE
+
+
+def test_a_relu_that_rounding_decides_is_no_wrong_gradient():
+    """A unit whose input is all but zero for one sample: its whole row of gradients hangs on that decision."""
+    torch.manual_seed(0)
+    x, w = torch.randn(64, 32, dtype=torch.float64), torch.randn(32, 48, dtype=torch.float64) / 6
+    # The third unit of the sixth sample: orthogonal to its weights up to rounding in half precision.
+    w[:, 2] -= x[5] * (x[5] @ w[:, 2]) / (x[5] @ x[5])
+    graph = fx.symbolic_trace(lambda x, w: torch.relu((x * 1.1) @ w))
+    inputs = [x.half(), w.half().requires_grad_()]
+
+    def decided_otherwise(x, w):
+        product = (x * 1.1) @ w
+        nudge = torch.zeros_like(product)
+        nudge[5, 2] = -2 * product[5, 2].detach()
+        return torch.relu(product + nudge)
+
+    assert not judge_gradients(graph, inputs, decided_otherwise, calibration=UNCALIBRATED).diverged
+
+
+def test_gradients_that_accumulate_are_noisy_where_their_terms_cancel():
+    """An embedding row read twice, with output gradients that all but cancel."""
+    graph = fx.Graph()
+    into, where, terms = (graph.placeholder(n) for n in ("into", "where", "terms"))
+    put = graph.call_function(torch.ops.aten.index_put.default, (into, [where], terms, True))
+    graph.output((put,))
+    module = fx.GraphModule({}, graph)
+    torch.manual_seed(0)
+    terms_now = torch.randn(2, 64)
+    terms_now[1] = -terms_now[0] * (1 + 1e-5)
+    given = [torch.zeros(4, 64), torch.tensor([1, 1]), terms_now]
+
+    def another_order(into, where, terms):
+        exact = torch.zeros(4, 64, dtype=torch.float64).index_put([where], terms.double(), True)
+        exact[1] += torch.finfo(torch.float32).eps * terms[0].abs()
+        return (exact.float(),)
+
+    assert not judge(module, given, another_order, calibration=UNCALIBRATED).diverged

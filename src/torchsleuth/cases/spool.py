@@ -75,6 +75,10 @@ class WatchedProcess:
     def log(self) -> str:
         return _text(self.folder, "log.txt")
 
+    def device_fault(self) -> str:
+        """How an accelerator had failed by the end of the process; empty where none had."""
+        return _text(self.folder, "device-fault.txt")
+
     def graph_folders(self) -> list[Path]:
         """The records of this process and of those it was forked from, by number."""
         found: list[Path] = []

@@ -17,6 +17,7 @@ from torchsleuth.cli.options import budget_option, cases_option, json_option, wo
 from torchsleuth.cli.output import print_json, say
 from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool
 from torchsleuth.supervise.program import Supervised, resolve_command, supervise
+from torchsleuth.supervise.second_look import SHARE, look_for_device_fault
 from torchsleuth.watched.watch_settings import Settings
 
 EXIT_CASE = 3
@@ -149,10 +150,12 @@ def run_verb(
     )
     stdout = sys.stderr.fileno() if as_json else None
     result = supervise(line, settings, timeout=timeout, stdout=stdout, note=say)
+    ends = time.monotonic() + budget
     try:
+        look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
         cases = _cases(cases_dir, spool, result)
         if not record_only and settings.level >= 2:
-            cases = _finish(cases, time.monotonic() + budget, None if no_minify else workers)
+            cases = _finish(cases, ends, None if no_minify else workers)
     finally:
         _clear(spool, keep=settings.level == 3)
     status = result.status or (EXIT_CASE if cases else 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchsleuth.cases.folder import CaseFolder
-from torchsleuth.compare.verdict.evidence import MUTATED
+from torchsleuth.compare.reference.eager import MUTATED
 from torchsleuth.compare.verdict.tolerances import Tolerances
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.graphs.writes import written_inputs

@@ -8,9 +8,11 @@ the same graphs again, as the first run left them, with nothing missing.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from torchsleuth.cases.model import Case
 from torchsleuth.cases.record import read_record
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.processes.limits import hang_seconds
-from torchsleuth.program.runs import program_of
+from torchsleuth.program.runs import Program, program_of
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_from_json
 from torchsleuth.supervise.program import RunAgain, supervise
 from torchsleuth.watched.watch_settings import Settings
@@ -57,7 +59,12 @@ def second_look(
         )
     with tempfile.TemporaryDirectory(prefix="torchsleuth-second-") as spool:
         keep = tuple((str(graph), int(number)) for graph, number in case.extra.get("calls") or ())
-        settings = Settings(spool, level=4 if case.kind == "accuracy" else 2, keep=keep)
+        settings = Settings(
+            spool,
+            level=4 if case.kind == "accuracy" else 2,
+            keep=keep,
+            synchronised=case.device != "cpu" and case.kind == "runtime_error",
+        )
         again = RunAgain(program.cwd, time.monotonic() + left, lambda: _same_failure(case, spool) is not None)
         timeout = hang_seconds(case.extra.get("timeout")) if case.kind == "hang" else None
         ended = supervise(
@@ -68,6 +75,36 @@ def second_look(
             late = f"was not done after {left:.0f} s" if ended.late else "did not fail in the same way"
             raise NoSecondLook(f"the program, run once more, {late}")
         yield found
+
+
+def look_for_device_fault(
+    command: Sequence[str],
+    settings: Settings,
+    timeout: float | None,
+    deadline: float,
+    say: Callable[[str], None],
+) -> None:
+    """Where a device failed and no call of a graph was seen to fail: the program once more, each call waited for.
+
+    What comes of it lies in the spool of the first run, beside the records of that.
+    """
+    first = watched_processes(Path(settings.spool))
+    faults = [fault for process in first if (fault := process.device_fault()) and not any(process.failures())]
+    if not faults or Program(tuple(command)).from_stdin:
+        return
+    say(f"the device failed, and nobody was waiting for it: {faults[0]}")
+    say("running the program once more, with a wait after each compiled call, to see which one it is")
+    known = {process.folder for process in first}
+
+    def seen() -> bool:
+        later = [p for p in watched_processes(Path(settings.spool)) if p.folder not in known]
+        return any(True for process in later for _ in process.failures())
+
+    again = RunAgain(os.getcwd(), deadline, seen)
+    careful = dataclasses.replace(settings, synchronised=True)
+    supervise(command, careful, timeout=timeout, stdout=None, note=lambda _: None, again=again)
+    if not seen():
+        say("it was no compiled call, or the failure did not come again")
 
 
 def _seconds_to_failure(case: Case, process: WatchedProcess) -> float:

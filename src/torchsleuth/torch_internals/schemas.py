@@ -58,6 +58,30 @@ def schema_arguments(target: object) -> tuple[SchemaArgument, ...] | None:
     )
 
 
+def argument_of(node: torch.fx.Node, name: str) -> Any:
+    """What a node gives an operator for the argument of that name, or its default; None for other nodes.
+
+    >>> argument_of(softmax_node, "dim")
+    -1
+    """
+    for place, argument in enumerate(schema_arguments(node.target) or ()):
+        if argument.name == name:
+            given = node.args[place] if place < len(node.args) else argument.default
+            return node.kwargs.get(name, given)
+    return None
+
+
+def result_names(target: object) -> tuple[str, ...]:
+    """The names an operator's schema gives its results, empty where it names none.
+
+    >>> result_names(torch.ops.aten.sort.default)
+    ('values', 'indices')
+    """
+    if not isinstance(target, OpOverload):
+        return ()
+    return tuple(result.name or "" for result in target._schema.returns)
+
+
 def may_write(node: torch.fx.Node) -> bool:
     """Whether running the node can change the memory of its arguments; in doubt, True.
 

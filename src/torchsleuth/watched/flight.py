@@ -30,6 +30,7 @@ from torchsleuth.script_runtime.hiding import hide_in_words
 MAX_GRAPHS = 16384
 CAPTURE = 0
 COUNTERS = "counters"
+DEVICE_FAULT = "device-fault.txt"
 
 # Not used by any library we know of; it only makes the stacks of all threads be written to a file.
 STACKS_SIGNAL = int(signal.SIGRTMAX) - 7 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
@@ -129,6 +130,11 @@ class Flight:
         log = self.folder / "log.txt"
         with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def device_failed(self, why: str) -> None:
+        """Says that an accelerator had failed by the time the program ended."""
+        with contextlib.suppress(OSError):
+            (self.folder / DEVICE_FAULT).write_text(why, encoding="utf-8")
 
     def _close(self) -> None:
         if os.getpid() == self.pid:  # a forked child inherits this handler, but not the flight

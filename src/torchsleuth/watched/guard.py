@@ -8,6 +8,7 @@ results are checked, the calls that are due go through `shadow`.
 from __future__ import annotations
 
 import functools
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,11 @@ class GuardedGraph:
         """The number of the call before which everything is to be kept, where this is a second look at the graph."""
         return dict(self.watch.settings.keep).get(self.record.facts.hash)
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether every call is, and not only the first."""
+        return self.eager is not None or self.watch.settings.synchronised
+
     def checks(self, calls: int) -> bool:
         return self.eager is not None and shadow.is_due(self.watch.settings, calls)
 
@@ -73,7 +79,7 @@ def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Ca
     """Guards a callable that takes one list and empties it, as the inner compiler returns it."""
     flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
     calls = 0
-    attend, kept = graph.eager is not None, graph.kept_call
+    attend, kept = graph.is_attended, graph.kept_call
 
     def call(args: list[Any]) -> Any:
         nonlocal calls
@@ -100,7 +106,7 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
     """
     flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
     calls = 0
-    attend, kept = graph.eager is not None, graph.kept_call
+    attend, kept = graph.is_attended, graph.kept_call
 
     def call(*args: Any) -> Any:
         nonlocal calls
@@ -131,8 +137,9 @@ def _attended(
     if calls == graph.kept_call:
         with graph.watch.our_own_work():
             failures.keep_everything(graph.record, args)
-    elif calls == 1:
+    elif calls == 1 or graph.watch.settings.synchronised:
         with graph.watch.our_own_work():
+            shutil.rmtree(graph.record.folder / "inputs", ignore_errors=True)
             _record_inputs(graph.record, args)
     check = graph.checks(calls)
     on_accelerator = any(isinstance(a, torch.Tensor) and a.is_cuda for a in args)

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchsleuth.compare.reference.chunks import pieces
 from torchsleuth.compare.reference.cloning import clone_inputs, same_bits
+from torchsleuth.compare.reference.eager import MUTATED
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.reference.room import memory_counted_apart
 from torchsleuth.compare.reference.trees import leaves
-from torchsleuth.compare.verdict.evidence import MUTATED
 from torchsleuth.compare.verdict.gradients import judge_gradients, path_of_joint
 from torchsleuth.compare.verdict.judge import judge_results
 from torchsleuth.compare.verdict.verdict import DIVERGED
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.watched import failures
 from torchsleuth.watched.watch_settings import Settings
 
@@ -57,12 +60,13 @@ def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequen
     result = compiled(args) if boxed else compiled(*args)
     if before is None or state is None or graph.flight.failures != failures_before:
         return result  # a graph inside this one is to blame, and has been
-    with graph.watch.our_own_work(), rng_kept():
-        found = _wrong_result(graph, before, state, result, held)
-        if found is not None:
-            failures.report_wrong_result(graph.watch, graph.flight, graph.record, *found, before)
-    if not boxed and graph.flight.failures == failures_before and _trains(result):
-        _check_gradients(graph, compiled, before, state)
+    with memory_counted_apart(held):
+        with graph.watch.our_own_work(), rng_kept():
+            found = _wrong_result(graph, before, state, result, held)
+            if found is not None:
+                failures.report_wrong_result(graph.watch, graph.flight, graph.record, *found, before)
+        if not boxed and graph.flight.failures == failures_before and _trains(result):
+            _check_gradients(graph, compiled, before, state)
     return result
 
 
@@ -74,10 +78,11 @@ def _wrong_result(
     if graph.record.facts.settings.direction == "backward":
         after = ()  # activations saved for the backward are its own: compiled code may reuse their memory
     eager = with_reshapes(graph.eager)
-    values = clone_inputs(before)
+    values = clone_inputs(before) if any(may_write(n) for n in eager.graph.nodes) else before
     restore_rng(state)
     expected = eager(*values)
     apart = _differences((expected, values if after else ()), (result, after))
+    del values
     if not apart:
         return None
     verdict = judge_results(
@@ -128,9 +133,15 @@ def _distance(a: Any, b: Any) -> float:
         return 0.0
     if not (a.is_floating_point() or a.is_complex()):
         return float((a != b).sum())
+    if a.layout != torch.strided or b.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    return max(_beyond_last_bits(*pair) for pair in pieces(a.detach(), b.detach()))
+
+
+def _beyond_last_bits(a: torch.Tensor, b: torch.Tensor) -> float:
     wide = torch.complex128 if a.is_complex() else torch.float64
-    far = (a.detach().to(wide) - b.detach().to(wide)).abs()
-    last_bits = LAST_BITS * torch.finfo(a.dtype).eps * a.detach().to(wide).abs()
+    far = (a.to(wide) - b.to(wide)).abs()
+    last_bits = LAST_BITS * torch.finfo(a.dtype).eps * a.to(wide).abs()
     beyond = torch.where(far <= last_bits, torch.zeros_like(far), far)
     agree = (a == b) | (torch.isnan(a) & torch.isnan(b))
     beyond = torch.where(agree, torch.zeros_like(far), torch.nan_to_num(beyond, nan=float("inf")))

@@ -7,6 +7,7 @@ were not there.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import os
@@ -77,6 +78,7 @@ class Watch:
         if self._flight is None and not self._broken:
             try:
                 self._flight = Flight(self.settings.spool)
+                atexit.register(self._look_at_device)
             except OSError as error:
                 self._broken = True
                 sys.stderr.write(f"torchsleuth: cannot record, the program goes on unwatched: {error}\n")
@@ -87,6 +89,16 @@ class Watch:
         self.judging = self.suspended = True
         if self._flight is not None:
             self._flight.silent = True
+
+    def _look_at_device(self) -> None:
+        """An error of a kernel shows when somebody waits for the device, and the program may not have noticed."""
+        flight = self._flight
+        if flight is None or flight.pid != os.getpid() or not torch.cuda.is_initialized():
+            return
+        try:
+            torch.cuda.synchronize()
+        except Exception as error:
+            flight.device_failed(failures.describe(error))
 
     def _after_fork(self) -> None:
         if self._flight is not None and not self.forks_itself:
@@ -102,7 +114,8 @@ class Watch:
                 yield
         except Exception as error:
             if self._flight is not None:
-                self._flight.log(f"internal error: {failures.describe(error)}")
+                ours = "" if isinstance(error, torch.AcceleratorError) else "internal error: "
+                self._flight.log(f"{ours}{failures.describe(error)}")
         finally:
             self.suspended = before
 

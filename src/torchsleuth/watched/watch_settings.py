@@ -12,7 +12,8 @@ WATCH_VARIABLE = "TORCHSLEUTH_WATCH"
 @dataclass(frozen=True)
 class Settings:
     """How to watch. `spool` is the folder of this run, where each process keeps its own records; `keep` are the graphs,
-    by the hash of their record, and the number of the call before which everything that it sees is kept.
+    by the hash of their record, and the number of the call before which everything that it sees is kept;
+    `synchronised` waits for the device after every compiled call, so that its errors show in the call that made them.
 
     >>> Settings(spool="/tmp/spool", level=4).checks_accuracy
     True
@@ -25,6 +26,7 @@ class Settings:
     keep_going: bool = False
     check_every: int = 0
     keep: tuple[tuple[str, int], ...] = ()
+    synchronised: bool = False
 
     @property
     def checks_accuracy(self) -> bool:

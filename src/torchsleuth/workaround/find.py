@@ -15,7 +15,7 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.flags import INDUCTOR, RANDOM, config_of
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Case, Triage, Workaround
-from torchsleuth.compare.verdict.evidence import MUTATED
+from torchsleuth.compare.reference.eager import MUTATED
 from torchsleuth.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.states import SHAPES

@@ -28,6 +28,25 @@ KERNEL_ERRORS = (NotImplementedError, RuntimeError, TypeError, ValueError, Index
 
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 
+
+@dataclass(frozen=True)
+class Places:
+    """Where a float64 run computes, if not where the graph itself runs, and where that is."""
+
+    here: torch.device | None = None
+    home: torch.device | None = None
+
+    def moved_here(self, tree: Any) -> Any:
+        """What the graph's own device computed, for the float64 run."""
+        return tree if self.here is None else map_tensors(tree, lambda t: t.to(self.here))
+
+    def moved_home(self, tree: Any) -> Any:
+        """Values of the float64 run, for an operation that only the graph's own device has."""
+        return tree if self.here is None else map_tensors(tree, lambda t: t.to(self.home))
+
+
+HERE = Places()
+
 Dtypes = Mapping[str, Any]
 """Node name to the dtype of its value: a dtype, a list of them for several values, or None."""
 
@@ -111,6 +130,35 @@ def widen_graph(graph: GraphModule, device: torch.device | None = None) -> Graph
     wide = GraphModule(attributes, twin)
     wide.recompile()
     return wide
+
+
+def widen_late(wide: GraphModule, positions: Sequence[int], device: torch.device | None = None) -> None:
+    """Lets a widened graph take the inputs at these positions as they are and widen each just before its first use.
+
+    So a float64 copy of a parameter lives as long as the step that reads it, not as long as the run.
+    """
+    graph = wide.graph
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+
+    def widen_now(value: Any) -> Any:
+        return widen_inputs([value], device)[0]
+
+    for position in positions:
+        given = placeholders[position]
+        users = list(given.users)
+        if not users:
+            continue
+        with graph.inserting_before(min(users, key=order.__getitem__)):
+            fresh = graph.call_function(widen_now, (given,))
+        fresh.meta[WIDENS] = True
+        for user in users:
+            user.replace_input_with(given, fresh)
+    wide.recompile()
+
+
+WIDENS = "widens an input"
+"""Marks the nodes that `widen_late` adds: they stand in no original graph."""
 
 
 def fetch(module: torch.nn.Module, path: str) -> Any:
@@ -197,8 +245,12 @@ class Float64Run(Interpreter):
         original: GraphModule,
         dtypes: Dtypes | None = None,
         substitute: Substitute | None = None,
+        places: Places = HERE,
+        after_each: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(wide)
+        self.places = places
+        self.after_each = after_each
         self.original = original
         self.dtypes = dtypes if dtypes is not None else {}
         self.substitute = substitute
@@ -209,6 +261,9 @@ class Float64Run(Interpreter):
         if n.op in ("placeholder", "get_attr", "output"):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
+        self.after_each()
+        if n.meta.get(WIDENS):
+            return n.target(*args)
         if self.substitute is not None:
             value = self.substitute(n, args, kwargs)
             if value is not NotImplemented:
@@ -228,19 +283,19 @@ class Float64Run(Interpreter):
         self.findings.fallbacks[n.name] = reason
         original = self.originals[n.name]
 
+        # By place, not by name: an input that is widened late is read through a node of its own.
+        twins = dict(zip(original.all_input_nodes, n.all_input_nodes))
+
         def narrow_node(arg: Node) -> Any:
-            value = self.env[self._twin(arg)]
+            value = self.env[twins[arg]]
             if arg.op == "get_attr" and isinstance(value, torch.nn.Module):
                 return fetch(self.original, str(arg.target))
-            return narrow(value, self.dtypes.get(arg.name))
+            return self.places.moved_home(narrow(value, self.dtypes.get(arg.name)))
 
         args = torch.fx.map_arg(original.args, narrow_node)
         kwargs = torch.fx.map_arg(original.kwargs, narrow_node)
         runner = Interpreter(self.original)
-        return widen(getattr(runner, n.op)(original.target, args, kwargs))
-
-    def _twin(self, original: Node) -> Node:
-        return next(n for n in self.module.graph.nodes if n.name == original.name)
+        return self.places.moved_here(widen(getattr(runner, n.op)(original.target, args, kwargs)))
 
     def _note(self, n: Node, args: tuple, kwargs: dict, value: Any) -> Any:
         inputs: list[torch.Tensor] = []

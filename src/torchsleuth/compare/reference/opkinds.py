@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from torchsleuth.torch_internals.schemas import IN_PLACE_OPERATORS, is_torchs_own
+from torchsleuth.torch_internals.schemas import IN_PLACE_OPERATORS, argument_of, is_torchs_own, result_names
 
 
 def _names(text: str) -> frozenset[str]:
@@ -116,7 +116,7 @@ RANDOM = DROPOUT | _names(
     """rand randn rand_like randn_like randint randint_like randperm bernoulli multinomial normal poisson
     uniform exponential geometric cauchy log_normal random alpha_dropout feature_alpha_dropout rrelu
     rrelu_with_noise gumbel_softmax philox_rand inductor_random inductor_randint run_and_save_rng_state
-    binomial run_with_rng_state standard_gamma native_dropout"""
+    binomial run_with_rng_state standard_gamma native_dropout scaled_dot_product_attention"""
 )
 """Steps that draw random numbers."""
 
@@ -143,6 +143,14 @@ def plain_name(node: Node) -> str:
     return name.rstrip("_") if name.endswith("_") and not name.startswith("__") else name
 
 
+def sums(node: Node) -> bool:
+    """Whether a node adds up many terms: a reduction, or writes that accumulate where they meet."""
+    name = plain_name(node)
+    if name in ("index_put", "_unsafe_index_put", "_index_put_impl"):
+        return argument_of(node, "accumulate") is True
+    return name in REDUCE
+
+
 def draws(node: Node) -> bool:
     """Whether a node draws random numbers."""
     if node.op == "call_module":
@@ -151,7 +159,8 @@ def draws(node: Node) -> bool:
         return False
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded in tags:
-        return not _never_drops(node)
+        # The backward of attention is told which numbers its forward drew, whatever its tag says.
+        return not _never_drops(node) and not plain_name(node).endswith("_backward")
     return plain_name(node) in RANDOM and not _never_drops(node)
 
 
@@ -191,12 +200,31 @@ def _never_drops(node: Node) -> bool:
             else node.kwargs.get("training", node.kwargs.get("train", True))
         )
         return training is False
-    if "scaled_dot_product" in plain_name(node):
-        names = {"scaled_dot_product_attention": 4, "_scaled_dot_product_flash_attention_for_cpu": 3}
-        place = names.get(plain_name(node), 5 if "efficient" in plain_name(node) else 3)
-        rate = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
+    if plain_name(node) == "scaled_dot_product_attention":
+        rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return rate == 0.0
-    return False
+    return _is_attention(node) and argument_of(node, "dropout_p") == 0.0
+
+
+def _is_attention(node: Node) -> bool:
+    return "attention" in plain_name(node)
+
+
+MEANS_NOTHING_UNDROPPED = frozenset(
+    ["philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask"]
+)
+"""What attention returns for the sake of dropout, as torch's schemas call it: without dropout, any memory."""
+
+
+def means_nothing(node: Node) -> bool:
+    """Whether a node is a part of attention's results that only dropout gives a meaning, where nothing is dropped."""
+    if plain_name(node) != "getitem" or not isinstance(node.args[0], Node):
+        return False
+    source, place = node.args[0], node.args[1]
+    if not _is_attention(source) or not _never_drops(source) or not isinstance(place, int):
+        return False
+    names = result_names(source.target)
+    return place < len(names) and names[place] in MEANS_NOTHING_UNDROPPED
 
 
 def is_higher_order(node: Node) -> bool:

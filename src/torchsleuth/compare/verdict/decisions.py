@@ -15,6 +15,9 @@ from torch.fx import Node
 
 COMPARE = frozenset(["gt", "lt", "ge", "le", "eq", "ne"])
 
+GATE = "threshold_backward"
+"""The gradient of a relu in one operation: compares, and lets through or not."""
+
 AT_RISK = 5.0
 """Standard deviations of its noise within which a difference may change its sign: 1 in a million goes further."""
 
@@ -53,9 +56,8 @@ class Decision:
         return (self.first + mean).abs() < AT_RISK * spread.sqrt()
 
 
-def unclamped_operand(node: Node, name_of: Callable[[Node], str]) -> Node | None:
+def unclamped_operand(node: Node, name_of: Callable[[Node], str], left: Any, right: Any) -> Node | None:
     """What a comparison's operand was before it was clamped to the very number it is compared with, if it was."""
-    left, right = node.args
     if not isinstance(left, Node) or isinstance(right, Node) or right != 0 or name_of(left) != "relu":
         return None
     before = left.args[0] if left.args else None

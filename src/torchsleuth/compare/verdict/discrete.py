@@ -7,12 +7,12 @@ compiled may both be right. This covers comparisons, casts, and ties in sort, to
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from torchsleuth.compare.compat.close import unravel
 from torchsleuth.compare.verdict.evidence import Leaf
+from torchsleuth.compare.verdict.spread import USUAL
 from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, WITHIN_NOISE, LeafVerdict
 
 UNDECIDED = 0.5
@@ -42,27 +42,18 @@ def judge_discrete(leaf: Leaf, compiled: torch.Tensor) -> LeafVerdict:
     if not bool(wrong.any()):
         return replace(draft, share=0.0)
     wrong &= result != truth
-    flips = _flips(leaf.noisy, truth)
-    wrong &= ~(flips | _flips((*leaf.amplified, *leaf.other_decisions), truth))
-    usual = max((int(_flips((run,), truth).sum()) for run in leaf.noisy), default=0)
-    if int(wrong.sum()) > UNSEEN * usual:
+    for seen in leaf.spread.flips.values():
+        wrong &= ~seen.to(wrong.device)
+    if int(wrong.sum()) > UNSEEN * leaf.spread.most_flips:
         return _point(draft, wrong, result, leaf.eager, truth)
-    unstable = float(flips.double().mean())
+    flips = leaf.spread.flips.get(USUAL)
+    unstable = 0.0 if flips is None else float(flips.double().mean())
     if unstable > UNDECIDED:
         text = f"{unstable:.0%} of these decisions flip within rounding noise: nothing can be told"
         return replace(draft, kind=INCONCLUSIVE, rule="undecided", sentence=text)
     count = int((result != leaf.eager).sum())
     text = f"{count} of {result.numel()} elements differ from eager, where the deciding floats tie or are within noise"
     return replace(draft, sentence=text, share=count / result.numel(), rule="straddle")
-
-
-def _flips(runs: tuple[Any, ...], truth: torch.Tensor) -> torch.Tensor:
-    """Where any run decided otherwise than the truth."""
-    flips = torch.zeros_like(truth, dtype=torch.bool)
-    for run in runs:
-        if isinstance(run, torch.Tensor) and run.shape == truth.shape:
-            flips |= run.to(truth.device) != truth
-    return flips
 
 
 def _point(

@@ -1,44 +1,47 @@
 """Everything a verdict weighs: the float64 truth, eager's result and the rounding noise, leaf by leaf.
 
 The idea: gather first, judge later. Three kinds of run of one captured graph on one set of inputs - eager,
-float64, float64 with random roundings - all drawing the same random numbers, become arrays per leaf.
+float64, float64 with random roundings - all drawing the same random numbers, become numbers per leaf. Where all
+leaves together would take too much memory, a piece of them is gathered and judged at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from torchsleuth.compare.reference import opkinds
-from torchsleuth.compare.reference.cloning import (
-    clone_inputs,
-    map_tensors,
-    restore,
-    same_bits,
-    snapshot,
-    tensors_in,
+from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors, restore, snapshot, tensors_in
+from torchsleuth.compare.reference.eager import (
+    EagerRun,
+    RunResult,
+    graph_state,
+    result_of,
+    run_eager,
+    substitutes,
 )
 from torchsleuth.compare.reference.float64 import (
     MEMORY_ERRORS,
     Findings,
     Float64Run,
-    any_layout,
-    dtypes_of,
-    fetch,
-    widen,
+    Places,
     widen_graph,
     widen_inputs,
+    widen_late,
 )
 from torchsleuth.compare.reference.inlining import inlined
-from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept
+from torchsleuth.compare.reference.rng import RngState, rng_kept
+from torchsleuth.compare.reference.room import room
 from torchsleuth.compare.reference.trees import leaves
-from torchsleuth.compare.verdict.decisions import COMPARE
+from torchsleuth.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
+from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, USUAL, Spread
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 RUNS = 8
@@ -53,28 +56,30 @@ LARGE = 1 << 18
 AMPLIFICATION = 8.0
 """How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
 
+NOISY_SHARE = 0.7
+"""Of the memory that a noisy run may take, what the run without noise may."""
 
-MUTATED = " (mutated)"
-"""How the path of an input ends whose value after the run is a result of it."""
+BYTES_PER_ELEMENT = 24
+"""What is kept of one element of a leaf: the truth, the size of its noise, how far other runs reached."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value of the result: its path, eager's value, the truth, and what the noisy runs gave.
-
-    `noisy` are runs with rounding noise, `amplified` runs with stronger noise, `other_decisions` a run that decides
-    comparisons the other way where rounding may do so. For float tensors all three hold differences from the truth,
-    for everything else values.
-    """
+    """One value of the result: its path, eager's value, the truth, and what the noisy runs gave."""
 
     path: str
     eager: Any
     truth: Any
-    noisy: tuple[Any, ...]
-    amplified: tuple[Any, ...]
-    other_decisions: tuple[Any, ...] = ()
+    spread: Spread
     random: bool = False
     fallbacks: tuple[str, ...] = ()
+    means_nothing: bool = False
+    """Whether it is memory that nobody wrote, returned for a reason that does not apply here."""
+
+    def on_cpu(self) -> Leaf:
+        """The same leaf where there is more memory."""
+        self.spread.to_cpu()
+        return replace(self, eager=self.eager.cpu(), truth=self.truth.cpu())
 
 
 @dataclass(frozen=True)
@@ -89,58 +94,84 @@ class Evidence:
     mutated: tuple[int, ...] = ()
 
 
-class EagerRun(Interpreter):
-    """Run the graph as it is and remember dtypes and what random nodes drew."""
+@dataclass(frozen=True)
+class Reference:
+    """One graph on one set of inputs, run in eager: what evidence about its leaves is gathered from."""
 
-    def __init__(self, graph: GraphModule) -> None:
-        super().__init__(graph)
-        self.dtypes: dict[str, Any] = {}
-        self.drawn: dict[str, Any] = {}
+    graph: GraphModule
+    inputs: Sequence[Any]
+    eager: RunResult
+    recorder: EagerRun
+    mutated: tuple[int, ...]
+    runs: int
+    seed: int
+    draws: bool
 
-    def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
-        return super().call_function(any_layout(target), args, kwargs)
+    @property
+    def device(self) -> torch.device:
+        """Where the graph runs."""
+        for tensor in [*tensors_in(list(self.inputs)), *graph_state(self.graph)]:
+            if tensor.device.type not in ("cpu", "meta"):
+                return tensor.device
+        return torch.device("cpu")
 
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        self.dtypes[n.name] = dtypes_of(value)
-        if opkinds.draws(n):
-            self.drawn[n.name] = clone_inputs(value)
-        return value
+    def bytes_of(self, path: str) -> int:
+        """What the evidence on one leaf takes."""
+        value = self.eager.values[path]
+        return BYTES_PER_ELEMENT * value.numel() if isinstance(value, torch.Tensor) else 0
+
+    def pieces(self) -> list[list[str]]:
+        """The paths of all leaves, parted so that the evidence on each part fits into the memory there is for it."""
+        budget = room(self.device) // 4  # the rest is for the runs themselves
+        parts: list[list[str]] = [[]]
+        taken = 0
+        for path in self.eager.values:
+            size = self.bytes_of(path)
+            if parts[-1] and taken + size > budget:
+                parts.append([])
+                taken = 0
+            parts[-1].append(path)
+            taken += size
+        return parts
 
 
-@dataclass
-class RunResult:
-    """What one run produced: leaves by path, mutated inputs included."""
+def reference_run(
+    graph: GraphModule, inputs: Sequence[Any], *, runs: int | None = None, start: RngState, seed: int = 0
+) -> Reference:
+    """Run the graph in eager; inputs and graph stay as they are.
 
-    values: dict[str, Any] = field(default_factory=dict)
-
-
-def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] = ()) -> RunResult:
-    """Outputs and the inputs at the given positions as leaves by path."""
-    values = dict(leaves(outputs))
-    for position in mutated:
-        values[f"inputs[{position}]{MUTATED}"] = inputs[position]
-    return RunResult(values)
+    The noise has generators of its own. Torch's global ones are set and put back only for a graph that may draw from
+    them, so that gathering evidence of any other does not touch what another thread draws.
+    Example: `reference_run(graph, inputs, start=save_rng()).pieces()`.
+    """
+    graph = inlined(graph)
+    draws = any(opkinds.may_draw(n) for n in graph.graph.nodes)
+    with _generators_kept(draws), torch.no_grad():
+        eager, recorder, mutated = run_eager(graph, inputs, start if draws else None)
+    if runs is None:
+        size = sum(v.numel() for v in eager.values.values() if isinstance(v, torch.Tensor))
+        runs = RUNS if size <= LARGE else RUNS_LARGE
+    return Reference(graph, inputs, eager, recorder, mutated, runs, seed, draws)
 
 
 def gather(
     graph: GraphModule, inputs: Sequence[Any], *, runs: int | None = None, start: RngState, seed: int = 0
 ) -> Evidence:
-    """Run the graph in eager, in float64 and `runs` times with noise; inputs and graph stay as they are.
+    """The evidence on every leaf at once, for graphs whose results are not large.
 
-    The noise has generators of its own. Torch's global ones are set and put back only for a graph that may draw from
-    them, so that gathering evidence of any other does not touch what another thread draws.
     Example: `gather(graph, inputs, start=save_rng()).leaves[0].truth`.
     """
-    graph = inlined(graph)
-    draws = any(opkinds.may_draw(n) for n in graph.graph.nodes)
-    with rng_kept() if draws else nullcontext(), torch.no_grad():
-        eager, recorder, mutated = _run_eager(graph, inputs, start if draws else None)
-        if runs is None:
-            size = sum(v.numel() for v in eager.values.values() if isinstance(v, torch.Tensor))
-            runs = RUNS if size <= LARGE else RUNS_LARGE
+    return evidence_on(reference_run(graph, inputs, runs=runs, start=start, seed=seed))
+
+
+def evidence_on(reference: Reference, paths: Collection[str] | None = None) -> Evidence:
+    """Run the graph in float64 and with noise, and keep what is needed to judge the leaves at `paths`, or all."""
+    wanted = reference.eager.values.keys() if paths is None else paths
+    if len(wanted) < len(reference.eager.values):
+        reference = replace(reference, graph=_only(reference.graph, wanted))
+    with _generators_kept(reference.draws), torch.no_grad():
         try:
-            return _gather_wide(graph, inputs, eager, recorder, mutated, runs, seed, None)
+            return _gather_wide(reference, wanted, Places())
         except MEMORY_ERRORS as error:
             if not torch.cuda.is_initialized():
                 raise
@@ -148,121 +179,167 @@ def gather(
             note = (
                 f"float64 did not fit on the device ({str(error).splitlines()[0][:80]}); computed on the CPU"
             )
-        cpu = torch.device("cpu")
-        found = _gather_wide(graph, inputs, eager, recorder, mutated, runs, seed, cpu)
-        return Evidence(**{**found.__dict__, "notes": (*found.notes, note)})
+        found = _gather_wide(reference, wanted, Places(torch.device("cpu"), reference.device))
+        return replace(found, notes=(*found.notes, note))
 
 
-def _run_eager(
-    graph: GraphModule, inputs: Sequence[Any], start: RngState | None
-) -> tuple[RunResult, EagerRun, tuple[int, ...]]:
-    state = snapshot(graph_state(graph))
-    fresh = clone_inputs(list(inputs))
-    recorder = EagerRun(graph)
-    if start is not None:
-        restore_rng(start)
-    outputs = clone_inputs(recorder.run(*fresh))
-    mutated = tuple(
-        i
-        for i, (a, b) in enumerate(zip(inputs, fresh))
-        if isinstance(a, torch.Tensor) and not same_bits(a, b)
-    )
-    result = result_of(outputs, fresh, mutated)
-    restore(state)
-    return result, recorder, mutated
+def _generators_kept(draws: bool) -> AbstractContextManager[Any]:
+    return rng_kept() if draws else nullcontext()
 
 
-def graph_state(graph: GraphModule) -> list[torch.Tensor]:
-    """The tensors a graph holds: parameters, buffers and constants that its nodes read."""
-    held = [fetch(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"]
-    found = [t for t in held if isinstance(t, torch.Tensor)]
-    return tensors_in([*found, *graph.parameters(), *graph.buffers()])
+def _only(graph: GraphModule, paths: Collection[str]) -> GraphModule:
+    """The graph without the outputs at other paths, and without what only they need."""
+    smaller = GraphModule(graph, copy.deepcopy(graph.graph))
+    output = next(n for n in reversed(smaller.graph.nodes) if n.op == "output")
+    dropped = {
+        leaf: path for path, leaf in leaves(output.args[0]) if path not in paths and isinstance(leaf, Node)
+    }
+    kept = {leaf for path, leaf in leaves(output.args[0]) if path in paths and isinstance(leaf, Node)}
+    output.args = (torch.fx.map_arg(output.args[0], lambda n: None if n in dropped and n not in kept else n),)
+    if not any(may_write(n) for n in smaller.graph.nodes):
+        smaller.graph.eliminate_dead_code()
+    smaller.recompile()
+    return smaller
 
 
-def _gather_wide(
-    graph: GraphModule,
-    inputs: Sequence[Any],
-    eager: RunResult,
-    recorder: EagerRun,
-    mutated: tuple[int, ...],
-    runs: int,
-    seed: int,
-    device: torch.device | None,
-) -> Evidence:
-    wide = widen_graph(graph, device)
-    wide_inputs = widen_inputs(inputs, device)
-    draws = _substitutes(graph, recorder, device)
+def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) -> Evidence:
+    graph, recorder, mutated = reference.graph, reference.recorder, reference.mutated
+    written = _written_inputs(graph, reference.inputs)
+    wide = widen_graph(graph, places.here)
+    late = [i for i, v in enumerate(reference.inputs) if _widens_late(v) and i not in written]
+    widen_late(wide, late, places.here)
+    # Only what the graph writes needs to be copied for each run, and memory that such inputs share stays shared.
+    early = [i for i in range(len(reference.inputs)) if i not in late]
+    wide_inputs = dict(zip(early, widen_inputs([reference.inputs[i] for i in early], places.here)))
+    draws = substitutes(graph, recorder, places)
     state = snapshot(graph_state(wide))
+    writes = any(may_write(n) for n in graph.graph.nodes)
+    held = graph_state(wide)
+
+    def fresh_inputs() -> list[Any]:
+        copies = clone_inputs(wide_inputs) if writes else wide_inputs
+        return [copies.get(i, value) for i, value in enumerate(reference.inputs)]
 
     def substitute(node: Node, args: tuple, kwargs: dict) -> Any:
         draw = draws.get(node.name)
         return NotImplemented if draw is None else draw(*args, **kwargs)
 
-    reference = Float64Run(wide, graph, recorder.dtypes, substitute)
-    fresh = clone_inputs(wide_inputs)
-    truth = result_of(clone_inputs(reference.run(*fresh)), fresh, mutated)
+    kept = sum(reference.bytes_of(path) for path in wanted)
+    watch = _memory_watch(reference.device, places, kept)
+    run = Float64Run(wide, graph, recorder.dtypes, substitute, places, watch)
+    given = fresh_inputs()
+    outputs = run.run(*given)
+    truth = result_of(
+        clone_inputs(outputs) if writes else _owned(outputs, [given, *held]), given, mutated
+    ).values
     restore(state)
-    findings = reference.findings
-    home = device or _device_of(inputs, graph)
-    source = NoiseSource(home, seed=seed)
-    noisy = noisy_graph(wide, graph, recorder.dtypes, findings, source, draws)
-    writes = any(may_write(n) for n in graph.graph.nodes)
-    held = graph_state(wide)
+    run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
+    source = NoiseSource(places.here or reference.device, seed=reference.seed)
+    noisy = noisy_graph(wide, graph, recorder.dtypes, run.findings, source, draws, places)
+    spreads = {path: Spread(truth.get(path), _dtype(reference.eager.values[path])) for path in wanted}
 
-    def perturbed(scale: float, count: int) -> list[RunResult]:
+    def perturbed(kind: str, scale: float, count: int) -> int:
         source.scale = scale
-        done = []
         for _ in range(count):
-            given = clone_inputs(wide_inputs) if writes else wide_inputs
+            given = fresh_inputs()
             outputs = noisy(*given)
             # Inputs may lie in one memory, and differences are taken in place.
             after = [each.clone() if place in mutated else each for place, each in enumerate(given)]
-            done.append(result_of(_owned(outputs, [given, *held]), after, mutated))
+            values = result_of(_owned(outputs, [given, *held]), after, mutated).values
+            del outputs, after, given
+            for path in wanted:
+                spreads[path].add(values.pop(path, None), kind)
             if writes:
                 restore(state)
-        return done
+        return count
 
-    usual = perturbed(1.0, runs)
-    jumps = any(opkinds.plain_name(n) in opkinds.DISCRETE for n in graph.graph.nodes)
-    amplified = perturbed(AMPLIFICATION, max(2, runs // 2)) if jumps else []
+    made = 1 + perturbed(USUAL, 1.0, reference.runs)
+    names = {opkinds.plain_name(n) for n in graph.graph.nodes}
+    if names & opkinds.DISCRETE:
+        made += perturbed(AMPLIFIED, AMPLIFICATION, max(2, reference.runs // 2))
     source.reverse_decisions = True
-    decides = any(opkinds.plain_name(n) in COMPARE for n in graph.graph.nodes)
-    reverse = perturbed(1.0, 1) if decides else []
-    return _assemble(graph, eager, truth, usual, amplified, reverse, findings, mutated)
+    if names & {*COMPARE, GATE}:
+        made += perturbed(REVERSED, 1.0, 1)
+    return _assemble(reference, wanted, truth, spreads, run.findings, made)
+
+
+def _widens_late(value: Any) -> bool:
+    plain = isinstance(value, torch.Tensor) and not value.is_quantized and value.layout == torch.strided
+    return plain and (value.is_floating_point() or value.is_complex())
+
+
+def _written_inputs(graph: GraphModule, inputs: Sequence[Any]) -> set[int]:
+    """Which inputs the graph may write, those that share memory with one included; all, where that is not told."""
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    writers = [n for n in graph.graph.nodes if may_write(n)]
+    if not writers:
+        return set()
+    if any(n.op == "call_module" or n.target is not torch.ops.aten.copy_.default for n in writers):
+        return set(range(len(inputs)))
+    targets = {arg for n in writers for arg in written_arguments(n)}
+    if not targets <= set(placeholders):
+        return set(range(len(inputs)))
+    written = {i for i, n in enumerate(placeholders) if n in targets}
+    memory = {_memory(inputs[i]) for i in written} - {0}
+    return written | {i for i, value in enumerate(inputs) if _memory(value) in memory}
+
+
+def _memory(value: Any) -> int:
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.device.type == "meta":
+        return 0
+    return value.untyped_storage().data_ptr()
+
+
+def _memory_watch(device: torch.device, places: Places, kept: int) -> Callable[[], None]:
+    """Raises when the run on a device takes more than its room; on the CPU there is nowhere else to go.
+
+    Room is left for what is kept of noisy runs, and for these, which take a little more than the first.
+    """
+    if device.type != "cuda" or places.here is not None:
+        return lambda: None
+    limit = torch.cuda.memory_allocated(device) + int(NOISY_SHARE * (room(device) - kept))
+
+    def watch() -> None:
+        taken = torch.cuda.memory_allocated(device)
+        if taken > limit:
+            raise MemoryError(f"it would take more than {limit >> 20} MiB")
+
+    return watch
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def _assemble(
-    graph: GraphModule,
-    eager: RunResult,
-    truth: RunResult,
-    usual: list[RunResult],
-    amplified: list[RunResult],
-    reverse: list[RunResult],
+    reference: Reference,
+    wanted: Collection[str],
+    truth: dict[str, Any],
+    spreads: dict[str, Spread],
     findings: Findings,
-    mutated: tuple[int, ...],
+    runs: int,
 ) -> Evidence:
+    graph = reference.graph
     origins = _origins(graph, findings.aliasing)
     drawn = {n.name for n in graph.graph.nodes if opkinds.draws(n)}
+    empty = set(_meaningless(graph))
+    everything = {n.name for n in graph.graph.nodes}
     found = []
-    for path, value in eager.values.items():
-        behind = next((names for prefix, names in origins.items() if path.startswith(prefix)), None)
-        if behind is None:
-            behind = {n.name for n in graph.graph.nodes}
-        base = _finite(truth.values.get(path))
-        found.append(
-            Leaf(
-                path,
-                value,
-                truth.values.get(path),
-                tuple(_difference(r.values.get(path), base) for r in usual),
-                tuple(_difference(r.values.get(path), base) for r in amplified),
-                tuple(_difference(r.values.get(path), base) for r in reverse),
-                bool(behind & drawn),
-                tuple(sorted(behind & set(findings.fallbacks))),
-            )
-        )
-    runs = 1 + len(usual) + len(amplified) + len(reverse)
-    return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), mutated)
+    for path, value in reference.eager.values.items():
+        if path not in wanted:
+            continue
+        behind = next((names for prefix, names in origins.items() if path.startswith(prefix)), everything)
+        fallbacks = tuple(sorted(behind & set(findings.fallbacks)))
+        random = bool(behind & drawn)
+        found.append(Leaf(path, value, truth.get(path), spreads[path], random, fallbacks, path in empty))
+    return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), reference.mutated)
+
+
+def _meaningless(graph: GraphModule) -> Iterator[str]:
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    for path, leaf in leaves(output.args[0]):
+        if isinstance(leaf, Node) and opkinds.means_nothing(leaf):
+            yield path
 
 
 def _owned(outputs: Any, held: list[Any]) -> Any:
@@ -275,29 +352,6 @@ def _owned(outputs: Any, held: list[Any]) -> Any:
     if shared or views:
         return map_tensors(outputs, lambda t: t.clone())
     return outputs
-
-
-def _finite(truth: Any) -> Any:
-    """The truth with zeros where it is not finite, so that a run's difference there is finite if the run is."""
-    if not isinstance(truth, torch.Tensor) or truth.layout != torch.strided:
-        return truth
-    if not (truth.is_floating_point() or truth.is_complex()) or bool(torch.isfinite(truth.sum())):
-        return truth
-    return torch.where(torch.isfinite(truth), truth, torch.zeros_like(truth))
-
-
-def _difference(value: Any, truth: Any) -> Any:
-    if (
-        not isinstance(value, torch.Tensor)
-        or not isinstance(truth, torch.Tensor)
-        or value.shape != truth.shape
-    ):
-        return value
-    inexact = value.is_floating_point() or value.is_complex()
-    if not inexact or value.layout != torch.strided:
-        return value
-    # Reusing the run's own memory spares the page faults of a fresh block, which cost more than the subtraction.
-    return value.sub_(truth) if value.is_contiguous() else value - truth
 
 
 def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:
@@ -320,43 +374,3 @@ def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:
     }
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     return found | {f"inputs[{i}]": behind[group[n.name]] for i, n in enumerate(placeholders)}
-
-
-def _substitutes(
-    graph: GraphModule, recorder: EagerRun, device: torch.device | None
-) -> dict[str, Callable[..., Any]]:
-    """For every random node, a function that gives in float64 what eager drew."""
-    found = {}
-    for node in graph.graph.nodes:
-        if node.name in recorder.drawn:
-            drawn = recorder.drawn[node.name]
-            rate = opkinds.dropout_rate(node)
-            value = widen(drawn if device is None else map_tensors(drawn, lambda t: t.to(device)))
-            found[node.name] = _constant(value) if rate is None else _masked(value, rate)
-    return found
-
-
-def _constant(value: Any) -> Callable[..., Any]:
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        return clone_inputs(value)
-
-    return draw
-
-
-def _masked(value: Any, rate: float) -> Callable[..., Any]:
-    """Dropout with the mask that eager drew; an input that is zero anyway hides its own mask harmlessly."""
-
-    def draw(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        kept = (value[0] if isinstance(value, tuple) else value) != 0
-        scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
-        dropped = torch.where(kept, source * scale, torch.zeros_like(source))
-        return (dropped, *value[1:]) if isinstance(value, tuple) else dropped
-
-    return draw
-
-
-def _device_of(inputs: Sequence[Any], graph: GraphModule) -> torch.device:
-    for tensor in [*tensors_in(list(inputs)), *graph_state(graph)]:
-        if tensor.device.type not in ("cpu", "meta"):
-            return tensor.device
-    return torch.device("cpu")

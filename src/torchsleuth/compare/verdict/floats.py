@@ -16,6 +16,7 @@ from torchsleuth.compare.compat.close import unravel
 from torchsleuth.compare.verdict.evidence import AMPLIFICATION, Leaf
 from torchsleuth.compare.verdict.patterns import Errors, whitened, worst_lane
 from torchsleuth.compare.verdict.patterns import bias as bias_of
+from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, as_real
 from torchsleuth.compare.verdict.verdict import (
     DIVERGED,
     EAGER_SUSPECT,
@@ -76,35 +77,31 @@ def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: VerdictLimits) -> L
     return _decide(draft, errors, limits)
 
 
-def _real(value: torch.Tensor) -> torch.Tensor:
-    value = value.detach()
-    if value.layout != torch.strided:
-        value = value.to_dense()
-    if value.is_complex():
-        return torch.view_as_real(value.resolve_conj().to(torch.complex128))
-    return value.double()
-
-
 def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
-    truth, eager, result = (_real(v).to(leaf.truth.device) for v in (leaf.truth, leaf.eager, compiled))
-    noisy = tuple(_real(n) for n in leaf.noisy)
-    square = torch.zeros_like(truth)
-    for error in noisy:
-        square.addcmul_(error, error, value=1.0 / max(len(noisy), 1))
-    finite = math.isfinite(float(square.sum()))
-    if not finite:
+    spread, device = leaf.spread, leaf.truth.device
+    truth, eager, result = (as_real(v).to(device) for v in (leaf.truth, leaf.eager, compiled))
+    square = torch.zeros_like(truth) if spread.square is None else spread.square.to(truth.dtype)
+    if not math.isfinite(float(square.sum())):
         square.nan_to_num_(0.0, 0.0, 0.0)
-    row = square.mean(-1, keepdim=True) if square.dim() else square
-    noise = torch.maximum(square, row * ROW_SHARE**2).sqrt_()
+    noise = _with_neighbours(square).sqrt_()
     noise = torch.maximum(noise, ulp(truth, leaf.eager.dtype).mul_(0.5))
-    noise = _widen_at_jumps(noise, leaf.amplified, JUMP * AMPLIFICATION)
-    noise = _widen_at_jumps(noise, leaf.other_decisions, JUMP)
+    noise = _widen_at_jumps(noise, spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
+    noise = _widen_at_jumps(noise, spread.reach(REVERSED), JUMP)
     off, eager_off = result - truth, eager - truth
     usable = torch.isfinite(off)
     eager_noise = eager_off.abs().div_(EAGER_SHARE)
     if not math.isfinite(float(eager_noise.sum())):
         eager_noise.nan_to_num_(0.0, 0.0, 0.0)
-    return Errors(truth, torch.maximum(noise, eager_noise), noise, off, eager_off, noisy, usable)
+    samples = tuple(spread.samples)
+    return Errors(truth, torch.maximum(noise, eager_noise), noise, off, eager_off, samples, usable)
+
+
+def _with_neighbours(square: torch.Tensor) -> torch.Tensor:
+    """Squared errors, none of them far below the mean of its row."""
+    along = next((d for d in reversed(range(square.dim())) if square.shape[d] > 1), None)
+    if along is None:
+        return square.clone()
+    return torch.maximum(square, square.mean(along, keepdim=True) * ROW_SHARE**2)
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -114,27 +111,27 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(value, info.eps), exponent)
 
 
-def _widen_at_jumps(noise: torch.Tensor, runs: tuple[torch.Tensor, ...], times: float) -> torch.Tensor:
+def _widen_at_jumps(noise: torch.Tensor, reach: torch.Tensor | None, times: float) -> torch.Tensor:
     """The noise, but where a run went `times` further than it: there a decision was crossed."""
-    for run in runs:
-        reach = _real(run).abs().nan_to_num(0.0, 0.0, 0.0)
-        noise = torch.where(reach > times * noise, reach, noise)
-    return noise
+    if reach is None:
+        return noise
+    # Where several decisions change at once, their effects may cancel in one element of a row.
+    reach = _with_neighbours(reach.to(noise.dtype).square()).sqrt_()
+    return torch.where(reach > times * noise, reach, noise)
 
 
 def _not_finite(leaf: Leaf, compiled: torch.Tensor, draft: LeafVerdict) -> LeafVerdict | None:
     """The rules for NaN and infinity; `None` when every non-finite value is explained."""
-    result = _real(compiled).to(leaf.truth.device)
-    eager, truth = (_real(v).to(leaf.truth.device) for v in (leaf.eager, leaf.truth))
+    result = as_real(compiled).to(leaf.truth.device)
+    eager, truth = (as_real(v).to(leaf.truth.device) for v in (leaf.eager, leaf.truth))
     finite_result, finite_eager, finite_truth = (torch.isfinite(v) for v in (result, eager, truth))
     if bool(finite_result.all()) and bool(finite_truth.all()) and bool(finite_eager.all()):
         return None
     biggest = torch.finfo(leaf.eager.dtype).max
     may_overflow = truth.abs() > biggest / 2
     made = ~finite_result & finite_eager & finite_truth & ~may_overflow
-    stable = torch.ones_like(finite_truth)
-    for run in leaf.noisy:
-        stable &= ~torch.isfinite(_real(run))
+    some = leaf.spread.ever_finite
+    stable = torch.ones_like(finite_truth) if some is None else ~some
     lost = finite_result & ~finite_eager & ~finite_truth & stable
     kinds = [torch.nan_to_num(v, nan=2.0, posinf=1.0, neginf=-1.0) for v in (result, eager, truth)]
     other = ~finite_result & ~finite_eager & ~finite_truth & stable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,15 @@ import torch
 from torch.fx import GraphModule
 
 from torchsleuth.compare.reference.cloning import clone_inputs, same_bits
+from torchsleuth.compare.reference.eager import MUTATED, RunResult, result_of
 from torchsleuth.compare.reference.float64 import MEMORY_ERRORS
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.reference.room import room
 from torchsleuth.compare.verdict.calibration import Calibration, load_calibration
 from torchsleuth.compare.verdict.discrete import judge_discrete
-from torchsleuth.compare.verdict.evidence import MUTATED, Evidence, Leaf, RunResult, gather, result_of
+from torchsleuth.compare.verdict.evidence import Evidence, Leaf, Reference, evidence_on, reference_run
 from torchsleuth.compare.verdict.floats import judge_floats
+from torchsleuth.compare.verdict.spread import REVERSED, Spread
 from torchsleuth.compare.verdict.verdict import (
     DIVERGED,
     INCONCLUSIVE,
@@ -37,6 +40,9 @@ DRAWS_ITS_OWN = (
     "this leaf depends on random numbers and the backend may draw its own; compile under "
     "`torch._inductor.config.patch(fallback_random=True)` and pass rng_matched=True to compare it"
 )
+
+JUDGING_BYTES = 100
+"""Memory per element while a leaf is judged: a dozen float64 numbers."""
 
 ALL_NOISE = ("ill-conditioned", "undecided")
 """Rules by which a leaf says nothing at this precision."""
@@ -99,8 +105,22 @@ def judge_results(
     """
     began = time.perf_counter()
     chosen = calibration if calibration is not None else load_calibration()
+    after = mutated_inputs_after if mutated_inputs_after is not None else ()
     try:
-        evidence = gather(graph, inputs_before, runs=runs, start=rng_state or save_rng(), seed=seed)
+        reference = reference_run(graph, inputs_before, runs=runs, start=rng_state or save_rng(), seed=seed)
+        if eager_results is not None:
+            reference = replace(reference, eager=_with_eager(reference.eager, eager_results))
+        mutated = reference.mutated if mutated_inputs_after is not None else ()
+        results = [_shaped_like(reference.eager, result_of(compiled_results, after, mutated))]
+        if second is not None:
+            results.append(_shaped_like(reference.eager, result_of(second[0], second[1], mutated)))
+        for result in results:
+            if (why := _other_structure(reference.eager.values.keys(), result)) is not None:
+                return inconclusive(why)
+        whole: Evidence | None = None
+        found: list[list[LeafVerdict]] = [[] for _ in results]
+        for paths in reference.pieces():
+            whole = _judge_piece(reference, paths, results, found, whole, rng_matched, chosen)
     except MEMORY_ERRORS as error:
         return inconclusive(
             f"there is not enough memory for a float64 run, on the CPU either: {_first_line(error)}"
@@ -109,17 +129,12 @@ def judge_results(
         where = traceback.format_exc(limit=-3)
         why = f"the graph could not be run for reference: {type(error).__name__}: {_first_line(error)}"
         return inconclusive(why, notes=(where,))
-    if eager_results is not None:
-        evidence = _with_eager(evidence, eager_results)
-    after = mutated_inputs_after if mutated_inputs_after is not None else ()
-    mutated = evidence.mutated if mutated_inputs_after is not None else ()
-    result = _shaped_like(evidence, result_of(compiled_results, after, mutated))
-    verdict = weigh(evidence, result, rng_matched, chosen)
+    assert whole is not None
+    verdict, *others = (_verdict(judged, whole, chosen) for judged in found)
     if mutated_inputs_after is not None:
-        verdict = _with_stray_writes(verdict, evidence, inputs_before, after)
+        verdict = _with_stray_writes(verdict, reference.mutated, inputs_before, after)
     if second is not None:
-        other = _shaped_like(evidence, result_of(second[0], second[1], mutated))
-        verdict = _with_second_run(verdict, result, other, evidence, rng_matched, chosen)
+        verdict = _with_second_run(verdict, others[0], *results)
     return replace(verdict, seconds=time.perf_counter() - began)
 
 
@@ -134,9 +149,9 @@ def _call(
     return clone_inputs(out), given
 
 
-def _shaped_like(evidence: Evidence, result: RunResult) -> RunResult:
+def _shaped_like(eager: RunResult, result: RunResult) -> RunResult:
     """A single output may come back alone or in a list of one; take eager's way of writing it."""
-    paths = {leaf.path for leaf in evidence.leaves}
+    paths = eager.values.keys()
     if "outputs" in paths and "outputs[0]" in result.values and "outputs[1]" not in result.values:
         result.values["outputs"] = result.values.pop("outputs[0]")
     if "outputs[0]" in paths and "outputs" in result.values:
@@ -151,14 +166,45 @@ def weigh(
 
     Example: `weigh(gather(graph, inputs, start=save_rng()), result_of(compiled(*inputs)))`.
     """
-    expected = [leaf for leaf in evidence.leaves if leaf.path in result.values or MUTATED not in leaf.path]
-    missing = [leaf.path for leaf in expected if leaf.path not in result.values]
-    extra = sorted(set(result.values) - {leaf.path for leaf in expected})
-    if missing or extra:
-        why = f"eager and compiled return different structures: missing {missing[:5]}, unexpected {extra[:5]}"
+    why = _other_structure([leaf.path for leaf in evidence.leaves], result)
+    if why is not None:
         return inconclusive(why, runs=evidence.runs, fallbacks=evidence.fallbacks, notes=evidence.notes)
+    return _verdict(_judge_leaves(evidence, result, rng_matched, calibration), evidence, calibration)
+
+
+def _other_structure(paths: Collection[str], result: RunResult) -> str | None:
+    """What is missing or too much in a result, in a sentence; None where nothing is."""
+    expected = {path for path in paths if path in result.values or MUTATED not in path}
+    missing = sorted(expected - result.values.keys())
+    extra = sorted(result.values.keys() - expected)
+    if not missing and not extra:
+        return None
+    return f"eager and compiled return different structures: missing {missing[:5]}, unexpected {extra[:5]}"
+
+
+def _judge_piece(
+    reference: Reference,
+    paths: list[str],
+    results: list[RunResult],
+    found: list[list[LeafVerdict]],
+    earlier: Evidence | None,
+    rng_matched: bool,
+    calibration: Calibration | None,
+) -> Evidence:
+    """Adds to `found` what the leaves at these paths say of each result; what they were weighed with is let go."""
+    part = evidence_on(reference, paths)
+    for result, judged in zip(results, found):
+        judged += _judge_leaves(part, result, rng_matched, calibration)
+    return _without_leaves(part, earlier)
+
+
+def _judge_leaves(
+    evidence: Evidence, result: RunResult, rng_matched: bool, calibration: Calibration | None
+) -> list[LeafVerdict]:
     found = []
-    for leaf in expected:
+    for leaf in evidence.leaves:
+        if leaf.path not in result.values:
+            continue
         try:
             verdict = _judge_leaf(leaf, result.values[leaf.path], calibration)
         except MEMORY_ERRORS as error:
@@ -168,6 +214,19 @@ def weigh(
         if leaf.random and not rng_matched and verdict.kind != WITHIN_NOISE:
             verdict = replace(verdict, kind=INCONCLUSIVE, rule="random", sentence=DRAWS_ITS_OWN)
         found.append(verdict)
+    return found
+
+
+def _without_leaves(part: Evidence, earlier: Evidence | None) -> Evidence:
+    """What has to be said about the evidence of several pieces, without what it weighs."""
+    if earlier is None:
+        return replace(part, leaves=())
+    notes = (*earlier.notes, *(note for note in part.notes if note not in earlier.notes))
+    fallbacks = {**earlier.fallbacks, **part.fallbacks}
+    return replace(part, leaves=(), notes=notes, fallbacks=fallbacks, runs=earlier.runs + part.runs)
+
+
+def _verdict(found: list[LeafVerdict], evidence: Evidence, calibration: Calibration | None) -> Verdict:
     # A leaf that is all noise (the gradient of a bias before a normalisation) must not hide what the others say.
     telling = [leaf.kind for leaf in found if leaf.rule not in ALL_NOISE]
     kind = gravest(telling or [leaf.kind for leaf in found])
@@ -183,6 +242,8 @@ def weigh(
 
 
 def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> LeafVerdict:
+    if leaf.means_nothing:
+        return LeafVerdict(leaf.path, WITHIN_NOISE, "only dropout gives it a meaning, and nothing is dropped")
     if not isinstance(leaf.eager, torch.Tensor):
         return _judge_plain(leaf, compiled)
     if not isinstance(compiled, torch.Tensor):
@@ -204,17 +265,11 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
         return LeafVerdict(leaf.path, kind, text, "quantised")
     if not (compiled.is_floating_point() or compiled.is_complex()):
         return judge_discrete(leaf, compiled)
-    noisy, amplified, other = (
-        tuple(run for run in runs if isinstance(run, torch.Tensor) and run.shape == compiled.shape)
-        for runs in (leaf.noisy, leaf.amplified, leaf.other_decisions)
-    )
+    if JUDGING_BYTES * compiled.numel() > room(compiled.device):
+        leaf, compiled = leaf.on_cpu(), compiled.cpu()
     dtype = leaf.eager.dtype
     healthy = calibration.healthy_z(compiled.device.type, dtype) if calibration is not None else None
-    return judge_floats(
-        replace(leaf, noisy=noisy, amplified=amplified, other_decisions=other),
-        compiled,
-        limits_for(dtype, compiled.numel(), healthy),
-    )
+    return judge_floats(leaf, compiled, limits_for(dtype, compiled.numel(), healthy))
 
 
 def _judge_plain(leaf: Leaf, compiled: Any) -> LeafVerdict:
@@ -222,29 +277,25 @@ def _judge_plain(leaf: Leaf, compiled: Any) -> LeafVerdict:
     if type(leaf.eager) is type(compiled) and (leaf.eager == compiled or leaf.eager != leaf.eager):
         return LeafVerdict(leaf.path, WITHIN_NOISE, "equal to eager")
     if isinstance(leaf.eager, float) and isinstance(compiled, float):
-        tensors = [
-            tuple(torch.tensor([v], dtype=torch.float64) for v in group if isinstance(v, float))
-            for group in (leaf.noisy, leaf.amplified, (leaf.eager, leaf.truth, compiled))
-        ]
-        eager, truth, result = tensors[2]
-        # A Python float came from a tensor of some dtype; float32 is the shortest that gives it room.
-        wrapped = replace(
-            leaf, eager=eager.float(), truth=truth, noisy=tensors[0], amplified=tensors[1], other_decisions=()
+        eager, truth, result = (
+            torch.tensor([v], dtype=torch.float64) for v in (leaf.eager, leaf.truth, compiled)
         )
+        # A Python float came from a tensor of some dtype; float32 is the shortest that gives it room.
+        spread = Spread(truth, torch.float32)
+        for kind, value in leaf.spread.values:
+            if isinstance(value, float) and kind != REVERSED:
+                spread.add(torch.tensor([value], dtype=torch.float64), kind)
+        wrapped = replace(leaf, eager=eager.float(), truth=truth, spread=spread)
         return replace(judge_floats(wrapped, result.float(), limits_for(torch.float32, 1)), shape=None)
     text = f"{leaf.eager!r} became {compiled!r}"
-    flips = any(run != leaf.truth for run in (*leaf.noisy, *leaf.amplified, *leaf.other_decisions))
+    flips = any(run != leaf.truth for _, run in leaf.spread.values)
     return LeafVerdict(leaf.path, INCONCLUSIVE if flips else DIVERGED, text, "exact")
 
 
-def _with_eager(evidence: Evidence, eager_results: Any) -> Evidence:
-    """Evidence with the eager results the caller saw, instead of those of the graph's own run."""
-    given = _shaped_like(evidence, result_of(eager_results)).values
-    leaves = tuple(
-        replace(leaf, eager=given[leaf.path]) if _alike(leaf.eager, given.get(leaf.path)) else leaf
-        for leaf in evidence.leaves
-    )
-    return replace(evidence, leaves=leaves)
+def _with_eager(eager: RunResult, eager_results: Any) -> RunResult:
+    """The eager results the caller saw, instead of those of the graph's own run."""
+    given = _shaped_like(eager, result_of(eager_results)).values
+    return RunResult({p: given[p] if _alike(own, given.get(p)) else own for p, own in eager.values.items()})
 
 
 def _alike(ours: Any, theirs: Any) -> bool:
@@ -254,13 +305,13 @@ def _alike(ours: Any, theirs: Any) -> bool:
 
 
 def _with_stray_writes(
-    verdict: Verdict, evidence: Evidence, before: Sequence[Any], after: Sequence[Any]
+    verdict: Verdict, mutated: tuple[int, ...], before: Sequence[Any], after: Sequence[Any]
 ) -> Verdict:
     """Inputs that compiled changed and eager did not."""
     stray = [
         i
         for i, (then, now) in enumerate(zip(before, after))
-        if i not in evidence.mutated
+        if i not in mutated
         and isinstance(then, torch.Tensor)
         and isinstance(now, torch.Tensor)
         and not same_bits(then, now)
@@ -275,18 +326,10 @@ def _with_stray_writes(
     return replace(verdict, kind=DIVERGED, leaves=leaves, sentence=_sentence(DIVERGED, list(leaves)))
 
 
-def _with_second_run(
-    verdict: Verdict,
-    first: RunResult,
-    second: RunResult,
-    evidence: Evidence,
-    rng_matched: bool,
-    calibration: Calibration | None,
-) -> Verdict:
+def _with_second_run(verdict: Verdict, other: Verdict, first: RunResult, second: RunResult) -> Verdict:
     differ = [path for path, value in first.values.items() if not _bitwise(value, second.values.get(path))]
     if not differ:
         return verdict
-    other = weigh(evidence, second, rng_matched, calibration)
     note = f"two compiled runs on the same inputs and random numbers differ in {', '.join(differ[:5])}"
     verdict = replace(verdict, nondeterministic=True, notes=(*verdict.notes, note))
     if verdict.kind == other.kind:

@@ -20,8 +20,17 @@ from torch.fx import GraphModule, Node
 
 from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.cloning import map_tensors
-from torchsleuth.compare.reference.float64 import Dtypes, Findings, fetch, narrow, widen
-from torchsleuth.compare.verdict.decisions import COMPARE, Decision, comparison, unclamped_operand
+from torchsleuth.compare.reference.float64 import (
+    HERE,
+    WIDENS,
+    Dtypes,
+    Findings,
+    Places,
+    fetch,
+    narrow,
+    widen,
+)
+from torchsleuth.compare.verdict.decisions import COMPARE, GATE, Decision, comparison, unclamped_operand
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 SHIFTS = 1 << 16
@@ -170,7 +179,8 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
         return Perturbation()
     own = _widest_unit(dtypes.get(node.name))
     name = opkinds.plain_name(node)
-    if own == 0.0 or name in opkinds.EXACT or opkinds.draws(node):
+    sums = opkinds.sums(node)
+    if own == 0.0 or (name in opkinds.EXACT and not sums) or opkinds.draws(node):
         return Perturbation()
     coming = [half_ulp(dtypes.get(a.name)) for a in node.all_input_nodes]
     if name in opkinds.CONVERT:
@@ -190,7 +200,7 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
         # A module may hold a convolution; it is not looked into.
         convolves = "conv" in name or node.op == "call_module"
         inputs = max(own * math.sqrt(terms), _shortened(own, convolves))
-    elif name in opkinds.REDUCE:
+    elif sums:
         # Terms of both signs err like noise on each of them, terms of one sign like noise on their sum.
         inputs = own * math.sqrt(terms if name in opkinds.SEQUENTIAL else max(1.0, terms / LANES))
         growth = own * math.sqrt(terms) / (RUNNING_LANES if name in opkinds.VARIANCE else LANES)
@@ -251,6 +261,7 @@ def noisy_graph(
     findings: Findings,
     source: NoiseSource,
     substitutes: dict[str, Callable[..., Any]],
+    places: Places = HERE,
 ) -> GraphModule:
     """A copy of the widened graph with perturbations written between its nodes.
 
@@ -262,18 +273,28 @@ def noisy_graph(
     }
     by_name = {n.name: n for n in original.graph.nodes}
     for node in list(twin.nodes):
+        if node.meta.get(WIDENS):
+            continue
         if node.name in substitutes:
             node.op, node.target = "call_function", _named(substitutes[node.name], f"draw_{node.name}")
+            if node.name in findings.fallbacks:
+                # Not rounded to a grid: that would leave alone whatever happens to lie on it.
+                _append(twin, node, _spreader(source, _widest_unit(dtypes.get(node.name))))
+            continue
+        if opkinds.plain_name(node) == GATE:
+            before = unclamped_operand(node, opkinds.plain_name, *node.args[1:])
+            node.op, node.target = "call_function", _gate(source, node.name)
+            node.args = node.args if before is None else (*node.args, before)
             continue
         if opkinds.plain_name(node) in COMPARE and len(node.args) == 2 and node.op != "call_module":
-            before = unclamped_operand(node, opkinds.plain_name)
+            before = unclamped_operand(node, opkinds.plain_name, *node.args)
             node.op, node.target = "call_function", _decider(source, node.target, node.name)
             node.args = node.args if before is None else (*node.args, before)
             continue
         was = by_name[node.name]
         plan = perturbation(was, dtypes, findings.terms.get(node.name, 1))
         if node.name in findings.fallbacks:
-            _run_as_it_was(twin, node, was, dtypes, attributes, original)
+            _run_as_it_was(twin, node, was, dtypes, attributes, original, places)
         elif plan.inputs:
             _perturb_inputs(twin, node, was, _spreader(source, plan.inputs))
         elif opkinds.plain_name(node) in opkinds.TIED:
@@ -283,7 +304,7 @@ def noisy_graph(
                 _perturb_inputs(twin, node, was, _spreader(source, unit))
         after: list[Callable[..., Any]] = []
         if node.name in findings.fallbacks or node.name in findings.widened:
-            after.append(widen)
+            after.append(_widener(places))
         fresh = node.name not in findings.aliasing or may_write(was)
         # Only a cast hands on, in float64, what it rounds; a copy of what others hand on would lose later writes to it.
         if plan.result and (fresh or opkinds.plain_name(was) in opkinds.CONVERT):
@@ -313,6 +334,16 @@ def _decider(source: NoiseSource, target: Any, name: str) -> Callable[..., Any]:
     return _named(decide, f"decide_{name}")
 
 
+def _gate(source: NoiseSource, name: str) -> Callable[..., Any]:
+    """The gradient of a relu, which a decision lets through or not."""
+    decide = _decider(source, torch.le, name)
+
+    def gate(gradient: torch.Tensor, result: torch.Tensor, bound: Any, unclamped: Any = None) -> torch.Tensor:
+        return torch.where(decide(result, bound, unclamped), torch.zeros_like(gradient), gradient)
+
+    return _named(gate, f"gate_{name}")
+
+
 def _spreader(source: NoiseSource, unit: float) -> Callable[[Any], Any]:
     def spread(value: Any) -> Any:
         return map_tensors(value, lambda t: source.spread(t, unit))
@@ -334,7 +365,7 @@ def _append(graph: torch.fx.Graph, node: Node, step: Callable[[Any], Any]) -> No
         last = only
         users = list(last.users)
     with graph.inserting_after(last):
-        added = graph.call_function(step if step is widen else _named(step, f"round_{node.name}"), (last,))
+        added = graph.call_function(_named(step, f"round_{node.name}"), (last,))
     added.meta["appended_to"] = node.name
     for user in users:
         user.replace_input_with(last, added)
@@ -361,6 +392,7 @@ def _run_as_it_was(
     dtypes: Dtypes,
     attributes: dict[str, Any],
     original: GraphModule,
+    places: Places,
 ) -> None:
     """Round the node's inputs to their original dtypes and call the original operation."""
     swaps: dict[str, Node] = {}
@@ -372,15 +404,22 @@ def _run_as_it_was(
                 attributes[name] = fetch(original, str(arg.target))
                 swaps[before.name] = graph.get_attr(name)
             else:
-                step = _narrower(dtypes.get(before.name))
+                step = _narrower(dtypes.get(before.name), places)
                 swaps[before.name] = graph.call_function(_named(step, f"narrow_{before.name}"), (arg,))
     node.target = was.target
     node.args = torch.fx.map_arg(was.args, lambda n: swaps[n.name])
     node.kwargs = torch.fx.map_arg(was.kwargs, lambda n: swaps[n.name])
 
 
-def _narrower(dtypes: Any) -> Callable[[Any], Any]:
+def _narrower(dtypes: Any, places: Places) -> Callable[[Any], Any]:
     def narrow_to(value: Any) -> Any:
-        return narrow(value, dtypes)
+        return places.moved_home(narrow(value, dtypes))
 
     return narrow_to
+
+
+def _widener(places: Places) -> Callable[[Any], Any]:
+    def widen_again(value: Any) -> Any:
+        return places.moved_here(widen(value))
+
+    return widen_again

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-SAMPLE = 1 << 16
-"""Elements used for the row, lane and bias tests; more would only find harmless biases."""
+from torchsleuth.compare.verdict.spread import thinned
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,8 @@ class Errors:
     bare: torch.Tensor
     compiled: torch.Tensor
     eager: torch.Tensor
-    noisy: tuple[torch.Tensor, ...]
+    samples: tuple[torch.Tensor, ...]
+    """Of each noisy run, the elements at `thinned`."""
     usable: torch.Tensor
 
 
@@ -47,28 +46,18 @@ SMALLEST = 64
 def whitened(errors: Errors) -> Sample | None:
     """The errors of a leaf over their noise; `None` for a leaf too small to have patterns."""
     truth = errors.truth
-    if truth.numel() < SMALLEST or not errors.noisy:
+    if truth.numel() < SMALLEST or not errors.samples:
         return None
-    cut = _cut(truth)
+    cut = thinned(truth)
     weight = torch.where(errors.usable[cut], 1.0 / errors.bare[cut], 0.0)
-    rows = torch.empty((len(errors.noisy) + 3, *weight.shape), dtype=truth.dtype, device=truth.device)
-    for row, values in zip(rows, (errors.compiled, errors.eager, truth, *errors.noisy)):
-        torch.mul(values[cut], weight, out=row)
+    rows = torch.empty((len(errors.samples) + 3, *weight.shape), dtype=truth.dtype, device=truth.device)
+    thin = (errors.compiled[cut], errors.eager[cut], truth[cut], *errors.samples)
+    for row, values in zip(rows, thin):
+        torch.mul(values, weight, out=row)
     if not math.isfinite(float(rows.sum())):
         rows.nan_to_num_(0.0, 0.0, 0.0)
     flat = rows.view(len(rows), -1)
     return Sample(flat[0], flat[1], flat[3:], flat[2], tuple(weight.shape))
-
-
-def _cut(tensor: torch.Tensor) -> Any:
-    """An index that keeps every lane and thins out the first dimension to `SAMPLE` elements."""
-    if tensor.numel() <= SAMPLE:
-        return ...
-    return (
-        slice(None, None, math.ceil(tensor.numel() / SAMPLE))
-        if tensor.dim() == 1
-        else slice(None, None, min(tensor.shape[0], math.ceil(tensor.numel() / SAMPLE)))
-    )
 
 
 LEAST_SPREAD = 0.6

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from torchsleuth.compare.reference.eager import MUTATED
 from torchsleuth.compare.reference.rng import save_rng
-from torchsleuth.compare.verdict.evidence import MUTATED, Leaf, gather
+from torchsleuth.compare.verdict.evidence import Leaf, gather
 
 # Noisy runs of each candidate: the largest of four is a fair scale, and a search asks often.
 RUNS = 4
@@ -57,14 +58,11 @@ def _tolerance(leaf: Leaf) -> float | None:
         return None
     if not _has_distance(eager):
         # Decisions that noise flips: how many elements differ from the truth in the worst run.
-        runs = [
-            r for r in (*leaf.noisy, *leaf.amplified, *leaf.other_decisions) if isinstance(r, torch.Tensor)
-        ]
-        return 2.0 * max((int((run.to(eager.dtype) != eager).sum()) for run in runs), default=0)
+        flipped = int((leaf.truth.to(eager.device) != eager).sum()) if leaf.truth.shape == eager.shape else 0
+        return 2.0 * max(leaf.spread.largest, flipped)
     own = _largest(eager.to(leaf.truth.dtype) - leaf.truth)
-    noise = max((_largest(run) for run in (*leaf.noisy, *leaf.amplified, *leaf.other_decisions)), default=0.0)
     step = torch.finfo(eager.dtype).eps * _largest(leaf.truth)
-    return TIMES * max(own, noise, step)
+    return TIMES * max(own, leaf.spread.largest, step)
 
 
 def _largest(values: Any) -> float:
