@@ -2,7 +2,7 @@
 
 import pytest
 
-from program_runs import run_watched
+from program_runs import run_bare, run_watched
 
 pytestmark = pytest.mark.gpu
 
@@ -104,3 +104,125 @@ def test_a_triton_failure_is_made_small_on_the_device(tmp_path):
     verified = {"times": 3, "reproduced": 3, "same_signature": True, "error": None, "eager_passes": True}
     assert ran.case["verified"] == verified, ran.stderr
     assert "cuda" in ran.file("repro.py")
+
+
+LATE = {
+    "a device-side assert": """
+        import torch
+
+        table = torch.nn.Embedding(100, 16).cuda()
+
+        @torch.compile
+        def look(ids):
+            return table(ids) * 2 + 1
+
+        @torch.compile
+        def other(x):
+            return x.cos().sum()
+
+        total = 0
+        for step in range(4):
+            ids = torch.arange(64, device="cuda") + step
+            if step == 2:
+                ids = ids + 80
+            total = total + other(look(ids))
+        print(total.item())
+    """,
+    "an illegal access that the program catches": """
+        import torch
+        import torch._inductor.config as config
+        config.assert_indirect_indexing = False
+
+        @torch.compile
+        def look(table, index):
+            return table[index] + 1
+
+        table = torch.randn(1024, device="cuda")
+        found = []
+        for step in range(5):
+            index = torch.arange(256, device="cuda")
+            if step == 3:
+                index[5] = 1 << 38
+            found.append(look(table, index))
+        try:
+            torch.cuda.synchronize()
+        except Exception as error:
+            print("caught", type(error).__name__)
+    """,
+}
+
+
+@pytest.mark.parametrize("how", LATE)
+def test_a_fault_of_a_later_call_is_put_to_the_call_that_made_it(tmp_path, how):
+    ran = run_watched(tmp_path, LATE[how])
+    assert "with a wait after each compiled call" in ran.stderr
+    case = ran.case
+    assert (case["kind"], case["phase"], case["device"]) == ("runtime_error", "run", "cuda"), ran.stderr
+    assert "cos" not in ran.file("graph.py")
+    assert case["verified"]["reproduced"] == 1, ran.stderr
+    assert "inside torchsleuth" not in ran.stderr
+
+
+HEALTHY = {
+    "attention, bfloat16 autocast": """
+        import torch
+        from torch import nn
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.qkv, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
+                self.norm, self.up, self.down = nn.LayerNorm(256), nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+            def forward(self, x):
+                q, k, v = (t.unflatten(-1, (4, 64)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+                y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p={dropout})
+                x = x + self.out(y.transpose(1, 2).flatten(2))
+                return x + self.down(nn.functional.gelu(self.up(x)))
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Embedding(8000, 256), *(Block() for _ in range(4)), nn.Linear(256, 8000)).cuda()
+        step = torch.compile(lambda ids: net(ids))
+        for _ in range(3):
+            ids = torch.randint(0, 8000, (8, 128), device="cuda")
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = nn.functional.cross_entropy(step(ids).flatten(0, 1), ids.flatten())
+            loss.backward()
+            net.zero_grad()
+    """,
+    "convolutions, float16 autocast, channels last, autotuned": """
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        def block(i, o):
+            return nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU())
+        net = nn.Sequential(block(3, 32), block(32, 64), nn.MaxPool2d(2), block(64, 64), nn.AdaptiveAvgPool2d(1),
+                            nn.Flatten(), nn.Linear(64, 10)).cuda().to(memory_format=torch.channels_last)
+        step = torch.compile(lambda x: net(x), mode="max-autotune-no-cudagraphs")
+        for _ in range(2):
+            x = torch.randn(16, 3, 64, 64, device="cuda").to(memory_format=torch.channels_last)
+            with torch.autocast("cuda", torch.float16):
+                loss = step(x).square().mean()
+            loss.backward()
+            net.zero_grad()
+    """,
+}
+PEAK = """
+        import sys
+        with open(sys.argv[1], "w") as file:
+            file.write(str(torch.cuda.max_memory_reserved()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "dropout"),
+    [("attention, bfloat16 autocast", 0.0), ("attention, bfloat16 autocast", 0.1), (list(HEALTHY)[1], 0.0)],
+)
+def test_healthy_models_raise_no_alarm_and_their_check_takes_little_memory(tmp_path, program, dropout):
+    source = HEALTHY[program].format(dropout=dropout) + PEAK
+    bare, watched = tmp_path / "bare.txt", tmp_path / "watched.txt"
+    assert run_bare(tmp_path, source.replace("sys.argv[1]", repr(str(bare)))).returncode == 0
+    ran = run_watched(tmp_path, source, "--check-accuracy", arguments=(str(watched),))
+    assert (ran.status, ran.cases) == (0, []), ran.stderr
+    assert int(watched.read_text()) <= 2 * int(bare.read_text()) + (1 << 30)
