@@ -84,3 +84,10 @@ def test_dropout_in_float64_keeps_the_mask_that_eager_drew():
     graph = fx.symbolic_trace(lambda x: torch.dropout(x, 0.5, True))
     leaf = gather(graph, [torch.rand(1000).bfloat16() + 0.5], runs=2, start=save_rng()).leaves[0]
     assert torch.equal(leaf.eager == 0, leaf.truth == 0) and leaf.random
+
+
+def test_a_cast_to_half_precision_loses_small_numbers():
+    """Below 6e-5 the steps of float16 are all 6e-8, however small the number."""
+    x = torch.full((64,), 1e-7)
+    _, noise = noise_of(lambda v: v.to(torch.float16), x, runs=8)
+    assert noise.min() > 5e-9

@@ -184,7 +184,8 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
         return Perturbation()
     coming = [half_ulp(dtypes.get(a.name)) for a in node.all_input_nodes]
     if name in opkinds.CONVERT:
-        return Perturbation(result=own if own > max(coming, default=0.0) else 0.0)
+        narrows = own > max(coming, default=0.0)
+        return Perturbation(own, 0.0, _underflow(dtypes.get(node.name))) if narrows else Perturbation()
     nested = _nested_steps(node)
     if nested:
         # What runs inside is not perturbed one by one: independent errors add up like the root of their number.
