@@ -19,7 +19,7 @@ import torch
 from torchsleuth.graphs.cut import cut, units
 from torchsleuth.graphs.recording import RecordedTensor, Recording
 from torchsleuth.minify.search.contract import State
-from torchsleuth.minify.search.engine import Engine
+from torchsleuth.minify.search.engine import Engine, lowest
 from torchsleuth.minify.search.subsets import (
     Ask,
     Elements,
@@ -79,6 +79,41 @@ def cut_at_first_wrong(engine: Engine, state: State) -> State:
         elements, covers, compiled, lambda each: interpreted(each) is not None, _suspects(engine, groups)
     )
     return engine.best
+
+
+def grown(engine: Engine, state: State, small: State) -> State | None:
+    """The smallest part of a state around the calls of `small`, which are too few to fail, that does.
+
+    What takes twice as long with each call more is found with a short clock, and needs a few calls more for a long one.
+    """
+    recording = engine.oracle.recording(state) or record_here(state)
+    groups = units(recording)
+    neighbours = elements_of(recording, groups, ()).neighbours
+    kept = {node.name for node in small.graph.graph.nodes}
+    near = [number for number, group in enumerate(groups) if kept.intersection(group)]
+    first = len(near)
+    for number in near:  # which gets longer meanwhile: ever farther ones
+        near += [other for other in neighbours[number] if other not in near]
+    asker = _Asker(engine, state, recording, groups)
+    sizes = [first + more for more in _ever_more(len(near) - first)]
+
+    def ask(numbers: Sequence[int]) -> tuple[int, State] | None:
+        place = asker([tuple(sorted(near[:size])) for size in numbers])
+        return None if place is None else (place, engine.best)
+
+    return lowest(ask, engine.width, sizes)[1]
+
+
+def _ever_more(most: int) -> list[int]:
+    """Numbers up to `most`, ever farther apart.
+
+    >>> _ever_more(20)
+    [1, 2, 3, 4, 6, 9, 13, 19, 20]
+    """
+    found = [1] if most else []
+    while found and found[-1] < most:
+        found.append(min(most, max(found[-1] + 1, found[-1] * 3 // 2)))
+    return found
 
 
 def _suspects(engine: Engine, groups: Sequence[tuple[str, ...]]) -> Callable[[], list[int]]:
@@ -195,7 +230,8 @@ def elements_of(
 ) -> Elements:
     """The units as numbers, with who touches whom, who is blamed and one of each kind.
 
-    Of blamed units of one kind only the first is tried where they are `alike`, that is, where values do not matter.
+    Of blamed units of one kind only the first is tried by itself where they are `alike`, that is, where values do not
+    matter.
     """
     owner = {name: number for number, group in enumerate(groups) for name in group}
     before: list[list[int]] = []
@@ -216,6 +252,7 @@ def elements_of(
         [seed for seed in blamed if not alike or distinct[named[seed]] == seed],
         [_cover(named, before, reach) for reach in REACH],
         _firsts(named),
+        tuple(sorted(blamed)),
     )
 
 

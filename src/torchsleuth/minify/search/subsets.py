@@ -44,7 +44,8 @@ class NothingFails(Exception):
 class Elements:
     """`count` elements in dataflow order, which of them touch, and what is known about who is to blame.
 
-    `kinds` are covers: ever larger sets that hold one of each kind of element, with ever more around it.
+    `kinds` are covers: ever larger sets that hold one of each kind of element, with ever more around it; `blamed` are
+    those that the failure was seen at, all of them, where it is one of each kind in `seeds`.
     """
 
     count: int
@@ -52,6 +53,7 @@ class Elements:
     seeds: Sequence[int] = ()
     kinds: Sequence[Subset] = ()
     singles: Subset = field(default=())
+    blamed: Subset = ()
 
     @property
     def covers(self) -> list[Subset]:
@@ -168,9 +170,12 @@ def first_of(subsets: Sequence[Subset], ask: Ask, *, one_by_one: bool = False) -
 
 
 def _blamed(elements: Elements, ask: Ask) -> Subset | None:
-    singles = [(seed,) for seed in list(elements.seeds)[:MOST_SEEDS]]
-    place = first_of(singles, ask)
-    return None if place is None else singles[place]
+    """One that is blamed, by itself; else all of them together, where they are few."""
+    guesses: list[Subset] = [(seed,) for seed in list(elements.seeds)[:MOST_SEEDS]]
+    if 1 < len(elements.blamed) <= WORTHWHILE * elements.count:
+        guesses.append(elements.blamed)
+    place = first_of(guesses, ask)
+    return None if place is None else guesses[place]
 
 
 def _alone(
