@@ -11,7 +11,7 @@ import time
 
 from torchsleuth.processes.tree import descendants_of, tasks_of
 
-SAMPLE_SECONDS = 1.0
+SAMPLE_SECONDS = 0.5
 # Of any stretch of time, what counts at most as standing in line: a stopwatch never stands still.
 MOST_IN_LINE = 0.9
 
@@ -27,30 +27,37 @@ class Stopwatch:
         self.pid = pid
         self._had = 0.0
         self._read = time.monotonic()
-        self._in_line = {} if pid is None else _in_line([pid])
+        self._tasks = {} if pid is None else _tasks([pid])
 
     @property
     def seconds(self) -> float:
-        """Seconds since it was made, less those in which the task that waited longest stood in line."""
+        """Seconds since it was made, less those in which a task stood in line and none had its core."""
         now = time.monotonic()
         if now - self._read < SAMPLE_SECONDS:
             return self._had + now - self._read
         stretch, self._read = now - self._read, now
-        before = self._in_line
-        self._in_line = {} if self.pid is None else _in_line([self.pid, *descendants_of(self.pid)])
-        waited = max((each - before.get(task, 0.0) for task, each in self._in_line.items()), default=0.0)
-        self._had += stretch - min(max(0.0, waited), MOST_IN_LINE * stretch)
+        before = self._tasks
+        self._tasks = {} if self.pid is None else _tasks([self.pid, *descendants_of(self.pid)])
+        ran = waited = 0.0
+        for task, (all_run, all_waited) in self._tasks.items():
+            ran_before, waited_before = before.get(task, (0.0, 0.0))
+            ran += all_run - ran_before
+            waited += all_waited - waited_before
+        # Several tasks may stand in line at the same time, or one while another runs.
+        in_line = min(waited, stretch - ran, MOST_IN_LINE * stretch)
+        self._had += stretch - max(0.0, in_line)
         return self._had
 
 
-def _in_line(processes: list[int]) -> dict[int, float]:
-    """For each task of these processes, how many seconds of its life it was ready and had no core."""
+def _tasks(processes: list[int]) -> dict[int, tuple[float, float]]:
+    """For each task of these processes, seconds of its life in which it had a core, and in which it waited for one."""
     found = {}
     for pid in processes:
         for task in tasks_of(pid):
             try:
                 with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
-                    found[task] = int(file.read().split()[1]) / 1e9
-            except (OSError, ValueError, IndexError):  # it has ended, or the kernel does not say
+                    ran, waited, _ = file.read().split()
+                    found[task] = int(ran) / 1e9, int(waited) / 1e9
+            except (OSError, ValueError):  # it has ended, or the kernel does not say
                 continue
     return found

@@ -155,7 +155,7 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, bef
         said = f"it fails without the compiler, too: {summary}"
         return Finding("program", "operator", said, True, nodes=(node,))
     first = _failing(case, start, runner, seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
-    if first is not None and first.steps and first.steps[-1].kind == "lower":
+    if case.kind != "hang" and first is not None and first.steps and first.steps[-1].kind == "lower":
         found = stopped_at(runner, start.state, first.steps) or NO_SWITCH
         return _with_settings(runner, start.state, found)
     if before_minify and calls_of(start.state.graph) >= MANY_CALLS:
@@ -274,8 +274,12 @@ def _component(runner: ExperimentRunner, state: State, first: Result) -> Finding
         return operator
     if state.embedded.defines_backend:
         return Finding("backend", state.settings.backend, pinned=True)
-    part = stopped_at(runner, state, first.steps) if runner.expected.phase == "compile" else None
-    part = part or narrowed(runner, state, first)
+    looks = [lambda: narrowed(runner, state, first)]
+    if runner.expected.phase == "compile":
+        # What hangs for what it was given, and not by itself, may stand anywhere when its time is up.
+        first_of_all = 1 if runner.expected.kind == "hang" and calls_of(state.graph) > 1 else 0
+        looks.insert(first_of_all, lambda: stopped_at(runner, state, first.steps))
+    part = next(filter(None, (look() for look in looks)), None)
     return part or (Finding("inductor", detail=TIME_WAS_UP) if runner.out_of_time else NO_SWITCH)
 
 
