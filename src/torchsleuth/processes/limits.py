@@ -20,7 +20,7 @@ LEAST_MEMORY = 2 << 30
 NO_TIMEOUT = 30.0
 # What a graph by itself has to last to have hung: not all that the program had, but this much for any, and for each of
 # its calls several times what a healthy compile of one takes.
-LEAST_HANG, SECONDS_A_CALL = 10.0, 0.1
+LEAST_HANG, SECONDS_A_CALL = 8.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def seconds_of_a_hang(timeout: object, calls: int | None) -> float:
     small.
 
     >>> seconds_of_a_hang(40, 1000), seconds_of_a_hang(40, 20), seconds_of_a_hang(4, None)
-    (20.0, 12.0, 10.0)
+    (20.0, 10.0, 8.0)
     """
     most = max(LEAST_HANG, hang_seconds(timeout) / 2)
     return most if calls is None else min(most, LEAST_HANG + SECONDS_A_CALL * calls)

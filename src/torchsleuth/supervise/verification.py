@@ -84,6 +84,8 @@ class VerifiedRepro:
         """What the case says of it."""
         eager = passes_in_eager(self.eager)
         why = fails_in_eager(self.eager) if self.needs_eager and eager is False else None
+        if self.runs and self.told_nothing:
+            why = self.runs[0].summary
         return Verified(len(self.runs), self.reproduced, self.holds, why, eager)
 
 

@@ -99,7 +99,7 @@ class ExperimentRunner:
         if self.out_of_time:
             late = Outcome(None, 0.0, error=OUT_OF_TIME)
             return [Result(experiment, Answer.CANNOT_TELL, late) for experiment in experiments]
-        limits = within(self.limits or self.workers.limits, self.deadline, least=10.0)
+        limits = within(self.limits or self.workers.limits, self.deadline, least=2.0)
         return self.ask_pairs([(state, experiment) for experiment in experiments], limits)
 
     def ask_pairs(self, pairs: Sequence[tuple[State, Experiment]], limits: Limits | None) -> list[Result]:

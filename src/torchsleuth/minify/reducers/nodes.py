@@ -38,8 +38,11 @@ REACH = (1, 3)
 MOST_EXPOSED = 64 << 20
 
 
-def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
-    """The state with as few calls as still fail; `seeds` are names of nodes that may be to blame, best first."""
+def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = (), coarse: bool = False) -> State:
+    """The state with as few calls as still fail; `seeds` are names of nodes that may be to blame, best first.
+
+    With `coarse`, what single calls can be left out is not asked: half of the questions.
+    """
     recording = engine.oracle.recording(state) or record_here(state)
     groups = units(recording)
     if len(groups) == 0:
@@ -52,7 +55,9 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
     )
     race = _racer(engine, state, recording, groups)
     point = _pointer(engine, state, recording, groups)
-    best = smallest_failing(elements, together, apart, suspects, race, point, engine.width)
+    best = smallest_failing(elements, together, apart, suspects, race, point, engine.width, coarse)
+    if coarse:
+        return engine.best
     # Now name by name: of a tuple's parts only those that matter stay.
     kept = [(name,) for element in best for name in groups[element]]
     one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))

@@ -127,7 +127,7 @@ def _quickly(engine: Engine, seeds: Sequence[str], calls_only: bool) -> bool:
     )
     if engine.oracle.failing_is_slow:
         with contextlib.suppress(OutOfBudget, NothingFails):
-            _fewest_nodes(shortcut, seeds)
+            _fewest_nodes(shortcut, seeds, coarse=True)
         if not engine.fails("nodes", "found quickly", shortcut.best):
             engine.queries += shortcut.queries
             return grown(engine, state, shortcut.best) is not None
@@ -169,9 +169,9 @@ def smallest_held(engine: Engine, states: Sequence[State]) -> State | None:
     return lowest(ask, engine.width, range(1, len(states)))[1]
 
 
-def _fewest_nodes(engine: Engine, seeds: Sequence[str]) -> None:
+def _fewest_nodes(engine: Engine, seeds: Sequence[str], coarse: bool = False) -> None:
     if engine.begins("nodes"):
-        reduce_nodes(engine, engine.best, seeds)
+        reduce_nodes(engine, engine.best, seeds, coarse)
 
 
 def _fewest_calls(engine: Engine, seeds: Sequence[str], again: bool = False) -> None:

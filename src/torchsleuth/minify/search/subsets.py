@@ -69,8 +69,9 @@ def smallest_failing(
     ask_passing: Ask | None = None,
     point: Callable[[Sequence[Subset]], bool] | None = None,
     width: int = 1,
+    coarse: bool = False,
 ) -> Subset:
-    """A subset that fails and none of whose parts with one element less does.
+    """A subset that fails and none of whose parts with one element less does; with `coarse` no such part is asked.
 
     `ask_apart` tries elements without their connections; `suspects` says whom the last failure points at;
     `ask_passing`, where given, answers with the first of disconnected subsets that passes, and `point` tries ever
@@ -98,7 +99,10 @@ def smallest_failing(
         if place is None and ask([whole]) is None:
             raise NothingFails("the whole does not fail")
         found = whole if place is None else smaller[place]
-    found = one_less(counted(halved(found, ask), ask), ask)
+    found = counted(halved(found, ask), ask)
+    if coarse:
+        return found
+    found = one_less(found, ask)
     if len(found) <= MOST_PAIRED and any(set(found) < set(subset) for subset in passed):
         found = two_less(found, ask)
     return found
