@@ -18,7 +18,7 @@ from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
 from torchsleuth.minify.case_state import CannotMinify, SearchStart, wait_for_device
 from torchsleuth.minify.explain import Explanation, explain
-from torchsleuth.minify.oracle import TrialOracle
+from torchsleuth.minify.oracle import ROOM_FOR_SPEED, TrialOracle
 from torchsleuth.minify.questions import NoAnswer, Questions
 from torchsleuth.minify.search.contract import Listener, Reduction, State
 from torchsleuth.minify.search.driver import search
@@ -76,7 +76,7 @@ def minify_case(
     budget_seconds += wait_for_device(workers, case.device, budget_seconds)
     questions.deadline = started + budget_seconds
     SHAPES.set(questions.shapes)
-    clock = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"))
+    clock = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"), ROOM_FOR_SPEED)
     oracle = TrialOracle(questions, start.expected, clock).holding_to(start.state)
     keeper = _Keeper(folder, start, oracle, follower)
     verifying = max(LEFT_FOR_VERIFYING * budget_seconds, TIMES_TO_FAIL * oracle.seconds_to_fail)

@@ -74,7 +74,7 @@ def seconds_of_a_hang(timeout: object, calls: int | None) -> float:
     return most if calls is None else min(most, LEAST_HANG + SECONDS_A_CALL * calls)
 
 
-def clock_of_a_hang(limits: Limits, kind: str, phase: str, timeout: object) -> Limits:
+def clock_of_a_hang(limits: Limits, kind: str, phase: str, timeout: object, room: float = 1.0) -> Limits:
     """The limits under which a failure of this kind is tried; what is to hang while it runs has to be compiled first.
 
     >>> clock_of_a_hang(Limits(), "hang", "compile", 60).compile
@@ -82,7 +82,7 @@ def clock_of_a_hang(limits: Limits, kind: str, phase: str, timeout: object) -> L
     """
     if kind != "hang":
         return limits
-    seconds = seconds_of_a_hang(timeout, None)
+    seconds = room * seconds_of_a_hang(timeout, None)
     return replace(limits, compile=limits.compile if phase == "run" else seconds, run=seconds)
 
 
