@@ -36,7 +36,8 @@ def state_with(rhythm, folder):
 
 @pytest.fixture
 def workers(tmp_path):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     names = {"call": "flaky_trials:run", "warm_up": None, "still_good": "flaky_trials:good"}
     with Workers(1, folder=tmp_path / "search", environment=env, **names) as made:
         yield made

@@ -23,7 +23,6 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.supervise.original import verify_original
 from torchsleuth.supervise.scripts import ScriptRun
 from torchsleuth.supervise.second_look import NoSecondLook, second_look
-from torchsleuth.supervise.verification import phase_clock
 from torchsleuth.watched.flight import write_json
 from torchsleuth.watched.graph_record import RecordedGraph
 
@@ -67,19 +66,6 @@ def test_a_hang_is_named_by_the_phase_in_which_its_script_hangs(tmp_path):
     assert folder.case.signature == Signature("hang", "run") and folder.case.phase == "run"
     assert folder.case.verified.same_signature
     assert "'phase': 'run'" in folder.file("original.py").read_text()
-
-
-def test_a_compile_that_ends_but_takes_longer_than_the_clock_is_still_the_hang(tmp_path):
-    hang = Signature("hang", "compile")
-    changes = {"kind": "hang", "phase": "compile", "signature": hang, "extra": {"timeout": 40}}
-    folder, process = case_in(tmp_path, ["python", "train.py"], **changes)
-    runner = Runner(
-        ScriptRun(Answer.PASSES, "NOT REPRODUCED", 55.0), ScriptRun(Answer.FAILS, "hang", 45.0, hang)
-    )
-    folder = verify_original(folder, process, time.monotonic() + 600, lambda _: None, runner)
-    assert runner.clocks == [60.0, 40.0]
-    assert folder.case.verified.reproduced == 1 and folder.case.extra["ends_after"] == 55.0
-    assert phase_clock(folder.case) == 40.0
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ def counting(file: Path, at: int) -> Trial:
 
 def faulty_workers(count: int = 1, **options) -> Workers:
     """Workers whose trials are those of this file, with a server that loads nothing."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     options.setdefault("limits", Limits(setup=20, compile=10, run=10))
     return Workers(
         count, call="faulty:run", warm_up=None, still_good="faulty:good", environment=environment, **options

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from faulty import FAILS, faulty_workers, trial
 
-from torchsleuth.processes.limits import Limits
+from torchsleuth.processes.limits import Limits, within
 from torchsleuth.processes.tree import kill_marked, marked_processes, resident_bytes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.workers.pool import Workers
@@ -91,6 +91,11 @@ def test_a_hang_is_ended_when_its_phase_has_lasted_too_long(workers, what):
     outcome = workers.run(trial(what), limits=Limits(run=0.5))
     assert outcome.signature == Signature("hang", "run")
     assert outcome.seconds > 0.5  # by itself it would not have ended
+
+
+def test_what_the_end_of_everything_cuts_off_is_no_hang(workers):
+    outcome = workers.run(trial("hang"), limits=within(Limits(), time.monotonic() + 0.5, least=0.5))
+    assert outcome.signature is None and "the time was up" in outcome.error
 
 
 def test_a_hang_tells_where_it_stood_even_while_the_interpreter_is_locked(workers):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.processes.bounded_output import BoundedOutput
 from torchsleuth.processes.frames import BrokenFrame, Frames, frame
-from torchsleuth.processes.limits import Limits, clock_of_a_hang
+from torchsleuth.processes.limits import Limits, clock_of_a_hang, limits_from_json
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.environment import needs_kernels, trial_environment, uses_accelerator
 from torchsleuth.trials.kernel_cache import drop_torn
@@ -172,9 +172,15 @@ def test_only_a_trial_that_names_an_accelerator_needs_one(trial, answer):
 
 
 def test_only_a_hang_has_clocks_of_its_own():
-    assert clock_of_a_hang(Limits(), "crash", 20) == Limits()
-    assert (
-        clock_of_a_hang(Limits(), "hang", 20).compile == 20
-        and clock_of_a_hang(Limits(), "hang", None).run == 30
-    )
-    assert clock_of_a_hang(Limits(), "hang", 40, room=1.5).run == 60
+    assert clock_of_a_hang(Limits(), "crash", "run", 20) == Limits()
+    assert clock_of_a_hang(Limits(), "hang", "compile", 40).compile == 20
+
+
+def test_what_is_to_hang_while_it_runs_has_all_the_time_to_be_compiled():
+    limits = clock_of_a_hang(Limits(), "hang", "run", 40)
+    assert (limits.compile, limits.run) == (Limits().compile, 20)
+
+
+def test_an_end_of_everything_reaches_another_process_as_what_is_left():
+    limits = limits_from_json({**Limits().to_json(), "deadline": 5.0})
+    assert 4.0 < limits.to_json()["deadline"] <= 5.0

@@ -7,6 +7,7 @@ that was not tried; a bound such as "any size >= 65" was tried at 64, 65, 66 and
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,8 @@ from torchsleuth.tensors.specs import TensorSpec
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 # What a person still reads; each costs a trial or two.
 MOST_DIMENSIONS = 6
+# Asked at once, before there is a look at the clock.
+AT_ONCE = 4
 # Which variant failed: by what was varied, and to what.
 _Told = Mapping[tuple[Any, int | str], bool]
 
@@ -46,8 +49,10 @@ class _Variant:
     difference: str = ""
 
 
-def explain(state: State, oracle: Answers) -> Explanation:
-    """Varies sizes, dtypes, values and settings of a failing state, one at a time; all are asked at once.
+def explain(state: State, oracle: Answers, deadline: float | None = None) -> Explanation:
+    """Varies sizes, dtypes, values and settings of a failing state, one at a time.
+
+    Nothing is begun after `deadline` (of time.monotonic), and nothing said of what could not be asked in full.
 
     >>> explain(state, lambda states: ["relu" in s.graph.code for s in states]).sentences
     ('any size >= 2 in dim 0 of x', 'dtypes float32, float64, bfloat16, float16', 'any values', 'default settings')
@@ -55,10 +60,18 @@ def explain(state: State, oracle: Answers) -> Explanation:
     dimensions = list(_dimensions(state))
     variants = [v for name, dim in dimensions for v in _sizes(state, name, dim)]
     variants += [*_dtypes(state), *_values(state)]
-    failed = [bool(answer) for answer in as_oracle(oracle).each([variant.state for variant in variants])]
+    failed: list[bool] = []
+    while len(failed) < len(variants) and (deadline is None or time.monotonic() < deadline):
+        asked = variants[len(failed) : len(failed) + AT_ONCE]
+        failed += [bool(answer) for answer in as_oracle(oracle).each([variant.state for variant in asked])]
     told = {(variant.topic, variant.to): answer for variant, answer in zip(variants, failed)}
-    sentences = [_size_sentence(state, name, dim, told) for name, dim in dimensions]
-    sentences += [_dtype_sentence(state, told), _value_sentence(state, told), _settings(state)]
+    unknown = {variant.topic for variant in variants[len(failed) :]}
+    sentences = [
+        _size_sentence(state, name, dim, told) for name, dim in dimensions if (name, dim) not in unknown
+    ]
+    sentences += [] if "dtype" in unknown else [_dtype_sentence(state, told)]
+    sentences += [] if "values" in unknown else [_value_sentence(state, told)]
+    sentences.append(_settings(state))
     if state.symbols:
         sentences.append("only with symbolic sizes (dynamic=True)")
     passing = [v for v, answer in zip(variants, failed) if not answer and v.distance < math.inf]

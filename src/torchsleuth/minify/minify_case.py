@@ -18,7 +18,7 @@ from torchsleuth.graphs.printer import print_graph
 from torchsleuth.minify.blame import seeds
 from torchsleuth.minify.case_state import CannotMinify, SearchStart, wait_for_device
 from torchsleuth.minify.explain import Explanation, explain
-from torchsleuth.minify.oracle import TrialOracle
+from torchsleuth.minify.oracle import ROOM_FOR_SPEED, TrialOracle
 from torchsleuth.minify.questions import NoAnswer, Questions
 from torchsleuth.minify.search.contract import Listener, Reduction, State
 from torchsleuth.minify.search.driver import search
@@ -26,12 +26,14 @@ from torchsleuth.minify.search.subsets import NothingFails
 from torchsleuth.minify.states import SHAPES
 from torchsleuth.minify.writing import best_so_far, runtime_files, write_scripts
 from torchsleuth.processes.limits import clock_of_a_hang
-from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ROOM_FOR_LOAD, ScriptToVerify
+from torchsleuth.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.tensors.specs import TensorSpec
 from torchsleuth.workers.failure_rate import AGAIN, FlakyFailure
 
 # Of the time for everything, what the search leaves for writing and verifying.
 LEFT_FOR_VERIFYING = 0.2
+# Of a hang: three scripts at once, on two cores, each of which has to last as long as the failure takes to be seen.
+TIMES_TO_FAIL = 2.5
 VERIFY_TIMES = 3
 # A failure that comes only sometimes is shown by more runs, but not by more than anyone waits for.
 MOST_TIMES = 10
@@ -74,11 +76,10 @@ def minify_case(
     budget_seconds += wait_for_device(workers, case.device, budget_seconds)
     questions.deadline = started + budget_seconds
     SHAPES.set(questions.shapes)
-    # A script has to hang for as long, when it is verified.
-    clock = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"), ROOM_FOR_LOAD)
+    clock = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"), ROOM_FOR_SPEED)
     oracle = TrialOracle(questions, start.expected, clock).holding_to(start.state)
     keeper = _Keeper(folder, start, oracle, follower)
-    verifying = max(LEFT_FOR_VERIFYING * budget_seconds, oracle.seconds_to_fail)
+    verifying = max(LEFT_FOR_VERIFYING * budget_seconds, TIMES_TO_FAIL * oracle.seconds_to_fail)
     reduction = _searched(folder, start, oracle, keeper, max(0.0, budget_seconds - verifying))
     follower.begins("writing the scripts")
     state = reduction.state
@@ -95,7 +96,8 @@ def minify_case(
     worth_it = reduction.complete and not oracle.failing_is_slow
     explanation = Explanation(())
     if worth_it and follower.begins("asking what may vary"):
-        explanation = explain(state, oracle)
+        oracle.deadline = questions.deadline
+        explanation = explain(state, oracle, questions.deadline)
     more = _more(explanation, oracle)
     update_case(folder, _beside(explanation, oracle), extra=more)
     return MinifyResult(reduction, explanation, tuple(more["also"]), round(oracle.trial_seconds, 2))

@@ -20,19 +20,27 @@ from torchsleuth.minify.questions import Questions
 from torchsleuth.minify.search.contract import Oracle, State
 from torchsleuth.minify.search.state_key import state_key
 from torchsleuth.minify.trial_of_state import trial_of
-from torchsleuth.processes.limits import Limits, within
+from torchsleuth.processes.limits import LEAST_HANG, SECONDS_A_CALL, Limits, within
 from torchsleuth.script_runtime.signature import Signature, fingerprint
+from torchsleuth.trials.compile import tiny_trial
 from torchsleuth.trials.trial import EAGER, Outcome, Switches, Trial
 from torchsleuth.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.workers.queue import TrialQueue
 
-# A hang is told from a slow compile by this much: seconds at least, and times the slowest that passed.
-LEAST_CLOCK = 10.0
-# What hangs for this long is worth the question whether it hangs for all of its clock.
-QUICK_CLOCK = 4.0
+# What hangs for this long, and for this many times what a healthy part of it takes, is worth the question whether it
+# hangs for all of its clock.
+QUICK_CLOCK = 2.0
 SLACK = 5.0
-# Of the time that is left, what a phase of the question may take whether less of the compiler would do.
+# A healthy compile of so many calls takes twice as long as one of a single call.
+TWICE_AS_LONG = 20
+# A script has to hang on a machine that is somewhat faster by then, too.
+ROOM_FOR_SPEED = 1.2
+# The calls of a graph that has been made small.
+FEW_CALLS = 10
+# Of the time that is left, what the question may take whether less of the compiler would do.
 SHARE_FOR_ASKING = 0.1
+# One call, for each level.
+TINY = {"aot": "torch.ops.aten.abs.default(a)", "dynamo": "torch.abs(a)"}
 # Ways to see what a compiled graph computes without generating code, the quickest first.
 WITHOUT_CODE = (Switches(passes_alone=True), Switches(interpret=True))
 
@@ -54,7 +62,6 @@ class TrialOracle(Oracle):
     trial_seconds: float = 0.0
     also: dict[str, tuple[Signature, State]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
-    passed: list[tuple[int, float]] = field(default_factory=list)
     suspects: Sequence[str] = ()
     # What the last state that failed printed, and how far rounding alone moves the results of each that failed.
     text: str = ""
@@ -132,8 +139,8 @@ class TrialOracle(Oracle):
 
     @property
     def seconds_to_fail(self) -> float:
-        """What it takes to see a failure, where that is known: a hang's clock."""
-        return self.limits.compile if self.failing_is_slow and self.limits is not None else 0.0
+        """What it takes to see a failure of a small graph, where that is known: a hang's clock."""
+        return 0.0 if self.limits is None or not self.failing_is_slow else self._clock(self.limits, FEW_CALLS)
 
     @property
     def names_outputs(self) -> bool:
@@ -158,17 +165,17 @@ class TrialOracle(Oracle):
             return None
         if self.expected.kind == "accuracy":
             ways = [self._leaving_out(switches) for switches in WITHOUT_CODE]
-        elif (self.expected.kind, self.expected.phase) == ("hang", "compile") and self.limits is not None:
-            ways = self._less_patient(state, self.limits)
+        elif self.expected.kind == "hang":
+            short = self.short_limits(state)
+            needed = Switches(stop_after="codegen") if self.expected.phase == "compile" else Switches()
+            ways = [] if short is None else [self._leaving_out(needed, short)]
         else:
             return None
-        now = time.monotonic()
-        enough = None if self.deadline is None else now + SHARE_FOR_ASKING * (self.deadline - now)
+        now, enough = time.monotonic(), self.deadline
+        if enough is not None and not self.failing_is_slow:
+            enough = now + SHARE_FOR_ASKING * (enough - now)
         tickets = [
-            self.workers.submit(
-                way.trial(state), limits=within(way._limits(state) or self.workers.limits, enough)
-            )
-            for way in ways
+            self.workers.submit(way.trial(state), limits=within(way._limits(state), enough)) for way in ways
         ]
         found = None
         for way, ticket in zip(ways, tickets):
@@ -181,15 +188,40 @@ class TrialOracle(Oracle):
     def _leaving_out(self, switches: Switches, limits: Limits | None = None) -> TrialOracle:
         return replace(self, switches=switches, limits=limits or self.limits, also={}, errors=[])
 
-    def _less_patient(self, state: State, limits: Limits) -> list[TrialOracle]:
-        """With a clock by what the same graph takes up to the end of its passes, and no wait for a C++ compiler."""
+    def short_limits(self, state: State) -> Limits | None:
+        """Of a hang: a clock by what something healthy takes, measured now; None where that is hardly shorter.
+
+        A compile has to stop before the C++ compiler to be told by it.
+        """
+        limits = self.limits or self.workers.limits
+        normal = self._healthy_seconds(state, limits)
+        clock = max(QUICK_CLOCK, SLACK * (normal or 0.0))
+        if normal is None or 2 * clock > self._clock(limits, calls_of(state.graph)):
+            return None
+        compiling = limits.compile if self.expected.phase == "run" else clock
+        return replace(limits, compile=compiling, run=clock)
+
+    def _healthy_seconds(self, state: State, limits: Limits) -> float | None:
+        """What a state would take if it did not hang: in eager, or up to the end of its passes.
+
+        Where the passes hang, what a tiny compile takes, for its number of calls. None where a compile cannot be
+        stopped before the C++ compiler has its turn, whose seconds depend on too much.
+        """
+        if self.expected.phase == "run":
+            return self.questions.eager_seconds(state)
+        level = state.settings.level
+        differentiated = any(getattr(given.spec, "requires_grad", False) for given in state.inputs)
+        if level != "aot" and differentiated:
+            return None
         trial = replace(self.trial(state), switches=WITHOUT_CODE[0])
-        healthy = self.workers.run(trial, limits=limits)
-        clock = max(QUICK_CLOCK, SLACK * healthy.seconds)
-        if healthy.signature is not None or healthy.error is not None or 2 * clock > limits.compile:
-            return []
-        shorter = replace(limits, compile=clock, run=clock)
-        return [self._leaving_out(Switches(stop_after="codegen"), shorter)]
+        healthy = self.workers.run(trial, limits=replace(limits, compile=self.seconds_to_fail))
+        if healthy.error is not None:
+            return None
+        if healthy.signature is None:
+            return healthy.had
+        call = TINY[level]
+        tiny = self.workers.run(tiny_trial(level, call, "codegen"), limits=self.workers.limits, fresh=True)
+        return None if tiny.error is not None else tiny.had * (1 + calls_of(state.graph) / TWICE_AS_LONG)
 
     def trial(self, state: State) -> Trial:
         """The question that a state stands for."""
@@ -197,17 +229,18 @@ class TrialOracle(Oracle):
         trial = replace(trial, must_pass_in_eager=self.must_pass_in_eager)
         return trial if self.switches is None else replace(trial, switches=self.switches)
 
-    def _limits(self, state: State) -> Limits | None:
-        """A hang costs its clock each time: what is no larger than something that passed gets that one's time."""
-        if self.limits is None or self.expected.kind != "hang":
-            # What is cut short by the end of the search's time has told nothing.
-            return within(self.limits or self.workers.limits, self.deadline)
-        calls = calls_of(state.graph)
-        passed = [seconds for size, seconds in self.passed if size >= calls]
-        if not passed:
-            return self.limits
-        clock = max(LEAST_CLOCK, SLACK * max(passed))
-        return replace(self.limits, compile=min(clock, self.limits.compile), run=min(clock, self.limits.run))
+    def _limits(self, state: State) -> Limits:
+        """What is cut short by the end of the search's time has told nothing; a hang has a clock by its calls."""
+        limits = self.limits or self.workers.limits
+        if self.failing_is_slow and self.limits is not None:
+            clock = self._clock(limits, calls_of(state.graph))
+            compiling = limits.compile if self.expected.phase == "run" else clock
+            limits = replace(limits, compile=compiling, run=min(limits.run, clock))
+        return within(limits, self.deadline)
+
+    def _clock(self, limits: Limits, calls: int) -> float:
+        own = ROOM_FOR_SPEED * (LEAST_HANG + SECONDS_A_CALL * calls)
+        return min(limits.seconds(self.expected.phase), own)
 
     def _judge(self, outcome: Outcome, state: State) -> bool:
         self.outcomes += 1
@@ -221,8 +254,6 @@ class TrialOracle(Oracle):
             if "tolerances" in outcome.more:
                 self.tolerances[state_key(state)] = Tolerances(**outcome.more["tolerances"])
             return True
-        if outcome.signature is None and outcome.error is None:
-            self.passed.append((calls_of(state.graph), outcome.seconds))
         cut_short = outcome.signature is not None and outcome.signature.kind == "hang" != self.expected.kind
         if cut_short:
             self.errors.append("a trial was not done in its time (--budget)")

@@ -16,6 +16,7 @@ from torchsleuth.graphs.writes import written_inputs
 from torchsleuth.minify.case_state import SearchStart
 from torchsleuth.minify.search.contract import State
 from torchsleuth.minify.trial_of_state import trial_of
+from torchsleuth.processes.limits import seconds_of_a_hang
 from torchsleuth.repro.script import RUNTIME, runtime_text, script_text
 from torchsleuth.repro.small import small_script, small_scripts
 from torchsleuth.repro.small_graph import SmallGraph, SmallInput
@@ -98,6 +99,7 @@ def small_graph(
     folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances, text: str = ""
 ) -> SmallGraph:
     """The state as what a small script is written from; `text` is the traceback of a trial that failed."""
+    timeout, hangs = folder.case.extra.get("timeout"), start.expected.kind == "hang"
     return SmallGraph(
         graph=state.graph,
         inputs=tuple(SmallInput(i.name, i.spec, i.value) for i in state.inputs),
@@ -108,6 +110,7 @@ def small_graph(
         tolerance=tolerances.distance,
         case=folder.case.id,
         text=text,
+        hung_after=seconds_of_a_hang(timeout, calls_of(state.graph)) if hangs else None,
     )
 
 

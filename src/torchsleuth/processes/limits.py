@@ -1,7 +1,8 @@
 """How much of the machine one trial may use before it is ended.
 
 Each phase has its own clock, which starts when the phase does: a slow machine that is still loading inputs has
-not hung in the compiler. Every number can be chosen; the ones here are for a machine that is busy with other work.
+not hung in the compiler. It stands while the trial waits for a core (`processes.stopwatch`); what ends a trial when
+the time for everything is up is the deadline.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ SHARE_OF_FREE_MEMORY = 0.8
 LEAST_MEMORY = 2 << 30
 # Of a hang that was found without a clock.
 NO_TIMEOUT = 30.0
+# What a graph by itself has to last to have hung: not all that the program had, but this much for any, and for each of
+# its calls several times what a healthy compile of one takes.
+LEAST_HANG, SECONDS_A_CALL = 8.0, 0.1
 
 
 @dataclass(frozen=True)
 class Limits:
     """What one trial may use; seconds by phase, bytes of memory, bytes of output that are kept.
 
-    `processes` bounds what a trial may start: a compile needs a handful (shell, g++, assembler, linker).
+    `processes` bounds what a trial may start: a compile needs a handful (shell, g++, assembler, linker). `deadline`, of
+    time.monotonic, ends it in any phase; nothing can be told of it then.
 
     >>> Limits(compile=20).seconds("compile")
     20
@@ -35,14 +40,16 @@ class Limits:
     memory: int | None = None
     output: int = 64 << 10
     processes: int = 64
+    deadline: float | None = None
 
     def seconds(self, phase: str) -> float:
         """The clock of a phase: `Limits().seconds("run")`."""
         return {"compile": self.compile, "run": self.run, "eager": self.run}.get(phase, self.setup)
 
     def to_json(self) -> dict[str, Any]:
-        """As a message to another process."""
-        return asdict(self)
+        """As a message to another process, maybe on another machine, whose clock reads something else."""
+        left = None if self.deadline is None else self.deadline - time.monotonic()
+        return {**asdict(self), "deadline": left}
 
 
 def hang_seconds(timeout: object) -> float:
@@ -54,35 +61,44 @@ def hang_seconds(timeout: object) -> float:
     return float(timeout) if isinstance(timeout, (int, float)) and timeout else NO_TIMEOUT
 
 
-def clock_of_a_hang(limits: Limits, kind: str, timeout: object, room: float = 1.0) -> Limits:
-    """The limits under which a failure of this kind is tried.
+def seconds_of_a_hang(timeout: object, calls: int | None) -> float:
+    """The clock under which a graph of so many calls hangs by itself, which hung in a program under `timeout`.
 
-    >>> clock_of_a_hang(Limits(), "hang", 20).compile
-    20.0
+    Half of what the program had is enough for any; a few calls hang sooner, and what must last long is hard to make
+    small.
+
+    >>> seconds_of_a_hang(40, 1000), seconds_of_a_hang(40, 20), seconds_of_a_hang(4, None)
+    (20.0, 10.0, 8.0)
+    """
+    most = max(LEAST_HANG, hang_seconds(timeout) / 2)
+    return most if calls is None else min(most, LEAST_HANG + SECONDS_A_CALL * calls)
+
+
+def clock_of_a_hang(limits: Limits, kind: str, phase: str, timeout: object, room: float = 1.0) -> Limits:
+    """The limits under which a failure of this kind is tried; what is to hang while it runs has to be compiled first.
+
+    >>> clock_of_a_hang(Limits(), "hang", "compile", 60).compile
+    30.0
     """
     if kind != "hang":
         return limits
-    seconds = hang_seconds(timeout) * room
-    return replace(limits, compile=seconds, run=seconds)
+    seconds = room * seconds_of_a_hang(timeout, None)
+    return replace(limits, compile=limits.compile if phase == "run" else seconds, run=seconds)
 
 
 def within(limits: Limits, deadline: float | None, least: float = 5.0) -> Limits:
-    """The limits with no phase longer than there is time until `deadline` (of time.monotonic), but `least` seconds.
+    """The limits with an end of everything at `deadline` (of time.monotonic), but `least` seconds from now.
 
-    >>> within(Limits(compile=300), time.monotonic() - 1).compile
-    5.0
+    >>> within(Limits(), time.monotonic() - 1).deadline > time.monotonic()
+    True
     """
-    if deadline is None:
-        return limits
-    left = max(least, deadline - time.monotonic())
-    return replace(
-        limits, setup=min(limits.setup, left), compile=min(limits.compile, left), run=min(limits.run, left)
-    )
+    return limits if deadline is None else replace(limits, deadline=max(deadline, time.monotonic() + least))
 
 
 def limits_from_json(doc: Mapping[str, Any]) -> Limits:
     """What `Limits.to_json` wrote: `limits_from_json(Limits().to_json()) == Limits()`."""
-    return Limits(**doc)
+    left = doc.get("deadline")
+    return Limits(**{**doc, "deadline": None if left is None else time.monotonic() + left})
 
 
 def fair_memory(workers: int) -> int | None:

@@ -68,6 +68,7 @@ class PreparedInterpreter:
         self._lock = threading.Lock()
         self._frames = Frames()
         self._codes: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
         self._numbers = 0
         # What the interpreter was started with; a fork of it gets back what the person had.
         made = fresh_environment(self._environment, Path("unused"))
@@ -177,6 +178,8 @@ class PreparedInterpreter:
                     for message in self._frames.feed(data):
                         if "done" in message:
                             self._codes[message["done"]] = message["code"]
+                        elif "forked" in message:
+                            self._pids[message["forked"]] = message["pid"]
                 if number not in self._codes:
                     raise NotThere
             except BlockingIOError:
@@ -197,6 +200,11 @@ class Forked:
         self._home = home
         self.number = number
         self._ended: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its number, once it was heard of; `poll` listens."""
+        return self._home._pids.get(self.number)
 
     def poll(self) -> int | None:
         """Its exit status once it has ended; raises `NotThere` where that cannot be known any more."""

@@ -72,6 +72,15 @@ def _numbered(folder: str) -> list[str]:
         return []
 
 
+def tasks_of(pid: int) -> list[int]:
+    """The threads of a process by number, the first one's being its own; none where it has ended.
+
+    >>> os.getpid() in tasks_of(os.getpid()) or not os.path.isdir("/proc/self")
+    True
+    """
+    return [int(name) for name in _numbered(f"/proc/{pid}/task")]
+
+
 def tasks_running() -> int:
     """How many tasks the whole machine has, from one small file; 0 where it cannot be known."""
     try:

@@ -173,7 +173,8 @@ def _made(
 
 def _about(small: SmallGraph) -> str:
     case = f", case {small.case}" if small.case else ""
-    return f"torch {torch.__version__.partition('+')[0]}, torchsleuth {__version__}{case}"
+    clock = f"not done after {small.hung_after:.0f} s; " if small.hung_after else ""
+    return f"{clock}torch {torch.__version__.partition('+')[0]}, torchsleuth {__version__}{case}"
 
 
 def _settings(small: SmallGraph) -> list[str]:

@@ -36,6 +36,8 @@ class SmallGraph:
     # Of an error: the traceback of this very graph, which the script's test for it must fit.
     text: str = ""
     case: str | None = None
+    # Of a hang: the seconds after which it is one.
+    hung_after: float | None = None
 
     @property
     def names(self) -> dict[str, str]:

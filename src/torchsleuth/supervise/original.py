@@ -19,7 +19,6 @@ from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Triage, Verified
 from torchsleuth.cases.record import read_record
 from torchsleuth.cases.spool import WatchedProcess
-from torchsleuth.processes.limits import hang_seconds
 from torchsleuth.program.oracle import ask_program
 from torchsleuth.repro.assemble import CALL, LevelScript, call_files, scripts_of_levels, user_line_of_node
 from torchsleuth.supervise.scripts import ScriptRun, ScriptRunner
@@ -48,7 +47,7 @@ def verify_original(
     where = next((p for p in process.graph_folders() if p.name == f"g{record.number}"), None)
     levels = [] if where is None else scripts_of_levels(folder.case, where, process)
     run = _tried(folder, ORIGINAL, deadline, say, runner)
-    folder, run = _relabelled(folder, where, process, run, deadline, say, runner)
+    folder, run = _relabelled(folder, where, process, run, say)
     if not run.reproduced or _fails_in_eager(folder, ORIGINAL, deadline, runner, len(levels) > 1):
         folder, run = _first_failing(folder, levels[1:], run, deadline, say, runner)
     why = None
@@ -137,11 +136,9 @@ def _relabelled(
     where: Path | None,
     process: WatchedProcess,
     run: ScriptRun,
-    deadline: float,
     say: Say,
-    runner: ScriptRunner,
 ) -> tuple[CaseFolder, ScriptRun]:
-    """A hang as its script shows it: in another phase than the busy machine had it in, or one that ends, but late."""
+    """A hang as its script shows it: it may be in another phase than the program seemed to be in."""
     case = folder.case
     if case.kind != "hang" or run.reproduced:
         return folder, run
@@ -151,15 +148,6 @@ def _relabelled(
         files = scripts_of_levels(case, where, process)[0][1].files
         folder = update_case(folder, files, signature=run.seen, phase=run.seen.phase)
         return folder, dataclasses.replace(run, answer=Answer.FAILS)
-    if run.answer is Answer.PASSES:
-        clock = hang_seconds(case.extra.get("timeout"))
-        strict = runner.run(folder.file(ORIGINAL), case.signature, phase_seconds=clock, deadline=deadline)
-        if strict.reproduced:
-            say(
-                f"case {case.id}: it ends, but takes longer than the {clock:.0f} s of --timeout by itself, too"
-            )
-            extra = {**case.extra, "ends_after": round(run.seconds, 1)}
-            return update_case(folder, extra=extra), strict
     return folder, run
 
 

@@ -322,7 +322,7 @@ def _is_the_programs(folder: CaseFolder) -> bool:
 def _is_settled(folder: CaseFolder) -> bool:
     """Whether fewer calls than triage had could tell nothing more about who is at fault."""
     triage, small = folder.case.triage, folder.case.minified
-    if triage is None or triage.component is None:
+    if triage is None or triage.component is None or triage.error is not None:
         return False
     if triage.component == "program" or (triage.pinned and triage.not_narrowed is None):
         return True

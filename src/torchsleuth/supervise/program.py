@@ -24,6 +24,7 @@ from torchsleuth.cases.spool import (
     hang_failure,
     watched_processes,
 )
+from torchsleuth.processes.stopwatch import Stopwatch
 from torchsleuth.processes.tree import descendants_of, end_all, send
 from torchsleuth.watched.watch_settings import Settings
 
@@ -150,13 +151,13 @@ def _in_foreground() -> bool:
 
 
 class _Watchdog:
-    """Notices when one compile or one call of a compiled graph takes too long."""
+    """Notices when one compile or one call of a compiled graph takes too long, apart from waiting for a core."""
 
     def __init__(self, spool: Path, timeout: float | None, stacks_signal: int) -> None:
         self.spool = spool
         self.timeout = timeout
         self.stacks_signal = stacks_signal
-        self.since: dict[Path, tuple[UnderWay, float]] = {}
+        self.since: dict[Path, tuple[UnderWay, Stopwatch]] = {}
         self.noted: set[tuple[Path, UnderWay]] = set()
         self.next_look = 0.0
 
@@ -173,9 +174,9 @@ class _Watchdog:
             if where is None or before is None or before[0] != where:
                 self.since.pop(process.folder, None)
                 if where is not None:
-                    self.since[process.folder] = (where, now)
+                    self.since[process.folder] = (where, Stopwatch(process.pid))
                 continue
-            took = now - before[1]
+            took = before[1].seconds
             if self.timeout is not None and took > self.timeout and process.is_alive:
                 return process, hang_failure(where, self._stacks(process), self.timeout)
             if took > SLOW_SECONDS and (process.folder, where) not in self.noted:

@@ -1,7 +1,8 @@
 """Runs a written script in a fresh process with a fresh kernel cache, and says what came of it.
 
 A script that could not be set up has told nothing about the bug. Crashes and hangs are answers like any other; a hang
-is a phase that outlasts its clock, and the clock starts when the phase does. A fresh process is `python script`, or a
+is a phase that outlasts its clock; the clock starts when the phase does, and stands while the script waits for a core.
+A fresh process is `python script`, or a
 fork of an interpreter that had loaded torch and compiled nothing, where that comes to the same.
 """
 
@@ -25,12 +26,15 @@ from torchsleuth.cases.crash import signature_of_crash
 from torchsleuth.processes.compiler_probes import hand_probes_to, keep_probes_of
 from torchsleuth.processes.prepared import NotThere, PreparedInterpreter
 from torchsleuth.processes.starting import fresh_environment
+from torchsleuth.processes.stopwatch import Stopwatch
 from torchsleuth.processes.tree import kill_group
 from torchsleuth.script_runtime.signature import Signature
 
 # Importing torch on a loaded machine with a cold disk, and building the inputs.
 SETUP_SECONDS = 180.0
 PHASE_SECONDS = 600.0
+# What is to hang while it runs has to be compiled first, and that takes its time.
+COMPILE_FIRST, LEAST_COMPILE = 3.0, 60.0
 POLL_SECONDS = 0.02
 
 _STATUS = {1: Answer.FAILS, 0: Answer.PASSES, 2: Answer.OTHER, 3: Answer.CANNOT_TELL}
@@ -67,6 +71,9 @@ class ScriptRun:
 
 class Running(Protocol):
     """A script under way: `poll` is its exit status once it has ended; `end` kills it with all it started."""
+
+    @property
+    def pid(self) -> int | None: ...
 
     def poll(self) -> int | None: ...
 
@@ -172,7 +179,8 @@ def watched_run(
         hand_probes_to(places.cache)
         child = begin(places)
         try:
-            how, phase = _await(child, places.stderr, phase_seconds, deadline, stopped)
+            clocks = _clocks(expected, phase_seconds)
+            how, phase = _await(child, places.stderr, clocks, deadline, stopped)
         finally:
             child.end()
         keep_probes_of(places.cache)
@@ -202,6 +210,10 @@ class _Interpreter:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
     def poll(self) -> int | None:
         return self._child.poll()
 
@@ -210,22 +222,32 @@ class _Interpreter:
         self._child.wait()
 
 
+def _clocks(expected: Signature, seconds: float) -> dict[str | None, float]:
+    """The clock of each phase; None is that before the first."""
+    hangs_late = (expected.kind, expected.phase) == ("hang", "run")
+    compiling = max(COMPILE_FIRST * seconds, LEAST_COMPILE) if hangs_late else seconds
+    return {None: SETUP_SECONDS, "compile": compiling, "run": seconds}
+
+
 def _await(
-    child: Running, err: Path, phase_seconds: float, deadline: float | None, stopped: threading.Event
+    child: Running,
+    err: Path,
+    clocks: Mapping[str | None, float],
+    deadline: float | None,
+    stopped: threading.Event,
 ) -> tuple[str, str | None]:
     """Waits for the child; how that ended (ended, hung, late, stopped), and the last phase it announced."""
     phase: str | None = None
-    since = time.monotonic()
+    watch = Stopwatch(child.pid)
     seen = 0
     while child.poll() is None:
         time.sleep(POLL_SECONDS)
         seen, latest = _phases(err, seen)
         if latest is not None and latest != phase:
-            phase, since = latest, time.monotonic()
-        now = time.monotonic()
-        if now - since > (SETUP_SECONDS if phase is None else phase_seconds):
+            phase, watch = latest, Stopwatch(child.pid)
+        if watch.seconds > clocks[phase]:
             return "hung", phase
-        if deadline is not None and now > deadline:
+        if deadline is not None and time.monotonic() > deadline:
             return "late", phase
         if stopped.is_set():
             return "stopped", phase

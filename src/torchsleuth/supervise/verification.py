@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.cases.answer import Answer
-from torchsleuth.cases.folder import CaseFolder, update_case
+from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Case, Verified
-from torchsleuth.processes.limits import hang_seconds
+from torchsleuth.processes.limits import seconds_of_a_hang
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 
@@ -23,8 +23,8 @@ REPRO = "repro.py"
 CHECKPOINTS = "checkpoints"
 # What the verification gets in any case: a search that used up its time still ends with an answer.
 LEAST_SECONDS = 20.0
-# A hang takes all of its clock, and a loaded machine is slower than the one it was caught on.
-ROOM_FOR_LOAD = 1.5
+# Several that hang at once share the cores.
+ROOM_FOR_OTHERS = 1.5
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class VerifiedRepro:
         """What the case says of it."""
         eager = passes_in_eager(self.eager)
         why = fails_in_eager(self.eager) if self.needs_eager and eager is False else None
+        if self.runs and self.told_nothing:
+            why = self.runs[0].summary
         return Verified(len(self.runs), self.reproduced, self.holds, why, eager)
 
 
@@ -102,12 +104,12 @@ def fails_in_eager(run: ScriptRun) -> str:
 
 
 def phase_clock(case: Case) -> float:
-    """Seconds that compiling or running may take in a script of the case; a hang has the clock it was caught under."""
+    """Seconds that compiling or running may take in a script of the case; a hang has a clock by its number of calls."""
     if case.kind != "hang":
         return PHASE_SECONDS
-    if case.extra.get("ends_after"):  # it is known to end, and that this takes too long
-        return hang_seconds(case.extra.get("timeout"))
-    return max(LEAST_SECONDS, hang_seconds(case.extra.get("timeout")) * ROOM_FOR_LOAD)
+    whole = None if case.graph is None else case.graph.calls
+    left = whole if case.minified is None or case.minified.calls is None else case.minified.calls
+    return seconds_of_a_hang(case.extra.get("timeout"), left)
 
 
 def verified_repro(
@@ -126,7 +128,8 @@ def verified_repro(
     A failure that does not come `always` holds where it came at all and nothing else did. With `in_eager` a script has
     to pass without the compiler; where none does, the first that fails is taken, and told so.
     """
-    clock = phase_clock(folder.case)
+    # How many calls are left is known since the scripts were written.
+    clock = phase_clock(open_case(folder.path.parent, str(folder.path)).case)
     best: VerifiedRepro | None = None
     # With no time left only these are tried after the first: the small ones that do what the trials did.
     most_exact = [each.form for each in scripts if not each.needs_inputs][-1:]
@@ -139,7 +142,8 @@ def verified_repro(
             continue
         if script.needs_inputs:
             _put(folder, script)
-        least = time.monotonic() + LEAST_SECONDS + (clock if folder.case.kind == "hang" else 0.0)
+        hangs = ROOM_FOR_OTHERS * clock if folder.case.kind == "hang" else 0.0
+        least = time.monotonic() + max(LEAST_SECONDS, hangs)
         runs = _Runs(
             runner,
             folder.file(REPRO if script.needs_inputs else script.name),
@@ -185,8 +189,11 @@ class _Runs:
         )
 
     def times(self, times: int, at_once: int, always: bool) -> list[ScriptRun]:
-        """The runs that are asked for; one alone where the failure comes `always` and that one does not show it."""
-        first = self._times(1, 1) if always else []
+        """The runs that are asked for; one alone where the failure comes `always` and that one does not show it.
+
+        Hangs are waited for together: each takes its whole clock.
+        """
+        first = self._times(1, 1) if always and self.expected.kind != "hang" else []
         if times == len(first) or not all(run.reproduced for run in first):
             return first
         return first + self._times(times - len(first), at_once)

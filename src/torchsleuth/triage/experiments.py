@@ -90,6 +90,8 @@ class ExperimentRunner:
     limits: Limits | None = None
     say: Callable[[str], None] = lambda text: None
     deadline: float | None = None
+    # The stage after which a compile is decided, where an experiment does not say.
+    stop_after: str | None = None
     log: list[Result] = field(default_factory=list)
 
     def ask(self, state: State, experiments: Sequence[Experiment]) -> list[Result]:
@@ -97,9 +99,7 @@ class ExperimentRunner:
         if self.out_of_time:
             late = Outcome(None, 0.0, error=OUT_OF_TIME)
             return [Result(experiment, Answer.CANNOT_TELL, late) for experiment in experiments]
-        limits = self.limits or self.workers.limits
-        if self.expected.kind != "hang":  # whose clock is the question
-            limits = within(limits, self.deadline, least=10.0)
+        limits = within(self.limits or self.workers.limits, self.deadline, least=2.0)
         return self.ask_pairs([(state, experiment) for experiment in experiments], limits)
 
     def ask_pairs(self, pairs: Sequence[tuple[State, Experiment]], limits: Limits | None) -> list[Result]:
@@ -110,25 +110,12 @@ class ExperimentRunner:
             trial, trace = self.trial(state, experiment)
             self.say(f"trying: {experiment.what}")
             asked.append((experiment, trace, self.workers.submit(trial, limits=limits)))
-        results = [
-            self.result(experiment, trace, self._unless_cut_off(ticket.result(), limits))
-            for experiment, trace, ticket in asked
-        ]
+        results = [self.result(experiment, trace, ticket.result()) for experiment, trace, ticket in asked]
         for result in results:
             took = min(time.monotonic() - started, result.outcome.seconds)
             self.say(f"{result.experiment.what}: {result.answer.value} ({took:.1f} s)")
         self.log += results
         return results
-
-    def _unless_cut_off(self, outcome: Outcome, limits: Limits | None) -> Outcome:
-        """What the end of the search's time has cut off did not hang: nothing can be told of it."""
-        seen, own = outcome.signature, self.limits or self.workers.limits
-        if seen is None or seen.kind != "hang" or limits is None:
-            return outcome
-        if limits.seconds(seen.phase) >= own.seconds(seen.phase):
-            return outcome
-        doing = {"compile": "it was compiled", "run": "it ran"}.get(seen.phase, "it was set up")
-        return replace(outcome, signature=None, error=f"{OUT_OF_TIME} while {doing}")
 
     @property
     def workers(self) -> TrialQueue:
@@ -169,7 +156,7 @@ class ExperimentRunner:
             experiment.backend,
             experiment.interpret,
             experiment.eager,
-            experiment.stop_after,
+            experiment.stop_after or (None if experiment.to_the_end else self.stop_after),
             None if trace is None else str(trace.absolute()),
             forward_only=experiment.forward_only,
             snippet=experiment.snippet,

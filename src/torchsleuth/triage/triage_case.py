@@ -64,11 +64,15 @@ class NotPinnedDown(SleuthError):
 
 
 class PutOff(Exception):
-    """The rest is for when the graph is small; `nodes` are those that the failing run was at."""
+    """The rest is for when the graph is small; `nodes` are those that the failing run was at.
 
-    def __init__(self, nodes: Sequence[str]) -> None:
+    `component` where the level at which the graph fails leaves one only.
+    """
+
+    def __init__(self, nodes: Sequence[str], component: str | None = None) -> None:
         super().__init__(PUT_OFF)
-        self.nodes = tuple(nodes)
+        self.nodes = tuple(dict.fromkeys(nodes))
+        self.component = component
 
 
 def triage_case(
@@ -98,7 +102,7 @@ def triage_case(
     questions.deadline = started + waited + budget_seconds
     SHAPES.set(questions.shapes)
     start = questions.start_of(folder)
-    limits = clock_of_a_hang(workers.limits, case.kind, case.extra.get("timeout"))
+    limits = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"))
     runner = ExperimentRunner(questions, start.expected, limits, say, questions.deadline)
     small = questions.smallest.get(folder.path)
     try:
@@ -109,7 +113,9 @@ def triage_case(
         )
     except PutOff as why:
         seconds = round(time.monotonic() - started, 2)
-        return update_case(folder, triage=Triage(error=PUT_OFF, nodes=why.nodes, seconds=seconds))
+        line = PUT_OFF if why.component is not None else None
+        known = Triage(why.component, error=PUT_OFF, nodes=why.nodes, seconds=seconds, not_narrowed=line)
+        return update_case(folder, triage=known)
     triage = _written(case, start, found, runner, time.monotonic() - started)
     return update_case(folder, triage=triage)
 
@@ -122,7 +128,7 @@ def _of_capture(case: Case, triage: Triage) -> Triage:
 
 def _of_smallest(case: Case, small: Reduction, runner: ExperimentRunner) -> Finding:
     """Who is at fault in the graph that `minify` has left."""
-    first = runner.one(small.state, SMALLEST)
+    runner, first = _hurried(runner, small.state, SMALLEST)
     if not first.fails:
         why = first.outcome.error or "it does not fail once more"
         raise NotPinnedDown(f"the smallest graph of case {case.id} cannot be asked who is at fault: {why}")
@@ -137,7 +143,11 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, bef
     looks = [AS_IT_WAS] if case.phase == "compile" else []
     in_eager = FORWARD_IN_EAGER if case.phase == "compile" and case.direction == "forward" else IN_EAGER
     looks += [in_eager] if case.kind != "accuracy" else []
-    seen = dict(zip(looks, runner.ask(start.state, looks)))
+    if case.kind == "hang" and AS_IT_WAS in looks:
+        runner, hung = _hurried(runner, start.state, AS_IT_WAS)
+        seen = {AS_IT_WAS: hung, in_eager: runner.one(start.state, in_eager)}
+    else:
+        seen = dict(zip(looks, runner.ask(start.state, looks)))
     eager = seen.get(in_eager)
     if eager is not None and _fails_in_eager(case, eager):
         node = str(eager.outcome.more.get("node", ""))
@@ -145,14 +155,34 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, bef
         said = f"it fails without the compiler, too: {summary}"
         return Finding("program", "operator", said, True, nodes=(node,))
     first = _failing(case, start, runner, seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
-    if first is not None and first.steps and first.steps[-1].kind == "lower":
+    if case.kind != "hang" and first is not None and first.steps and first.steps[-1].kind == "lower":
         found = stopped_at(runner, start.state, first.steps) or NO_SWITCH
         return _with_settings(runner, start.state, found)
-    # Each run that hangs costs its clock, so that what is known of a hang is known early.
-    if before_minify and case.kind != "hang" and calls_of(start.state.graph) >= MANY_CALLS:
-        raise PutOff([name for step in reversed(first.steps if first else ()) for name in step.nodes])
+    if before_minify and calls_of(start.state.graph) >= MANY_CALLS:
+        at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
+        # What is cut after AOTAutograd and hangs by itself has left all but one behind.
+        alone = case.kind == "hang" and _is_inductors(start.state)
+        raise PutOff(at, "inductor" if alone else None)
     state, first, unclear = _fewer_calls(case, start, runner, first)
     return _with_settings(runner, state, _with_calls(state, _component(runner, state, first), unclear))
+
+
+def _hurried(runner: ExperimentRunner, state: State, look: Experiment) -> tuple[ExperimentRunner, Result]:
+    """A first look at a state, and who is to ask on: of a compile that hangs, with as short a clock as tells it."""
+    if (runner.expected.kind, runner.expected.phase) == ("hang", "compile"):
+        oracle = TrialOracle(runner.questions, runner.expected, runner.limits, runner.deadline)
+        limits = oracle.short_limits(state)
+        if limits is not None:
+            hurried = replace(runner, limits=limits, stop_after="codegen")
+            result = hurried.one(state, look)
+            if result.fails:
+                return hurried, result
+    return runner, runner.one(state, look)
+
+
+def _is_inductors(state: State) -> bool:
+    inductor = state.settings.level == "aot" and not state.embedded.defines_backend
+    return inductor and state.settings.backend == "inductor" and not has_custom_operator(state)
 
 
 def _failing(case: Case, start: SearchStart, runner: ExperimentRunner, first: Result) -> Result:
@@ -244,8 +274,12 @@ def _component(runner: ExperimentRunner, state: State, first: Result) -> Finding
         return operator
     if state.embedded.defines_backend:
         return Finding("backend", state.settings.backend, pinned=True)
-    part = stopped_at(runner, state, first.steps) if runner.expected.phase == "compile" else None
-    part = part or narrowed(runner, state, first)
+    looks = [lambda: narrowed(runner, state, first)]
+    if runner.expected.phase == "compile":
+        # What hangs for what it was given, and not by itself, may stand anywhere when its time is up.
+        first_of_all = 1 if runner.expected.kind == "hang" and calls_of(state.graph) > 1 else 0
+        looks.insert(first_of_all, lambda: stopped_at(runner, state, first.steps))
+    part = next(filter(None, (look() for look in looks)), None)
     return part or (Finding("inductor", detail=TIME_WAS_UP) if runner.out_of_time else NO_SWITCH)
 
 

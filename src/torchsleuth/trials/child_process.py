@@ -14,11 +14,13 @@ from torchsleuth.cases.crash import signature_of_crash
 from torchsleuth.processes.bounded_output import BoundedOutput
 from torchsleuth.processes.frames import BrokenFrame, Frames
 from torchsleuth.processes.limits import Limits
+from torchsleuth.processes.stopwatch import Stopwatch
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.trial import Outcome, outcome_to_json
 
 SETUP = "setup"
 ONCE, DEVICE, SHAPES = "once", "device", "shapes"
+TIME_WAS_UP = "the time was up before the trial was done (--budget)"
 _WHY = {
     "memory": "it was ended because it took more than {memory} MB of memory",
     "processes": "it was ended because it started more than {processes} processes",
@@ -31,20 +33,30 @@ class Job:
 
     number: int
     limits: Limits
+    pid: int | None = None
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     phase: str = SETUP
-    since: float = field(default_factory=time.monotonic)
     outcome: dict[str, Any] | None = None
-    # Why we ended it, where we did: hang, memory, processes or cancel.
+    # Why we ended it, where we did: hang, late, memory, processes or cancel.
     ended: str | None = None
     peak: int = 0
+    # Seconds that the phases before this one had.
+    had: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.watch = Stopwatch(self.pid)
 
     def enter(self, phase: str) -> None:
-        self.phase, self.since = phase, time.monotonic()
+        self.had += self.watch.seconds
+        self.phase, self.watch = phase, Stopwatch(self.pid)
 
-    def overdue(self, now: float) -> bool:
-        return self.ended is None and now - self.since > self.limits.seconds(self.phase)
+    def overdue(self, now: float) -> str | None:
+        """Why it is to be ended now, if it is: its phase has hung, or the time for everything is up."""
+        if self.ended is None and self.watch.seconds > self.limits.seconds(self.phase):
+            return "hang"
+        late = self.limits.deadline is not None and now > self.limits.deadline
+        return "late" if self.ended is None and late else None
 
 
 @dataclass
@@ -129,12 +141,15 @@ def outcome_of(job: Job, status: int | None, printed: str) -> dict[str, Any]:
     'SIGSEGV'
     """
     seconds = time.monotonic() - job.started
-    more: dict[str, Any] = {"peak_memory": job.peak}
+    more: dict[str, Any] = {"peak_memory": job.peak, "had": round(job.had + job.watch.seconds, 4)}
     if job.outcome is not None:
         return {**job.outcome, "seconds": round(seconds, 4), "more": {**job.outcome["more"], **more}}
     signature: Signature | None = None
     error = None
+    if job.ended == "late":
+        return outcome_to_json(Outcome(None, seconds, TIME_WAS_UP, printed, more=more))
     if job.ended == "hang":
+        more["clock"] = job.limits.seconds(job.phase)
         if job.phase == SETUP:
             error = f"the trial was not ready to compile after {job.limits.setup:g} s"
         else:

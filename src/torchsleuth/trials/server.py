@@ -214,6 +214,7 @@ class Server:
         pid = os.fork()
         if pid:
             self.others[pid] = client, message["number"]
+            client.tell({"forked": message["number"], "pid": pid})
             for descriptor in descriptors:
                 os.close(descriptor)
             self.after_fork()
@@ -243,7 +244,7 @@ class Server:
         serves = message["serves"]
         child = next((c for c in self.children.values() if c.ready and c.serves == serves), None)
         child = child or self.made(serves)
-        child.take(Job(message["number"], limits_from_json(message["limits"])))
+        child.take(Job(message["number"], limits_from_json(message["limits"]), child.pid))
         self.tell({"started": message["number"], "pid": child.pid})
         try:
             write_all(child.commands, frame(message))
@@ -296,7 +297,7 @@ class Server:
             self.sent = True
             learn = named_function(self.learn.split(",")[0])
             self.learner = self.fork(lambda _, results: write_all(results, frame({"learned": learn()})))
-            self.learner.take(Job(LEARNER, Limits()))
+            self.learner.take(Job(LEARNER, Limits(), self.learner.pid))
         return self.learner is not None and not self.knows_enough
 
     def learned(self, what: Any) -> None:
@@ -406,8 +407,8 @@ class Server:
                 continue
             used = resident_bytes(child.pid)
             job.peak = max(job.peak, used)
-            if job.overdue(now):
-                self.kill(child, "hang")
+            if (why := job.overdue(now)) is not None:
+                self.kill(child, why)
             elif job.limits.memory and used > job.limits.memory:
                 self.kill(child, "memory")
             elif grown > job.limits.processes:

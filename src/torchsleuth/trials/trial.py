@@ -109,6 +109,11 @@ class Outcome:
     cached: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def had(self) -> float:
+        """Seconds apart from those in which the trial stood in line for a core, where that was measured."""
+        return float(self.more.get("had", self.seconds))
+
     def fails_like(self, expected: Signature) -> bool:
         """Whether this is the failure looked for.
 

@@ -66,9 +66,8 @@ def find_workarounds(
     """What was tried to make the case's graph pass, the cheapest verified one first; it is in the case as well."""
     refuse_hopeless(folder.case)
     start = questions.start_of(folder)
-    # The whole graph is compiled, which takes longer than it took to come to where it hung.
-    timeout = folder.case.extra.get("timeout")
-    limits = clock_of_a_hang(questions.workers.limits, folder.case.kind, timeout, room=1.5)
+    case = folder.case
+    limits = clock_of_a_hang(questions.workers.limits, case.kind, case.phase, case.extra.get("timeout"))
     SHAPES.set(questions.shapes)
     questions.deadline = time.monotonic() + budget_seconds
     runner = ExperimentRunner(questions, folder.case.signature, limits, say)

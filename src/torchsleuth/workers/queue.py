@@ -163,5 +163,6 @@ class TrialQueue:
 
 def _outwaited(known: Outcome, limits: Limits) -> bool:
     """Whether an answer is that of a shorter clock: what hung then may end by now."""
-    hung = known.signature is not None and known.signature.kind == "hang"
-    return hung and known.seconds < limits.seconds(known.signature.phase if known.signature else "")
+    if known.signature is None or known.signature.kind != "hang":
+        return False
+    return known.more.get("clock", known.seconds) < limits.seconds(known.signature.phase)

@@ -21,7 +21,7 @@ from torchsleuth.graphs.cut import cut, units
 from torchsleuth.graphs.recording import RecordedTensor, Recording
 from torchsleuth.minify.reducers.gradients import gradient_of_part, lone_gradient
 from torchsleuth.minify.search.contract import State
-from torchsleuth.minify.search.engine import Engine
+from torchsleuth.minify.search.engine import Engine, lowest
 from torchsleuth.minify.search.subsets import (
     Ask,
     Elements,
@@ -41,8 +41,11 @@ REACH = (1, 3)
 MOST_EXPOSED = 64 << 20
 
 
-def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
-    """The state with as few calls as still fail; `seeds` are names of nodes that may be to blame, best first."""
+def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = (), coarse: bool = False) -> State:
+    """The state with as few calls as still fail; `seeds` are names of nodes that may be to blame, best first.
+
+    With `coarse`, what single calls can be left out is not asked: half of the questions.
+    """
     recording = engine.oracle.recording(state) or record_here(state)
     groups = units(recording)
     if len(groups) == 0:
@@ -60,7 +63,9 @@ def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = ()) -> Sta
     )
     race = _racer(engine, state, recording, groups)
     point = _pointer(engine, state, recording, groups)
-    best = smallest_failing(elements, together, apart, suspects, race, point, engine.width)
+    best = smallest_failing(elements, together, apart, suspects, race, point, engine.width, coarse)
+    if coarse:
+        return engine.best
     # Now name by name: of a tuple's parts only those that matter stay.
     kept = [(name,) for element in best for name in groups[element]]
     one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))
@@ -112,6 +117,41 @@ def cut_at_first_wrong(engine: Engine, state: State) -> State:
         elements, covers, compiled, lambda each: interpreted(each) is not None, _suspects(engine, groups)
     )
     return engine.best
+
+
+def grown(engine: Engine, state: State, small: State) -> State | None:
+    """The smallest part of a state around the calls of `small`, which are too few to fail, that does.
+
+    What takes twice as long with each call more is found with a short clock, and needs a few calls more for a long one.
+    """
+    recording = engine.oracle.recording(state) or record_here(state)
+    groups = units(recording)
+    neighbours = elements_of(recording, groups, ()).neighbours
+    kept = {node.name for node in small.graph.graph.nodes}
+    near = [number for number, group in enumerate(groups) if kept.intersection(group)]
+    first = len(near)
+    for number in near:  # which gets longer meanwhile: ever farther ones
+        near += [other for other in neighbours[number] if other not in near]
+    asker = _Asker(engine, state, recording, groups)
+    sizes = [first + more for more in _ever_more(len(near) - first)]
+
+    def ask(numbers: Sequence[int]) -> tuple[int, State] | None:
+        place = asker([tuple(sorted(near[:size])) for size in numbers])
+        return None if place is None else (place, engine.best)
+
+    return lowest(ask, engine.width, sizes)[1]
+
+
+def _ever_more(most: int) -> list[int]:
+    """Numbers up to `most`, ever farther apart.
+
+    >>> _ever_more(20)
+    [1, 2, 3, 4, 6, 9, 13, 19, 20]
+    """
+    found = [1] if most else []
+    while found and found[-1] < most:
+        found.append(min(most, max(found[-1] + 1, found[-1] * 3 // 2)))
+    return found
 
 
 def _suspects(engine: Engine, groups: Sequence[tuple[str, ...]]) -> Callable[[], list[int]]:
@@ -234,7 +274,8 @@ def elements_of(
 ) -> Elements:
     """The units as numbers, with who touches whom, who is blamed and one of each kind.
 
-    Of blamed units of one kind only the first is tried where they are `alike`, that is, where values do not matter.
+    Of blamed units of one kind only the first is tried by itself where they are `alike`, that is, where values do not
+    matter.
     """
     owner = {name: number for number, group in enumerate(groups) for name in group}
     before: list[list[int]] = []

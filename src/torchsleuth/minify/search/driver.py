@@ -29,7 +29,7 @@ from torchsleuth.minify.reducers.gradients import plain_gradients
 from torchsleuth.minify.reducers.inputs import merge_inputs
 from torchsleuth.minify.reducers.level import lift
 from torchsleuth.minify.reducers.nested import inline_nested
-from torchsleuth.minify.reducers.nodes import cut_at_first_wrong, reduce_nodes
+from torchsleuth.minify.reducers.nodes import cut_at_first_wrong, grown, reduce_nodes
 from torchsleuth.minify.reducers.outputs import drop_outputs
 from torchsleuth.minify.reducers.settings import default_settings, for_inference
 from torchsleuth.minify.reducers.shapes import fewer_dimensions, smaller_sizes
@@ -95,10 +95,12 @@ def search(
     engine.listener.started(state)
     complete = True
     try:
-        _quickly(engine, seeds, calls_only)
-        if calls_only:
+        few = _quickly(engine, seeds, calls_only)
+        if calls_only and not few:
             _fewest_calls(engine, seeds)
-        else:
+        elif few and not calls_only:
+            _plainer(engine)
+        elif not calls_only:
             _fixpoint(engine, seeds)
     except (OutOfBudget, KeyboardInterrupt):
         complete = False
@@ -112,22 +114,30 @@ def search(
     )
 
 
-def _quickly(engine: Engine, seeds: Sequence[str], calls_only: bool) -> None:
+def _quickly(engine: Engine, seeds: Sequence[str], calls_only: bool) -> bool:
     """The smallest of what an oracle that answers sooner calls failing and the search's own oracle does as well.
 
-    Each step of the quick search is kept: where the last does not hold, an earlier one may.
+    Each step of the quick search is kept: where the last does not hold, an earlier one may. True where it has as few
+    calls as can be found in any time: those that fail by a short clock, and what they need for a long one.
     """
     state = engine.best
     if calls_of(state.graph) >= WORTH_A_SHORTCUT and engine.begins("nodes"):
         state = cut_at_first_wrong(engine, state)
     quicker = engine.oracle.quicker(state) if calls_of(state.graph) >= WORTH_A_SHORTCUT else None
     if quicker is None:
-        return
+        return False
     now = time.monotonic()
     deadline = None if engine.deadline is None else now + SHARE_FOR_A_SHORTCUT * (engine.deadline - now)
     shortcut = Engine(
         quicker, state, width=engine.width, deadline=deadline, listener=_WhatIsAsked(engine.listener)
     )
+    if engine.oracle.failing_is_slow:
+        with contextlib.suppress(OutOfBudget, NothingFails):
+            _fewest_nodes(shortcut, seeds, coarse=True)
+        if not engine.fails("nodes", "found quickly", shortcut.best):
+            engine.queries += shortcut.queries
+            return grown(engine, state, shortcut.best) is not None
+        engine.accept("nodes", shortcut.best)
     with contextlib.suppress(OutOfBudget, NothingFails):
         if calls_only:
             _fewest_calls(shortcut, seeds)
@@ -140,6 +150,7 @@ def _quickly(engine: Engine, seeds: Sequence[str], calls_only: bool) -> None:
         # What ends within a short clock ends within a long one; what is right without code is taken for right.
         passed = {key: False for key, failed in shortcut.known.items() if not failed}
         engine.known = passed | engine.known
+    return False
 
 
 class _WhatIsAsked(Listener):
@@ -164,13 +175,18 @@ def smallest_held(engine: Engine, states: Sequence[State]) -> State | None:
     return lowest(ask, engine.width, range(1, len(states)))[1]
 
 
+def _fewest_nodes(engine: Engine, seeds: Sequence[str], coarse: bool = False) -> None:
+    if engine.begins("nodes"):
+        reduce_nodes(engine, engine.best, seeds, coarse)
+
+
 def _fewest_calls(engine: Engine, seeds: Sequence[str], again: bool = False) -> None:
     """Fewer nodes, then fewer calls in other ways; where those changed something, nodes again."""
     if not again and engine.begins("derivatives"):
         settle(engine, "derivatives", plain_gradients, engine.best)
     while True:
-        if (not again or calls_of(engine.best.graph) > 1) and engine.begins("nodes"):
-            reduce_nodes(engine, engine.best, () if again else seeds)
+        if not again or calls_of(engine.best.graph) > 1:
+            _fewest_nodes(engine, () if again else seeds)
         again = True
         searched = engine.best
         for name, reducer in STRUCTURE.items():
@@ -186,13 +202,18 @@ def _fixpoint(engine: Engine, seeds: Sequence[str]) -> None:
         before = size_of(engine.best)
         _fewest_calls(engine, seeds, again)
         again = True
-        if engine.begins("leap"):
-            _leap(engine)
-        for name, reducer in DETAILS.items():
-            if engine.begins(name):
-                settle(engine, name, reducer, engine.best)
+        _plainer(engine)
         if size_of(engine.best) == before:
             return
+
+
+def _plainer(engine: Engine) -> None:
+    """Everything but the calls at its plainest: in one step, then what that left by itself."""
+    if engine.begins("leap"):
+        _leap(engine)
+    for name, reducer in DETAILS.items():
+        if engine.begins(name):
+            settle(engine, name, reducer, engine.best)
 
 
 def _leap(engine: Engine) -> None:

@@ -44,7 +44,8 @@ class NothingFails(Exception):
 class Elements:
     """`count` elements in dataflow order, which of them touch, and what is known about who is to blame.
 
-    `kinds` are covers: ever larger sets that hold one of each kind of element, with ever more around it.
+    `kinds` are covers: ever larger sets that hold one of each kind of element, with ever more around it; `blamed` are
+    those that the failure was seen at, all of them, where it is one of each kind in `seeds`.
     """
 
     count: int
@@ -69,8 +70,9 @@ def smallest_failing(
     ask_passing: Ask | None = None,
     point: Callable[[Sequence[Subset]], bool] | None = None,
     width: int = 1,
+    coarse: bool = False,
 ) -> Subset:
-    """A subset that fails and none of whose parts with one element less does.
+    """A subset that fails and none of whose parts with one element less does; with `coarse` no such part is asked.
 
     `ask_apart` tries elements without their connections; `suspects` says whom the last failure points at;
     `ask_passing`, where given, answers with the first of disconnected subsets that passes, and `point` tries ever
@@ -98,7 +100,10 @@ def smallest_failing(
         if place is None and ask([whole]) is None:
             raise NothingFails("the whole does not fail")
         found = whole if place is None else smaller[place]
-    found = one_less(counted(halved(found, ask), ask), ask)
+    found = counted(halved(found, ask), ask)
+    if coarse:
+        return found
+    found = one_less(found, ask)
     if len(found) <= MOST_PAIRED and any(set(found) < set(subset) for subset in passed):
         found = two_less(found, ask)
     return found
@@ -170,13 +175,16 @@ def first_of(subsets: Sequence[Subset], ask: Ask, *, one_by_one: bool = False) -
 
 
 def _blamed(elements: Elements, ask: Ask) -> Subset | None:
-    """The blamed, one by one; where they are many, as the nodes of a kernel are, all of them together first."""
-    many = MOST_SEEDS < len(elements.blamed) <= WORTHWHILE * elements.count
-    if many and ask([elements.blamed]) is not None:
+    """The blamed: together first where they are many, as a kernel's nodes are; else one by one, and then together."""
+    few = len(elements.blamed) <= MOST_SEEDS
+    together = 1 < len(elements.blamed) <= WORTHWHILE * elements.count
+    if together and not few and ask([elements.blamed]) is not None:
         return elements.blamed
-    singles = [(seed,) for seed in list(elements.seeds)[:MOST_SEEDS]]
-    place = first_of(singles, ask)
-    return None if place is None else singles[place]
+    guesses: list[Subset] = [(seed,) for seed in list(elements.seeds)[:MOST_SEEDS]]
+    if together and few:
+        guesses.append(elements.blamed)
+    place = first_of(guesses, ask)
+    return None if place is None else guesses[place]
 
 
 def _alone(
