@@ -2,7 +2,7 @@
 
     python benchmarks/compare.py            # the full table: 65 graphs x 3 dtypes, about 10 minutes
     python benchmarks/compare.py --quick    # 6 graphs, a minute
-    python benchmarks/compare.py --device cuda
+    python benchmarks/compare.py --device cuda --jobs 5
 
 Healthy results come from the real backend. Faults are planted in a copy of the graph; their results are made
 three ways in turn: run eagerly, run with float32 intermediates as a fusing compiler would, and the exact effect
@@ -12,10 +12,15 @@ of the fault added to the real compiled result. A fault counts when its true eff
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
 import json
+import math
 import random
 import resource
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -256,6 +261,9 @@ def main() -> None:
     parser.add_argument("--only", choices=("accuracy", "same", "cost"), default=None)
     parser.add_argument("--per-kind", type=int, default=3, help="faults of each kind per graph and dtype")
     parser.add_argument("--json", default=None, help="also write the counts here")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes for the accuracy table, seeds shared out"
+    )
     given = parser.parse_args()
     seeds = range(*map(int, given.seeds.split(":"))) if given.seeds else SEEDS
     print(f"torch {torch.__version__}, {given.device}, {torch.get_num_threads()} threads")
@@ -264,11 +272,39 @@ def main() -> None:
     if given.only in (None, "cost"):
         cost_figures(given.device, given.quick)
     if given.only in (None, "accuracy"):
-        counts = accuracy_table(seeds[:6] if given.quick else seeds, given.per_kind, given.device)
+        seeds = seeds[:6] if given.quick else seeds
+        if given.jobs > 1:
+            counts = shared_out(seeds, given)
+        else:
+            counts = accuracy_table(seeds, given.per_kind, given.device)
         print_accuracy(counts)
         if given.json:
             with open(given.json, "w") as out:
                 json.dump({rule: {str(k): v for k, v in c.items()} for rule, c in counts.items()}, out)
+
+
+def shared_out(seeds: range, given: argparse.Namespace) -> dict[str, collections.Counter]:
+    """The counts of several processes, each with a part of the seeds."""
+    counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    with tempfile.TemporaryDirectory() as folder:
+        step = math.ceil(len(seeds) / given.jobs)
+        parts = [seeds[start : start + step] for start in range(0, len(seeds), step)]
+        files = [f"{folder}/{part.start}.json" for part in parts]
+        options = ["--device", given.device, "--only", "accuracy", "--per-kind", str(given.per_kind)]
+        running = [
+            subprocess.Popen(
+                [sys.executable, __file__, *options, "--seeds", f"{part.start}:{part.stop}", "--json", file],
+                stdout=subprocess.DEVNULL,
+            )
+            for part, file in zip(parts, files)
+        ]
+        if any([process.wait() for process in running]):
+            raise SystemExit("a process of the table failed; its error stands above")
+        for file in files:
+            with open(file) as text:
+                for rule, found in json.load(text).items():
+                    counts[rule].update({ast.literal_eval(key): number for key, number in found.items()})
+    return counts
 
 
 if __name__ == "__main__":
