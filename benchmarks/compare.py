@@ -298,7 +298,8 @@ def shared_out(seeds: range, given: argparse.Namespace) -> dict[str, collections
             )
             for part, file in zip(parts, files)
         ]
-        if any([process.wait() for process in running]):
+        statuses = [process.wait() for process in running]
+        if any(statuses):
             raise SystemExit("a process of the table failed; its error stands above")
         for file in files:
             with open(file) as text:
