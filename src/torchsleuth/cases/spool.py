@@ -107,8 +107,8 @@ class WatchedProcess:
             return None
 
     def captured_graphs(self) -> int:
-        """How many graphs Dynamo captured in this process; each may have several aten graphs."""
-        return sum(_level(folder) == "dynamo" for folder in self.graph_folders())
+        """How many graphs were captured in this process; each may have several aten graphs."""
+        return sum(_is_outermost(folder) for folder in self.graph_folders())
 
     def failures(self) -> list[dict[str, Any]]:
         """What the process reported, in order; raises `NotRead` where a report is none."""
@@ -215,6 +215,14 @@ def _level(folder: Path) -> str | None:
         return read_record(folder / "record.json").settings.level
     except ValueError:
         return None
+
+
+def _is_outermost(folder: Path) -> bool:
+    try:
+        record = read_record(folder / "record.json")
+    except ValueError:
+        return False
+    return record.settings.level == "dynamo" or record.outer is None
 
 
 def _is_folder(path: Path) -> bool:

@@ -21,7 +21,7 @@ CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._func
 _OURS_OR_HARMLESS = {
     "torch._functorch.config": {"enable_autograd_cache", "enable_remote_autograd_cache"},
     "torch._dynamo.config": {"repro_after", "repro_level", "debug_dir_root", "verbose"},
-    "torch._inductor.config": {"compile_threads", "worker_start_method", "debug", "cpp.cxx"},
+    "torch._inductor.config": {"compile_threads", "worker_start_method", "debug", "cpp.cxx", "aot_inductor.output_path"},
 }
 _HARMLESS_PREFIXES = ("trace.", "_")
 

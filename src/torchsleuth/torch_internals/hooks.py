@@ -185,20 +185,14 @@ def replace_callable(compiled: Any, wrap: Callable[[Callable[..., Any]], Callabl
 
     Inductor's own output object stays what it is, so that AOTAutograd finds everything else it reads from it.
     """
-    inner = getattr(compiled, "current_callable", None)
-    if inner is not None:
-        compiled.current_callable = wrap(inner)
+    if hasattr(compiled, "current_callable"):
+        # Of a package of AOTInductor that is only written, there is none.
+        if compiled.current_callable is not None:
+            compiled.current_callable = wrap(compiled.current_callable)
         return compiled
     wrapped = wrap(compiled)
     wrapped._boxed_call = True  # type: ignore[attr-defined]
     return wrapped
-
-
-def disable_autograd_cache() -> None:
-    """A warm AOTAutograd cache would skip the inner compile, and with it everything we watch."""
-    import torch._functorch.config as functorch_config
-
-    functorch_config.enable_autograd_cache = False
 
 
 def use_eager_random_numbers() -> None:

@@ -1,6 +1,6 @@
 """The modules of torch whose import is waited for, by name: whoever waits must not import torch to know them.
 
-Versions: all six are there in 2.11 to 2.15.
+Versions: the first six are there in 2.11 to 2.15; one that is not there is not waited for.
 """
 
 from __future__ import annotations
@@ -11,3 +11,5 @@ COMPILED_CALL = "torch._dynamo.eval_frame"
 BACKEND_CALL = "torch._dynamo.repro.after_dynamo"
 INNER_COMPILE = "torch._inductor.compile_fx"
 LOWERING = "torch._inductor.graph"
+PACKAGES = "torch.export.pt2_archive._package"
+BUNDLES = "torch._functorch._aot_autograd.aot_autograd_result"

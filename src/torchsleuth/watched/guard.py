@@ -21,6 +21,7 @@ from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched import failures, shadow
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
+from torchsleuth.watched.held_tensors import HeldTensors
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
@@ -43,6 +44,7 @@ class GuardedGraph:
     flight: Flight
     record: RecordedGraph
     eager: torch.fx.GraphModule | None
+    held: HeldTensors = HeldTensors()
 
     def failed(self, error: Exception, inputs: Sequence[Any]) -> None:
         with self.watch.our_own_work():

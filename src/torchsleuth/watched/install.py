@@ -44,16 +44,19 @@ def watch_this_process(settings: Settings | None = None) -> None:
     # put in, and the watch itself is imported when the hook is first used.
     def hook(name: str, seam: str, handler: str) -> None:
         def put_in(_module: ModuleType) -> None:
-            from torchsleuth.torch_internals import hooks as seams
+            from torchsleuth.torch_internals import hooks, saved_code
 
-            seams.require_supported_torch()
-            getattr(seams, seam)(lambda call: _hand_on(settings, handler, call))
+            hooks.require_supported_torch()
+            put = getattr(hooks, seam, None) or getattr(saved_code, seam)
+            put(lambda call: _hand_on(settings, handler, call))
 
         after_import(name, put_in)
 
     hook(module_names.FRAME_CAPTURE, "hook_frame_captures", "on_frame")
     hook(module_names.BACKEND_CALL, "hook_backend_calls", "on_backend")
     hook(module_names.INNER_COMPILE, "hook_inner_compiles", "on_inner")
+    hook(module_names.PACKAGES, "hook_packages", "on_saved_code")
+    hook(module_names.BUNDLES, "hook_bundles", "on_saved_code")
     if settings.checks_accuracy:
         after_import(module_names.COMPILED_CALL, lambda _: _watch_calls(settings))
 

@@ -56,6 +56,7 @@ def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequen
     state: RngState | None = None
     with graph.watch.our_own_work():
         before, state = clone_inputs(held), save_rng()
+        graph.held.take_values()
     failures_before = graph.flight.failures
     result = compiled(args) if boxed else compiled(*args)
     if before is None or state is None or graph.flight.failures != failures_before:
@@ -168,10 +169,16 @@ def _check_gradients(
         return
     graph.watch.gradients_checked.add(graph.record.facts.number)
     seen, verdict = graph.flight.failures, None
-    with rng_kept(), torch.enable_grad():
+    with rng_kept(), torch.enable_grad(), graph.held.kept():
         restore_rng(state)
         try:
-            verdict = judge_gradients(graph.eager, before, lambda *args: compiled(*args), rng_matched=True)
+            verdict = judge_gradients(
+                graph.eager,
+                before,
+                lambda *args: compiled(*args),
+                rng_matched=True,
+                parameters_of_compiled=graph.held.of_program(),
+            )
         except Exception as error:
             graph.flight.log(
                 f"graph {graph.record.facts.number}: gradients not compared: {failures.describe(error)}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -24,10 +23,13 @@ from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
-from torchsleuth.watched import failures, whole_calls
+from torchsleuth.torch_internals.saved_code import SavedCode, forget_cached_graphs, keeps_state, names_of, runnable_copy
+from torchsleuth.watched import failures, saved_graph, whole_calls
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.graph_record import GraphOrigin, RecordedGraph, as_source, record_graph
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
+from torchsleuth.watched.held_tensors import HeldTensors
+from torchsleuth.watched.quiet import unwarned
 from torchsleuth.watched.watch_settings import Settings
 from torchsleuth.watched.whole_calls import WholeCalls
 
@@ -60,6 +62,7 @@ class Watch:
         self._function_of: dict[str, str] = {}
         self._outer_of: dict[str, int] = {}
         self._captured: dict[str, RecordedGraph] = {}
+        self.saved: dict[str, GuardedGraph] = {}
         self.latest: GuardedGraph | None = None
         self.gradients_checked: set[int] = set()
         self.whole_calls = WholeCalls()
@@ -68,7 +71,7 @@ class Watch:
         os.register_at_fork(after_in_child=self._after_fork)
         failures.keep_our_frames_out_of_printed_tracebacks()
         seams.hook_backward_runs(self.on_backward)
-        seams.disable_autograd_cache()
+        forget_cached_graphs()
         if settings.checks_accuracy:
             seams.use_eager_random_numbers()
 
@@ -110,7 +113,7 @@ class Watch:
         """Our code in the user's process: what fails in here is logged, and what it compiles is not watched."""
         before, self.suspended = self.suspended, True
         try:
-            with outside_all_modes(), torch.no_grad():
+            with outside_all_modes(), torch.no_grad(), unwarned():
                 yield
         except Exception as error:
             if self._flight is not None:
@@ -218,6 +221,12 @@ class Watch:
             outer=self._outer_of.get(compile_id or ""),
         )
 
+    def on_saved_code(self, code: SavedCode) -> Any:
+        """Code that was compiled before, here or elsewhere, is loaded."""
+        if self.flight is None or self.suspended or not self.everything:
+            return code.as_without_us()
+        return saved_graph.guarded(self, self.flight, code)
+
     def on_backward(self, run: Callable[[], Any]) -> Any:
         """The autograd engine runs: what fails in there and was seen at no other seam is a backend's own backward."""
         try:
@@ -275,19 +284,23 @@ class Watch:
         """Record the graph, let it be compiled, and put a guard around what comes of it."""
         flight, record = self.flight, None
         eager: torch.fx.GraphModule | None = None
+        held = HeldTensors()
         if flight is not None:
             with self.our_own_work():
                 number, folder = flight.new_graph()
                 record = record_graph(folder, number, call.graph, call.inputs, origin)
-                if self.settings.checks_accuracy or self.settings.keep_going:
-                    eager = copy.deepcopy(call.graph)  # the compiler takes the graph over and changes it
+                wants_eager = self.settings.checks_accuracy or self.settings.keep_going
+                if wants_eager and not keeps_state(call.graph):
+                    eager = runnable_copy(call.graph)  # the compiler takes the graph over and changes it
+                if eager is not None and origin.settings.level == "dynamo":
+                    held = HeldTensors.between(eager, call.graph)
         if flight is None or record is None:
             return call.as_without_us()
         if origin.settings.level == "dynamo" and origin.compile_id is not None:
             self._outer_of[origin.compile_id] = record.facts.number
             self._captured[origin.compile_id] = record
         compiled = self._compile(flight, record, call, eager)
-        return guard(compiled, GuardedGraph(self, flight, record, eager))
+        return guard(compiled, GuardedGraph(self, flight, record, eager, held))
 
     def _compile(
         self,
@@ -318,6 +331,7 @@ class Watch:
 def _guard_inner(compiled: Any, graph: GuardedGraph) -> Any:
     if compiled is graph.eager:
         return _boxed(compiled)
+    graph.watch.saved.update(dict.fromkeys(names_of(compiled), graph))
     return seams.replace_callable(compiled, lambda inner: guard_boxed(inner, graph))
 
 

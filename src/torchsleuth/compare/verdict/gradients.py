@@ -6,7 +6,7 @@ own float64 truth and its own rounding noise, so gradients are judged exactly as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,10 +30,12 @@ def judge_gradients(
     *,
     rng_matched: bool = False,
     calibration: Calibration | None = None,
+    parameters_of_compiled: Mapping[int, torch.Tensor] | None = None,
 ) -> Verdict:
     """Judge outputs and the gradients of inputs and parameters, for the same random output gradients.
 
-    `compiled` must use the graph's own parameters, as `torch.compile(graph)` does.
+    `compiled` uses the graph's own parameters, as `torch.compile(graph)` does, or those given here by the `id` of the
+    graph's own.
     Example: `judge_gradients(graph, [x.requires_grad_()], torch.compile(graph)).kind`.
     """
     start = save_rng()
@@ -44,7 +46,8 @@ def judge_gradients(
         given = clone_inputs(list(inputs))
         outputs = compiled(*given)
         weights = _output_gradients(outputs)
-        results = (outputs, _gradients(outputs, weights, given, list(parameters.values())))
+        used = [(parameters_of_compiled or {}).get(id(p), p) for p in parameters.values()]
+        results = (outputs, _gradients(outputs, weights, given, used))
         results = clone_inputs(results)
         restore_rng(start)
         try:

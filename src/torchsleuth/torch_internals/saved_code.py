@@ -1,0 +1,152 @@
+"""Compiled code that is saved and loaded again, perhaps by another process: packages of AOTInductor, and what
+`aot_compile` and its like bundle.
+
+Versions: 2.11 may lack one of the two places that are hooked; code loaded there runs unwatched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.graph import CodeGen
+
+Run = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class SavedCode:
+    """Compiled code is about to be loaded. `names` are those that `names_of` gave what was saved.
+
+    `around(loaded, wrap)` is what was loaded with `wrap(run)` in place of the callable that runs it.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    backward: bool
+    load: Callable[[], Any]
+    around: Callable[[Any, Callable[[Run], Run]], Any]
+
+    def as_without_us(self) -> Any:
+        return self.load()
+
+
+def names_of(compiled: Any) -> tuple[str, ...]:
+    """By what a result of the inner compile is known once it is saved; nothing where it will only be run.
+
+    >>> names_of(lambda args: args)
+    ()
+    """
+    functorch_config: Any = importlib.import_module("torch._functorch.config")
+    files = getattr(compiled, "filename", None)
+    if isinstance(files, (str, list)):
+        listed = [files] if isinstance(files, str) else files
+        return tuple(os.path.basename(f) for f in listed if isinstance(f, str) and _is_code(f))
+    key = getattr(compiled, "cache_key", None)
+    return (key,) if key and getattr(functorch_config, "bundled_autograd_cache", False) else ()
+
+
+def runnable_copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy that takes its inputs one by one, as the graph's placeholders stand for them.
+
+    A graph for AOTInductor is printed as the exported program is called.
+    """
+    made = copy.deepcopy(graph)
+    if type(made.graph._codegen) is not CodeGen:
+        made.graph.set_codegen(CodeGen())
+        made.recompile()
+    return made
+
+
+def keeps_state(graph: torch.fx.GraphModule) -> bool:
+    """Whether a call of the graph changes a buffer of its own, so that no two calls of it are alike."""
+    return bool(graph.meta.get("mutated_named_buffers"))
+
+
+def _is_code(file: str) -> bool:
+    return file.endswith((".so", ".cpp"))
+
+
+def hook_packages(handler: Callable[[SavedCode], Any]) -> Callable[[], None]:
+    """Routes every package of AOTInductor that is loaded through `handler`; returns the undo function."""
+    module: Any = importlib.import_module("torch.export.pt2_archive._package")
+    original = getattr(module, "_load_aoti", None)
+    if original is None:
+        return lambda: None
+
+    @functools.wraps(original)
+    def load(file: str, model_name: str, *args: Any, **kwargs: Any) -> Any:
+        names: tuple[str, ...] = ()
+        with contextlib.suppress(OSError, zipfile.BadZipFile, TypeError), zipfile.ZipFile(file) as archive:
+            inside = [n for n in archive.namelist() if f"/aotinductor/{model_name}/" in n and _is_code(n)]
+            names = tuple(os.path.basename(n) for n in inside)
+        made = lambda: original(file, model_name, *args, **kwargs)  # noqa: E731
+        return handler(SavedCode("package of AOTInductor", names, False, made, _around_model))
+
+    module._load_aoti = load
+    return lambda: setattr(module, "_load_aoti", original)
+
+
+def _around_model(model: Any, wrap: Callable[[Run], Run]) -> Any:
+    model.loader = _Loader(model.loader, wrap)
+    return model
+
+
+class _Loader:
+    """A loaded package, as torch's own loader is, with something around its runs."""
+
+    def __init__(self, loader: Any, wrap: Callable[[Run], Run]) -> None:
+        self._loader = loader
+        self.boxed_run = wrap(loader.boxed_run)
+
+    def load_constants(self, *args: Any, **kwargs: Any) -> Any:
+        # With other weights it is another function than the one that was compiled.
+        self.boxed_run = self._loader.boxed_run
+        return self._loader.load_constants(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def hook_bundles(handler: Callable[[SavedCode], Any]) -> Callable[[], None]:
+    """Routes every graph of a saved function that is loaded through `handler`; returns the undo function."""
+    from torchsleuth.torch_internals.hooks import replace_callable
+
+    module: Any = importlib.import_module("torch._functorch._aot_autograd.aot_autograd_result")
+    loadable = getattr(module, "BundledOutputCodeLoadable", None)
+    if loadable is None:
+        return lambda: None
+    original = loadable.post_compile
+    backward = getattr(module, "GenericCompiledBackward", ())
+
+    @functools.wraps(original)
+    def post_compile(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+        key = getattr(result, "cache_key", None)
+        names, is_backward = (key,) if key else (), isinstance(self, backward)
+        made = lambda: original(self, result, *args, **kwargs)  # noqa: E731
+        return handler(SavedCode("saved function", names, is_backward, made, replace_callable))
+
+    loadable.post_compile = post_compile
+    return lambda: setattr(loadable, "post_compile", original)
+
+
+def forget_cached_graphs() -> None:
+    """A warm AOTAutograd cache would skip the inner compile, and with it everything we watch: a look in it finds nothing.
+
+    What is compiled goes into it as ever: a program may save its compiled functions.
+    """
+    module: Any = importlib.import_module("torch._functorch._aot_autograd.autograd_cache")
+    cache = getattr(module, "AOTAutogradCache", None)
+    if hasattr(cache, "_lookup"):
+        cache._lookup = staticmethod(lambda *args, **kwargs: None)
+    else:
+        config: Any = importlib.import_module("torch._functorch.config")
+        config.enable_autograd_cache = False
