@@ -5,7 +5,10 @@ import torch
 
 torch.manual_seed(0)
 net = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
+    torch.nn.Conv2d(3, 16, 3, padding=1),
+    torch.nn.BatchNorm2d(16),
+    torch.nn.ReLU(),
+    torch.nn.AdaptiveAvgPool2d(1),
 )
 net = net.cuda().to(memory_format=torch.channels_last)
 forward = torch.compile(net)

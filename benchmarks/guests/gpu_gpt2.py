@@ -8,7 +8,11 @@ import torch.nn.functional as F
 class Block(torch.nn.Module):
     def __init__(self, d=64):
         super().__init__()
-        self.norm, self.qkv, self.out = torch.nn.LayerNorm(d), torch.nn.Linear(d, 3 * d), torch.nn.Linear(d, d)
+        self.norm, self.qkv, self.out = (
+            torch.nn.LayerNorm(d),
+            torch.nn.Linear(d, 3 * d),
+            torch.nn.Linear(d, d),
+        )
 
     def forward(self, x):
         q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)

@@ -6,5 +6,4 @@ import sys
 import torch
 
 print(sys.argv[1:], os.listdir("."), sys.stdin.read(), __name__, os.path.basename(__file__))
-print(sorted(name for name in os.environ if name.startswith("TORCHSLEUTH") and name != "TORCHSLEUTH_WATCH"))
 print(torch.compile(lambda x: x + 1)(torch.ones(1)).item())

@@ -1,6 +1,6 @@
 """Compiler faults for tests: `aten.sin.default:raise` makes Inductor's lowering of one operator fail.
 
-Acts: raise, assert, segv, abort, exit, hang, native_hang (holding the GIL) while compiling; wrong (adds one to the
+Acts: raise, raise_emulating (where the setting emulate_precision_casts is on), assert, segv, abort, exit, hang, native_hang (holding the GIL) while compiling; wrong (adds one to the
 result); run_raise, run_segv, run_abort, run_exit, run_hang when the compiled code runs.
 """
 
@@ -17,6 +17,10 @@ class PlantedFault(RuntimeError):
 
 
 def die(act: str, op: str) -> None:
+    if act == "raise_emulating":
+        import torch._inductor.config as settings
+
+        act = "raise" if settings.emulate_precision_casts else "none"
     if act == "raise":
         raise PlantedFault(f"planted in {op}")
     if act == "assert":

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torchsleuth.cases.record import AmbientState, CompileSettings
+from torchsleuth.compare.reference.cloning import clone_inputs
 from torchsleuth.graphs.cut import Cut
 from torchsleuth.graphs.recording import Recorded, RecordedTensor, Recording, record_values
 from torchsleuth.minify.search.contract import Input, State
@@ -129,7 +130,7 @@ def real_inputs(state: State) -> list[Any]:
     for place, given in enumerate(state.inputs):
         if given.value is not None:
             values[place] = given.value
-    return copy.deepcopy(values)
+    return list(clone_inputs(values))
 
 
 @contextlib.contextmanager

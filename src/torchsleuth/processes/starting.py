@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,25 @@ _INJECT = os.path.join("torchsleuth", "watched", "inject")
 _VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 # What a driver puts there for each device it has.
 _DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/davinci[0-9]*")
+
+
+# Variables that torch's compiler reads its settings from, and those of them that change nothing about a graph.
+_SETTING = re.compile(
+    r"TORCH(?:INDUCTOR|DYNAMO)_|TORCH_(?:COMPILE|DYNAMO|FAKE_TENSOR|CUDAGRAPH)|TORCH_\w+_PRECOMPILE$|AOT_?(?:INDUCTOR|PART)"
+    r"|INDUCTOR_|PARTITIONER_|ENABLE_\w*TMA_|CUT(?:LASS|EDSL)_E|TENSORIFY_|FAKE_ALLOW_META|UNSAFE_SKIP_FSDP"
+)
+_HARMLESS = frozenset(
+    ["TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_WORKER_START"]
+)
+
+
+def is_compiler_setting(variable: str) -> bool:
+    """Whether torch's compiler takes a setting from this variable: a script sets it itself, or runs without it.
+
+    >>> is_compiler_setting("TORCHINDUCTOR_MAX_AUTOTUNE"), is_compiler_setting("TORCHINDUCTOR_CACHE_DIR")
+    (True, False)
+    """
+    return _SETTING.match(variable) is not None and variable not in _HARMLESS
 
 
 def python_command(python: str, module: str, *arguments: object) -> list[str]:
@@ -28,12 +48,17 @@ def python_command(python: str, module: str, *arguments: object) -> list[str]:
 
 
 def fresh_environment(environment: Mapping[str, str], cache: Path) -> dict[str, str]:
-    """The environment of a fresh process: not watched, and with a kernel cache of its own.
+    """The environment of a fresh process: not watched, with a kernel cache of its own, and without the settings of the
+    person's shell, which another machine has not.
 
-    >>> fresh_environment({"TORCHSLEUTH_LEVEL": "4"}, Path("cache"))
+    >>> fresh_environment({"TORCHSLEUTH_LEVEL": "4", "TORCHDYNAMO_REPRO_LEVEL": "4"}, Path("cache"))
     {'TORCHINDUCTOR_CACHE_DIR': 'cache', 'PYTHONUNBUFFERED': '1'}
     """
-    kept = {k: v for k, v in environment.items() if not k.startswith("TORCHSLEUTH_")}
+    kept = {
+        k: v
+        for k, v in environment.items()
+        if not k.startswith("TORCHSLEUTH_") and not is_compiler_setting(k)
+    }
     paths = [p for p in kept.get("PYTHONPATH", "").split(os.pathsep) if not p.endswith(_INJECT)]
     kept["PYTHONPATH"] = os.pathsep.join(paths)
     if not kept["PYTHONPATH"]:

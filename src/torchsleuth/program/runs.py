@@ -155,7 +155,9 @@ def watch_program(
 
 @contextlib.contextmanager
 def _changed_environment(overrides: Overrides) -> Iterator[dict[str, str]]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHSLEUTH_")}
+    # What was asked of us by torch's own names must not start torch's tool of that name.
+    ours = ("TORCHSLEUTH_", "TORCHDYNAMO_REPRO_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     with tempfile.TemporaryDirectory(prefix="torchsleuth-cache-") as cache:
         hand_probes_to(Path(cache))
         yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **overrides.to_environment()}

@@ -50,7 +50,14 @@ def input_expression(
         raise TooLarge("an input whose values matter cannot be written as numbers")
     if plain.dtype is torch.float32:
         text = text.replace(", dtype=torch.float32", "")
-    return text + (".requires_grad_()" if spec.requires_grad else ""), plain.numel() * plain.element_size()
+    return text + _gradient(spec), plain.numel() * plain.element_size()
+
+
+def _gradient(spec: TensorSpec) -> str:
+    """What makes a tensor one that asks for a gradient; a copy of it is computed, no leaf."""
+    return (
+        (".requires_grad_()" if spec.is_leaf else ".requires_grad_().clone()") if spec.requires_grad else ""
+    )
 
 
 def _any_value(dtype: torch.dtype, values_count: bool) -> str:
@@ -93,8 +100,7 @@ def view_expression(spec: TensorSpec, memory: str) -> str:
     'base.as_strided((3,), (1,), 3)'
     """
     place = f", {spec.storage_offset}" if spec.storage_offset else ""
-    grad = ".requires_grad_()" if spec.requires_grad else ""
-    return f"{memory}.as_strided({tuple(spec.shape)}, {tuple(spec.stride)}{place}){grad}"
+    return f"{memory}.as_strided({tuple(spec.shape)}, {tuple(spec.stride)}{place}){_gradient(spec)}"
 
 
 def _span(spec: TensorSpec) -> int:
@@ -111,7 +117,7 @@ def _of_another_form(spec: TensorSpec, value: torch.Tensor | None, values_count:
     plain = TensorSpec(**{**as_in_memory(asdict(spec)), "requires_grad": False})
     text, size = input_expression(plain, value, values_count)
     made = {"mkldnn": f"{text}.to_mkldnn()", "conj": f"{text}.conj()", "neg": f"torch._neg_view({text})"}
-    return made[spec.layout] + (".requires_grad_()" if spec.requires_grad else ""), size
+    return made[spec.layout] + _gradient(spec), size
 
 
 def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -> tuple[str, int]:
@@ -141,7 +147,9 @@ def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -
         )
     if value.device.type != "cpu":
         text += f".to({str(value.device)!r})"
-    return text + (".requires_grad_()" if value.requires_grad else ""), len(data)
+    if value.requires_grad:
+        text += ".requires_grad_()" if value.is_leaf else ".requires_grad_().clone()"
+    return text, len(data)
 
 
 def _made(spec: TensorSpec, how: str, *more: str) -> str:
@@ -157,7 +165,8 @@ def _made(spec: TensorSpec, how: str, *more: str) -> str:
         if spec.requires_grad:
             options["requires_grad"] = True
         listed = [repr(tuple(spec.shape)) if how == "full" else sizes, *more]
-        return f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"
+        text = f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"
+        return text if spec.is_leaf or not spec.requires_grad else f"{text}.clone()"
     span = _span(spec)
     listed = [f"({span},)" if how == "full" else str(span), *more]
     flat = f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"

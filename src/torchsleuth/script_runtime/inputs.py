@@ -66,7 +66,8 @@ def read_storage(path: str, digest: str) -> torch.UntypedStorage:
                 raise ValueError("its length does not fit its header")
             flat = torch.empty(end, dtype=torch.uint8)
             view = storage_bytes(flat.untyped_storage())
-            file.readinto(view)
+            if end:
+                file.readinto(view)
         if hashlib.sha256(view).hexdigest() != digest:
             raise ValueError("its bytes do not fit its name")
     except (OSError, ValueError, LookupError, TypeError, RecursionError, struct.error) as error:
@@ -106,7 +107,32 @@ def view_storage(spec: dict, storage: torch.UntypedStorage) -> torch.Tensor:
         tensor = {"conj": torch.conj, "neg": torch._neg_view}.get(form, lambda it: it)(tensor)
     if spec["is_parameter"]:
         return torch.nn.Parameter(tensor, requires_grad=spec["requires_grad"])
+    if spec["requires_grad"] and not spec.get("is_leaf", True):
+        return as_computed(tensor)
     return tensor.requires_grad_(spec["requires_grad"])
+
+
+class _InputsComputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, start, tensor):  # type: ignore[no-untyped-def]
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return None, None
+
+
+def as_computed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, in its own memory, as the result of an earlier computation: unlike a leaf it may be changed in place.
+
+    >>> as_computed(torch.ones(2)).is_leaf
+    False
+    """
+    with torch.enable_grad():
+        made = _InputsComputed.apply(torch.zeros((), requires_grad=True), tensor)
+    made.retain_grad()
+    return made
 
 
 def _inputs_storage(spec: dict, members: list, folder: str | None, seed: int) -> torch.UntypedStorage:

@@ -54,6 +54,7 @@ class TensorSpec:
     device: str = "cpu"
     requires_grad: bool = False
     is_parameter: bool = False
+    is_leaf: bool = True
     layout: str = "strided"
     shape_expr: tuple[str, ...] | None = None
     stride_expr: tuple[str, ...] | None = None
@@ -175,6 +176,7 @@ def describe_tensor(
         device=str(tensor.device),
         requires_grad=tensor.requires_grad,
         is_parameter=isinstance(tensor, torch.nn.Parameter),
+        is_leaf=tensor.is_leaf,
         layout=form_of(tensor),
         shape_expr=_expressions(sizes),
         stride_expr=_expressions(strides),

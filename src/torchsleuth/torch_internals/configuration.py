@@ -9,19 +9,42 @@ Versions: 2.13 marks deprecated settings; a setting that one of 2.11..2.15 lacks
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Iterator
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+
+from torchsleuth.processes.starting import is_compiler_setting
 
 CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 
 # Set by torchsleuth itself, about where files lie, or about logging: none of them changes what is compiled.
 _OURS_OR_HARMLESS = {
     "torch._functorch.config": {"enable_autograd_cache", "enable_remote_autograd_cache"},
-    "torch._dynamo.config": {"repro_after", "repro_level", "debug_dir_root", "verbose"},
-    "torch._inductor.config": {"compile_threads", "worker_start_method", "debug", "cpp.cxx", "aot_inductor.output_path"},
+    "torch._dynamo.config": {
+        "repro_after",
+        "repro_level",
+        "debug_dir_root",
+        "verbose",
+        # For graphs by their number, which is another one in a script.
+        "debug_backend_override",
+        "debug_dynamo_config_override",
+        "debug_inductor_config_override",
+    },
+    "torch._inductor.config": {
+        "compile_threads",
+        "worker_start_method",
+        "debug",
+        "cpp.cxx",
+        "aot_inductor.output_path",
+        "fx_graph_cache",
+        "fx_graph_remote_cache",
+    },
 }
 _HARMLESS_PREFIXES = ("trace.", "_")
 
@@ -38,17 +61,42 @@ def changed_settings() -> dict[str, dict[str, Any]]:
 def _changed(module_name: str) -> dict[str, Any]:
     module: Any = importlib.import_module(module_name)
     skipped = _OURS_OR_HARMLESS[module_name]
+    unset = _without_environment(module_name)
     found = {}
     for key, entry in module._config.items():
         stands_for_another = entry.alias or getattr(entry, "deprecated", False)
         if key in skipped or key.startswith(_HARMLESS_PREFIXES) or stands_for_another:
             continue
-        if module._is_default(key):
+        if not unset and module._is_default(key):
             continue
-        value = getattr(module, key)
-        if not (value is entry.default or value == entry.default):
+        value, default = getattr(module, key), unset.get(key, entry.default)
+        if not (value is default or value == default):
             found[key] = value
     return found
+
+
+@functools.cache
+def _without_environment(module_name: str) -> Mapping[str, Any]:
+    """What each setting is where no variable of the environment says otherwise; empty where none does.
+
+    torch reads the variables while its module of settings is executed: it is executed once more, under another name.
+    """
+    kept = {name: value for name, value in os.environ.items() if not is_compiler_setting(name)}
+    if len(kept) == len(os.environ):
+        return {}
+    name = f"torchsleuth_unset_{module_name}"
+    file = importlib.import_module(module_name).__file__
+    spec = importlib.util.spec_from_file_location(name, str(file))
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    environment, sys.modules[name] = os.environ, module
+    os.environ = kept  # type: ignore[assignment]
+    try:
+        spec.loader.exec_module(module)
+        return {key: getattr(module, key) for key, entry in module._config.items() if not entry.alias}
+    finally:
+        os.environ = environment
+        del sys.modules[name]
 
 
 def global_state() -> dict[str, Any]:

@@ -115,6 +115,26 @@ def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> 
     return lambda: setattr(wrapper, "__call__", original)
 
 
+def route_backend_overrides() -> None:
+    """A backend that TORCH_COMPILE_OVERRIDE_BACKENDS names for one graph is called where every other is.
+
+    Versions: 2.11 may not have the variable.
+    """
+    output_graph: Any = importlib.import_module("torch._dynamo.output_graph")
+    original = getattr(output_graph, "get_backend_override_for_compile_id", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def override(*args: Any, **kwargs: Any) -> Any:
+        from torch._dynamo.repro.after_dynamo import WrapBackendDebug
+
+        backend = original(*args, **kwargs)
+        return None if backend is None else WrapBackendDebug(backend, None)
+
+    output_graph.get_backend_override_for_compile_id = override
+
+
 def hook_inner_compiles(handler: Callable[[InnerCompile], Any]) -> Callable[[], None]:
     """Routes every graph that reaches Inductor's inner compile through `handler`; returns the undo function."""
     compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")

@@ -3,7 +3,7 @@
 A live object is traced back to the statement that made it.  What an installed package holds is imported; of
 the user's own files only the slice that the object needs is pasted; a closure is rebuilt from its source and
 the values in its cells.  What cannot be rebuilt faithfully is refused with the reason, never approximated.
-Runs in the user's process and works on live objects; imports the standard library only.
+An instance of a class is rebuilt from its class and its attributes. Runs in the user's process, on live objects.
 """
 
 import contextlib
@@ -33,10 +33,18 @@ def embed(
 
     `custom_ops` are registered by the same text, so that a file that both need is pasted once.
     """
+    from torchsleuth.watched.value_source import ValueSource
+
     paste = Paste()
+    values = ValueSource(paste)
+    paste.write_value = lambda value, hint: (
+        None if isinstance(value, type) else values.expression(value, hint)
+    )
     for name, value in objects.items():
         try:
             paste.bind(name, value)
+            if values.replaced:
+                raise CannotEmbed(values.replaced[0])
         except CannotEmbed as reason:
             raise CannotEmbed(f"{name!r} ({_title(value)}) cannot be put into a script: {reason}") from None
     for op in sorted({op.partition(".")[0] for op in custom_ops}):

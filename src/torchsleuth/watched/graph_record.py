@@ -33,6 +33,8 @@ from torchsleuth.tensors.specs import (
 )
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.configuration import changed_settings, versions
+from torchsleuth.torch_internals.decomposition_table import changed_decompositions, table_source
+from torchsleuth.torch_internals.process_groups import fake_groups_source, groups_of
 from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
 from torchsleuth.watched.embed import CannotEmbed, embed
 from torchsleuth.watched.flight import write_json
@@ -40,8 +42,6 @@ from torchsleuth.watched.install import started_in
 
 # A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
 CONSTANT_BYTES = 4 << 20
-# Operators that need the process groups of the program, which a script of one process does not have.
-COLLECTIVES = {"_c10d_functional", "c10d_functional", "c10d", "_c10d_functional_autograd", "symm_mem"}
 
 
 @dataclass
@@ -110,9 +110,11 @@ def record_graph(
     except Unsupported as reason:
         record = _without_repro(record, reason)
     try:
-        record = replace(record, embedded=_embedded(wanted, printed))
+        record = replace(record, embedded=_embedded(wanted, printed, groups_of(graph)))
     except CannotEmbed as reason:
         record = _without_repro(record, reason)
+    except LookupError as reason:
+        record = _without_repro(record, f"the graph communicates between processes, and {reason}")
     recorded = RecordedGraph(folder, record, description)
     recorded.update(inputs=None if description is None else description.to_json())
     return recorded
@@ -144,11 +146,6 @@ def _printed(
         ops = sorted({str(n.target) for n in calls if n.op == "call_function"})
         return None, replace(_without_repro(record, reason), calls=len(calls), ops=tuple(ops))
     (folder / "graph.py").write_text(printed.source, encoding="utf-8")
-    between = next((op for op in printed.ops if op.partition(".")[0] in COLLECTIVES), None)
-    if between is not None:
-        record = _without_repro(
-            record, f"the graph communicates between processes ({between}), and a script is one process"
-        )
     return printed, replace(
         record,
         calls=printed.calls,
@@ -168,13 +165,27 @@ def _keep_constants(constants: Mapping[str, torch.Tensor], folder: Path) -> dict
     return {"names": list(constants), "description": description.to_json()}
 
 
-def _embedded(wanted: Mapping[str, Any], printed: PrintedGraph | None) -> Embedded:
-    """Source of what the user's program defines and the repro needs: backend, passes, functions, custom ops."""
+def _embedded(
+    wanted: Mapping[str, Any], printed: PrintedGraph | None, groups: Mapping[str, tuple[int, ...]] | None
+) -> Embedded:
+    """Source of what the user's program made and the repro needs: backend, passes, functions, custom ops, the table of
+    decompositions, groups of processes."""
     references = printed.references if printed is not None else {}
     custom_ops = printed.custom_ops if printed is not None else ()
-    if not (wanted or references or custom_ops):
-        return Embedded()
-    made = embed({**wanted, **references}, custom_ops, loaded_libraries=torch.ops.loaded_libraries)
+    put_in, taken_out = changed_decompositions()
+    names = {op: f"decomposition_{op.replace('.', '_')}" for op in put_in}
+    wanted = {**wanted, **references, **{names[op]: made for op, made in put_in.items()}}
+    made = Embedded()
+    if wanted or custom_ops:
+        made = embed(wanted, custom_ops, loaded_libraries=torch.ops.loaded_libraries)
+    more = [table_source(names, taken_out)] if put_in or taken_out else []
+    notes = made.notes
+    if groups is not None:
+        more.append(fake_groups_source(groups))
+        notes = (*notes, "runs as one process in a fake group: nothing comes from the other ranks")
+    if more:
+        made = replace(made, source="\n".join(filter(None, [made.source, *more])), notes=notes)
+        made = replace(made, imports=tuple(dict.fromkeys(["import torch", *made.imports])))
     return replace(made, source=without_secrets(made.source))
 
 

@@ -55,10 +55,24 @@ def watch_this_process(settings: Settings | None = None) -> None:
     hook(module_names.FRAME_CAPTURE, "hook_frame_captures", "on_frame")
     hook(module_names.BACKEND_CALL, "hook_backend_calls", "on_backend")
     hook(module_names.INNER_COMPILE, "hook_inner_compiles", "on_inner")
+    after_import(module_names.CAPTURED_GRAPH, _route_overrides)
+    after_import(module_names.DECOMPOSITIONS, _remember_decompositions)
     hook(module_names.PACKAGES, "hook_packages", "on_saved_code")
     hook(module_names.BUNDLES, "hook_bundles", "on_saved_code")
     if settings.checks_accuracy:
         after_import(module_names.COMPILED_CALL, lambda _: _watch_calls(settings))
+
+
+def _route_overrides(_module: ModuleType) -> None:
+    from torchsleuth.torch_internals.hooks import route_backend_overrides
+
+    route_backend_overrides()
+
+
+def _remember_decompositions(_module: ModuleType) -> None:
+    from torchsleuth.torch_internals.decomposition_table import remember_table
+
+    remember_table()
 
 
 def _watch_calls(settings: Settings) -> None:

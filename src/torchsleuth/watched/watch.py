@@ -23,7 +23,13 @@ from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
-from torchsleuth.torch_internals.saved_code import SavedCode, forget_cached_graphs, keeps_state, names_of, runnable_copy
+from torchsleuth.torch_internals.saved_code import (
+    SavedCode,
+    forget_cached_graphs,
+    keeps_state,
+    names_of,
+    runnable_copy,
+)
 from torchsleuth.watched import failures, saved_graph, whole_calls
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.graph_record import GraphOrigin, RecordedGraph, as_source, record_graph

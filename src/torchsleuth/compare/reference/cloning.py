@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchsleuth.script_runtime.inputs import as_computed
 from torchsleuth.torch_internals.tensors import form_of
 
 ALIGN = 64
@@ -162,4 +163,6 @@ def _clone(tensor: torch.Tensor, memory: dict[StorageKey, tuple[torch.UntypedSto
         copy.set_(storage, offset, tensor.shape, tensor.stride())
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+    if tensor.requires_grad and not tensor.is_leaf:
+        return as_computed(copy)
     return copy.requires_grad_(tensor.requires_grad)

@@ -39,10 +39,12 @@ def plain_dtypes(state: State) -> Iterator[Edit]:
 
 
 def without_gradients(state: State) -> Iterator[Edit]:
-    """One edit per input that asks for a gradient."""
+    """One edit per input that asks for a gradient, and one per input that was computed before."""
     for given in state.inputs:
         if isinstance(given.spec, TensorSpec) and (given.spec.requires_grad or given.spec.is_parameter):
             yield Edit(f"{given.name} without gradient", with_input, (given.name, _detached))
+        if isinstance(given.spec, TensorSpec) and not given.spec.is_leaf:
+            yield Edit(f"{given.name} as a leaf", with_input, (given.name, _as_leaf))
 
 
 def static_sizes(state: State) -> Iterator[Edit]:
@@ -115,7 +117,15 @@ def _detached(given: Input) -> Input:
     spec = given.spec
     assert isinstance(spec, TensorSpec)
     value = None if given.value is None else given.value.detach()
-    return replace(given, spec=replace(spec, requires_grad=False, is_parameter=False), value=value)
+    spec = replace(spec, requires_grad=False, is_parameter=False, is_leaf=True)
+    return replace(given, spec=spec, value=value)
+
+
+def _as_leaf(given: Input) -> Input:
+    spec = given.spec
+    assert isinstance(spec, TensorSpec)
+    value = None if given.value is None else given.value.detach().requires_grad_(spec.requires_grad)
+    return replace(given, spec=replace(spec, is_leaf=True), value=value)
 
 
 def _static(state: State, names: tuple[str, ...]) -> State | None:
