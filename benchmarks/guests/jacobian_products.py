@@ -3,8 +3,12 @@
 import torch
 from torch.func import hessian, jvp
 
+
+def energy(t):
+    return (t.sin() * t).sum()
+
+
 x = torch.linspace(0.1, 1, 4)
-energy = lambda t: (t.sin() * t).sum()
 product = torch.compile(lambda t, v: jvp(energy, (t,), (v,)))
 print([value.item().hex() for value in product(x, torch.ones(4))])
 print(torch.compile(hessian(energy))(x).diagonal().sum().item().hex())

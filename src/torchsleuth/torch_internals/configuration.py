@@ -90,12 +90,12 @@ def _without_environment(module_name: str) -> Mapping[str, Any]:
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     environment, sys.modules[name] = os.environ, module
-    os.environ = kept  # type: ignore[assignment]
+    os.environ = kept  # type: ignore[assignment] # noqa: B003 - for this module alone; nobody's variables change
     try:
         spec.loader.exec_module(module)
         return {key: getattr(module, key) for key, entry in module._config.items() if not entry.alias}
     finally:
-        os.environ = environment
+        os.environ = environment  # noqa: B003
         del sys.modules[name]
 
 

@@ -17,14 +17,14 @@ _TORCHS_OWN = "quantized.embedding_bag_byte_unpack"
 
 def remember_table() -> None:
     """Keeps the table as torch made it, right after its import."""
-    _as_imported.update(sys.modules[_TABLE].decompositions)  # type: ignore[attr-defined]
+    _as_imported.update(sys.modules[_TABLE].decompositions)
 
 
 def changed_decompositions() -> tuple[dict[str, Callable[..., Any]], list[str]]:
     """The decompositions that the program put in, by operator (`aten.silu.default`), and the operators it took out."""
     if not _as_imported:
         return {}, []
-    table = sys.modules[_TABLE].decompositions  # type: ignore[attr-defined]
+    table = sys.modules[_TABLE].decompositions
     put_in = {str(op): made for op, made in table.items() if _as_imported.get(op) is not made}
     taken_out = [str(op) for op in _as_imported if op not in table and not str(op).startswith(_TORCHS_OWN)]
     return put_in, taken_out

@@ -139,13 +139,13 @@ def hook_bundles(handler: Callable[[SavedCode], Any]) -> Callable[[], None]:
 
 
 def forget_cached_graphs() -> None:
-    """A warm AOTAutograd cache would skip the inner compile, and with it everything we watch: a look in it finds nothing.
+    """A look in AOTAutograd's cache finds nothing: what is there skips the inner compile, and with it all we watch.
 
     What is compiled goes into it as ever: a program may save its compiled functions.
     """
     module: Any = importlib.import_module("torch._functorch._aot_autograd.autograd_cache")
     cache = getattr(module, "AOTAutogradCache", None)
-    if hasattr(cache, "_lookup"):
+    if cache is not None and hasattr(cache, "_lookup"):
         cache._lookup = staticmethod(lambda *args, **kwargs: None)
     else:
         config: Any = importlib.import_module("torch._functorch.config")

@@ -11,7 +11,7 @@ import functools
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,7 +44,7 @@ class GuardedGraph:
     flight: Flight
     record: RecordedGraph
     eager: torch.fx.GraphModule | None
-    held: HeldTensors = HeldTensors()
+    held: HeldTensors = field(default_factory=HeldTensors)
 
     def failed(self, error: Exception, inputs: Sequence[Any]) -> None:
         with self.watch.our_own_work():

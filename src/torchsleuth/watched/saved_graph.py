@@ -1,4 +1,4 @@
-"""Saved code that is loaded: the graph it was compiled from, where this process compiled it, or a record without one."""
+"""Saved code that is loaded: with the graph it was compiled from, where that was done here, or a record without one."""
 
 from __future__ import annotations
 
