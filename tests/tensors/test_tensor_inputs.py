@@ -188,4 +188,14 @@ def test_the_text_is_embeddable(module, allowed):
     imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert imported - allowed <= {"ctypes", "hashlib", "json", "math", "os", "struct", "typing"}
-    assert len(inspect.getsource(module).splitlines()) < 160
+    assert len(inspect.getsource(module).splitlines()) < 180
+
+
+def test_an_input_that_was_computed_comes_back_as_one_and_an_empty_one_from_the_store(tmp_path):
+    computed = torch.tensor([-0.0, 2.0], requires_grad=True) * 1
+    described = describe_inputs([computed, torch.empty(0, 3)], store=ContentStoreWriter(tmp_path))
+    first, empty = load_inputs(described.to_json(), str(tmp_path))
+    assert first.requires_grad and not first.is_leaf and not first._is_view()
+    assert torch.equal(torch.signbit(first), torch.tensor([True, False]))
+    first.mul_(2).sum().backward()  # a leaf could not be changed
+    assert empty.shape == (0, 3)

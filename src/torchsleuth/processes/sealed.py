@@ -71,11 +71,11 @@ def seal(keep: Collection[int]) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    faulthandler.disable()  # it would write to the file of the process we were forked from
     sys.dont_write_bytecode = True
     _first_to_go_without_memory()
     _own_shared_memory(libc)
     _lead_nowhere(keep)
+    faulthandler.disable()  # its file is closed, which Python may warn of: to nobody from here on
     _refuse(libc)
 
 

@@ -112,27 +112,19 @@ def view_storage(spec: dict, storage: torch.UntypedStorage) -> torch.Tensor:
     return tensor.requires_grad_(spec["requires_grad"])
 
 
-class _InputsComputed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, start, tensor):  # type: ignore[no-untyped-def]
-        ctx.mark_dirty(tensor)
-        return tensor
-
-    @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        return None, None
-
-
 def as_computed(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, in its own memory, as the result of an earlier computation: unlike a leaf it may be changed in place.
 
     >>> as_computed(torch.ones(2)).is_leaf
     False
     """
-    with torch.enable_grad():
-        made = _InputsComputed.apply(torch.zeros((), requires_grad=True), tensor)
-    made.retain_grad()
-    return made
+    try:
+        with torch.enable_grad():
+            tensor.sub_(torch.zeros((), dtype=tensor.dtype, device=tensor.device, requires_grad=True))
+    except RuntimeError:  # an expanded tensor cannot be written, by the graph neither
+        return tensor.requires_grad_()
+    tensor.retain_grad()
+    return tensor
 
 
 def _inputs_storage(spec: dict, members: list, folder: str | None, seed: int) -> torch.UntypedStorage:

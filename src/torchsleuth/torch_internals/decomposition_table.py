@@ -25,9 +25,15 @@ def changed_decompositions() -> tuple[dict[str, Callable[..., Any]], list[str]]:
     if not _as_imported:
         return {}, []
     table = sys.modules[_TABLE].decompositions
-    put_in = {str(op): made for op, made in table.items() if _as_imported.get(op) is not made}
+    changed = {str(op): made for op, made in table.items() if _as_imported.get(op) is not made}
+    put_in = {op: made for op, made in changed.items() if not _is_torchs(made)}
     taken_out = [str(op) for op in _as_imported if op not in table and not str(op).startswith(_TORCHS_OWN)]
     return put_in, taken_out
+
+
+def _is_torchs(made: Any) -> bool:
+    home = getattr(getattr(made, "func", made), "__module__", None) or ""
+    return home.partition(".")[0] == "torch"
 
 
 def table_source(names: Mapping[str, str], taken_out: Sequence[str]) -> str:
