@@ -57,9 +57,12 @@ def names_of(compiled: Any) -> tuple[str, ...]:
 def runnable_copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A copy that takes its inputs one by one, as the graph's placeholders stand for them.
 
-    A graph for AOTInductor is printed as the exported program is called.
+    A graph for AOTInductor is printed as the exported program is called. Weights that were packed for MKL-DNN have no
+    memory that could be copied; nothing writes to them.
     """
-    made = copy.deepcopy(graph)
+    held = [v for m in graph.modules() for part in (vars(m), m._parameters, m._buffers) for v in part.values()]
+    packed = [value for value in held if isinstance(value, torch.Tensor) and value.is_mkldnn]
+    made = copy.deepcopy(graph, {id(value): value for value in packed})
     if type(made.graph._codegen) is not CodeGen:
         made.graph.set_codegen(CodeGen())
         made.recompile()
