@@ -49,7 +49,7 @@ class PreparedInterpreter:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._started_with,
+                env={**self._started_with, "TORCHINDUCTOR_CACHE_DIR": os.path.join(self._scratch, "unused")},
                 start_new_session=True,
                 pass_fds=(theirs.fileno(),),
             )

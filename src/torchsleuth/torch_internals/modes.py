@@ -33,6 +33,17 @@ def outside_all_modes() -> AbstractContextManager[object]:
     return stack
 
 
+def tracing_under_way() -> bool:
+    """Whether torch is tracing right here, as `torch.export` does: values are fake or stand for nodes of a graph.
+
+    >>> tracing_under_way()
+    False
+    """
+    key = torch._C._TorchDispatchModeKey
+    modes = (getattr(key, name, None) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
+    return any(mode is not None and torch._C._get_dispatch_mode(mode) is not None for mode in modes)
+
+
 def set_grad_enabled() -> Callable[[bool], None]:
     """What Dynamo writes into a graph for `torch.no_grad()`: `set_grad_enabled()(False)`."""
     return torch._C._set_grad_enabled

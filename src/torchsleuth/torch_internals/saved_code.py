@@ -60,7 +60,9 @@ def runnable_copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     A graph for AOTInductor is printed as the exported program is called. Weights that were packed for MKL-DNN have no
     memory that could be copied; nothing writes to them.
     """
-    held = [v for m in graph.modules() for part in (vars(m), m._parameters, m._buffers) for v in part.values()]
+    held = [
+        v for m in graph.modules() for part in (vars(m), m._parameters, m._buffers) for v in part.values()
+    ]
     packed = [value for value in held if isinstance(value, torch.Tensor) and value.is_mkldnn]
     made = copy.deepcopy(graph, {id(value): value for value in packed})
     if type(made.graph._codegen) is not CodeGen:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchsleuth.tensors.specs import TensorSpec
+from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched import failures, shadow
 from torchsleuth.watched.flight import Flight
@@ -136,6 +137,8 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
 def _attended(
     graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any], calls: int, boxed: bool
 ) -> Any:
+    if tracing_under_way():  # by torch.export, say: there are no values, and to look at sizes would fix them
+        return compiled(args) if boxed else compiled(*args)
     if calls == graph.kept_call:
         with graph.watch.our_own_work():
             failures.keep_everything(graph.record, args)

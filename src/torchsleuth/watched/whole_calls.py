@@ -32,7 +32,7 @@ import torch
 from torchsleuth.compare.reference.rng import RngState, restore_rng, save_rng
 from torchsleuth.processes.sealed import CannotSeal, run_openmp_alone, seal, why_not_sealable
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, is_dynamos_own
-from torchsleuth.torch_internals.modes import outside_all_modes
+from torchsleuth.torch_internals.modes import outside_all_modes, tracing_under_way
 from torchsleuth.watched import failures
 from torchsleuth.watched.call_difference import differences, is_below
 from torchsleuth.watched.call_state import (
@@ -116,6 +116,8 @@ def _why_not(state: WholeCalls) -> str | None:
     """Why no call of this process, or none at this moment, can be repeated in a fork."""
     if why := why_not_sealable():
         return why
+    if tracing_under_way():
+        return "torch is tracing the call"
     if state.seconds_left <= 0:
         return f"it has taken {ALL_SECONDS:.0f} s already"
     if torch.cuda.is_initialized() or torch.xpu.is_initialized():
