@@ -11,6 +11,7 @@ import copy
 import functools
 import importlib
 import os
+import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -143,15 +144,32 @@ def hook_bundles(handler: Callable[[SavedCode], Any]) -> Callable[[], None]:
     return lambda: setattr(loadable, "post_compile", original)
 
 
+@functools.cache
 def forget_cached_graphs() -> None:
-    """A look in AOTAutograd's cache finds nothing: what is there skips the inner compile, and with it all we watch.
+    """A compile finds nothing in AOTAutograd's cache: what is there skips the inner compile, and with it all we watch.
 
     What is compiled goes into it as ever: a program may save its compiled functions.
     """
     module: Any = importlib.import_module("torch._functorch._aot_autograd.autograd_cache")
     cache = getattr(module, "AOTAutogradCache", None)
-    if cache is not None and hasattr(cache, "_lookup"):
-        cache._lookup = staticmethod(lambda *args, **kwargs: None)
-    else:
+    load, look_up = getattr(cache, "try_load", None), getattr(cache, "_lookup", None)
+    if cache is None or load is None or look_up is None:
         config: Any = importlib.import_module("torch._functorch.config")
         config.enable_autograd_cache = False
+        return
+    here = threading.local()
+
+    @functools.wraps(load)
+    def try_load(*args: Any, **kwargs: Any) -> Any:
+        before, here.compiling = getattr(here, "compiling", False), True
+        try:
+            return load(*args, **kwargs)
+        finally:
+            here.compiling = before
+
+    @functools.wraps(look_up)
+    def lookup(*args: Any, **kwargs: Any) -> Any:
+        # A program that loads what it saved looks there as well, and must find it.
+        return None if getattr(here, "compiling", False) else look_up(*args, **kwargs)
+
+    cache.try_load, cache._lookup = staticmethod(try_load), staticmethod(lookup)

@@ -56,6 +56,7 @@ def watch_this_process(settings: Settings | None = None) -> None:
     hook(module_names.BACKEND_CALL, "hook_backend_calls", "on_backend")
     hook(module_names.INNER_COMPILE, "hook_inner_compiles", "on_inner")
     after_import(module_names.CAPTURED_GRAPH, _route_overrides)
+    after_import(module_names.GRAPH_CACHE, _forget_cached_graphs)
     after_import(module_names.DECOMPOSITIONS, _remember_decompositions)
     hook(module_names.PACKAGES, "hook_packages", "on_saved_code")
     hook(module_names.BUNDLES, "hook_bundles", "on_saved_code")
@@ -67,6 +68,12 @@ def _route_overrides(_module: ModuleType) -> None:
     from torchsleuth.torch_internals.hooks import route_backend_overrides
 
     route_backend_overrides()
+
+
+def _forget_cached_graphs(_module: ModuleType) -> None:
+    from torchsleuth.torch_internals.saved_code import forget_cached_graphs
+
+    forget_cached_graphs()
 
 
 def _remember_decompositions(_module: ModuleType) -> None:
