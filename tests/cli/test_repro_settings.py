@@ -93,6 +93,7 @@ FAILING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", FAILING)
 def test_a_script_has_what_its_graph_needs(tmp_path, what):
     ran = run_watched(tmp_path, FAILING[what], fault="aten.sinh.default:raise")
@@ -100,6 +101,7 @@ def test_a_script_has_what_its_graph_needs(tmp_path, what):
     assert ran.case["verified"]["reproduced"] == ran.case["verified"]["times"] > 0, ran.stderr
 
 
+@pytest.mark.slow
 def test_a_decomposition_of_the_programs_own_is_in_the_script_and_blamed(tmp_path):
     source = """
         import torch

@@ -48,6 +48,7 @@ def test_a_package_of_aotinductor_is_made_and_run_as_without_us(tmp_path):
     assert "watched 1 captured graph" in ran.ours()[-1], ran.stderr
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_compiled_is_a_case_with_its_script(tmp_path):
     ran = run_watched(tmp_path, PACKAGE, fault="aten.sinh.default:raise")
     assert ran.status == 1 and "PlantedFault" in ran.stderr
@@ -70,6 +71,7 @@ def test_a_function_compiled_ahead_of_time_is_saved_and_loaded_as_without_us(tmp
         assert ran.stdout == "tensor([1., 1., 1.])\n"
 
 
+@pytest.mark.slow
 def test_a_saved_function_that_dies_in_another_process_is_a_case_that_says_why_it_has_no_script(tmp_path):
     only_saved = SAVED.replace("print(made(torch.zeros(3), torch.ones(3)))", "")
     assert run_watched(tmp_path, only_saved, fault="aten.sinh.default:run_raise").cases == []
@@ -78,6 +80,7 @@ def test_a_saved_function_that_dies_in_another_process_is_a_case_that_says_why_i
     assert "compiled by another process" in ran.case["no_repro"]
 
 
+@pytest.mark.slow
 def test_weights_that_freezing_puts_into_the_graph_do_not_look_like_wrong_gradients(tmp_path):
     source = """
         import torch
