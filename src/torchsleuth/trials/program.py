@@ -18,6 +18,7 @@ import torch
 
 from torchsleuth.cases.crash import signature_of_crash
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
+from torchsleuth.torch_internals.hooks import hook_backend_calls
 from torchsleuth.trials.compile import use_threads
 from torchsleuth.trials.trial import Outcome, Trial
 
@@ -32,6 +33,8 @@ def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: No
     use_threads()
     if trial.switches.eager:
         torch.compiler.set_stance("force_eager")
+    if trial.switches.capture_only:
+        hook_backend_calls(lambda call: call.graph)
     main = types.ModuleType("__main__")
     main.__file__ = name
     main.__dict__["__builtins__"] = builtins
@@ -51,7 +54,8 @@ def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: No
     except BaseException as error:
         _forget_this_frame(error)
         signature, text = signature_of_failure(error), traceback.format_exc()
-    return Outcome(signature, time.monotonic() - started, text=text)
+    more = {"cpu": round(time.process_time(), 3)}
+    return Outcome(signature, time.monotonic() - started, text=text, more=more)
 
 
 def signature_of_failure(error: BaseException) -> Signature:

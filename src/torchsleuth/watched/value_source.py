@@ -30,6 +30,13 @@ from torchsleuth.watched.embed_slice import CannotEmbed
 FEW_VALUES = 16
 _MARKS_OF_TORCH = ("_torchdynamo", "_is_torch_compile", "_compiled_call_impl")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+# What registers a hook of a module, and where the module keeps it.
+_HOOKS = {
+    "forward_pre_hook": "_forward_pre_hooks",
+    "forward_hook": "_forward_hooks",
+    "full_backward_pre_hook": "_backward_pre_hooks",
+    "full_backward_hook": "_backward_hooks",
+}
 
 
 class ValueSource:
@@ -116,8 +123,19 @@ class ValueSource:
                 return self._object(module, hint)
             self.paste.imports["import torch"] = None
             dtype = next(iter(dtypes), torch.get_default_dtype())
-            return self._assigned(hint, text if dtype is torch.get_default_dtype() else f"{text}.to({dtype})")
+            cast = "" if dtype is torch.get_default_dtype() else f".to({dtype})"
+            variable = self._assigned(hint, text + cast)
+            for path, inner in module.named_modules():
+                self._hooks(inner, f"{variable}.get_submodule({path!r})" if path else variable)
+            return variable
         return self._object(module, hint)
+
+    def _hooks(self, module: torch.nn.Module, expression: str) -> None:
+        """The statements that give a module its hooks."""
+        for kind, hooks in _HOOKS.items():
+            for number, hook in getattr(module, hooks, {}).items():
+                more = ", with_kwargs=True" if number in getattr(module, f"{hooks}_with_kwargs", ()) else ""
+                self.paste.tail.append(f"{expression}.register_{kind}({self._inside(hook, kind)}{more})")
 
     def _configured(self, module: torch.nn.Module) -> str | None:
         """A model of a library that is made from its configuration alone, as those of transformers are."""
@@ -155,6 +173,8 @@ class ValueSource:
                     else f"object.__setattr__({variable}, {name!r}, {text})"
                 )
                 self.paste.tail.append(set_it)
+        if isinstance(value, torch.nn.Module):
+            self._hooks(value, variable)
         return variable
 
     def _container(self, value: Any, hint: str) -> str:

@@ -17,9 +17,12 @@ from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.trials.trial import Outcome, Question, Switches, Trial
 from torchsleuth.workers.queue import TrialQueue
 
-# A smaller program that takes this much longer than the whole one goes round in circles.
+# A smaller program that takes this much longer than the whole one goes round in circles; so does one that computes so
+# much longer, and that is seen sooner.
 LEAST_CLOCK = 10.0
 SLACK = 10.0
+LEAST_CPU = 0.5
+CPU_SLACK = 4.0
 # Where a program is said to lie while it is tried: a name, no file.
 SCRIPT = "program.py"
 
@@ -28,7 +31,7 @@ SCRIPT = "program.py"
 class ProgramOracle(Oracle):
     """Asks trials whether programs fail as `expected`; with `eager_passes` they must not do so uncompiled.
 
-    `folder` is where the programs are said to lie; `clock` is what one run may take.
+    `folder` is where the programs are said to lie; `clock` is what one run may take, `cpu` what it may compute.
     """
 
     workers: TrialQueue
@@ -36,6 +39,7 @@ class ProgramOracle(Oracle):
     folder: Path
     eager_passes: bool = True
     clock: float | None = None
+    cpu: float | None = None
     # What the last program that failed printed as its traceback.
     text: str = ""
     trial_seconds: float = 0.0
@@ -50,7 +54,9 @@ class ProgramOracle(Oracle):
         return self.expected.kind == "hang"
 
     def _answers(self, programs: Sequence[Program], every: bool) -> list[bool | None]:
-        tickets = [self._submit(program) for program in programs]
+        # Where capture fails nothing has to be compiled to see it.
+        captures = self.expected.phase == "capture"
+        tickets = [self._submit(program, capture_only=captures) for program in programs]
         answers: list[bool | None] = []
         for program, ticket in zip(programs, tickets):
             if True in answers and not every:
@@ -68,7 +74,7 @@ class ProgramOracle(Oracle):
 
     def _submit(self, program: Program, **switches: bool) -> Future[Outcome]:
         trial = trial_of(program.text, self.expected, self.folder, **switches)
-        return self.workers.submit(trial, limits=limited(self.workers.limits, self.clock))
+        return self.workers.submit(trial, limits=limited(self.workers.limits, self.clock, self.cpu))
 
     def _fails(self, outcome: Outcome) -> bool:
         seen = outcome.signature
@@ -97,9 +103,14 @@ def trial_of(text: str, expected: Signature, folder: Path, **switches: bool) -> 
     )
 
 
-def limited(limits: Limits, clock: float | None) -> Limits:
-    """The limits of a trial that may run so long: `limited(Limits(), 20.0).run == 20.0`."""
-    return limits if clock is None else replace(limits, run=clock)
+def limited(limits: Limits, clock: float | None, cpu: float | None = None) -> Limits:
+    """The limits of a trial that may run and compute so long: `limited(Limits(), 20.0).run == 20.0`."""
+    return replace(limits, run=limits.run if clock is None else clock, cpu=cpu)
+
+
+def cpu_for(runs: Sequence[Outcome]) -> float:
+    """What a smaller program may compute, by what runs of the whole one did: `cpu_for([first, uncompiled])`."""
+    return max(LEAST_CPU, CPU_SLACK * max(float(run.more.get("cpu", 0.0)) for run in runs))
 
 
 def same_failure(expected: Signature, seen: Signature) -> bool:

@@ -19,7 +19,7 @@ from torchsleuth.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.cases.model import Case, Minified, case_id
 from torchsleuth.minify.case_state import CannotMinify
 from torchsleuth.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
-from torchsleuth.minify.python.oracle import LEAST_CLOCK, SLACK, ProgramOracle, limited, trial_of
+from torchsleuth.minify.python.oracle import LEAST_CLOCK, SLACK, ProgramOracle, cpu_for, limited, trial_of
 from torchsleuth.minify.python.program import Program, parsed
 from torchsleuth.minify.python.reduce import DoesNotFail, ReducedProgram, reduce_program
 from torchsleuth.minify.questions import Questions
@@ -77,7 +77,11 @@ def case_of_program(
         after=None,
         signature=seen,
         script=(str(script), *arguments),
-        extra={"eager_passes": passes, "timeout": timeout or usual},
+        extra={
+            "eager_passes": passes,
+            "timeout": timeout or usual,
+            "cpu": None if seen.kind == "hang" else cpu_for([first, uncompiled]),
+        },
     )
     original = program_script(parsed(text).text, seen, first.text, torch, case.id)
     files = {PROGRAM: text, ORIGINAL: original, "traceback.txt": first.text}
@@ -152,6 +156,7 @@ def minify_program(
         questions.store,
         eager_passes=bool(case.extra["eager_passes"]) if seen is None else seen.eager_passes,
         clock=float(clock) if clock else None,
+        cpu=case.extra.get("cpu") if seen is None else seen.cpu,
     )
     if not oracle.eager_passes:
         follower.said(f"case {case.id}: the program fails without the compiler, too")
@@ -176,7 +181,8 @@ def minify_program(
         whole.name: folder.file(ORIGINAL),
     }
     seconds = round(time.monotonic() - started, 2)
-    update_case(folder, files, minified=Minified(queries=reduced.queries, seconds=seconds))
+    small_program = Minified(queries=reduced.queries, seconds=seconds, program_lines=_lines(reduced.text))
+    update_case(folder, files, minified=small_program)
     follower.said(
         f"{_lines(text)} → {_lines(reduced.text)} lines after {reduced.queries} trials, {reduced.seconds:.0f} s"
         + ("" if reduced.complete else "; the time is used up, so it may not be minimal")
@@ -194,6 +200,7 @@ class _Seen:
     signature: Signature
     eager_passes: bool
     clock: float
+    cpu: float
 
 
 def _as_seen_here(folder: CaseFolder, questions: Questions, text: str, budget: float) -> _Seen:
@@ -206,7 +213,7 @@ def _as_seen_here(folder: CaseFolder, questions: Questions, text: str, budget: f
         raise CannotMinify(f"case {case.id} {how}; run its original.py to compare")
     uncompiled = _ran(questions, text, FIRST_RUN * budget, eager=True)
     clock = max(LEAST_CLOCK, SLACK * max(first.seconds, uncompiled.seconds))
-    return _Seen(first.signature, uncompiled.signature is None, clock)
+    return _Seen(first.signature, uncompiled.signature is None, clock, cpu_for([first, uncompiled]))
 
 
 def lines_of(program: Program) -> int:
