@@ -13,6 +13,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -35,27 +36,33 @@ def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: No
         torch.compiler.set_stance("force_eager")
     if trial.switches.capture_only:
         hook_backend_calls(lambda call: call.graph)
-    main = types.ModuleType("__main__")
-    main.__file__ = name
-    main.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = main
-    sys.argv[:] = [name]
-    sys.path[0] = os.path.dirname(name)
-    linecache.cache[name] = (len(trial.graph), None, trial.graph.splitlines(keepends=True), name)
+    namespace = as_main(trial.graph, name)
     announce("run")
     signature, text = None, ""
     try:
-        exec(compile(trial.graph, name, "exec", dont_inherit=True), main.__dict__)
+        exec(compile(trial.graph, name, "exec", dont_inherit=True), namespace)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         signature = signature_of_crash(status, "run") if status else None
     except BaseException as error:
-        _forget_this_frame(error)
+        forget_this_frame(error)
         signature, text = signature_of_failure(error), traceback.format_exc()
     more = {"cpu": round(time.process_time(), 3)}
     return Outcome(signature, time.monotonic() - started, text=text, more=more)
+
+
+def as_main(text: str, name: str) -> dict[str, Any]:
+    """The namespace of a program that is about to run as `python name`; this process is that program's from now on."""
+    main = types.ModuleType("__main__")
+    main.__file__ = name
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    sys.argv[:] = [name]
+    sys.path[0] = os.path.dirname(name)
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return main.__dict__
 
 
 def signature_of_failure(error: BaseException) -> Signature:
@@ -77,6 +84,7 @@ def signature_of_failure(error: BaseException) -> Signature:
     return signature_of_exception(error, "runtime_error", "run")
 
 
-def _forget_this_frame(error: BaseException) -> None:
+def forget_this_frame(error: BaseException) -> None:
+    """Takes the frame that caught an error out of its traceback."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next

@@ -47,7 +47,7 @@ class Watch:
     """What one watched process knows: its settings, its flight recorder, and which frame is being captured."""
 
     def __init__(
-        self, settings: Settings, *, finish: Callable[[Flight], None] | None = None, everything: bool = True
+        self, settings: Settings, *, finish: Callable[[Flight], object] | None = None, everything: bool = True
     ) -> None:
         """`everything` is False where only graphs of one backend object are watched; `finish` makes cases at once."""
         self.settings = settings
