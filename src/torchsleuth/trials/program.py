@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import linecache
 import os
+import re
 import sys
 import time
 import traceback
@@ -18,6 +19,9 @@ from typing import Any
 import torch
 
 from torchsleuth.cases.crash import signature_of_crash
+from torchsleuth.cases.record import WRONG
+from torchsleuth.processes.sealed import fill_fresh_memory
+from torchsleuth.repro.program import NO_MATTER
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_internals.hooks import hook_backend_calls
 from torchsleuth.trials.compile import use_threads
@@ -34,6 +38,8 @@ def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: No
     use_threads()
     if trial.switches.eager:
         torch.compiler.set_stance("force_eager")
+    if trial.switches.fill:
+        fill_fresh_memory(trial.switches.fill)
     if trial.switches.capture_only:
         hook_backend_calls(lambda call: call.graph)
     namespace = as_main(trial.graph, name)
@@ -49,8 +55,22 @@ def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: No
     except BaseException as error:
         forget_this_frame(error)
         signature, text = signature_of_failure(error), traceback.format_exc()
-    more = {"cpu": round(time.process_time(), 3)}
+    more: dict[str, Any] = {"cpu": round(time.process_time(), 3)}
+    if WRONG in namespace and signature is None:
+        more[WRONG] = shown(namespace[WRONG])
     return Outcome(signature, time.monotonic() - started, text=text, more=more)
+
+
+def shown(values: Any) -> str:
+    """What a program holds as wrong, as text: equal for values that differ in nothing that matters.
+
+    >>> shown([(1, 2), [3.0]])
+    "['tuple (1, 2)', 'list [3.0]']"
+    """
+    try:
+        return str([re.sub(NO_MATTER, "", f"{type(each).__name__} {each!r}") for each in values])
+    except Exception as error:  # a user's __repr__ may do anything
+        return f"cannot be shown: {type(error).__name__}"
 
 
 def as_main(text: str, name: str) -> dict[str, Any]:

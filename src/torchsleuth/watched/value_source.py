@@ -20,14 +20,13 @@ from torchsleuth.graphs.constants import module_expression
 from torchsleuth.graphs.literals import Unprintable
 from torchsleuth.graphs.names import Vocabulary
 from torchsleuth.repro.small_inputs import TooLarge, input_expression
-from torchsleuth.tensors.specs import describe_tensor
+from torchsleuth.tensors.specs import TensorSpec, describe_tensor
 from torchsleuth.torch_internals.tensors import has_no_values
+from torchsleuth.watched.earlier_calls import FEW_VALUES, KeptObject, KeptTensor
 from torchsleuth.watched.embed_origin import installed
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed
 
-# Up to this many numbers are written out; of others the shape is enough, mostly, and a person can read it.
-FEW_VALUES = 16
 _MARKS_OF_TORCH = ("_torchdynamo", "_is_torch_compile", "_compiled_call_impl")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 # What registers a hook of a module, and where the module keeps it.
@@ -51,6 +50,13 @@ class ValueSource:
         """The expression of a value that a paste has no source for, or None; it may add statements before it."""
         if isinstance(value, torch.Tensor):
             return self._assigned(hint, self._tensor(value, hint))
+        if isinstance(value, KeptTensor):
+            return self._assigned(hint, self._written(value.spec, value.value))
+        if isinstance(value, KeptObject):
+            there = value.get()
+            if there is None:
+                raise CannotEmbed(f"{hint!r} of an earlier call is gone.")
+            return self.paste.expression(there, hint)
         if isinstance(value, torch.nn.Module):
             return self._module(value, hint)
         if isinstance(value, enum.Enum):
@@ -94,18 +100,23 @@ class ValueSource:
             raise CannotEmbed(
                 f"{hint!r} is a tensor of class {type(tensor).__name__}, layout {tensor.layout}."
             )
-        self.paste.imports["import torch"] = None
         few = tensor.numel() <= FEW_VALUES and not has_no_values(tensor)
         parameter = isinstance(tensor, torch.nn.Parameter)
         spec = dataclasses.replace(
             describe_tensor(tensor), requires_grad=tensor.requires_grad and not parameter
         )
-        try:
-            text, _ = input_expression(spec, tensor.detach() if few else None, True)
-        except TooLarge:
-            text, _ = input_expression(spec, None, True)
+        text = self._written(spec, tensor.detach() if few else None)
         if parameter:
             return f"torch.nn.Parameter({text}{'' if tensor.requires_grad else ', requires_grad=False'})"
+        return text
+
+    def _written(self, spec: TensorSpec, value: torch.Tensor | None) -> str:
+        """A tensor by its form, with its numbers where they are given."""
+        self.paste.imports["import torch"] = None
+        try:
+            text, _ = input_expression(spec, value, True)
+        except TooLarge:
+            text, _ = input_expression(spec, None, True)
         if spec.requires_grad and "requires_grad" not in text:
             text += ".requires_grad_()"
         return text

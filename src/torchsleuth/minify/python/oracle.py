@@ -5,11 +5,13 @@ A program that fails without the compiler, too, shows another bug than one that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from torchsleuth.cases.record import WRONG
 from torchsleuth.minify.python.program import Program
 from torchsleuth.minify.search.contract import Oracle
 from torchsleuth.processes.limits import Limits
@@ -65,14 +67,16 @@ class ProgramOracle(Oracle):
                 continue
             outcome = ticket.result()
             self.trial_seconds += outcome.seconds
-            answers.append(
-                self._fails(outcome) and (not self.eager_passes or self.passes_uncompiled(program))
-            )
+            answers.append(self._holds(program, outcome))
             if answers[-1]:
                 self.text = outcome.text
         return answers
 
-    def _submit(self, program: Program, **switches: bool) -> Future[Outcome]:
+    def _holds(self, program: Program, outcome: Outcome) -> bool:
+        """Whether a run of a program shows what is looked for, and a run without the compiler does not."""
+        return self._fails(outcome) and (not self.eager_passes or self.passes_uncompiled(program))
+
+    def _submit(self, program: Program, **switches: Any) -> Future[Outcome]:
         trial = trial_of(program.text, self.expected, self.folder, **switches)
         return self.workers.submit(trial, limits=limited(self.workers.limits, self.clock, self.cpu))
 
@@ -92,12 +96,42 @@ class ProgramOracle(Oracle):
         return outcome.signature is None and outcome.error is None
 
 
-def trial_of(text: str, expected: Signature, folder: Path, **switches: bool) -> Trial:
+@dataclass
+class DifferenceOracle(ProgramOracle):
+    """Asks whether what programs hold as wrong is different without the compiler, which twice comes to the same.
+
+    The last line of a program says what that is, and stays as it is: `shows`.
+    """
+
+    shows: str = ""
+
+    def _holds(self, program: Program, outcome: Outcome) -> bool:
+        if last_line(program.text) != self.shows:
+            return False
+        return differs_in_eager(outcome, lambda fill: self._submit(program, eager=True, fill=fill).result())
+
+
+def last_line(text: str) -> str:
+    """The last line of a program: `last_line("a = 1\\nb = 2\\n") == "b = 2"`."""
+    return text.rstrip().rpartition("\n")[2]
+
+
+def differs_in_eager(compiled: Outcome, uncompiled: Callable[[int], Outcome]) -> bool:
+    """Whether a program holds something else when it is compiled than it does in two runs without the compiler.
+
+    `uncompiled(byte)` runs it so, fresh memory filled with that.
+    """
+    held = compiled.more.get(WRONG)
+    expected = None if held is None else uncompiled(0x55).more.get(WRONG)
+    return expected not in (None, held) and uncompiled(0xAA).more.get(WRONG) == expected
+
+
+def trial_of(text: str, expected: Signature, folder: Path, **switches: Any) -> Trial:
     """The question that a program stands for: `trial_of(text, expected, folder, eager=True)`."""
     return Trial(
         text,
         expected,
-        switches=Switches(**switches),  # type: ignore[arg-type]
+        switches=Switches(**switches),
         store=str(folder / SCRIPT),
         question=Question.PROGRAM,
     )

@@ -9,8 +9,9 @@ import ast
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,17 @@ from torchsleuth.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.cases.model import Case, Minified, case_id
 from torchsleuth.minify.case_state import CannotMinify
 from torchsleuth.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
-from torchsleuth.minify.python.oracle import LEAST_CLOCK, SLACK, ProgramOracle, cpu_for, limited, trial_of
+from torchsleuth.minify.python.oracle import (
+    LEAST_CLOCK,
+    SLACK,
+    DifferenceOracle,
+    ProgramOracle,
+    cpu_for,
+    differs_in_eager,
+    last_line,
+    limited,
+    trial_of,
+)
 from torchsleuth.minify.python.program import Program, parsed
 from torchsleuth.minify.python.reduce import DoesNotFail, ReducedProgram, reduce_program
 from torchsleuth.minify.questions import Questions
@@ -88,7 +99,7 @@ def case_of_program(
     return write_case(cases_dir, case, files)
 
 
-def _ran(questions: Questions, text: str, clock: float, **switches: bool) -> Outcome:
+def _ran(questions: Questions, text: str, clock: float, **switches: Any) -> Outcome:
     trial = trial_of(text, _ANYTHING, questions.store, **switches)
     outcome = questions.workers.run(trial, limits=limited(questions.workers.limits, clock), fresh=True)
     if outcome.error is not None:
@@ -150,7 +161,7 @@ def minify_program(
     recorded = "eager_passes" not in case.extra
     seen = _as_seen_here(folder, questions, text, budget_seconds) if recorded else None
     clock = case.extra.get("timeout") if seen is None else seen.clock
-    oracle = ProgramOracle(
+    oracle = _oracle_of(text, case)(
         workers,
         case.signature if seen is None else seen.signature,
         questions.store,
@@ -193,6 +204,13 @@ def minify_program(
     return ProgramResult(reduced, round(oracle.trial_seconds, 2))
 
 
+def _oracle_of(text: str, case: Case) -> Callable[..., ProgramOracle]:
+    """What is asked of programs: whether they fail so, or whether they differ so from eager."""
+    if case.kind != "accuracy":
+        return ProgramOracle
+    return partial(DifferenceOracle, shows=last_line(parsed(text).text))
+
+
 @dataclass(frozen=True)
 class _Seen:
     """How a program fails as a whole, whether it passes uncompiled, and what one run of a smaller one may take."""
@@ -206,6 +224,8 @@ class _Seen:
 def _as_seen_here(folder: CaseFolder, questions: Questions, text: str, budget: float) -> _Seen:
     case = folder.case
     first = _ran(questions, text, FIRST_RUN * budget)
+    if case.kind == "accuracy":
+        return _differing_here(folder, questions, text, first, budget)
     if first.signature is None or not fails_the_same_way(case.signature, first.signature):
         how = (
             f"fails differently here ({first.signature.summary})" if first.signature else "does not fail here"
@@ -214,6 +234,23 @@ def _as_seen_here(folder: CaseFolder, questions: Questions, text: str, budget: f
     uncompiled = _ran(questions, text, FIRST_RUN * budget, eager=True)
     clock = max(LEAST_CLOCK, SLACK * max(first.seconds, uncompiled.seconds))
     return _Seen(first.signature, uncompiled.signature is None, clock, cpu_for([first, uncompiled]))
+
+
+def _differing_here(
+    folder: CaseFolder, questions: Questions, text: str, first: Outcome, budget: float
+) -> _Seen:
+    case = folder.case
+    runs: list[Outcome] = []
+
+    def uncompiled(fill: int) -> Outcome:
+        runs.append(_ran(questions, text, FIRST_RUN * budget, eager=True, fill=fill))
+        return runs[-1]
+
+    if not differs_in_eager(first, uncompiled):
+        raise CannotMinify(f"case {case.id} does not differ from eager here; run its original.py to compare")
+    every = [first, *runs]
+    clock = max(LEAST_CLOCK, SLACK * max(run.seconds for run in every))
+    return _Seen(case.signature, True, clock, cpu_for(every))
 
 
 def lines_of(program: Program) -> int:
