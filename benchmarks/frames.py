@@ -3,10 +3,11 @@
     python benchmarks/frames.py [--corpus FOLDER] [--only NAME ...] [--budget S] [--out rows.json] [--keep FOLDER]
 
 The programs are those of benchmarks/uncapturable, or of another folder with an `expected.json` as `real.py` reads it.
-"fails": the program, started plainly, ends with an error of Dynamo's. "original": its original.py, started plainly in an
-empty folder, says REPRODUCED. "repro": repro.py does so, and NOT REPRODUCED without the compiler. "lines" are those of
-the program inside of repro.py, imports included. "minify s" is the search, with the start of its processes. "replay":
-`torchsleuth replay CASE` comes to the same error. Rows are written as they come and kept: the same command goes on.
+"fails with": the error that the program ends with. "original": its original.py fails so in a fresh process. "repro":
+repro.py does so, three times, and passes without the compiler ("eager"); with --alone both scripts are also copied to an
+empty folder and started plainly. "lines" are those of the program inside of repro.py, imports included. "minify s" is the
+search. "replay": `torchsleuth replay CASE` comes to the same error. Rows are written as they come and kept: the same
+command goes on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from minify import timed
-from real import OPTIONS, passes_in_eager, programs, scratch, watched
+from real import OPTIONS, Watched, programs, scratch, watched
 
 CORPUS = Path(__file__).resolve().parent / "uncapturable"
 PLAIN_SECONDS = 300.0
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="programs whose names begin so")
     parser.add_argument("--budget", type=float, default=400.0, help="seconds for each, after its end")
     parser.add_argument("--out", type=Path, help="the rows as JSON; kept, so that the same command goes on")
+    parser.add_argument("--alone", action="store_true", help="start both scripts plainly, too")
     parser.add_argument("--keep", type=Path, help="keep the cases in this folder")
     options = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
@@ -44,20 +47,21 @@ def main() -> None:
         name = about["program"]
         if name in rows or (options.only and not name.startswith(tuple(options.only))):
             continue
-        rows[name] = frame_row(options.corpus / name, about, options.budget, options.keep)
+        rows[name] = frame_row(options.corpus / name, about, options.budget, options.keep, options.alone)
         if options.out:
             options.out.write_text(json.dumps(rows, indent=1))
         print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
     print_rows(rows)
 
 
-def frame_row(program: Path, about: dict[str, Any], budget: float, keep: Path | None) -> dict[str, Any]:
+def frame_row(
+    program: Path, about: dict[str, Any], budget: float, keep: Path | None, by_hand: bool
+) -> dict[str, Any]:
     with scratch(keep, program.stem) as name:
         folder = Path(name)
-        row: dict[str, Any] = {"fails": ends_with(program, folder, about["kind"])}
         more = [*OPTIONS.get(about["kind"], []), "--budget", str(budget)]
         done = watched(program, more, folder, 2 * budget + 600, folder / "cache")
-        (folder / "said.json").write_text(json.dumps(done.cases, indent=1))
+        row = {"fails": ends_with(done)}
         if not done.cases:
             return {**row, "caught": False, "error": "".join(done.said.strip().splitlines()[-1:])[-200:]}
         case = done.cases[0]
@@ -72,13 +76,17 @@ def frame_row(program: Path, about: dict[str, Any], budget: float, keep: Path | 
             "summary": case["signature"]["summary"],
             "dynamo": triage.get("component") == "dynamo",
             "line": triage.get("user_line"),
-            "original": alone(where / "original.py", folder / "original"),
-            "repro": verified.get("reproduced") == 3 and bool(verified.get("same_signature")),
-            "repro_alone": alone(repro, folder / "repro"),
-            "eager_passes": repro.is_file() and passes_in_eager(repro, folder),
+            "original": ": reproduced in " in done.said
+            and (not by_hand or alone(where / "original.py", folder / "original")),
+            "repro": repro.is_file()
+            and verified.get("reproduced") == 3
+            and bool(verified.get("same_signature"))
+            and (not by_hand or alone(repro, folder / "repro")),
+            "eager_passes": verified.get("eager_passes"),
             "lines": small.get("program_lines"),
             "trials": small.get("queries"),
             "seconds": small.get("seconds"),
+            "all_seconds": done.seconds,
             "workaround": ways[0]["name"] if ways else None,
             "replay": replays(case["id"], folder),
             "errors": [
@@ -90,14 +98,10 @@ def frame_row(program: Path, about: dict[str, Any], budget: float, keep: Path | 
         }
 
 
-def ends_with(program: Path, folder: Path, kind: str) -> str | None:
-    """The error that the program, started plainly, ends with; for a wrong result, that it ends without one."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
-    _, done = timed([sys.executable, program], folder, environment, PLAIN_SECONDS)
-    if done is None or (done.returncode == 0 and kind != "accuracy"):
-        return None
-    words = [line for line in done.stderr.splitlines() if line.startswith("torch._dynamo.exc.")]
-    return words[-1].removeprefix("torch._dynamo.exc.")[:80] if words else f"status {done.returncode}"
+def ends_with(done: Watched) -> str | None:
+    """The error that the program ended with."""
+    words = [line for line in done.said.splitlines() if re.match(r"torch\.[\w.]+: |\w+Error: ", line)]
+    return words[-1].rpartition(".exc.")[2][:80] if words and done.status else None
 
 
 def alone(script: Path, folder: Path) -> bool:
@@ -125,9 +129,8 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
         if not row["caught"]:
             print(f"| {name} | {row['fails']} | **no**: {row['error']} |" + " |" * 10)
             continue
-        verified = row["repro"] and row["repro_alone"]
         cells = [row["fails"], *(marks[row[key]] for key in ("caught", "dynamo")), row["line"]]
-        cells += [marks[row["original"]], marks[verified], marks[row["eager_passes"]]]
+        cells += [marks[row["original"]], marks[row["repro"]], marks[row["eager_passes"]]]
         cells += [row["lines"], row["trials"], row["seconds"], row["workaround"] or "none", marks[row["replay"]]]
         print(f"| {name} | {' | '.join(str(cell) for cell in cells)} |")
     every = list(rows.values())
@@ -135,10 +138,9 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
     def tally(key: str) -> int:
         return sum(bool(row.get(key)) for row in every)
 
-    verified = sum(bool(row.get("repro") and row.get("repro_alone")) for row in every)
     lines = [row["lines"] for row in every if row.get("lines")] or [0]
     seconds = [row["seconds"] for row in every if row.get("seconds")] or [0]
-    cells = [tally("fails"), tally("caught"), tally("dynamo"), tally("line"), tally("original"), verified]
+    cells = [tally("fails"), tally("caught"), tally("dynamo"), tally("line"), tally("original"), tally("repro")]
     cells += [tally("eager_passes"), f"median {statistics.median(lines):.0f}, most {max(lines)}", ""]
     cells += [f"median {statistics.median(seconds):.0f}", tally("workaround"), tally("replay")]
     print(f"| **of {len(every)}** | {' | '.join(str(cell) for cell in cells)} |")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchsleuth.repro.program import program_of_call
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay, call_under_way
 from torchsleuth.torch_internals.configuration import global_state
-from torchsleuth.watched.call_source import call_sources
+from torchsleuth.watched.call_source import Around, call_sources
 
 
 class Colour(enum.Enum):
@@ -54,7 +54,7 @@ def identity(value):
 
 def read_back(value, number=-1):
     """What the program of a call hands to the function, in the last of the forms (or another)."""
-    forms, why = call_sources(CallUnderWay(identity, (value,), {}, backend="eager"), global_state())
+    forms, why = call_sources(CallUnderWay(identity, (value,), {}, backend="eager"), Around(global_state()))
     assert why is None
     program = program_of_call(dataclasses.asdict(forms[number])).replace("compiled(", "result = compiled(")
     names: dict = {}
@@ -128,8 +128,8 @@ def test_what_is_shared_stays_shared_and_slots_are_filled():
 
 
 def test_what_cannot_be_written_is_replaced_and_named():
-    forms, why = call_sources(CallUnderWay(identity, ({"lock": open}, [iter([1])]), {}), global_state())
-    assert why is None and "list_iterator" in forms[-1].replaced[0]
+    forms, why = call_sources(CallUnderWay(identity, ({"lock": open}, [(n for n in ())]), {}), Around(global_state()))
+    assert why is None and "generator" in forms[-1].replaced[0]
 
 
 def test_the_call_under_way_is_found_with_its_arguments_and_options():
@@ -148,7 +148,7 @@ def test_the_call_under_way_is_found_with_its_arguments_and_options():
 
 def test_modes_of_the_caller_are_written_around_the_call():
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        forms, _ = call_sources(CallUnderWay(identity, (1,), {}), global_state())
+        forms, _ = call_sources(CallUnderWay(identity, (1,), {}), Around(global_state()))
     assert forms[0].call[0] == "with torch.no_grad(), torch.autocast('cpu', dtype=torch.bfloat16):"
 
 

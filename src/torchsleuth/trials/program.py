@@ -14,6 +14,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,9 +100,17 @@ def signature_of_failure(error: BaseException) -> Signature:
     of_dynamo = [type(e).__name__ for e in chain if type(e).__module__ == "torch._dynamo.exc"]
     if any(type(each).__name__ in _COMPILERS for each in chain):
         return signature_of_exception(error, "compile_error", "compile")
-    if of_dynamo:
+    if of_dynamo or any(_under_capture(each) for each in chain):
         return signature_of_exception(error, "capture_error", "capture")
     return signature_of_exception(error, "runtime_error", "run")
+
+
+def _under_capture(error: BaseException) -> bool:
+    """Whether an error was raised while Dynamo looked at a frame: by others that it calls, mostly."""
+    if hasattr(error, "real_stack"):
+        return True
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(Path(frame.f_code.co_filename).parts[-2:] == ("_dynamo", "convert_frame.py") for frame, _ in frames)
 
 
 def forget_this_frame(error: BaseException) -> None:

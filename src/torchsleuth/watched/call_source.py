@@ -86,8 +86,8 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
         before = "compiled"
         if past.function is not call.function:  # the same code, with another closure
             before = f"torch.compile({', '.join([paste.expression(past.function, _name_of(past.function)), *how])})"
-        lines.append(f"{before}({', '.join(_given(past, paste))})")
-    given = _given(call, paste)
+        lines.append(f"{before}({', '.join(_given(past, values))})")
+    given = _given(call, values)
     shown = _shown(around.wrong, function, given)
     lines += _call_lines(f"compiled({', '.join(given)})", around.wrong)
     embedded = paste.finish()
@@ -104,11 +104,11 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
     )
 
 
-def _given(call: CallUnderWay, paste: Paste) -> list[str]:
+def _given(call: CallUnderWay, values: ValueSource) -> list[str]:
     """The arguments of a call as they are written."""
     named = zip(_parameter_names(call), call.args)
-    return [paste.expression(value, name) for name, value in named] + [
-        f"{key}={paste.expression(value, key)}" for key, value in call.kwargs.items()
+    return [values.inside(value, name) for name, value in named] + [
+        f"{key}={values.inside(value, key)}" for key, value in call.kwargs.items()
     ]
 
 

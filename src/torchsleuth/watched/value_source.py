@@ -8,10 +8,15 @@ of the user's constructors runs. What can be written in no way is replaced by an
 from __future__ import annotations
 
 import builtins
+import collections
+import copyreg
 import dataclasses
 import enum
 import keyword
 import sys
+import threading
+import types
+import weakref
 from typing import Any
 
 import torch
@@ -28,6 +33,8 @@ from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed
 
 _MARKS_OF_TORCH = ("_torchdynamo", "_is_torch_compile", "_compiled_call_impl")
+_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
+_LOCKS = {type(threading.Lock()): "Lock", type(threading.RLock()): "RLock"}
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 # What registers a hook of a module, and where the module keeps it.
 _HOOKS = {
@@ -50,6 +57,9 @@ class ValueSource:
         """The expression of a value that a paste has no source for, or None; it may add statements before it."""
         if isinstance(value, torch.Tensor):
             return self._assigned(hint, self._tensor(value, hint))
+        if isinstance(value, torch.Generator):
+            made = f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
+            return self._assigned(hint, made)
         if isinstance(value, KeptTensor):
             return self._assigned(hint, self._written(value.spec, value.value))
         if isinstance(value, KeptObject):
@@ -61,11 +71,23 @@ class ValueSource:
             return self._module(value, hint)
         if isinstance(value, enum.Enum):
             return f"{self.paste.expression(type(value), hint)}.{value.name}"
+        if isinstance(value, collections.defaultdict):
+            return self._as_pickled(value, hint)
         if isinstance(value, (list, tuple, set, frozenset, dict)):
             return self._container(value, hint)
         if isinstance(value, (slice, range)):
             parts = (value.start, value.stop, value.step)
-            return f"{type(value).__name__}({', '.join(self._inside(p, hint) for p in parts)})"
+            return f"{type(value).__name__}({', '.join(self.inside(p, hint) for p in parts)})"
+        if type(value) is weakref.ref and value() is not None:
+            self.paste.imports["import weakref"] = None
+            return self._assigned(hint, f"weakref.ref({self.inside(value(), f'{hint}_object')})")
+        if type(value) in _LOCKS:
+            self.paste.imports["import threading"] = None
+            return self._assigned(hint, f"threading.{_LOCKS[type(value)]}()")
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | None):
+            return f"{self.paste.expression(value.__self__, hint)}.{value.__name__}"
+        if isinstance(value, _DESCRIPTORS):
+            return f"{self.paste.expression(value.__objclass__, hint)}.{value.__name__}"
         if type(value) is float:  # infinity and NaN are no literals
             return f"float({str(value)!r})"
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -73,7 +95,8 @@ class ValueSource:
             return self._assigned(hint, f"numpy.array({value.tolist()!r}, dtype={str(value.dtype)!r})")
         return None if isinstance(value, type) else self._object(value, hint)
 
-    def _inside(self, value: Any, hint: str) -> str:
+    def inside(self, value: Any, hint: str) -> str:
+        """The expression of a value, or of an empty stand-in, which is named, where there is none."""
         try:
             return self.paste.expression(value, hint)
         except CannotEmbed as why:
@@ -95,6 +118,10 @@ class ValueSource:
         return unique
 
     def _tensor(self, tensor: torch.Tensor, hint: str) -> str:
+        if type(tensor) is torch.Tensor and tensor.layout is torch.sparse_coo:
+            parts = (tensor.coalesce().indices(), tensor.coalesce().values())
+            texts = [self.paste.expression(part, hint) for part in parts]
+            return f"torch.sparse_coo_tensor({', '.join(texts)}, {tuple(tensor.shape)})"
         odd = type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         if odd or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             raise CannotEmbed(
@@ -146,7 +173,7 @@ class ValueSource:
         for kind, hooks in _HOOKS.items():
             for number, hook in getattr(module, hooks, {}).items():
                 more = ", with_kwargs=True" if number in getattr(module, f"{hooks}_with_kwargs", ()) else ""
-                self.paste.tail.append(f"{expression}.register_{kind}({self._inside(hook, kind)}{more})")
+                self.paste.tail.append(f"{expression}.register_{kind}({self.inside(hook, kind)}{more})")
 
     def _configured(self, module: torch.nn.Module) -> str | None:
         """A model of a library that is made from its configuration alone, as those of transformers are."""
@@ -160,7 +187,7 @@ class ValueSource:
 
     def _object(self, value: Any, hint: str) -> str:
         if not hasattr(value, "__dict__") and not hasattr(type(value), "__slots__"):
-            raise CannotEmbed(f"{hint!r} is an instance of {type(value).__name__}, which is written in C.")
+            return self._as_pickled(value, hint)
         cls = self.paste.expression(type(value), hint)
         # One statement for each attribute: what the failure does not need is left out one by one.
         variable = self._assigned(hint, f"{cls}.__new__({cls})")
@@ -173,11 +200,11 @@ class ValueSource:
                 {} if value.training else {"training": False}
             )
             for name, held in value._buffers.items():
-                self.paste.tail.append(f"{variable}.register_buffer({name!r}, {self._inside(held, name)})")
+                self.paste.tail.append(f"{variable}.register_buffer({name!r}, {self.inside(held, name)})")
         plain = isinstance(value, torch.nn.Module) or type(value).__setattr__ is object.__setattr__
         for name, held in attributes.items():
             if name.isidentifier():
-                text = self._inside(held, name)
+                text = self.inside(held, name)
                 set_it = (
                     f"{variable}.{name} = {text}"
                     if plain
@@ -188,15 +215,35 @@ class ValueSource:
             self._hooks(value, variable)
         return variable
 
+    def _as_pickled(self, value: Any, hint: str) -> str:
+        """An object written in C, by what it says it is made from: a pattern, a deque, an iterator."""
+        refused = CannotEmbed(f"{hint!r} is an instance of {type(value).__name__}, which is written in C.")
+        try:
+            reduce = copyreg.dispatch_table.get(type(value)) or (lambda each: each.__reduce_ex__(2))
+            make, args, state, items, entries = (*reduce(value), None, None, None)[:5]
+        except (TypeError, ValueError) as why:
+            raise refused from why
+        if getattr(make, "__module__", "") == "copyreg":
+            raise refused
+        given = ", ".join(self.paste.expression(each, hint) for each in args)
+        variable = self._assigned(hint, f"{self.paste.expression(make, hint)}({given})")
+        if state is not None:
+            self.paste.tail.append(f"{variable}.__setstate__({self.paste.expression(state, hint)})")
+        if items is not None:
+            self.paste.tail.append(f"{variable}.extend({self.paste.expression(list(items), hint)})")
+        if entries is not None:
+            self.paste.tail.append(f"{variable}.update({self.paste.expression(dict(entries), hint)})")
+        return variable
+
     def _container(self, value: Any, hint: str) -> str:
         if isinstance(value, dict):
             text = (
                 "{"
-                + ", ".join(f"{self._inside(k, hint)}: {self._inside(v, str(k))}" for k, v in value.items())
+                + ", ".join(f"{self.inside(k, hint)}: {self.inside(v, str(k))}" for k, v in value.items())
                 + "}"
             )
         else:
-            items = ", ".join(self._inside(item, f"{hint}_{i}") for i, item in enumerate(value))
+            items = ", ".join(self.inside(item, f"{hint}_{i}") for i, item in enumerate(value))
             if hasattr(value, "_fields"):  # a named tuple
                 return f"{self.paste.expression(type(value), hint)}({items})"
             text = f"({items}{',' if len(value) == 1 else ''})" if isinstance(value, tuple) else f"[{items}]"
