@@ -156,7 +156,7 @@ class ValueSource:
         frozen = any(not p.requires_grad for p in module.parameters())
         if len(dtypes) <= 1 and not frozen:
             try:
-                text = module_expression(module, hint, Vocabulary(set()))
+                text = module_expression(module, hint, Vocabulary(set()), without_hooks=True)
             except Unprintable:
                 return self._object(module, hint)
             self.paste.imports["import torch"] = None
