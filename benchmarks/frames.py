@@ -3,9 +3,9 @@
     python benchmarks/frames.py [--corpus FOLDER] [--only NAME ...] [--budget S] [--out rows.json] [--keep FOLDER]
 
 The programs are those of benchmarks/uncapturable, or of another folder with an `expected.json` as `real.py` reads it.
-"fails with": the error that the program ends with. "original": its original.py fails so in a fresh process. "repro":
-repro.py does so, three times, and passes without the compiler ("eager"); with --alone both scripts are also copied to an
-empty folder and started plainly. "lines" are those of the program inside of repro.py, imports included. "minify s" is the
+"fails with": the error that the program ends with. "original": its original.py fails so in a fresh process.
+"repro": repro.py does so, three times, and passes without the compiler ("eager"); with --alone both scripts are also
+copied to an empty folder and started plainly. "lines" are those of the program inside of repro.py, imports included. "minify s" is the
 search. "replay": `torchsleuth replay CASE` comes to the same error. Rows are written as they come and kept: the same
 command goes on.
 """
@@ -121,7 +121,9 @@ def replays(case: str, folder: Path) -> bool:
 
 
 def print_rows(rows: dict[str, dict[str, Any]]) -> None:
-    columns = "program | fails with | caught | dynamo | line | original | repro | eager | lines | trials | minify s"
+    columns = (
+        "program | fails with | caught | dynamo | line | original | repro | eager | lines | trials | minify s"
+    )
     columns += " | workaround | replay"
     print(f"| {columns} |\n|{'---|' * (columns.count('|') + 1)}")
     marks = {True: "yes", False: "**no**", None: "-"}
@@ -131,7 +133,13 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
             continue
         cells = [row["fails"], *(marks[row[key]] for key in ("caught", "dynamo")), row["line"]]
         cells += [marks[row["original"]], marks[row["repro"]], marks[row["eager_passes"]]]
-        cells += [row["lines"], row["trials"], row["seconds"], row["workaround"] or "none", marks[row["replay"]]]
+        cells += [
+            row["lines"],
+            row["trials"],
+            row["seconds"],
+            row["workaround"] or "none",
+            marks[row["replay"]],
+        ]
         print(f"| {name} | {' | '.join(str(cell) for cell in cells)} |")
     every = list(rows.values())
 
@@ -140,7 +148,14 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 
     lines = [row["lines"] for row in every if row.get("lines")] or [0]
     seconds = [row["seconds"] for row in every if row.get("seconds")] or [0]
-    cells = [tally("fails"), tally("caught"), tally("dynamo"), tally("line"), tally("original"), tally("repro")]
+    cells = [
+        tally("fails"),
+        tally("caught"),
+        tally("dynamo"),
+        tally("line"),
+        tally("original"),
+        tally("repro"),
+    ]
     cells += [tally("eager_passes"), f"median {statistics.median(lines):.0f}, most {max(lines)}", ""]
     cells += [f"median {statistics.median(seconds):.0f}", tally("workaround"), tally("replay")]
     print(f"| **of {len(every)}** | {' | '.join(str(cell) for cell in cells)} |")

@@ -9,8 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
-from program_runs import environment, sleuth, write_program
 
+from program_runs import environment, sleuth, write_program
 from torchsleuth.cases.folder import write_case
 from torchsleuth.cli.main import main
 
@@ -36,7 +36,11 @@ RECORDS = """
 def test_a_frame_that_was_recorded_is_run_again_without_the_program_around_it(tmp_path):
     write_program(tmp_path, RECORDS)
     done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
     )
     lines = done.stdout.splitlines()
     assert lines == ["the program around it", "it goes its way: Unsupported", "Answer.FAILS"], done.stderr

@@ -128,7 +128,9 @@ def test_what_is_shared_stays_shared_and_slots_are_filled():
 
 
 def test_what_cannot_be_written_is_replaced_and_named():
-    forms, why = call_sources(CallUnderWay(identity, ({"lock": open}, [(n for n in ())]), {}), Around(global_state()))
+    forms, why = call_sources(
+        CallUnderWay(identity, ({"lock": open}, [(n for n in ())]), {}), Around(global_state())
+    )
     assert why is None and "generator" in forms[-1].replaced[0]
 
 

@@ -23,7 +23,9 @@ _WORDS = {
 @click.command("replay")
 @click.argument("case", default="last")
 @click.option("--eager", is_flag=True, help="Compile nothing: does the frame run without the compiler?")
-@click.option("--pdb", "debugger", is_flag=True, help="Python's debugger where it fails; with --eager, at the call.")
+@click.option(
+    "--pdb", "debugger", is_flag=True, help="Python's debugger where it fails; with --eager, at the call."
+)
 @click.option("--timeout", type=float, metavar="S", help="Seconds after which it counts as a hang.")
 @yes_option
 @cases_option
@@ -39,8 +41,8 @@ def replay_verb(
 ) -> int:
     """Run one recorded frame again, in a fresh process: the function with its arguments, nothing of the program.
 
-    Executes the recorded code; a case that was not made here is asked about once (--yes). What the frame prints, and its
-    traceback, are shown as they come. Status 0 where it fails as the case says (with --eager: where nothing fails), 1
+    Executes the recorded code; a case that was not made here is asked about once (--yes). What the frame prints, and
+    its traceback, are shown as they come. Status 0 where it fails as the case says (with --eager: where nothing fails), 1
     otherwise, 2 where the case holds no frame.
 
     \b

@@ -31,8 +31,8 @@ NO_CALL = (
     "the failure came before there was a graph, and the call that failed could not be written as a script"
 )
 WRONG_CAPTURE = (
-    "every graph agrees with eager; what differs is how the function was captured, and its call could not be written as "
-    "a script"
+    "every graph agrees with eager; what differs is how the function was captured, and its call could not be "
+    "written as a script"
 )
 
 

@@ -67,7 +67,10 @@ def replay_case(
         more = [word for word, wanted in (("--eager", eager), ("--pdb", debugger)) if wanted]
         child = subprocess.Popen(
             python_command(sys.executable, REPLAY, program, f"--answer={answer}", *more),
-            env={**fresh_environment(os.environ, Path(scratch, "cache")), **(_ALL_FRAMES if debugger else {})},
+            env={
+                **fresh_environment(os.environ, Path(scratch, "cache")),
+                **(_ALL_FRAMES if debugger else {}),
+            },
             stdin=None if debugger else subprocess.DEVNULL,
             stdout=output,
             start_new_session=not debugger,  # a debugger needs the terminal

@@ -110,7 +110,9 @@ def _under_capture(error: BaseException) -> bool:
     if hasattr(error, "real_stack"):
         return True
     frames = traceback.walk_tb(error.__traceback__)
-    return any(Path(frame.f_code.co_filename).parts[-2:] == ("_dynamo", "convert_frame.py") for frame, _ in frames)
+    return any(
+        Path(frame.f_code.co_filename).parts[-2:] == ("_dynamo", "convert_frame.py") for frame, _ in frames
+    )
 
 
 def forget_this_frame(error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """The process in which a recorded frame is run again: `python -c ... program.py --answer FILE [--eager] [--pdb]`.
 
-The program runs as `python program.py` would run it; how it ended is written to the file, as JSON. Nothing of ours is on
-the stack that a person sees: not in the traceback, nor under the debugger.
+The program runs as `python program.py` would run it; how it ended is written to the file, as JSON. Nothing of ours is
+on the stack that a person sees: not in the traceback, nor under the debugger.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def main(arguments: list[str]) -> None:
         torch.compiler.set_stance("force_eager")
     code = compile(text, str(options.program), "exec", dont_inherit=True)
     namespace = as_main(text, str(options.program))
-    print("torchsleuth: running", file=sys.stderr)
     signature = None
     try:
         if options.pdb and options.eager:  # where nothing fails, the way there is what there is to see

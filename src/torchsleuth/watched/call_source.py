@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from torchsleuth.cases.record import WRONG
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay
 from torchsleuth.torch_internals.configuration import changed_settings
-from torchsleuth.cases.record import WRONG
 from torchsleuth.watched.call_difference import is_below
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed

@@ -170,7 +170,9 @@ def find_class(file: SourceFile, name: str, lines: set[int]) -> ast.ClassDef:
     if len(found) > 1:
         found = [node for node in found if any(node.lineno <= n <= (node.end_lineno or 0) for n in lines)]
     if len(found) != 1:
-        raise CannotEmbed(f"the definition of the class {name} is not found in {os.path.basename(file.path)}.")
+        raise CannotEmbed(
+            f"the definition of the class {name} is not found in {os.path.basename(file.path)}."
+        )
     return found[0]
 
 

@@ -84,7 +84,9 @@ class ValueSource:
         if type(value) in _LOCKS:
             self.paste.imports["import threading"] = None
             return self._assigned(hint, f"threading.{_LOCKS[type(value)]}()")
-        if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | None):
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(
+            value.__self__, types.ModuleType | None
+        ):
             return f"{self.paste.expression(value.__self__, hint)}.{value.__name__}"
         if isinstance(value, _DESCRIPTORS):
             return f"{self.paste.expression(value.__objclass__, hint)}.{value.__name__}"

@@ -96,7 +96,9 @@ def _attributes_out(program: Program, number: int) -> Program | None:
 
 def _new(value: ast.AST) -> str | None:
     """The class of which `C.__new__(C)` makes an object."""
-    made = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "__new__"
+    made = (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "__new__"
+    )
     owner = value.func.value if made else None  # type: ignore[attr-defined]
     return owner.id if isinstance(owner, ast.Name) else None
 
