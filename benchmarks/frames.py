@@ -5,9 +5,9 @@
 The programs are those of benchmarks/uncapturable, or of another folder with an `expected.json` as `real.py` reads it.
 "fails with": the error that the program ends with. "original": its original.py fails so in a fresh process.
 "repro": repro.py does so, three times, and passes without the compiler ("eager"); with --alone both scripts are also
-copied to an empty folder and started plainly. "lines" are those of the program inside of repro.py, imports included. "minify s" is the
-search. "replay": `torchsleuth replay CASE` comes to the same error. Rows are written as they come and kept: the same
-command goes on.
+copied to an empty folder and started plainly. "lines" are those of the program inside of repro.py, imports included.
+"minify s" is the search. "replay": `torchsleuth replay CASE` comes to the same error. Rows are written as they come and
+kept: the same command goes on.
 """
 
 from __future__ import annotations

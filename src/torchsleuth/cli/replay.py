@@ -42,8 +42,8 @@ def replay_verb(
     """Run one recorded frame again, in a fresh process: the function with its arguments, nothing of the program.
 
     Executes the recorded code; a case that was not made here is asked about once (--yes). What the frame prints, and
-    its traceback, are shown as they come. Status 0 where it fails as the case says (with --eager: where nothing fails), 1
-    otherwise, 2 where the case holds no frame.
+    its traceback, are shown as they come. Status 0 where it fails as the case says (with --eager: where nothing
+    fails), 1 otherwise, 2 where the case holds no frame.
 
     \b
     torchsleuth replay last

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from torchsleuth._version import __version__
 from torchsleuth.cases.record import WRONG
 from torchsleuth.repro.script import one_line, template
-from torchsleuth.repro.small_marks import expected_literal, marks_of
+from torchsleuth.repro.small_marks import Marks, expected_literal, holds, marks_of
 from torchsleuth.script_runtime.signature import Signature
 
 # In a case: the program as it was given or recorded, standing alone.
@@ -33,7 +34,7 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
     rest = tree.body[len(imports) + len(definitions) :]
     lines = program.splitlines()
     wrong = signature.kind == "accuracy"
-    marks = None if signature.kind in ("crash", "hang", "accuracy") else marks_of(signature, text)
+    marks = None if signature.kind in ("crash", "hang", "accuracy") else _marks_of_the_last(signature, text)
     # Without the compiler a script must pass; torch calls it an error that nothing was compiled.
     fullgraph = "fullgraph" in program
     standard = sorted({"sys", *["os"] * fullgraph, *([*marks.modules, "traceback"] if marks else [])})
@@ -57,6 +58,13 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
         marks=marks.expression if marks else "",
         reproduced=repr(f"REPRODUCED: {signature.summary}"),
     )
+
+
+def _marks_of_the_last(signature: Signature, text: str) -> Marks:
+    """What tells the failure by its last error, where that can: Dynamo hides from a program what it came from."""
+    last = re.split(r"^(?:The above exception was|During handling of)[^\n]*:$", text, flags=re.M)[-1]
+    marks = marks_of(signature, last)
+    return marks if not last or holds(marks.expression, last) else marks_of(signature, text)
 
 
 def program_of_call(form: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -127,11 +128,13 @@ def _shown(wrong: Sequence[str], function: str, given: Sequence[str]) -> list[st
     names |= {"self": function.rpartition(".")[0] or function}
     found = []
     for path in wrong:
+        if re.search(r" \((closure|default)\)", path):
+            continue
         root = next((name for name in names if is_below(path, name)), None)
         text = path.replace(" (global)", "", 1) if root is None else names[root] + path[len(root) :]
         try:
             ast.parse(text, mode="eval")
-        except SyntaxError:  # a closure's variable, what is printed, a gradient
+        except SyntaxError:  # what is printed, a gradient
             continue
         found.append(text)
     if wrong and not found:

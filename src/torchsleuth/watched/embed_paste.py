@@ -185,11 +185,13 @@ class Paste:
         code, live = function.__code__, function.__globals__
         file = source_file(code.co_filename)
         node = copy.deepcopy(find_function(file, code))
+        bare = copy.deepcopy(node)  # whose defaults are names of ours
+        _plain_signature(bare, function, lambda value: "None")
         _plain_signature(node, function, lambda value: self.expression(value, hint))
         statement = node if isinstance(node, ast.FunctionDef) else ast.Return(node)
         cells = dict(zip(code.co_freevars, function.__closure__ or ()))
         given = []
-        for name in sorted(names_used(node if isinstance(node, ast.FunctionDef) else ast.Expr(node))):
+        for name in sorted(names_used(bare if isinstance(bare, ast.FunctionDef) else ast.Expr(bare))):
             if name in cells:
                 value = _content(cells[name], name)
                 if value is not function:

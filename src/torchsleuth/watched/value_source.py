@@ -108,7 +108,7 @@ class ValueSource:
 
     def _assigned(self, hint: str, text: str) -> str:
         """The name that stands for an expression from now on."""
-        name = "".join(c if c.isalnum() else "_" for c in hint).strip("_") or "value"
+        name = "".join(c if c.isascii() and c.isalnum() else "_" for c in hint).strip("_") or "value"
         if name[0].isdigit() or keyword.iskeyword(name) or hasattr(builtins, name):
             name = f"value_{name}"
         taken = self._names.union(*(part.live for part in self.paste.slices.values()))
