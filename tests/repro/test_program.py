@@ -8,7 +8,9 @@ from torchsleuth.script_runtime.signature import Signature
 
 
 def test_a_program_knows_its_failure_by_the_error_that_dynamo_shows_of_it():
-    signature = Signature("capture_error", "capture", ("dynamo.UserError", "fx.Guard"), "Could not guard on #")
+    signature = Signature(
+        "capture_error", "capture", ("dynamo.UserError", "fx.Guard"), "Could not guard on #"
+    )
     recorded = (
         "fx.Guard: Could not guard on u0\n\nThe above exception was the direct cause of the following exception:\n\n"
         "dynamo.UserError: Could not guard on u0\n"
