@@ -19,7 +19,7 @@ from typing import Any
 from torchsleuth.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.cases.model import Case, Minified, case_id
 from torchsleuth.minify.case_state import CannotMinify
-from torchsleuth.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
+from torchsleuth.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower, Keeper
 from torchsleuth.minify.python.oracle import (
     LEAST_CLOCK,
     SLACK,
@@ -51,21 +51,30 @@ def is_program(folder: CaseFolder) -> bool:
     return folder.case.graph is None and folder.file(PROGRAM).is_file()
 
 
+@dataclass(frozen=True)
+class FirstRun:
+    """How a script is tried to know how it fails: its arguments, and the seconds it may take.
+
+    `timeout` is after what it counts as a hang; without one it may take its share of the `budget` for everything.
+    """
+
+    arguments: tuple[str, ...] = ()
+    timeout: float | None = None
+    budget: float = 600.0
+
+
+PLAINLY = FirstRun()
+
+
 def case_of_program(
-    script: Path,
-    cases_dir: Path,
-    questions: Questions,
-    *,
-    arguments: Sequence[str] = (),
-    timeout: float | None = None,
-    budget: float = 600.0,
+    script: Path, cases_dir: Path, questions: Questions, how: FirstRun = PLAINLY
 ) -> CaseFolder:
     """The case that a failing script is; raises `CannotMinify` where it does not fail, or is no Python."""
     try:
-        text = standing_alone(script.read_text(encoding="utf-8"), script.absolute(), arguments)
+        text = standing_alone(script.read_text(encoding="utf-8"), script.absolute(), how.arguments)
     except (SyntaxError, ValueError) as error:
         raise CannotMinify(f"{script} is not a Python program: {error}") from error
-    clock = timeout or FIRST_RUN * budget
+    clock = how.timeout or FIRST_RUN * how.budget
     first = _ran(questions, text, clock)
     seen = first.signature
     if seen is None:
@@ -87,10 +96,10 @@ def case_of_program(
         backend="none",
         after=None,
         signature=seen,
-        script=(str(script), *arguments),
+        script=(str(script), *how.arguments),
         extra={
             "eager_passes": passes,
-            "timeout": timeout or usual,
+            "timeout": how.timeout or usual,
             "cpu": None if seen.kind == "hang" else cpu_for([first, uncompiled]),
         },
     )
@@ -171,7 +180,15 @@ def minify_program(
     )
     if not oracle.eager_passes:
         follower.said(f"case {case.id}: the program fails without the compiler, too")
-    keeper = _Keeper(folder, oracle, follower)
+
+    def script(small: str) -> str:
+        return program_script(small, case.signature, oracle.text, case.torch, case.id)
+
+    def files_of(state: Program) -> dict[str, str]:
+        made = script(state.text)
+        return {f"{CHECKPOINTS}/{lines_of(state)}.py": made, REPRO: made}
+
+    keeper = Keeper(folder, follower, files_of)
     try:
         reduced = reduce_program(
             text,
@@ -188,7 +205,7 @@ def minify_program(
     small = ScriptToVerify("program")
     whole = ScriptToVerify("whole")
     files: dict[str, str | Path] = {
-        small.name: keeper.script(reduced.text),
+        small.name: script(reduced.text),
         whole.name: folder.file(ORIGINAL),
     }
     seconds = round(time.monotonic() - started, 2)
@@ -264,33 +281,3 @@ def lines_of(program: Program) -> int:
 
 def _lines(text: str) -> int:
     return sum(bool(line.strip()) for line in text.splitlines())
-
-
-@dataclass
-class _Keeper:
-    """Passes everything on, and puts each smaller program on disk before the search goes on."""
-
-    folder: CaseFolder
-    oracle: ProgramOracle
-    follower: Follower
-
-    def started(self, state: Any) -> None:
-        self.follower.started(state)
-
-    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
-        self.follower.asked(reducer, what, failed)
-
-    def said(self, text: str) -> None:
-        self.follower.said(text)
-
-    def begins(self, doing: str) -> bool:
-        return self.follower.begins(doing)
-
-    def smaller(self, reducer: str, state: Any) -> None:
-        text = self.script(state.text)
-        update_case(self.folder, {f"{CHECKPOINTS}/{lines_of(state)}.py": text, REPRO: text})
-        self.follower.smaller(reducer, state)
-
-    def script(self, text: str) -> str:
-        case = self.folder.case
-        return program_script(text, case.signature, self.oracle.text, case.torch, case.id)
