@@ -188,6 +188,12 @@ REDUCERS = {
         "keep(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 2, 3], [4, 5, 6]]))",
         "keep(torch.ones(2, 2), torch.zeros(2, 3, dtype=torch.long))",
     ),
+    "method whose object has its name": (
+        unmake_classes,
+        ["keep(x)"],
+        "class T:\n\n    def start(self, x):\n        return keep(x)\nstart = T.__new__(T)\nstart.start(1)",
+        "def t(x):\n    return keep(x)\nstart = None\nt(1)",
+    ),
     "class that needs itself": (
         unmake_classes,
         ["keep(self)"],

@@ -127,7 +127,9 @@ class Paste:
             self.imports["import functools"] = None
             return f"functools.partial({', '.join(parts)})"
         if isinstance(value, types.MethodType):
-            return f"{self.expression(value.__self__, hint)}.{value.__name__}"
+            owner = value.__self__
+            name = hint if isinstance(owner, type) else type(owner).__name__.lower()
+            return f"{self.expression(owner, name)}.{value.__name__}"
         named = None if isinstance(value, self.by_value) else global_name(value)
         if named is not None and self._has_source(*named, defined_in(value)):
             return self._named(*named, defined_in(value))

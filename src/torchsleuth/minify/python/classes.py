@@ -172,6 +172,7 @@ def _methods_out(program: Program, number: int) -> Program | None:
             return False
         _without_start(tree, made.name)
         taken = {f.name for f in functions_of(tree) if f not in methods}
+        taken |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         for function in functions:
             if function.args.args:
                 del function.args.args[0]
