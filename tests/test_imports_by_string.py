@@ -15,6 +15,7 @@ NAME = re.compile(r"torchsleuth(?:\.\w+)+(?::\w+)?")
 STARTED = {
     "processes/prepared.py": {"torchsleuth.trials.interpreter"},
     "supervise/host.py": {"torchsleuth.host.main"},
+    "supervise/replay.py": {"torchsleuth.trials.replay"},
     "cli/doctor.py": {"torchsleuth.torch_internals.check"},
     "cli/calibrate.py": {"torchsleuth.compare.verdict.calibrate_process"},
 }

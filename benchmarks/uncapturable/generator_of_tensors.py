@@ -9,8 +9,7 @@ def chunks(x, size):
 def encode(x):
     source = chunks(x, 2)
     first = next(source)
-    source.throw(ValueError("enough"))
-    return first
+    return first * (2 if source.gi_frame else 1)
 
 
-torch.compile(encode, fullgraph=True, backend="eager")(torch.randn(6, 3)) if __name__ == "__main__" else None
+torch.compile(encode, fullgraph=True, backend="eager")(torch.randn(6, 3))

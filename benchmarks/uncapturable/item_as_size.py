@@ -3,6 +3,8 @@ import torch
 
 def pad(batch, lengths):
     longest = int(lengths.max())
+    if longest > 100:
+        raise ValueError("too long")
     rows = [torch.nn.functional.pad(row, (0, longest - row.shape[0])) for row in batch]
     return torch.stack(rows)
 

@@ -10,6 +10,8 @@ class Sparse(torch.nn.Module):
     def forward(self, x):
         s = self.score(x).squeeze(-1)
         keep = torch.nonzero(s > 0).squeeze(-1)
+        if len(keep) == 0:
+            return x.sum(0)
         picked = x[keep]
         return picked.sum(0) * self.k
 

@@ -12,8 +12,8 @@ class Stack(torch.nn.Module):
 
     def forward(self, x):
         for name, layer in self.layers.items():
-            number = int(PATTERN.sub(lambda m: m.group(1), name))
-            x = layer(x) * (number + 1)
+            for found in PATTERN.finditer(name):
+                x = layer(x) * (int(found.group(1)) + 1)
         return x
 
 

@@ -8,8 +8,8 @@ def histogram(labels):
 
 def loss(logits, labels):
     values, weights = histogram(labels)
-    chosen = logits[:, values]
-    return (chosen * weights).sum()
+    places = {float(value): place for place, value in enumerate(values)}
+    return logits.sum() * len(places) + weights.sum()
 
 
 torch.compile(loss, fullgraph=True)(torch.randn(4, 6), torch.tensor([0, 1, 1, 5]))

@@ -11,6 +11,8 @@ _WHERE = {
     "watch": "torchsleuth.api",
     "wrap_compiler_debug": "torchsleuth.api",
     "save_graph_repro": "torchsleuth.api",
+    "record_frame": "torchsleuth.api",
+    "replay": "torchsleuth.api",
     "same": "torchsleuth.compare.compat.same",
     "same_two_models": "torchsleuth.compare.compat.models",
     "run_fwd_maybe_bwd": "torchsleuth.compare.compat.models",

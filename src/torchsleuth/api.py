@@ -6,20 +6,25 @@ this process as soon as something fails; after a crash, the next `torchsleuth ru
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
+from torchsleuth.cases.folder import open_case
 from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.cases.spool import read_process
 from torchsleuth.repro.assemble import make_case
 from torchsleuth.repro.script import script_text
+from torchsleuth.supervise.replay import Replay, replay_case
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.watched.flight import Flight
@@ -133,6 +138,54 @@ def save_graph_repro(
     )
 
 
+@dataclass(frozen=True)
+class RecordedFrames:
+    """What `record_frame` has recorded so far: the folders of the cases, to give to `replay`."""
+
+    cases: list[Path] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def record_frame(*, cases: str | os.PathLike[str] | None = None) -> Iterator[RecordedFrames]:
+    """Records what Dynamo cannot capture in here: the call, with its function, arguments and options, becomes a case.
+
+    The exception goes its way. Used as
+
+        with torchsleuth.record_frame() as recorded:
+            step(batch)
+        torchsleuth.replay(recorded.cases[0])
+    """
+    recorded = RecordedFrames()
+    if settings_from_environment() is not None:
+        yield recorded  # `torchsleuth run` watches this process already
+        return
+    folder = Path(cases or _default_cases())
+
+    def finish(flight: Flight) -> None:
+        recorded.cases.extend(_make_cases(folder, flight))
+
+    # A process has many of these: each leaves its own record, and none hears of the others' failures.
+    spool = folder.absolute() / ".spool" / f"frame-{os.getpid()}-{time.monotonic_ns()}"
+    watcher = Watch(Settings(spool=str(spool)), finish=finish, everything=False)
+    undo = seams.hook_frame_captures(watcher.on_frame)
+    try:
+        yield recorded
+    finally:
+        undo()
+
+
+def replay(
+    case: str | os.PathLike[str],
+    *,
+    eager: bool = False,
+    timeout: float | None = None,
+    cases: str | os.PathLike[str] | None = None,
+) -> Replay:
+    """Runs a recorded frame again, in a fresh process: `replay("last").answer`. Executes what is in the case."""
+    folder = open_case(Path(cases or _default_cases()), str(case))
+    return replay_case(folder, eager=eager, timeout=timeout)
+
+
 def _default_cases() -> str:
     return os.environ.get("TORCHSLEUTH_CASES", "torchsleuth-cases")
 
@@ -149,15 +202,18 @@ def _watch_for(cases: str, level: int, after: str) -> Watch:
     return watcher
 
 
-def _make_cases(cases: Path, flight: Flight) -> None:
+def _make_cases(cases: Path, flight: Flight) -> list[Path]:
     """Makes cases of what this process has reported so far, and says in one line where they are."""
     process = read_process(flight.folder)
+    made = []
     for failure in process.failures()[flight.finished :]:
         folder = make_case(cases, process, failure, os.environ)
         flight.finished += 1
+        made.append(folder.path)
         log.warning(
             "torchsleuth: case %s: %s; next: torchsleuth show %s",
             folder.case.id,
             folder.case.signature.summary,
             folder.path,
         )
+    return made

@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
-from program_runs import environment, run_watched
+import pytest
+import torch
+
+from program_runs import environment, run_watched, sleuth
+from torchsleuth.processes.sealed import why_not_sealable
 
 BRANCH = """
     import torch
@@ -84,3 +88,83 @@ def test_a_call_that_cannot_be_written_says_why(tmp_path):
     """
     ran = run_watched(tmp_path, program, "--record-only")
     assert "could not be written as a script" in ran.case["no_repro"], ran.case
+
+
+WRONG = """
+    import torch
+
+    SCALE = 3
+
+    class Reader:
+        def __init__(self):
+            print("a reader is made")
+            self.offset = 1
+
+        def read(self, x):
+            y = x.sin() * SCALE + self.offset
+            return y.sum(), torch.Tensor(x.size()).shape
+
+    if __name__ == "__main__":
+        torch.compile(Reader().read, backend="eager")(torch.full((1, 1), 6.0))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not_sealable() is not None, reason="needs processes that can be sealed off")
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the bug is one of torch 2.13")
+def test_a_wrong_capture_ends_with_a_small_function_that_differs_from_eager(tmp_path):
+    ran = run_watched(tmp_path, WRONG, "--minify", "--check-accuracy", "--budget", "300")
+    case = ran.case
+    assert (case["kind"], case["phase"], case["no_repro"]) == ("accuracy", "capture", None), ran.stderr
+    verified = case["verified"]
+    assert (verified["reproduced"], verified["times"], verified["eager_passes"]) == (3, 3, True), ran.stderr
+    text = ran.file("repro.py")
+    assert "wrong = [result[1]]" in text and "torch.Tensor(" in text
+    assert not any(word in text for word in ("SCALE", "sin", "class", "a reader is made")), text
+    assert case["minified"]["program_lines"] <= 8
+    assert case["workarounds"][0]["program"]
+
+
+LIMIT = """
+    import torch
+
+    torch._dynamo.config.recompile_limit = 3
+
+    def step(x, n):
+        return x * n
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=False, backend="eager")
+    for size in range(2, 9):
+        compiled(torch.ones(size), n=2)
+"""
+
+
+def test_one_compile_too_many_is_recorded_with_the_calls_before_it(tmp_path):
+    ran = run_watched(tmp_path, LIMIT, "--record-only")
+    program = ran.file("program.py")
+    assert "torch._dynamo.config.recompile_limit = 1" in program and program.count("compiled(") == 4
+    again = sleuth("replay", "last", cwd=tmp_path)
+    assert again.status == 0 and "the same failure" in again.stdout, again.stderr
+
+
+NOTEBOOK = """
+    import linecache, sys, types, torch
+
+    def run_cell(number, text):  # as a notebook runs its cells: in one namespace, each known to Python as a file
+        name = f"<cell {number}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        exec(compile(text, name, "exec"), cells.__dict__)
+
+    sys.modules["__main__"] = cells = types.ModuleType("__main__")
+    run_cell(1, "import torch\\nclass Scale:\\n    def __call__(self, x):\\n        return x * self.by")
+    run_cell(2, "scale = Scale()\\nscale.by = 2")
+    run_cell(3, "def step(x):\\n    print(x)\\n    return scale(x)")
+    run_cell(4, "torch.compile(step, fullgraph=True, backend='eager')(torch.ones(1))")
+"""
+
+
+def test_the_cells_of_a_notebook_are_source(tmp_path):
+    ran = run_watched(tmp_path, NOTEBOOK, "--record-only")
+    assert ran.case["no_repro"] is None, ran.case["no_repro"]
+    program = ran.file("program.py")
+    assert "class Scale" in program and "def step" in program and ".by = 2" in program, program

@@ -10,7 +10,7 @@ from torchsleuth.minify.case_state import CannotMinify, CaseQuestions
 from torchsleuth.minify.minify_case import Follower
 from torchsleuth.minify.python.oracle import ProgramOracle
 from torchsleuth.minify.python.program import parsed
-from torchsleuth.minify.python.program_case import case_of_program, minify_program, standing_alone
+from torchsleuth.minify.python.program_case import FirstRun, case_of_program, minify_program, standing_alone
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.workers.pool import Workers
 
@@ -33,7 +33,7 @@ def reduced(workers, tmp_path, text, **how):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(text))
     questions = CaseQuestions(workers, tmp_path / "values")
-    folder = case_of_program(script, tmp_path / "cases", questions, **how)
+    folder = case_of_program(script, tmp_path / "cases", questions, FirstRun(**how))
     workers.log = type(workers.log)(folder.file("minify/trials.jsonl"))
     return folder, minify_program(folder, questions, Nobody(), budget_seconds=400).reduced
 

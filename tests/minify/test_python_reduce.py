@@ -12,6 +12,7 @@ from torchsleuth.minify.python.classes import constant_attributes, unmake_classe
 from torchsleuth.minify.python.expressions import (
     fewer_arguments,
     plainer_constants,
+    plainer_tensors,
     smaller_expressions,
     smaller_sizes,
 )
@@ -141,6 +142,57 @@ REDUCERS = {
         ["keep(x)"],
         "class T:\n\n    def start(self, x):\n        return keep(x)\nt = T()\nt.start(1)",
         "def start(x):\n    return keep(x)\nt = None\nstart(1)",
+    ),
+    "object that no constructor made": (
+        unmake_classes,
+        ["keep(x"],
+        """
+        class M(Base):
+
+            def __init__(self):
+                super().__init__()
+
+            def forward(self, x):
+                return self.helper(x)
+
+            def helper(self, x):
+                return keep(x * self.w * self.b)
+        w = 3
+        m = M.__new__(M)
+        Base.__init__(m)
+        m.w = w
+        m.register_buffer('b', 4)
+        m(1)
+        """,
+        """
+        def forward(x):
+            return helper(x)
+
+        def helper(x):
+            return keep(x * w * b)
+        w = 3
+        m = forward
+        b = 4
+        m(1)
+        """,
+    ),
+    "parameter that is used": (
+        drop_parameters,
+        ["keep(x)"],
+        "x = 1\n\ndef f(x):\n    return keep(x)\nf(x)",
+        "x = 1\n\ndef f(x):\n    return keep(x)\nf(x)",
+    ),
+    "tensors": (
+        plainer_tensors,
+        ["keep("],
+        "keep(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 2, 3], [4, 5, 6]]))",
+        "keep(torch.ones(2, 2), torch.zeros(2, 3, dtype=torch.long))",
+    ),
+    "method whose object has its name": (
+        unmake_classes,
+        ["keep(x)"],
+        "class T:\n\n    def start(self, x):\n        return keep(x)\nstart = T.__new__(T)\nstart.start(1)",
+        "def t(x):\n    return keep(x)\nstart = None\nt(1)",
     ),
     "class that needs itself": (
         unmake_classes,

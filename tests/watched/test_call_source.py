@@ -1,9 +1,14 @@
 """A call of a compiled function written as a program: what is read back is what was written, and it fails alike."""
 
+import collections
+import copy
 import dataclasses
 import enum
 import math
+import re
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +17,8 @@ from hypothesis import strategies as st
 from torchsleuth.repro.program import program_of_call
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay, call_under_way
 from torchsleuth.torch_internals.configuration import global_state
-from torchsleuth.watched.call_source import call_sources
+from torchsleuth.watched.call_source import Around, call_sources
+from torchsleuth.watched.earlier_calls import EarlierCalls
 
 
 class Colour(enum.Enum):
@@ -54,7 +60,7 @@ def identity(value):
 
 def read_back(value, number=-1):
     """What the program of a call hands to the function, in the last of the forms (or another)."""
-    forms, why = call_sources(CallUnderWay(identity, (value,), {}, backend="eager"), global_state())
+    forms, why = call_sources(CallUnderWay(identity, (value,), {}, backend="eager"), Around(global_state()))
     assert why is None
     program = program_of_call(dataclasses.asdict(forms[number])).replace("compiled(", "result = compiled(")
     names: dict = {}
@@ -108,6 +114,91 @@ def test_a_value_is_read_back_as_it_was(value):
     assert alike(value, read_back(value))
 
 
+def remembering(first, second):
+    """A function and an object of a class that exist in here only, and remember what they were made with."""
+
+    class Holder:
+        def __init__(self):
+            raise AssertionError("the constructor of the user's class must not run")
+
+        def held(self):
+            return self.given, second
+
+    def function(default=second, *, named=first):
+        return first, default, named
+
+    holder = Holder.__new__(Holder)
+    holder.given = first
+    return function, holder
+
+
+@given(values, values)
+@settings(max_examples=30, deadline=None)
+def test_closures_defaults_and_local_classes_are_read_back_as_they_were(first, second):
+    function, holder = read_back(list(remembering(first, second)))
+    assert alike((first, second, first), function())
+    assert alike((first, second), holder.held())
+
+
+@pytest.mark.parametrize(
+    ("value", "look"),
+    [
+        (re.compile("a(b)", re.IGNORECASE), lambda v: (v.pattern, v.flags)),
+        (collections.deque([1, 2], maxlen=3), lambda v: (list(v), v.maxlen)),
+        (collections.defaultdict(list, {"a": [1]}), lambda v: (dict(v), v["new"])),
+        (iter([5, 6]), lambda v: list(copy.copy(v))),
+        (torch.Tensor.__add__, lambda v: v(torch.ones(1), 2).tolist()),
+        (torch.eye(2).to_sparse(), lambda v: v.to_dense().tolist()),
+        (torch.Generator().manual_seed(7), lambda v: v.initial_seed()),
+        ([3].append, lambda v: v.__self__),
+        (np.random.default_rng(3), lambda v: copy.deepcopy(v).integers(1000)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_objects_written_in_c_are_made_from_what_they_say(value, look):
+    assert look(read_back(value)) == look(value)
+
+
+def test_weak_references_lead_to_an_object_that_lives():
+    net = made_net()
+    assert read_back(weakref.ref(net))().options.width == 3
+
+
+def double(module, args, output):
+    return output * 2
+
+
+def test_a_module_keeps_its_hooks():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    net[0].register_forward_hook(double)
+    again = read_back(net)
+    again.load_state_dict(net.state_dict())
+    x = torch.ones(1, 2)
+    assert torch.equal(again(x), net(x))
+
+
+def test_calls_that_compiled_before_come_first_and_the_limit_is_lowered():
+    calls = EarlierCalls()
+    for size in (2, 2, 3):
+        calls.note(CallUnderWay(identity, (torch.ones(size),), {"scale": size}, backend="eager"))
+    last = CallUnderWay(identity, (torch.ones(4),), {"scale": 4}, backend="eager", fullgraph=True)
+    around = Around(global_state(), calls.before(last), at_limit=True)
+    forms, _ = call_sources(last, around)
+    assert [line.count("compiled(") for line in forms[0].call] == [1, 1, 1]
+    assert forms[0].setup[0] == "torch._dynamo.config.recompile_limit = 1"
+    alone, _ = call_sources(last, Around(global_state(), calls.before(last)))
+    assert len(alone[0].call) == 1 and len(alone[-1].call) == 3
+
+
+def test_what_differs_has_its_names_in_the_program():
+    net = made_net()
+    wrong = ["result[1]", "args[0].grad", "self.shift", "count (global)", "log (closure)"]
+    forms, _ = call_sources(
+        CallUnderWay(net, (torch.ones(4),), {}, backend="eager"), Around(global_state(), wrong=wrong)
+    )
+    assert forms[0].call[-2:] == ("result = compiled(x)", "wrong = [result[1], x.grad, model.shift, count]")
+
+
 def test_objects_are_rebuilt_without_their_constructors():
     net = made_net()
     again = read_back(net)
@@ -128,8 +219,10 @@ def test_what_is_shared_stays_shared_and_slots_are_filled():
 
 
 def test_what_cannot_be_written_is_replaced_and_named():
-    forms, why = call_sources(CallUnderWay(identity, ({"lock": open}, [iter([1])]), {}), global_state())
-    assert why is None and "list_iterator" in forms[-1].replaced[0]
+    forms, why = call_sources(
+        CallUnderWay(identity, ({"lock": open}, [(n for n in ())]), {}), Around(global_state())
+    )
+    assert why is None and "generator" in forms[-1].replaced[0]
 
 
 def test_the_call_under_way_is_found_with_its_arguments_and_options():
@@ -148,7 +241,7 @@ def test_the_call_under_way_is_found_with_its_arguments_and_options():
 
 def test_modes_of_the_caller_are_written_around_the_call():
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        forms, _ = call_sources(CallUnderWay(identity, (1,), {}), global_state())
+        forms, _ = call_sources(CallUnderWay(identity, (1,), {}), Around(global_state()))
     assert forms[0].call[0] == "with torch.no_grad(), torch.autocast('cpu', dtype=torch.bfloat16):"
 
 

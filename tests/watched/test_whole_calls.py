@@ -94,6 +94,10 @@ SAID = {
 }
 
 
+# What differs there is a variable of a closure, to which a script has no name.
+NO_SCRIPT = {"log_lost"}
+
+
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the bugs are those of torch 2.13")
 def test_what_capture_changes_is_found_where_every_graph_agrees(tmp_path):
     ran = run_watched(tmp_path, WRONG, "--check-accuracy", "--record-only")
@@ -106,7 +110,12 @@ def test_what_capture_changes_is_found_where_every_graph_agrees(tmp_path):
         assert case["triage"]["user_line"] == f"program.py:{line}"
         assert case["signature"]["outputs"][0] == path
         assert said in case["triage"]["detail"]
-        assert "captured" in case["no_repro"]
+        if function in NO_SCRIPT:
+            assert "could not be written as a script" in case["no_repro"]
+        else:
+            assert case["no_repro"] is None and f"wrong = [{path.removesuffix(' (global)')}" in ran.file(
+                "program.py", case
+            )
 
 
 HEALTHY = """

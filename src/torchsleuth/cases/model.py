@@ -90,6 +90,9 @@ class Minified:
     seconds: float | None = None
     input_bytes: int | None = None
     lines: int | None = None
+    program_lines: int | None = (
+        None  # of a program made small as Python: its own, without what tells how it fails
+    )
     error: str | None = None
 
 

@@ -19,6 +19,9 @@ from torchsleuth.graphs.source_line import SourceLine
 # A script hands the object of this name to torch.compile, in place of a backend's name.
 _BACKEND = re.compile(r"^(?:def |class )?backend(?: =|\(|:)|\b(?:as|import) backend$", re.MULTILINE)
 
+# The variable in which the program of a wrong capture holds what differs from eager.
+WRONG = "wrong"
+
 
 @dataclass(frozen=True)
 class AmbientState:

@@ -39,7 +39,7 @@ def agree_to(folder: CaseFolder, yes: bool) -> None:
     about = f"case {folder.case.id} was not made here, and this executes code that is in it"
     if not yes and not sys.stdin.isatty():
         raise NotAgreed(f"{about}: read it first ({folder.path}), then say --yes; nothing was executed.")
-    say(f"{about} (graph.py, record.json, original.py, repro.py in {folder.path})")
+    say(f"{about} (graph.py, record.json, program.py, original.py, repro.py in {folder.path})")
     if not yes and not click.confirm("torchsleuth: go on?", err=True):
         raise NotAgreed("nothing was executed.")
     mark_as_ours(folder.path, folder.case.id)

@@ -52,12 +52,17 @@ def refuse_odd_tensor(tensor: torch.Tensor, key: str) -> None:
         raise Unprintable(f"The constant {key} is on the meta device: it has no values.")
 
 
-def module_expression(module: torch.nn.Module, path: str, words: Vocabulary) -> str:
-    """The constructor call of a torch.nn module; its tensors are set by the caller.
+def module_expression(
+    module: torch.nn.Module, path: str, words: Vocabulary, *, without_hooks: bool = False
+) -> str:
+    """The constructor call of a torch.nn module; its tensors are set by the caller, its hooks where that one says so.
 
     >>> module_expression(torch.nn.Linear(4, 2), "lin", Vocabulary(set()))
     'torch.nn.Linear(in_features=4, out_features=2)'
     """
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules())
+    if hooked and not without_hooks:
+        raise Unprintable(f"The module {path} carries hooks, which Python source cannot hold.")
     text = _construct(module, path, words)
     modes = {part.training for part in module.modules()}
     if len(modes) == 2:
@@ -71,8 +76,6 @@ def _construct(module: torch.nn.Module, path: str, words: Vocabulary) -> str:
         raise Unprintable(
             f"The module {path} is a {type(module).__qualname__}, which is not one of torch.nn."
         )
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        raise Unprintable(f"The module {path} carries hooks, which Python source cannot hold.")
     if type(module) in _CONTAINERS:
         parts = [f"{name!r}: {_construct(part, path, words)}" for name, part in module.named_children()]
         if type(module) is torch.nn.ModuleDict:

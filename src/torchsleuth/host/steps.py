@@ -15,7 +15,7 @@ from torchsleuth.graphs.cut import calls_of
 from torchsleuth.host.main import Front
 from torchsleuth.minify.case_state import CaseQuestions
 from torchsleuth.minify.minify_case import minify_case
-from torchsleuth.minify.python.program_case import is_program, lines_of, minify_program
+from torchsleuth.minify.python.program_case import FirstRun, is_program, lines_of, minify_program
 from torchsleuth.minify.script_cases import case_of_script
 from torchsleuth.minify.search.contract import State
 from torchsleuth.supervise.verification import ScriptToVerify
@@ -35,9 +35,8 @@ def adopt(
 ) -> dict[str, Any]:
     """A script that becomes a case; where it lies."""
     front.begins("running the script")
-    folder = case_of_script(
-        Path(script), Path(cases), questions, arguments=arguments, timeout=timeout, budget=budget
-    )
+    how = FirstRun(tuple(arguments), timeout, budget)
+    folder = case_of_script(Path(script), Path(cases), questions, how)
     return {"case": str(folder.path)}
 
 

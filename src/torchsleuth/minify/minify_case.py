@@ -7,7 +7,7 @@ where it was stopped. A case that does not fail here, or fails differently, ends
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +53,31 @@ class Follower(Listener, Protocol):
 
 
 @dataclass(frozen=True)
+class Keeper(Listener):
+    """Passes everything on, and puts the files of each smaller state on disk before the search goes on."""
+
+    folder: CaseFolder
+    follower: Follower
+    files_of: Callable[[Any], dict[str, str]]
+
+    def started(self, state: Any) -> None:
+        self.follower.started(state)
+
+    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
+        self.follower.asked(reducer, what, failed)
+
+    def said(self, text: str) -> None:
+        self.follower.said(text)
+
+    def begins(self, doing: str) -> bool:
+        return self.follower.begins(doing)
+
+    def smaller(self, reducer: str, state: Any) -> None:
+        update_case(self.folder, self.files_of(state))
+        self.follower.smaller(reducer, state)
+
+
+@dataclass(frozen=True)
 class MinifyResult:
     """What came of it: the reduction, what may vary, and what else failed on the way."""
 
@@ -78,7 +103,12 @@ def minify_case(
     SHAPES.set(questions.shapes)
     clock = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"), ROOM_FOR_SPEED)
     oracle = TrialOracle(questions, start.expected, clock).holding_to(start.state)
-    keeper = _Keeper(folder, start, oracle, follower)
+
+    def files_of(state: State) -> dict[str, str]:
+        text = best_so_far(folder, start, state, oracle.tolerances_of(state), oracle.text)
+        return {f"{CHECKPOINTS}/{calls_of(state.graph)}.py": text, REPRO: text, **runtime_files()}
+
+    keeper = Keeper(folder, follower, files_of)
     verifying = max(LEFT_FOR_VERIFYING * budget_seconds, TIMES_TO_FAIL * oracle.seconds_to_fail)
     reduction = _searched(folder, start, oracle, keeper, max(0.0, budget_seconds - verifying))
     follower.begins("writing the scripts")
@@ -110,7 +140,7 @@ def _so_far(reduction: Reduction, times: int) -> str:
 
 
 def _searched(
-    folder: CaseFolder, start: SearchStart, oracle: TrialOracle, keeper: _Keeper, budget_seconds: float
+    folder: CaseFolder, start: SearchStart, oracle: TrialOracle, keeper: Keeper, budget_seconds: float
 ) -> Reduction:
     """The search itself; raises `CannotMinify` where nothing of the case fails as it failed.
 
@@ -203,34 +233,6 @@ def _why_not(oracle: TrialOracle, folder: CaseFolder) -> CannotMinify:
         f"case {case.id} does not fail here any more (whole graph, {1 + AGAIN} runs); the machine, torch or the "
         f"environment differs, or it fails rarely: torchsleuth verify {case.id} --times 20"
     )
-
-
-@dataclass
-class _Keeper:
-    """Passes everything on, and puts each smaller repro on disk before the search goes on."""
-
-    folder: CaseFolder
-    start: SearchStart
-    oracle: TrialOracle
-    follower: Follower
-
-    def started(self, state: State) -> None:
-        self.follower.started(state)
-
-    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
-        self.follower.asked(reducer, what, failed)
-
-    def said(self, text: str) -> None:
-        self.follower.said(text)
-
-    def begins(self, doing: str) -> bool:
-        return self.follower.begins(doing)
-
-    def smaller(self, reducer: str, state: State) -> None:
-        calls = calls_of(state.graph)
-        text = best_so_far(self.folder, self.start, state, self.oracle.tolerances_of(state), self.oracle.text)
-        update_case(self.folder, {f"{CHECKPOINTS}/{calls}.py": text, REPRO: text, **runtime_files()})
-        self.follower.smaller(reducer, state)
 
 
 def _minified(reduction: Reduction, seconds: float) -> Minified:

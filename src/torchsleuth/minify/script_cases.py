@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,7 @@ from torchsleuth.cases.folder import CaseFolder, now, write_case
 from torchsleuth.cases.model import Case, GraphFacts, case_id
 from torchsleuth.cases.record import Embedded, GraphRecord
 from torchsleuth.minify.case_state import CannotMinify
-from torchsleuth.minify.python.program_case import case_of_program
+from torchsleuth.minify.python.program_case import PLAINLY, FirstRun, case_of_program
 from torchsleuth.minify.questions import NoAnswer, Questions
 from torchsleuth.repro.assemble import graph_files
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
@@ -28,13 +27,7 @@ from torchsleuth.workers.queue import TrialQueue
 
 
 def case_of_script(
-    script: Path,
-    cases_dir: Path,
-    questions: Questions,
-    *,
-    arguments: Sequence[str] = (),
-    timeout: float | None = None,
-    budget: float = 600.0,
+    script: Path, cases_dir: Path, questions: Questions, how: FirstRun = PLAINLY
 ) -> CaseFolder:
     """The case that a script stands for, written into `cases_dir`.
 
@@ -48,9 +41,7 @@ def case_of_script(
     if is_foreign(text):
         return _adopt_foreign(script, cases_dir, questions)
     if "FACTS" not in literals or "EXPECTED" not in literals:
-        return case_of_program(
-            script, cases_dir, questions, arguments=arguments, timeout=timeout, budget=budget
-        )
+        return case_of_program(script, cases_dir, questions, how)
     graph, embedded, imports = _parts(text)
     record = replace(
         GraphRecord.from_json(literals["FACTS"]), imports=imports, embedded=embedded, hash="script"

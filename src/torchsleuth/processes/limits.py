@@ -28,7 +28,8 @@ class Limits:
     """What one trial may use; seconds by phase, bytes of memory, bytes of output that are kept.
 
     `processes` bounds what a trial may start: a compile needs a handful (shell, g++, assembler, linker). `deadline`, of
-    time.monotonic, ends it in any phase; nothing can be told of it then.
+    time.monotonic, ends it in any phase; nothing can be told of it then. `cpu` are seconds of computing, which a busy
+    machine does not make longer.
 
     >>> Limits(compile=20).seconds("compile")
     20
@@ -41,6 +42,7 @@ class Limits:
     output: int = 64 << 10
     processes: int = 64
     deadline: float | None = None
+    cpu: float | None = None
 
     def seconds(self, phase: str) -> float:
         """The clock of a phase: `Limits().seconds("run")`."""

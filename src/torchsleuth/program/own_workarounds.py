@@ -8,6 +8,7 @@ program then ends as a healthy run would.
 from __future__ import annotations
 
 import ast
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,9 +23,14 @@ from torchsleuth.program.workarounds import watch_options, why_unhealthy
 from torchsleuth.watched.overrides import Overrides
 
 # Runs of the whole program, each with one workaround.
-MOST_RUNS = 4
+MOST_RUNS = 6
 # A run is not begun with less than this left.
 LEAST_SECONDS = 15.0
+# For a program whose functions are compiled too often.
+MORE_COMPILES = 64
+CHECKED = "--check-accuracy"
+_LIMIT = "LimitHit"
+_AND_BREAKS = "  # and no fullgraph=True"
 Place = tuple[str, str, int]  # file, function, and one of its lines
 
 
@@ -50,7 +56,9 @@ def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], Non
         if left < LEAST_SECONDS or attempt.overrides is None:
             break
         say(f"case {folder.case.id}: running the program with: {attempt.workaround.name}")
-        run = watch_program(program, attempt.overrides, options=watch_options(folder.case), timeout=left)
+        # What is not looked into may become a constant: only a comparison with eager shows that.
+        options = [CHECKED] if attempt.overrides.traced else watch_options(folder.case)
+        run = watch_program(program, attempt.overrides, options=options, timeout=left)
         why = why_unhealthy(folder.case, run)
         passed = why is None
         tried.append(
@@ -66,23 +74,62 @@ def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], Non
 def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
     """What is worth a run of the program, the least harmful first: `next(program_attempts(folder)).workaround.how`."""
     case = folder.case
-    if case.extra.get("fullgraph"):  # nothing can stay eager in the midst of a graph that must not break
+    whole = bool(case.extra.get("fullgraph"))
+    if any(_LIMIT in name for name in case.signature.exceptions):
+        yield from _fewer_compiles()
+    places = places_at_fault(folder)
+    own = [place for place in places if not _is_installed(place[0])] or places
+    if whole and len(own) > 1:
+        yield _traced_whole(*own[0])
+    if whole:  # nothing can stay eager in the midst of a graph that must not break
         yield _attempt(
             "fullgraph=False",
             "torch.compile(model)  # without fullgraph=True",
             "one graph for the whole function: it breaks at the line that cannot be captured",
             Overrides(graph_breaks=True),
         )
-    for file, function, line in places_at_fault(folder):
-        yield _left_eager(file, function, line)
+    for file, function, line in own:
+        yield _left_eager(file, function, line, whole)
     if case.kind in ("capture_error", "compile_error"):
         flag = "torch._dynamo.config.suppress_errors"
         yield _attempt(
             "setting suppress_errors",
-            f"{flag} = True",
+            f"{flag} = True" + (_AND_BREAKS if whole else ""),
             "compilation of every function that fails, with a warning each; not with fullgraph=True",
-            Overrides(config={"torch._dynamo.config": {"suppress_errors": "True"}}),
+            Overrides(config={"torch._dynamo.config": {"suppress_errors": "True"}}, graph_breaks=whole),
         )
+
+
+def _fewer_compiles() -> Iterator[Attempt]:
+    """For a function that is compiled too often: for all sizes at once, or more often still."""
+    yield _attempt(
+        "dynamic=True",
+        "torch.compile(model, dynamic=True)",
+        "code that is made for one size: a little slower, compiled once for all",
+        Overrides(dynamic=True),
+    )
+    flag = "torch._dynamo.config.recompile_limit"
+    yield _attempt(
+        "setting recompile_limit",
+        f"{flag} = {MORE_COMPILES}",
+        "nothing, but each compile takes its time",
+        Overrides(config={"torch._dynamo.config": {"recompile_limit": str(MORE_COMPILES)}}),
+    )
+
+
+def _traced_whole(file: str, function: str, line: int) -> Attempt:
+    owner, define = _around(file, function, line)
+    return _attempt(
+        f"function {owner + '.' if owner else ''}{function} traced as a whole",
+        f"@torch._dynamo.nonstrict_trace  # above `def {function}` in {Path(file).name}:{define or line}",
+        f"Dynamo's checks inside of {function}: what it reads besides its arguments is taken as it was the first time",
+        Overrides(traced=((file, function, line),)),
+    )
+
+
+def _is_installed(file: str) -> bool:
+    parts = Path(file).parts
+    return bool({"site-packages", "dist-packages"} & {*parts}) or f"python{sys.version_info[0]}." in file
 
 
 def places_at_fault(folder: CaseFolder) -> list[Place]:
@@ -103,21 +150,21 @@ def places_at_fault(folder: CaseFolder) -> list[Place]:
     return [by_function[key] for key in wanted if key[1].isidentifier()]
 
 
-def _left_eager(file: str, function: str, line: int) -> Attempt:
+def _left_eager(file: str, function: str, line: int, whole: bool = False) -> Attempt:
     owner, define = _around(file, function, line)
-    library = "site-packages" in Path(file).parts or "dist-packages" in Path(file).parts
-    if library:
+    if _is_installed(file) and "-packages" in file:
         module = ".".join(Path(file).with_suffix("").parts).rpartition("-packages.")[2]
         target = ".".join(filter(None, [module, owner, function]))
         how = f"{target} = torch.compiler.disable({target})"
     else:
         how = f"@torch.compiler.disable  # above `def {function}` in {Path(file).name}:{define or line}"
+    how += _AND_BREAKS if whole else ""
     return _attempt(
         f"function {owner + '.' if owner else ''}{function} eager",
         how,
         f"compilation of {function} and all it calls, with a graph break at each call; a function that has to be "
         "captured as a whole (a loop, torch.func) stays eager with it",
-        Overrides(functions=((file, function, line),)),
+        Overrides(functions=((file, function, line),), graph_breaks=whole),
     )
 
 

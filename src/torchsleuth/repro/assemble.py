@@ -31,7 +31,8 @@ NO_CALL = (
     "the failure came before there was a graph, and the call that failed could not be written as a script"
 )
 WRONG_CAPTURE = (
-    "every graph agrees with eager; what differs is how the function was captured, and that is not recorded"
+    "every graph agrees with eager; what differs is how the function was captured, and its call could not be "
+    "written as a script"
 )
 
 
@@ -165,9 +166,10 @@ def _place(failure: Mapping[str, Any]) -> str | None:
 def _no_call(failure: Mapping[str, Any]) -> str | None:
     """Why a failure without a graph has no script; None where its call was recorded."""
     call = failure.get("call") or {}
-    if "capture" in failure or call.get("forms"):
-        return WRONG_CAPTURE if "capture" in failure else None
-    return f"{NO_CALL}: {call.get('why_none') or 'it was not found on the stack'}"
+    if call.get("forms"):
+        return None
+    why = call.get("why_none") or "it was not found on the stack"
+    return f"{WRONG_CAPTURE if 'capture' in failure else NO_CALL}: {why}"
 
 
 def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:

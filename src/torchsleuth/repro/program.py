@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from torchsleuth._version import __version__
+from torchsleuth.cases.record import WRONG
 from torchsleuth.repro.script import one_line, template
-from torchsleuth.repro.small_marks import expected_literal, marks_of
+from torchsleuth.repro.small_marks import Marks, expected_literal, holds, marks_of
 from torchsleuth.script_runtime.signature import Signature
 
 # In a case: the program as it was given or recorded, standing alone.
 PROGRAM = "program.py"
+# Of a value as Python shows it, what says nothing: addresses, and who would compute its gradient.
+NO_MATTER = r"0x\w+|, grad_fn=<\w+>"
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 
@@ -29,10 +33,12 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
     definitions = _leading(tree.body[len(imports) :], _DEFINITIONS)
     rest = tree.body[len(imports) + len(definitions) :]
     lines = program.splitlines()
-    marks = None if signature.kind in ("crash", "hang") else marks_of(signature, text)
+    wrong = signature.kind == "accuracy"
+    marks = None if signature.kind in ("crash", "hang", "accuracy") else _marks_of_the_last(signature, text)
     # Without the compiler a script must pass; torch calls it an error that nothing was compiled.
     fullgraph = "fullgraph" in program
     standard = sorted({"sys", *["os"] * fullgraph, *([*marks.modules, "traceback"] if marks else [])})
+    standard = sorted({*standard, "os", "re", "subprocess"}) if wrong else standard
     written = [line for node in imports for line in _text(lines, node)]
     future = [line for line in written if line.startswith("from __future__")]
     ours = [f"import {', '.join(standard)}", *["import torch"] * fullgraph]
@@ -47,9 +53,18 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
         definitions="\n".join(lines[first:last]) if definitions else "",
         body=lines[_begin(rest[0]) :] if rest else ["pass"],
         fullgraph=fullgraph,
+        wrong=WRONG if wrong else "",
+        no_matter=f"r{NO_MATTER!r}".replace("\\\\", "\\"),
         marks=marks.expression if marks else "",
         reproduced=repr(f"REPRODUCED: {signature.summary}"),
     )
+
+
+def _marks_of_the_last(signature: Signature, text: str) -> Marks:
+    """What tells the failure by its last error, where that can: Dynamo hides from a program what it came from."""
+    last = re.split(r"^(?:The above exception was|During handling of)[^\n]*:$", text, flags=re.M)[-1]
+    marks = marks_of(signature, last)
+    return marks if not last or holds(marks.expression, last) else marks_of(signature, text)
 
 
 def program_of_call(form: Mapping[str, Any]) -> str:

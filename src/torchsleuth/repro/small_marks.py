@@ -51,7 +51,7 @@ def holds(expression: str, text: str) -> bool:
 
 def _tests(kind: str, message: str) -> list[Marks]:
     """From the strictest to the loosest."""
-    head = [kind] if kind else []
+    head = [f"{kind}:"] if kind else []
     words = message.split()[:MOST_WORDS]
     if not words:
         return [Marks(f"{kind!r} in text")]
@@ -64,16 +64,15 @@ def _tests(kind: str, message: str) -> list[Marks]:
     else:
         found += [_pattern(_escaped([*head, *words], " "))]
     found += [_pattern(_escaped([*head, *words], r"\s+")), _pattern(_escaped([*head, *plain], ".*"))]
-    return [*found, Marks(" and ".join(f"{word!r} in text" for word in [*head, *longest] if word) or "True")]
+    return [*found, Marks(" and ".join(f"{word!r} in text" for word in [kind, *longest] if word) or "True")]
 
 
 def _escaped(words: list[str], between: str) -> str:
     """The words as a pattern: what was taken out may be anything, and any quote is as good as another."""
     parts = []
-    for place, word in enumerate(words):
+    for word in words:
         pieces = [re.sub("['\"`]", ".", re.escape(piece)) for piece in _TAKEN_OUT.split(word)]
-        head = ":" if place == 0 and len(words) > 1 and not word.endswith(":") else ""
-        parts.append(".*".join(pieces) + head)
+        parts.append(".*".join(pieces))
     return re.sub(r"(?:\.\*(?:\\s\+| )?)+(?=\.\*)", "", between.join(parts))
 
 

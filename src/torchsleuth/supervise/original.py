@@ -66,13 +66,15 @@ def verify_original(
 
 
 def verify_call(folder: CaseFolder, deadline: float, say: Say, runner: ScriptRunner) -> CaseFolder:
-    """Runs the script of a recorded call; where it does not fail by itself, that of its other form."""
+    """Runs the script of a recorded call; where it does not fail by itself, those of its other forms."""
     run = _tried(folder, ORIGINAL, deadline, say, runner)
     call = json.loads(text_inside(folder.path, CALL))
-    if not run.reproduced and len(call["forms"]) > 1:
-        say(f"case {folder.case.id}: trying the call with all its values rebuilt")
-        text = text_inside(folder.path, "traceback.txt")
-        folder = update_case(folder, call_files(folder.case, call, text, form=1))
+    text = text_inside(folder.path, "traceback.txt")
+    for form in range(1, len(call["forms"])):
+        if run.reproduced or time.monotonic() > deadline:
+            break
+        say(f"case {folder.case.id}: trying the call in another form")
+        folder = update_case(folder, call_files(folder.case, call, text, form))
         run = _tried(folder, ORIGINAL, deadline, say, runner)
     return update_case(folder, verified=_verified(run, None))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -47,12 +48,13 @@ def call_under_way(start: FrameType | None = None) -> CallUnderWay | None:
     while frame is not None:
         local = frame.f_locals if frame.f_code.co_name == _WRAPPER else {}
         if {"self", "fn", "args", "kwargs"} <= local.keys() and hasattr(local["self"], "callback"):
-            return _call(local)
+            return call_of_wrapper(local)
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
 
-def _call(local: dict[str, Any]) -> CallUnderWay:
+def call_of_wrapper(local: Mapping[str, Any]) -> CallUnderWay:
+    """The call that a wrapper of `torch.compile` makes, by its local variables."""
     context = local["self"]
     backend = context.callback
     while hasattr(backend, "_torchdynamo_orig_backend"):

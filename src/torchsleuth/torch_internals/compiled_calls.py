@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torchsleuth.torch_internals.calls_under_way import CallUnderWay, call_of_wrapper
 from torchsleuth.torch_internals.hooks import UnsupportedTorch
 
 WRAPPER = "compile_wrapper"
@@ -24,12 +25,16 @@ WRAPPER = "compile_wrapper"
 
 @dataclass(frozen=True)
 class CompiledCall:
-    """A compiled function is about to run: the function as the user wrote it, its arguments, Dynamo's callback."""
+    """A compiled function is about to run: the function as the user wrote it, its arguments, Dynamo's callback.
+
+    `under_way` is the same call as the user wrote it, with the options of its compile.
+    """
 
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: dict[str, Any]
     callback: Any
+    under_way: CallUnderWay
 
     def run_captured(self) -> Any:
         """The call as Dynamo makes it; with the settings of the call that is about to be made."""
@@ -65,8 +70,9 @@ def hook_compiled_calls(begin: Callable[[CompiledCall], Callable[[], None] | Non
         frame = sys._getframe(1)
         if callable(chosen) and frame.f_code.co_name == WRAPPER and not open_calls:
             seen = frame.f_locals
-            if seen.get("prior") in (None, False) and {"fn", "args", "kwargs"} <= seen.keys():
-                end = begin(CompiledCall(seen["fn"], seen["args"], seen["kwargs"], chosen))
+            if seen.get("prior") in (None, False) and {"self", "fn", "args", "kwargs"} <= seen.keys():
+                under_way = call_of_wrapper(seen)
+                end = begin(CompiledCall(seen["fn"], seen["args"], seen["kwargs"], chosen, under_way))
                 if end is not None:
                     open_calls.append([frame, end, False])
         return chosen

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
@@ -73,6 +74,43 @@ def leave_functions_eager(places: Sequence[Place]) -> None:
 
     rules.check_verbose = check_verbose
     _skip_frames(places)
+
+
+def trace_functions_whole(places: Sequence[Place]) -> None:
+    """These functions are what `torch._dynamo.nonstrict_trace` makes of them: one step of the graph, inside unseen.
+
+    Versions: `nonstrict_trace` is there from 2.7 on; a torch without it, or a function that no name of its file leads
+    to, is a `NoSuchTarget`.
+    """
+    trace = getattr(importlib.import_module("torch._dynamo"), "nonstrict_trace", None)
+    if trace is None:
+        raise NoSuchTarget("this torch has no nonstrict_trace")
+    wrapper = importlib.import_module("torch._dynamo.convert_frame").CatchErrorsWrapper
+    original = wrapper.__call__
+    waiting = list(places)
+
+    @functools.wraps(original)
+    def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        while waiting:  # by the first frame the program has defined what it calls
+            owner, name, function = _holder(waiting.pop())
+            setattr(owner, name, trace(function))
+        return original(self, frame, *args, **kwargs)
+
+    wrapper.__call__ = call
+
+
+def _holder(place: Place) -> tuple[Any, str, Any]:
+    """The module or class that holds the function at a place, under which name, and the function."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) != place[0]:
+            continue
+        classes = [each for each in vars(module).values() if isinstance(each, type)]
+        for owner in (module, *classes):
+            for name, held in list(vars(owner).items()):
+                code = getattr(held, "__code__", None)
+                if isinstance(code, CodeType) and is_place(code, place):
+                    return owner, name, held
+    raise NoSuchTarget(f"no name of {place[0]} leads to the function {place[1]}")
 
 
 def _code_of(subject: Any) -> CodeType | None:

@@ -55,7 +55,9 @@ def trials_from(commands: int) -> Iterator[Trial]:
         for message in frames.feed(data):
             if not bounded:
                 be_first_to_go()
-                bound_processes(limits_from_json(message["limits"]).processes)
+                limits = limits_from_json(message["limits"])
+                bound_processes(limits.processes)
+                signal.setitimer(signal.ITIMER_PROF, limits.cpu or 0.0)  # ends the process when it rings
                 faulthandler.enable()
                 faulthandler.register(WHERE_ARE_YOU, all_threads=True)
                 bounded = True

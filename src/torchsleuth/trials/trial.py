@@ -43,7 +43,9 @@ class Switches:
     `interpret` runs the lowered graph without generated code, `passes_alone` the graph as the passes leave it;
     `eager` runs the graph without a compiler; a compile
     that has passed the stage `stop_after` ("joint", "lowering", "codegen") is decided; `trace` is a file for its steps.
-    `forward_only` runs no backward; `snippet` is Python to run first, as a person would paste it into the program.
+    `forward_only` runs no backward; `capture_only` runs what Dynamo captures as it stands, whoever should compile it;
+    `fill` is the byte that fresh memory holds, so that what nobody wrote is not the same twice;
+    `snippet` is Python to run first, as a person would paste it into the program.
     """
 
     off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -54,6 +56,8 @@ class Switches:
     trace: str | None = None
     passes_alone: bool = False
     forward_only: bool = False
+    capture_only: bool = False
+    fill: int = 0
     snippet: str = ""
 
 

@@ -57,6 +57,8 @@ def _override(wanted: Overrides) -> None:
             forced.run_before_captures(wanted.snippet)
         if wanted.functions:
             eager.leave_functions_eager(wanted.functions)
+        if wanted.traced:
+            eager.trace_functions_whole(wanted.traced)
         if wanted.modules or wanted.classes:
             eager.leave_modules_eager(wanted.modules, wanted.classes)
 

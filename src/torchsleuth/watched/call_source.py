@@ -6,15 +6,19 @@ top of a file the statement that made them is taken, or, in a second form, all a
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from torchsleuth.cases.record import WRONG
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay
 from torchsleuth.torch_internals.configuration import changed_settings
+from torchsleuth.watched.call_difference import is_below
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed
 from torchsleuth.watched.value_source import ValueSource
@@ -38,45 +42,104 @@ class CallSource:
         return asdict(self)
 
 
-def call_sources(call: CallUnderWay, state: Mapping[str, Any]) -> tuple[list[CallSource], str | None]:
+@dataclass(frozen=True)
+class Around:
+    """What belongs to a call beside itself: the modes it is made in, and the calls before it.
+
+    `wrong` are the paths at which it differs from eager (`watched/whole_calls.py`); `at_limit` where it is one
+    recompilation too many.
+    """
+
+    state: Mapping[str, Any]
+    earlier: Sequence[CallUnderWay] = ()
+    wrong: Sequence[str] = ()
+    at_limit: bool = False
+
+
+def call_sources(call: CallUnderWay, around: Around) -> tuple[list[CallSource], str | None]:
     """The forms in which a call can be written, the nearest to the user's text first; or why there is none.
 
-    Used as `forms, why_none = call_sources(call_under_way(), global_state())`.
+    Used as `forms, why_none = call_sources(call_under_way(), Around(global_state()))`.
     """
     forms: list[CallSource] = []
     reason = None
-    for rebuilt in (False, True):
-        try:
-            form = _call_source(call, state, rebuilt)
-        except CannotEmbed as why:
-            reason = str(why)
-        else:
-            forms += [form] if form not in forms else []
+    alone = replace(around, earlier=())
+    several = [] if not around.earlier else [around]
+    for beside in several if around.at_limit else [alone, *several]:
+        for rebuilt in (False, True):
+            try:
+                form = _call_source(call, beside, rebuilt)
+            except CannotEmbed as why:
+                reason = str(why)
+            else:
+                forms += [form] if form not in forms else []
     return forms, None if forms else reason
 
 
-def _call_source(call: CallUnderWay, state: Mapping[str, Any], rebuilt: bool) -> CallSource:
+def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSource:
     paste = Paste(by_value=(torch.Tensor, torch.nn.Module) if rebuilt else (torch.Tensor,))
     values = ValueSource(paste)
     paste.write_value = values.expression
     function = paste.expression(call.function, _name_of(call.function))
-    names = _parameter_names(call)
-    given = [paste.expression(value, name) for name, value in zip(names, call.args)]
-    given += [f"{key}={paste.expression(value, key)}" for key, value in call.kwargs.items()]
     how = list(_compile_arguments(call, paste))
+    lines: list[str] = []
+    for past in around.earlier:
+        before = "compiled"
+        if past.function is not call.function:  # the same code, with another closure
+            before = f"torch.compile({', '.join([paste.expression(past.function, _name_of(past.function)), *how])})"
+        lines.append(f"{before}({', '.join(_given(past, values))})")
+    given = _given(call, values)
+    shown = _shown(around.wrong, function, given)
+    lines += _call_lines(f"compiled({', '.join(given)})", around.wrong)
     embedded = paste.finish()
-    lines = [f"compiled({', '.join(given)})"]
-    contexts = list(_contexts(state))
+    contexts = list(_contexts(around.state))
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
     return CallSource(
         imports=tuple(dict.fromkeys(("import torch", *embedded.imports))),
         source=embedded.source,
-        setup=(*_settings(call), f"compiled = torch.compile({', '.join([function, *how])})"),
-        call=tuple(lines),
+        setup=(*_settings(call, around.at_limit), f"compiled = torch.compile({', '.join([function, *how])})"),
+        call=(*lines, *([f"{WRONG} = [{', '.join(shown)}]"] if around.wrong else [])),
         notes=embedded.notes,
         replaced=tuple(values.replaced),
     )
+
+
+def _given(call: CallUnderWay, values: ValueSource) -> list[str]:
+    """The arguments of a call as they are written."""
+    named = zip(_parameter_names(call), call.args)
+    return [values.inside(value, name) for name, value in named] + [
+        f"{key}={values.inside(value, key)}" for key, value in call.kwargs.items()
+    ]
+
+
+def _call_lines(call: str, wrong: Sequence[str]) -> list[str]:
+    """The statements of the call; where one of the two raises and the other does not, that is its result."""
+    if "the call" in wrong:
+        return ["try:", f"    result = {call}", "except Exception as error:", "    result = type(error)"]
+    return [f"result = {call}" if wrong else call]
+
+
+def _shown(wrong: Sequence[str], function: str, given: Sequence[str]) -> list[str]:
+    """Expressions for what differs, by the paths under which `watched/call_state.py` knows it."""
+    names = {f"kwargs[{text.partition('=')[0]!r}]": text.partition("=")[2] for text in given if "=" in text}
+    names |= {f"args[{place}]": text for place, text in enumerate(given)}
+    names |= {"the call": "result", "the state of torch's random numbers": "torch.rand(1)"}
+    names |= {"self": function.rpartition(".")[0] or function}
+    found = []
+    for path in wrong:
+        if re.search(r" \((closure|default)\)", path):
+            continue
+        root = next((name for name in names if is_below(path, name)), None)
+        text = path.replace(" (global)", "", 1) if root is None else names[root] + path[len(root) :]
+        try:
+            ast.parse(text, mode="eval")
+        except SyntaxError:  # what is printed, a gradient
+            continue
+        found.append(text)
+    if wrong and not found:
+        raise CannotEmbed(f"what differs ({', '.join(wrong[:3])}) has no name in a script.")
+    return list(dict.fromkeys(found))
 
 
 def _name_of(function: Any) -> str:
@@ -106,11 +169,17 @@ def _compile_arguments(call: CallUnderWay, paste: Paste) -> Iterator[str]:
         yield f"options={paste.expression(call.options, 'options')}"
 
 
-def _settings(call: CallUnderWay) -> Iterator[str]:
+def _settings(call: CallUnderWay, at_limit: bool) -> Iterator[str]:
     """The lines that set what is not at its default, where a line can."""
+    if at_limit:  # a lower limit is reached sooner, in the same way
+        yield "torch._dynamo.config.recompile_limit = 1"
     for module, values in changed_settings().items():
+        if call.backend != "inductor" and module.startswith("torch._inductor"):
+            continue
         for key, value in values.items():
             by_dynamic = call.dynamic is not None and key in _SET_BY_DYNAMIC
+            if key == "recompile_limit" and at_limit:
+                continue
             if not by_dynamic and isinstance(value, (bool, int, float, str)):
                 yield f"{module}.{key} = {value!r}"
 

@@ -32,8 +32,8 @@ def third_party(module: types.ModuleType) -> bool:
 def installed(namespace: Mapping[str, Any]) -> bool:
     """Whether a module comes with Python or from an installed package, and so needs no pasting."""
     path = namespace.get("__file__")
-    if path is None:
-        return namespace.get("__name__") != "__main__" and not namespace.get("__path__")
+    if path is None:  # built in, unless it is what someone executes code in
+        return namespace.get("__name__") not in (None, "__main__") and not namespace.get("__path__")
     path = os.path.abspath(str(path))
     return bool(_INSTALLED.search(path)) or path.startswith(_STDLIB)
 
@@ -55,6 +55,31 @@ def global_name(value: Any) -> tuple[Mapping[str, Any], str] | None:
             if held is value and not name.startswith("__"):
                 return space, name
     return None
+
+
+def defined_in(value: Any) -> str:
+    """The file, or the cell of a notebook, in which a function or class was written; empty where that is not known.
+
+    >>> defined_in(defined_in).endswith("embed_origin.py")
+    True
+    """
+    if isinstance(value, type):
+        value = next((each for each in vars(value).values() if hasattr(each, "__code__")), None)
+    return str(getattr(getattr(value, "__code__", None), "co_filename", ""))
+
+
+def importable_from(module: str, path: str) -> str:
+    """The module whose name in a script leads to what this one holds: a package may hide its own files.
+
+    >>> importable_from("json.decoder", "JSONDecoder")
+    'json.decoder'
+    """
+    package, _, name = module.rpartition(".")
+    above = sys.modules.get(package)
+    if above is None or getattr(above, name, None) is sys.modules.get(module):
+        return module
+    value = _attribute(vars(sys.modules[module]), path)
+    return package if _attribute(vars(above), path) is value else module
 
 
 def _attribute(namespace: Mapping[str, Any], dotted: str) -> object:

@@ -19,12 +19,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchsleuth.cases.record import Embedded
-from torchsleuth.watched.embed_origin import global_name, installed, same_literal, third_party
+from torchsleuth.watched.embed_origin import (
+    defined_in,
+    global_name,
+    importable_from,
+    installed,
+    same_literal,
+    third_party,
+)
 from torchsleuth.watched.embed_slice import (
     CannotEmbed,
     SourceFile,
     Statement,
     closed_slice,
+    find_class,
     find_function,
     names_used,
     source_file,
@@ -119,12 +127,16 @@ class Paste:
             self.imports["import functools"] = None
             return f"functools.partial({', '.join(parts)})"
         if isinstance(value, types.MethodType):
-            return f"{self.expression(value.__self__, hint)}.{value.__name__}"
+            owner = value.__self__
+            name = hint if isinstance(owner, type) else type(owner).__name__.lower()
+            return f"{self.expression(owner, name)}.{value.__name__}"
         named = None if isinstance(value, self.by_value) else global_name(value)
-        if named is not None and self._has_source(*named):
-            return self._named(*named, getattr(getattr(value, "__code__", None), "co_filename", ""))
+        if named is not None and self._has_source(*named, defined_in(value)):
+            return self._named(*named, defined_in(value))
         if isinstance(value, types.FunctionType):
             return self._rebuilt(value, hint)
+        if isinstance(value, type) and defined_in(value):
+            return self._rebuilt_class(value, hint)
         if (written := self.write_value(value, hint)) is not None:
             return written
         inside = isinstance(value, type)
@@ -135,20 +147,23 @@ class Paste:
         )
         raise CannotEmbed(f"{hint!r} is {what} that no top-level name of a file holds; give it one.")
 
-    def _has_source(self, namespace: Mapping[str, Any], path: str) -> bool:
+    def _has_source(self, namespace: Mapping[str, Any], path: str, defined: str) -> bool:
         """Whether a script can have this name: not one that the guarded part of the main file made."""
-        if installed(namespace) or not namespace.get("__file__"):
+        if installed(namespace):
             return True
+        if not namespace.get("__file__"):  # a prompt, or a notebook, whose cells Python knows like files
+            return bool(defined)
         root = path.partition(".")[0]
         made = [s for s in source_file(str(namespace["__file__"])).statements if root in s.binds]
         return not made or any(not s.guarded for s in made)
 
     def _named(self, namespace: Mapping[str, Any], path: str, filename: str) -> str:
         """A top-level name, or an attribute of one: imported where installed, else sliced from its file."""
-        module = str(namespace["__name__"])
+        module = str(namespace.get("__name__"))
         if module == "builtins":
             return path
         if installed(namespace):
+            module = importable_from(module, path)
             self._needs(module)
             self.imports[f"import {module}"] = None
             return f"{module}.{path}"
@@ -172,11 +187,13 @@ class Paste:
         code, live = function.__code__, function.__globals__
         file = source_file(code.co_filename)
         node = copy.deepcopy(find_function(file, code))
+        bare = copy.deepcopy(node)  # whose defaults are names of ours
+        _plain_signature(bare, function, lambda value: "None")
         _plain_signature(node, function, lambda value: self.expression(value, hint))
         statement = node if isinstance(node, ast.FunctionDef) else ast.Return(node)
         cells = dict(zip(code.co_freevars, function.__closure__ or ()))
         given = []
-        for name in sorted(names_used(node if isinstance(node, ast.FunctionDef) else ast.Expr(node))):
+        for name in sorted(names_used(bare if isinstance(bare, ast.FunctionDef) else ast.Expr(bare))):
             if name in cells:
                 value = _content(cells[name], name)
                 if value is not function:
@@ -188,11 +205,7 @@ class Paste:
         body = [ast.unparse(ast.fix_missing_locations(statement))]
         if isinstance(node, ast.FunctionDef):
             body.append(f"return {node.name}")
-        variable = f"_made_{len(self.tail)}"
-        inner = textwrap.indent("\n".join(body), "    ")
-        takes = ", ".join(name for name, _ in given)
-        gets = ", ".join(text for _, text in given)
-        self.tail.append(f"def _make{variable}({takes}):\n{inner}\n\n\n{variable} = _make{variable}({gets})")
+        variable = self._made_by_a_function(body, given)
         for name, value in vars(function).items():
             if name != "__wrapped__" and not name.startswith(
                 "_torchdynamo"
@@ -200,6 +213,36 @@ class Paste:
                 self.tail.append(f"{variable}.{name} = {self.expression(value, name)}")
         self.notes[f"{hint}: rebuilt from line {code.co_firstlineno} of {os.path.basename(file.path)}"] = None
         return variable
+
+    def _made_by_a_function(self, body: list[str], given: list[tuple[str, str]]) -> str:
+        """The name of what statements return in a function that is given names."""
+        variable = f"_made_{len(self.tail)}"
+        inner = textwrap.indent("\n".join(body), "    ")
+        takes = ", ".join(name for name, _ in given)
+        gets = ", ".join(text for _, text in given)
+        self.tail.append(f"def _make{variable}({takes}):\n{inner}\n\n\n{variable} = _make{variable}({gets})")
+        return variable
+
+    def _rebuilt_class(self, cls: type, hint: str) -> str:
+        """A class that was defined inside a function: its definition inside of a factory, as for functions."""
+        methods = [each for each in vars(cls).values() if isinstance(each, types.FunctionType)]
+        file = source_file(defined_in(cls))
+        node = find_class(file, cls.__name__, {each.__code__.co_firstlineno for each in methods})
+        live = methods[0].__globals__
+        cells = {n: c for f in methods for n, c in zip(f.__code__.co_freevars, f.__closure__ or ())}
+        bases = {base.__name__: base for base in cls.__bases__}
+        given = []
+        for name in sorted(names_used(node) - {cls.__name__}):
+            if name in cells:
+                given.append((name, self.expression(_content(cells[name], name), name)))
+            elif name in live:
+                self.want(live, file.path).names.add(name)
+            elif name in bases:
+                given.append((name, self.expression(bases[name], name)))
+            elif not hasattr(builtins, name) and not name.startswith("__"):
+                raise CannotEmbed(f"its definition uses {name!r}, a local variable that is gone by now.")
+        self.notes[f"{hint}: the class {cls.__name__} rebuilt from {os.path.basename(file.path)}"] = None
+        return self._made_by_a_function([ast.unparse(node), f"return {cls.__name__}"], given)
 
     def _close(self, part: _Slice) -> None:
         """Brings a slice up to date with what is wanted of it, and asks other files for what it takes."""

@@ -164,6 +164,18 @@ def find_function(file: SourceFile, code: types.CodeType) -> ast.FunctionDef | a
     return found[0]
 
 
+def find_class(file: SourceFile, name: str, lines: set[int]) -> ast.ClassDef:
+    """The definition of a class in the file, by the lines at which its methods begin."""
+    found = [node for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef) and node.name == name]
+    if len(found) > 1:
+        found = [node for node in found if any(node.lineno <= n <= (node.end_lineno or 0) for n in lines)]
+    if len(found) != 1:
+        raise CannotEmbed(
+            f"the definition of the class {name} is not found in {os.path.basename(file.path)}."
+        )
+    return found[0]
+
+
 def names_used(node: ast.stmt) -> set[str]:
     """The global names that a statement, taken by itself, reads."""
     return {

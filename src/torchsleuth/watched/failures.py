@@ -25,9 +25,9 @@ from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.tensors.specs import shares_memory
 from torchsleuth.torch_internals import hooks as seams
-from torchsleuth.torch_internals.calls_under_way import call_under_way
+from torchsleuth.torch_internals.calls_under_way import CallUnderWay, call_under_way
 from torchsleuth.torch_internals.tensors import values_nbytes
-from torchsleuth.watched.call_source import call_sources
+from torchsleuth.watched.call_source import Around, call_sources
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
 from torchsleuth.watched.install import started_in
@@ -41,6 +41,8 @@ KEPT_BYTES = 256 << 20
 SECOND_LOOK_BYTES = 4 << 30
 
 _MARK = "__torchsleuth_reported__"
+# In the names of what Dynamo raises where a function was compiled too often.
+_LIMIT = "LimitHit"
 AGAIN = "again"
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent)
 
@@ -193,7 +195,7 @@ def report_capture_error(
     call = seams.failed_call(error)
     recorded: dict[str, Any] = {}
     with watch.our_own_work():
-        recorded = recorded_call(state)
+        recorded = recorded_call(watch, call_under_way(), state, error)
     flight.report(
         {
             "record": None,
@@ -214,12 +216,19 @@ def report_capture_error(
         watch.finish(flight)
 
 
-def recorded_call(state: Mapping[str, Any]) -> dict[str, Any]:
+def recorded_call(
+    watch: Watch,
+    call: CallUnderWay | None,
+    state: Mapping[str, Any],
+    error: BaseException | None = None,
+    wrong: Sequence[str] = (),
+) -> dict[str, Any]:
     """The call of a compiled function that is under way, as program text; or why it cannot be written."""
-    call = call_under_way()
     if call is None:
         return {"forms": [], "why_none": "no call of a compiled function is under way"}
-    forms, why_none = call_sources(call, state)
+    at_limit = error is not None and any(_LIMIT in type(each).__name__ for each in _chain(error))
+    around = Around(state, watch.earlier_calls.before(call), wrong, at_limit)
+    forms, why_none = call_sources(call, around)
     return {"forms": [form.to_json() for form in forms], "why_none": why_none, "fullgraph": call.fullgraph}
 
 
@@ -229,6 +238,7 @@ def report_wrong_capture(
     place: tuple[str, str, int],
     wrong: Sequence[str],
     sentences: Sequence[str],
+    call: Mapping[str, Any],
 ) -> None:
     """A function whose captured call differs from its eager one, though each of its graphs does not."""
     file, function, line = place
@@ -249,6 +259,7 @@ def report_wrong_capture(
                 "place": [file, function, line],
             },
             "frames": [[file, line, function]],
+            "call": call,
             "program": {"command": hide_in_words(sys.orig_argv), "cwd": started_in},
         }
     )

@@ -22,6 +22,7 @@ class Overrides:
 
     `fallback` are operators Inductor leaves to their eager kernels, `decompositions` those it gets whole; `functions`
     are (file, function, line), `modules` paths below what is compiled, `classes` those of torch.nn (`nn.ReLU`).
+    `traced` are functions, known like `functions`, whose inside Dynamo does not look at: they go into the graph whole.
     `snippet` is Python that runs before the first compile; `uncompiled` leaves every torch.compile out; with
     `graph_breaks` each may break its graph, as if `fullgraph=True` was not there.
 
@@ -35,6 +36,7 @@ class Overrides:
     fallback: tuple[str, ...] = ()
     decompositions: tuple[str, ...] = ()
     functions: tuple[tuple[str, str, int], ...] = ()
+    traced: tuple[tuple[str, str, int], ...] = ()
     modules: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     snippet: str = ""
@@ -61,5 +63,6 @@ def overrides_from_environment(environment: Mapping[str, str] = os.environ) -> O
 def overrides_from_json(document: Mapping[str, Any]) -> Overrides:
     """What `to_json` wrote: `overrides_from_json({"fallback": ["aten.erf.default"]})`."""
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
-    given["functions"] = tuple((file, name, line) for file, name, line in given.get("functions", ()))
+    for key in ("functions", "traced"):
+        given[key] = tuple((file, name, line) for file, name, line in given.get(key, ()))
     return Overrides(**given)

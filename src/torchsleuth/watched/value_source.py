@@ -8,10 +8,15 @@ of the user's constructors runs. What can be written in no way is replaced by an
 from __future__ import annotations
 
 import builtins
+import collections
+import copyreg
 import dataclasses
 import enum
 import keyword
 import sys
+import threading
+import types
+import weakref
 from typing import Any
 
 import torch
@@ -20,16 +25,24 @@ from torchsleuth.graphs.constants import module_expression
 from torchsleuth.graphs.literals import Unprintable
 from torchsleuth.graphs.names import Vocabulary
 from torchsleuth.repro.small_inputs import TooLarge, input_expression
-from torchsleuth.tensors.specs import describe_tensor
+from torchsleuth.tensors.specs import TensorSpec, describe_tensor
 from torchsleuth.torch_internals.tensors import has_no_values
+from torchsleuth.watched.earlier_calls import FEW_VALUES, KeptObject, KeptTensor
 from torchsleuth.watched.embed_origin import installed
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed
 
-# Up to this many numbers are written out; of others the shape is enough, mostly, and a person can read it.
-FEW_VALUES = 16
 _MARKS_OF_TORCH = ("_torchdynamo", "_is_torch_compile", "_compiled_call_impl")
+_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
+_LOCKS = {type(threading.Lock()): "Lock", type(threading.RLock()): "RLock"}
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+# What registers a hook of a module, and where the module keeps it.
+_HOOKS = {
+    "forward_pre_hook": "_forward_pre_hooks",
+    "forward_hook": "_forward_hooks",
+    "full_backward_pre_hook": "_backward_pre_hooks",
+    "full_backward_hook": "_backward_hooks",
+}
 
 
 class ValueSource:
@@ -44,15 +57,39 @@ class ValueSource:
         """The expression of a value that a paste has no source for, or None; it may add statements before it."""
         if isinstance(value, torch.Tensor):
             return self._assigned(hint, self._tensor(value, hint))
+        if isinstance(value, torch.Generator):
+            made = f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
+            return self._assigned(hint, made)
+        if isinstance(value, KeptTensor):
+            return self._assigned(hint, self._written(value.spec, value.value))
+        if isinstance(value, KeptObject):
+            there = value.get()
+            if there is None:
+                raise CannotEmbed(f"{hint!r} of an earlier call is gone.")
+            return self.paste.expression(there, hint)
         if isinstance(value, torch.nn.Module):
             return self._module(value, hint)
         if isinstance(value, enum.Enum):
             return f"{self.paste.expression(type(value), hint)}.{value.name}"
+        if isinstance(value, collections.defaultdict):
+            return self._as_pickled(value, hint)
         if isinstance(value, (list, tuple, set, frozenset, dict)):
             return self._container(value, hint)
         if isinstance(value, (slice, range)):
             parts = (value.start, value.stop, value.step)
-            return f"{type(value).__name__}({', '.join(self._inside(p, hint) for p in parts)})"
+            return f"{type(value).__name__}({', '.join(self.inside(p, hint) for p in parts)})"
+        if type(value) is weakref.ref and value() is not None:
+            self.paste.imports["import weakref"] = None
+            return self._assigned(hint, f"weakref.ref({self.inside(value(), f'{hint}_object')})")
+        if type(value) in _LOCKS:
+            self.paste.imports["import threading"] = None
+            return self._assigned(hint, f"threading.{_LOCKS[type(value)]}()")
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(
+            value.__self__, types.ModuleType | None
+        ):
+            return f"{self.paste.expression(value.__self__, hint)}.{value.__name__}"
+        if isinstance(value, _DESCRIPTORS):
+            return f"{self.paste.expression(value.__objclass__, hint)}.{value.__name__}"
         if type(value) is float:  # infinity and NaN are no literals
             return f"float({str(value)!r})"
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -60,7 +97,8 @@ class ValueSource:
             return self._assigned(hint, f"numpy.array({value.tolist()!r}, dtype={str(value.dtype)!r})")
         return None if isinstance(value, type) else self._object(value, hint)
 
-    def _inside(self, value: Any, hint: str) -> str:
+    def inside(self, value: Any, hint: str) -> str:
+        """The expression of a value, or of an empty stand-in, which is named, where there is none."""
         try:
             return self.paste.expression(value, hint)
         except CannotEmbed as why:
@@ -70,7 +108,7 @@ class ValueSource:
 
     def _assigned(self, hint: str, text: str) -> str:
         """The name that stands for an expression from now on."""
-        name = "".join(c if c.isalnum() else "_" for c in hint).strip("_") or "value"
+        name = "".join(c if c.isascii() and c.isalnum() else "_" for c in hint).strip("_") or "value"
         if name[0].isdigit() or keyword.iskeyword(name) or hasattr(builtins, name):
             name = f"value_{name}"
         taken = self._names.union(*(part.live for part in self.paste.slices.values()))
@@ -82,23 +120,32 @@ class ValueSource:
         return unique
 
     def _tensor(self, tensor: torch.Tensor, hint: str) -> str:
+        if type(tensor) is torch.Tensor and tensor.layout is torch.sparse_coo:
+            parts = (tensor.coalesce().indices(), tensor.coalesce().values())
+            texts = [self.paste.expression(part, hint) for part in parts]
+            return f"torch.sparse_coo_tensor({', '.join(texts)}, {tuple(tensor.shape)})"
         odd = type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         if odd or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             raise CannotEmbed(
                 f"{hint!r} is a tensor of class {type(tensor).__name__}, layout {tensor.layout}."
             )
-        self.paste.imports["import torch"] = None
         few = tensor.numel() <= FEW_VALUES and not has_no_values(tensor)
         parameter = isinstance(tensor, torch.nn.Parameter)
         spec = dataclasses.replace(
             describe_tensor(tensor), requires_grad=tensor.requires_grad and not parameter
         )
-        try:
-            text, _ = input_expression(spec, tensor.detach() if few else None, True)
-        except TooLarge:
-            text, _ = input_expression(spec, None, True)
+        text = self._written(spec, tensor.detach() if few else None)
         if parameter:
             return f"torch.nn.Parameter({text}{'' if tensor.requires_grad else ', requires_grad=False'})"
+        return text
+
+    def _written(self, spec: TensorSpec, value: torch.Tensor | None) -> str:
+        """A tensor by its form, with its numbers where they are given."""
+        self.paste.imports["import torch"] = None
+        try:
+            text, _ = input_expression(spec, value, True)
+        except TooLarge:
+            text, _ = input_expression(spec, None, True)
         if spec.requires_grad and "requires_grad" not in text:
             text += ".requires_grad_()"
         return text
@@ -111,13 +158,24 @@ class ValueSource:
         frozen = any(not p.requires_grad for p in module.parameters())
         if len(dtypes) <= 1 and not frozen:
             try:
-                text = module_expression(module, hint, Vocabulary(set()))
+                text = module_expression(module, hint, Vocabulary(set()), without_hooks=True)
             except Unprintable:
                 return self._object(module, hint)
             self.paste.imports["import torch"] = None
             dtype = next(iter(dtypes), torch.get_default_dtype())
-            return self._assigned(hint, text if dtype is torch.get_default_dtype() else f"{text}.to({dtype})")
+            cast = "" if dtype is torch.get_default_dtype() else f".to({dtype})"
+            variable = self._assigned(hint, text + cast)
+            for path, inner in module.named_modules():
+                self._hooks(inner, f"{variable}.get_submodule({path!r})" if path else variable)
+            return variable
         return self._object(module, hint)
+
+    def _hooks(self, module: torch.nn.Module, expression: str) -> None:
+        """The statements that give a module its hooks."""
+        for kind, hooks in _HOOKS.items():
+            for number, hook in getattr(module, hooks, {}).items():
+                more = ", with_kwargs=True" if number in getattr(module, f"{hooks}_with_kwargs", ()) else ""
+                self.paste.tail.append(f"{expression}.register_{kind}({self.inside(hook, kind)}{more})")
 
     def _configured(self, module: torch.nn.Module) -> str | None:
         """A model of a library that is made from its configuration alone, as those of transformers are."""
@@ -131,7 +189,7 @@ class ValueSource:
 
     def _object(self, value: Any, hint: str) -> str:
         if not hasattr(value, "__dict__") and not hasattr(type(value), "__slots__"):
-            raise CannotEmbed(f"{hint!r} is an instance of {type(value).__name__}, which is written in C.")
+            return self._as_pickled(value, hint)
         cls = self.paste.expression(type(value), hint)
         # One statement for each attribute: what the failure does not need is left out one by one.
         variable = self._assigned(hint, f"{cls}.__new__({cls})")
@@ -144,28 +202,50 @@ class ValueSource:
                 {} if value.training else {"training": False}
             )
             for name, held in value._buffers.items():
-                self.paste.tail.append(f"{variable}.register_buffer({name!r}, {self._inside(held, name)})")
+                self.paste.tail.append(f"{variable}.register_buffer({name!r}, {self.inside(held, name)})")
         plain = isinstance(value, torch.nn.Module) or type(value).__setattr__ is object.__setattr__
         for name, held in attributes.items():
             if name.isidentifier():
-                text = self._inside(held, name)
+                text = self.inside(held, name)
                 set_it = (
                     f"{variable}.{name} = {text}"
                     if plain
                     else f"object.__setattr__({variable}, {name!r}, {text})"
                 )
                 self.paste.tail.append(set_it)
+        if isinstance(value, torch.nn.Module):
+            self._hooks(value, variable)
+        return variable
+
+    def _as_pickled(self, value: Any, hint: str) -> str:
+        """An object written in C, by what it says it is made from: a pattern, a deque, an iterator."""
+        refused = CannotEmbed(f"{hint!r} is an instance of {type(value).__name__}, which is written in C.")
+        try:
+            reduce = copyreg.dispatch_table.get(type(value)) or (lambda each: each.__reduce_ex__(2))
+            make, args, state, items, entries = (*reduce(value), None, None, None)[:5]
+        except (TypeError, ValueError) as why:
+            raise refused from why
+        if getattr(make, "__module__", "") == "copyreg":
+            raise refused
+        given = ", ".join(self.paste.expression(each, hint) for each in args)
+        variable = self._assigned(hint, f"{self.paste.expression(make, hint)}({given})")
+        if state is not None:
+            self.paste.tail.append(f"{variable}.__setstate__({self.paste.expression(state, hint)})")
+        if items is not None:
+            self.paste.tail.append(f"{variable}.extend({self.paste.expression(list(items), hint)})")
+        if entries is not None:
+            self.paste.tail.append(f"{variable}.update({self.paste.expression(dict(entries), hint)})")
         return variable
 
     def _container(self, value: Any, hint: str) -> str:
         if isinstance(value, dict):
             text = (
                 "{"
-                + ", ".join(f"{self._inside(k, hint)}: {self._inside(v, str(k))}" for k, v in value.items())
+                + ", ".join(f"{self.inside(k, hint)}: {self.inside(v, str(k))}" for k, v in value.items())
                 + "}"
             )
         else:
-            items = ", ".join(self._inside(item, f"{hint}_{i}") for i, item in enumerate(value))
+            items = ", ".join(self.inside(item, f"{hint}_{i}") for i, item in enumerate(value))
             if hasattr(value, "_fields"):  # a named tuple
                 return f"{self.paste.expression(type(value), hint)}({items})"
             text = f"({items}{',' if len(value) == 1 else ''})" if isinstance(value, tuple) else f"[{items}]"

@@ -20,6 +20,7 @@ import torch
 from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.compiling import lazy_backward
 from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals.calls_under_way import call_under_way
 from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
@@ -31,6 +32,7 @@ from torchsleuth.torch_internals.saved_code import (
     runnable_copy,
 )
 from torchsleuth.watched import failures, saved_graph, whole_calls
+from torchsleuth.watched.earlier_calls import EarlierCalls
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.graph_record import GraphOrigin, RecordedGraph, as_source, record_graph
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
@@ -55,7 +57,7 @@ class Watch:
     """What one watched process knows: its settings, its flight recorder, and which frame is being captured."""
 
     def __init__(
-        self, settings: Settings, *, finish: Callable[[Flight], None] | None = None, everything: bool = True
+        self, settings: Settings, *, finish: Callable[[Flight], object] | None = None, everything: bool = True
     ) -> None:
         """`everything` is False where only graphs of one backend object are watched; `finish` makes cases at once."""
         self.settings = settings
@@ -72,6 +74,7 @@ class Watch:
         self.latest: GuardedGraph | None = None
         self.gradients_checked: set[int] = set()
         self.whole_calls = WholeCalls()
+        self.earlier_calls = EarlierCalls()
         self.forks_itself = False
         self.judging = False
         os.register_at_fork(after_in_child=self._after_fork)
@@ -161,7 +164,12 @@ class Watch:
         flight.counters[CAPTURE] += 1
         state = global_state()
         try:
-            return frame.capture()
+            captured = frame.capture()
+            with self.our_own_work():
+                call = call_under_way()
+                if call is not None:
+                    self.earlier_calls.note(call)
+            return captured
         except Exception as error:
             if self._wanted() and not failures.already_reported(error):
                 with self.our_own_work():

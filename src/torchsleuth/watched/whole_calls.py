@@ -9,7 +9,6 @@ call again: what differs there as well is chance and not a finding.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import json
 import linecache
@@ -22,7 +21,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,11 +29,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from torchsleuth.compare.reference.rng import RngState, restore_rng, save_rng
-from torchsleuth.processes.sealed import CannotSeal, run_openmp_alone, seal, why_not_sealable
+from torchsleuth.processes.sealed import (
+    CannotSeal,
+    fill_fresh_memory,
+    run_openmp_alone,
+    seal,
+    why_not_sealable,
+)
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, is_dynamos_own
+from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes, tracing_under_way
 from torchsleuth.watched import failures
-from torchsleuth.watched.call_difference import differences, is_below
+from torchsleuth.watched.call_difference import Difference, differences, is_below
 from torchsleuth.watched.call_state import (
     Leaf,
     Leaves,
@@ -221,7 +227,9 @@ def _conclude(
         return
     known.checked = MOST_CALLS  # told once
     place = (code.co_filename, code.co_name, _line_of_definition(code))
-    failures.report_wrong_capture(watch, flight, place, verdict["paths"], verdict["sentences"])
+    failures.report_wrong_capture(
+        watch, flight, place, verdict["paths"], verdict["sentences"], verdict["call"]
+    )
 
 
 def _line_of_definition(code: CodeType) -> int:
@@ -237,6 +245,7 @@ def _line_of_definition(code: CodeType) -> int:
 
 CALL = "the call"
 REMARK = "a remark"
+SOURCE = "the call as a program"
 
 
 def _as_child(work: Callable[[], bytes], answer: int) -> NoReturn:
@@ -264,23 +273,35 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, answer: int) -> byte
     second = _fork()
     if second == 0:
         os.close(go)
-        _as_child(lambda: _eager(call, rng, again, perturb=0xAA, after=ready), again)
+        _as_child(lambda: _eager(call, rng, again, perturb=0xAA, after=ready, watch=watch), again)
     os.close(ready)
     seal([answer, first, again, go])
     captured = _leaves_after(call, call.run_captured, rng)
     expected = _sent(eager, first)
     found = differences(expected, captured)
+    source: dict[str, Any] = {}
     if found:
-        os.write(go, b".")
+        os.write(go, json.dumps(_most_telling(found)).encode())
         chance = _sent(second, again)
+        source = json.loads(chance.pop(SOURCE).text)
         if REMARK in chance:
             raise CannotRepeat(chance[REMARK].text)
         moving = differences(expected, chance)
         found = [each for each in found if not any(_related(each.path, other.path) for other in moving)]
-    found.sort(key=lambda each: not each.path.startswith((CALL, "result")))
+    found.sort(key=_is_elsewhere)
     kept = found[:MOST_DIFFERENCES]
-    verdict = {"paths": [each.path for each in kept], "sentences": [each.sentence for each in kept]}
+    verdict: dict[str, Any] = {"paths": [each.path for each in kept], "call": source}
+    verdict["sentences"] = [each.sentence for each in kept]
     return json.dumps({**verdict, "raises": any(each.path == CALL for each in found)}).encode()
+
+
+def _is_elsewhere(difference: Difference) -> bool:
+    return not difference.path.startswith((CALL, "result"))
+
+
+def _most_telling(found: list[Difference]) -> list[str]:
+    """The paths that a script of the call is to show; few, for they go through a pipe while nobody reads it."""
+    return [each.path for each in sorted(found, key=_is_elsewhere)][:MOST_DIFFERENCES]
 
 
 def _related(one: str, other: str) -> bool:
@@ -291,14 +312,25 @@ def _refusal(why: str) -> bytes:
     return json.dumps({"why_not": why}).encode()
 
 
-def _eager(call: CompiledCall, rng: RngState, answer: int, perturb: int, after: int | None = None) -> bytes:
-    """Makes the call without Dynamo, where `after` is given once a byte comes from there."""
+def _eager(
+    call: CompiledCall,
+    rng: RngState,
+    answer: int,
+    perturb: int,
+    after: int | None = None,
+    watch: Watch | None = None,
+) -> bytes:
+    """Makes the call without Dynamo; where `after` is given, once it is told there what differs.
+
+    Then everything is as it was before the call, so that this is where the call is written as a program.
+    """
     seal([answer] if after is None else [answer, after])
-    if after is not None and not os.read(after, 1):
+    told = b"" if after is None else os.read(after, 1 << 16)
+    if after is not None and not told:
         return b""
+    source = None if watch is None else _source_of(watch, call, json.loads(told))
     # Memory that nobody wrote to holds other bytes in each of the two eager processes.
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).mallopt(-6, perturb)
+    fill_fresh_memory(perturb)
     remarks: list[str] = []
     run = call.run_eager if after is None else lambda: _noting_questions(call.run_eager, remarks)
     leaves = _leaves_after(call, run, rng)
@@ -306,11 +338,24 @@ def _eager(call: CompiledCall, rng: RngState, answer: int, perturb: int, after: 
         remarks.append("it draws numpy's random numbers, in place of which torch.compile draws torch's")
     if remarks:
         leaves[REMARK] = Leaf("remark", remarks[0])
+    if source is not None:
+        leaves[SOURCE] = Leaf("source", json.dumps(source))
     buffer = io.BytesIO()
     torch.save(
         {path: (leaf.kind, leaf.text, leaf.tensor, leaf.shown) for path, leaf in leaves.items()}, buffer
     )
     return buffer.getvalue()
+
+
+def _source_of(watch: Watch, call: CompiledCall, wrong: list[str]) -> dict[str, Any]:
+    """The call as a program; capture alone is wrong, so no backend is needed to see it."""
+    state = global_state()
+    bare = replace(call.under_way, backend="eager", options={})
+    try:
+        with outside_all_modes(), torch.no_grad():
+            return failures.recorded_call(watch, bare, state, wrong=wrong)
+    except Exception as error:  # then the case has no script, and says why
+        return {"forms": [], "why_none": failures.describe(error)}
 
 
 def _numpy_drew(rng: RngState) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 from collections.abc import Iterator
 
 from torchsleuth.minify.python.callees import Function
 from torchsleuth.minify.python.functions import functions_of
-from torchsleuth.minify.python.program import Nodes, Program, changed, number_of, put
+from torchsleuth.minify.python.program import Nodes, Program, changed, number_of, put, statement_lists
 from torchsleuth.minify.search.contract import Edit
 
 _CALLED = ("forward", "__call__")
@@ -23,6 +24,9 @@ def unmake_classes(program: Program) -> Iterator[Edit[Program]]:
             for base in node.bases:
                 if isinstance(base, ast.Name):
                     yield Edit(f"{node.name} into {base.id}", _merged, (number_of(node), base.id))
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _new(node.value):
+            what = f"variables for what {node.targets[0].id} keeps"
+            yield Edit(what, _held_out, (number_of(node),))
 
 
 def constant_attributes(program: Program) -> Iterator[Edit[Program]]:
@@ -90,6 +94,59 @@ def _attributes_out(program: Program, number: int) -> Program | None:
     return changed(program, change)
 
 
+def _new(value: ast.AST) -> str | None:
+    """The class of which `C.__new__(C)` makes an object."""
+    made = (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "__new__"
+    )
+    owner = value.func.value if made else None  # type: ignore[attr-defined]
+    return owner.id if isinstance(owner, ast.Name) else None
+
+
+def _held_out(program: Program, number: int) -> Program | None:
+    """What an object is given after it was made, as variables; every `.x` as `x`."""
+
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        made = nodes.get(number)
+        if made is None or not isinstance(made.targets[0], ast.Name):
+            return False
+        moved = False
+        for _, _, body in list(statement_lists(tree)):
+            for statement in list(body):
+                name, value = _given(statement, made.targets[0].id)
+                taken = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | set(dir(builtins))
+                itself = isinstance(value, ast.Name) and value.id == name
+                if value is None or (name in taken and not itself):
+                    continue
+                place = body.index(statement)
+                body[place : place + 1] = [] if itself else [ast.Assign([ast.Name(name, ast.Store())], value)]
+                _Attributes(name).visit(tree)
+                moved = True
+        return moved
+
+    return changed(program, change)
+
+
+def _given(statement: ast.stmt, variable: str) -> tuple[str, ast.expr | None]:
+    """The attribute that a statement gives to the object, and its value."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if isinstance(target, ast.Attribute) and isinstance(statement, ast.Assign):
+        return (target.attr, statement.value) if _is_name(target.value, variable) else ("", None)
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return "", None
+    parts = [call.func.value, *call.args] if call.func.attr == "register_buffer" else call.args
+    if call.func.attr not in ("register_buffer", "__setattr__") or len(parts) != 3:
+        return "", None
+    owner, name, value = parts
+    known = isinstance(name, ast.Constant) and _is_name(owner, variable)
+    return (str(name.value), value) if known else ("", None)  # type: ignore[attr-defined]
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
 class _Attributes(ast.NodeTransformer):
     """Replaces an attribute of whatever object by a plain name."""
 
@@ -109,10 +166,13 @@ def _methods_out(program: Program, number: int) -> Program | None:
         if made is None:
             return False
         methods = [each for each in made.body if isinstance(each, Function)]
-        if len(methods) != len(made.body) or not all(_stands_alone(f) for f in methods):
-            return False
         functions = [f for f in methods if f.name != "__init__"]
+        names = {f.name for f in functions}
+        if len(methods) != len(made.body) or not all(_stands_alone(f, names) for f in functions):
+            return False
+        _without_start(tree, made.name)
         taken = {f.name for f in functions_of(tree) if f not in methods}
+        taken |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         for function in functions:
             if function.args.args:
                 del function.args.args[0]
@@ -128,20 +188,36 @@ def _methods_out(program: Program, number: int) -> Program | None:
     return changed(program, change)
 
 
-def _stands_alone(function: Function) -> bool:
-    """Whether a method makes no use of the object it belongs to."""
-    if not function.args.args:
+def _stands_alone(function: Function, methods: set[str]) -> bool:
+    """Whether a method makes no use of the object it belongs to, but for the other methods."""
+    if not function.args.args or function.decorator_list:
+        return False
+    if function.name.startswith("__") and function.name != "__call__":
         return False
     own = function.args.args[0].arg
-    plain = not function.decorator_list and not (
-        function.name.startswith("__") and function.name not in KNOWN
-    )
-    return plain and not any(
-        (isinstance(n, ast.Name) and n.id in (own, "super")) for s in function.body for n in ast.walk(s)
+    inside = [n for s in function.body for n in ast.walk(s)]
+    through = {id(n.value) for n in inside if isinstance(n, ast.Attribute) and n.attr in methods}
+    return not any(
+        isinstance(n, ast.Name) and n.id in (own, "super") and id(n) not in through for n in inside
     )
 
 
-KNOWN = ("__init__", "__call__")
+def _without_start(tree: ast.Module, owner: str) -> None:
+    """Leaves out `Base.__init__(x)` where x was made by `Owner.__new__(Owner)`."""
+    made = {
+        n.targets[0].id
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name) and _new(n.value) == owner
+    }
+    for _, _, body in statement_lists(tree):
+        body[:] = [each for each in body if _started(each) not in made]
+
+
+def _started(statement: ast.stmt) -> str:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    starts = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args
+    first = call.args[0] if starts and call.func.attr == "__init__" else None  # type: ignore[union-attr]
+    return first.id if isinstance(first, ast.Name) else ""
 
 
 class _Methods(ast.NodeTransformer):
@@ -156,8 +232,7 @@ class _Methods(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        instance = isinstance(node.func, ast.Name) and node.func.id == self.owner
-        return ast.Name(self.function, ast.Load()) if self.called and instance else node
+        return ast.Name(self.function, ast.Load()) if self.called and _makes(node, self.owner) else node
 
 
 class _Instances(ast.NodeTransformer):
@@ -168,8 +243,12 @@ class _Instances(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        instance = isinstance(node.func, ast.Name) and node.func.id == self.owner
-        return ast.Constant(None) if instance else node
+        return ast.Constant(None) if _makes(node, self.owner) else node
+
+
+def _makes(call: ast.Call, owner: str) -> bool:
+    """Whether a call makes an object of that class."""
+    return _is_name(call.func, owner) or _new(call) == owner
 
 
 def _merged(program: Program, number: int, base: str) -> Program | None:

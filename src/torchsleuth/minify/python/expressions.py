@@ -160,6 +160,47 @@ def _constant(program: Program, number: int, value: Any) -> Program | None:
     return changed(program, change)
 
 
+# -- tensors
+
+
+def plainer_tensors(program: Program) -> Iterator[Edit[Program]]:
+    """A tensor that is written out as one of its shape: what matters is mostly that."""
+    for node in ast.walk(program.tree):
+        shape = _shape_written(node)
+        if shape is not None:
+            yield Edit(f"a tensor of shape {shape}", _of_shape, (number_of(node), shape))
+
+
+def _shape_written(node: ast.AST) -> tuple[int, ...] | None:
+    """The shape of `torch.tensor([...])`, numbers all of them; None for what is no such call."""
+    called = isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.tensor" and node.args
+    try:
+        values = ast.literal_eval(node.args[0]) if called else None  # type: ignore[attr-defined]
+    except ValueError:
+        return None
+    shape: list[int] = []
+    while isinstance(values, list):
+        shape.append(len(values))
+        values = values[0] if values else 0.0
+    return tuple(shape) if shape and type(values) in (int, float) else None
+
+
+def _of_shape(program: Program, number: int, shape: tuple[int, ...]) -> Program | None:
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        call = nodes.get(number)
+        if call is None or _shape_written(call) != shape:
+            return False
+        whole = "." not in ast.unparse(call.args[0])
+        # Nought is an index of everything.
+        call.func = ast.parse("torch.zeros" if whole else "torch.ones", mode="eval").body
+        call.args = [ast.Constant(size) for size in shape]
+        if whole and not any(each.arg == "dtype" for each in call.keywords):
+            call.keywords.append(ast.keyword("dtype", ast.parse("torch.long", mode="eval").body))
+        return True
+
+    return changed(program, change)
+
+
 # -- numbers and texts
 
 

@@ -116,6 +116,8 @@ def _without_parameter(program: Program, number: int, parameter: int, inside: bo
         values = [value for _, value in passed if value is not None] + default_of(given, gone)
         if inside and not values:
             return False
+        if not inside and any(isinstance(n, ast.Name) and n.id == gone.arg for n in ast.walk(function)):
+            return False  # it would become what else has that name, which nobody can see at the call
         for call, value in passed:
             if value is not None:
                 _take(call, value)

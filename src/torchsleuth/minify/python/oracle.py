@@ -5,11 +5,13 @@ A program that fails without the compiler, too, shows another bug than one that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from torchsleuth.cases.record import WRONG
 from torchsleuth.minify.python.program import Program
 from torchsleuth.minify.search.contract import Oracle
 from torchsleuth.processes.limits import Limits
@@ -17,9 +19,12 @@ from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.trials.trial import Outcome, Question, Switches, Trial
 from torchsleuth.workers.queue import TrialQueue
 
-# A smaller program that takes this much longer than the whole one goes round in circles.
+# A smaller program that takes this much longer than the whole one goes round in circles; so does one that computes so
+# much longer, and that is seen sooner.
 LEAST_CLOCK = 10.0
 SLACK = 10.0
+LEAST_CPU = 0.5
+CPU_SLACK = 4.0
 # Where a program is said to lie while it is tried: a name, no file.
 SCRIPT = "program.py"
 
@@ -28,7 +33,7 @@ SCRIPT = "program.py"
 class ProgramOracle(Oracle):
     """Asks trials whether programs fail as `expected`; with `eager_passes` they must not do so uncompiled.
 
-    `folder` is where the programs are said to lie; `clock` is what one run may take.
+    `folder` is where the programs are said to lie; `clock` is what one run may take, `cpu` what it may compute.
     """
 
     workers: TrialQueue
@@ -36,6 +41,7 @@ class ProgramOracle(Oracle):
     folder: Path
     eager_passes: bool = True
     clock: float | None = None
+    cpu: float | None = None
     # What the last program that failed printed as its traceback.
     text: str = ""
     trial_seconds: float = 0.0
@@ -50,7 +56,9 @@ class ProgramOracle(Oracle):
         return self.expected.kind == "hang"
 
     def _answers(self, programs: Sequence[Program], every: bool) -> list[bool | None]:
-        tickets = [self._submit(program) for program in programs]
+        # Where capture fails nothing has to be compiled to see it.
+        captures = self.expected.phase == "capture"
+        tickets = [self._submit(program, capture_only=captures) for program in programs]
         answers: list[bool | None] = []
         for program, ticket in zip(programs, tickets):
             if True in answers and not every:
@@ -59,16 +67,18 @@ class ProgramOracle(Oracle):
                 continue
             outcome = ticket.result()
             self.trial_seconds += outcome.seconds
-            answers.append(
-                self._fails(outcome) and (not self.eager_passes or self.passes_uncompiled(program))
-            )
+            answers.append(self._holds(program, outcome))
             if answers[-1]:
                 self.text = outcome.text
         return answers
 
-    def _submit(self, program: Program, **switches: bool) -> Future[Outcome]:
+    def _holds(self, program: Program, outcome: Outcome) -> bool:
+        """Whether a run of a program shows what is looked for, and a run without the compiler does not."""
+        return self._fails(outcome) and (not self.eager_passes or self.passes_uncompiled(program))
+
+    def _submit(self, program: Program, **switches: Any) -> Future[Outcome]:
         trial = trial_of(program.text, self.expected, self.folder, **switches)
-        return self.workers.submit(trial, limits=limited(self.workers.limits, self.clock))
+        return self.workers.submit(trial, limits=limited(self.workers.limits, self.clock, self.cpu))
 
     def _fails(self, outcome: Outcome) -> bool:
         seen = outcome.signature
@@ -86,20 +96,55 @@ class ProgramOracle(Oracle):
         return outcome.signature is None and outcome.error is None
 
 
-def trial_of(text: str, expected: Signature, folder: Path, **switches: bool) -> Trial:
+@dataclass
+class DifferenceOracle(ProgramOracle):
+    """Asks whether what programs hold as wrong is different without the compiler, which twice comes to the same.
+
+    The last line of a program says what that is, and stays as it is: `shows`.
+    """
+
+    shows: str = ""
+
+    def _holds(self, program: Program, outcome: Outcome) -> bool:
+        if last_line(program.text) != self.shows:
+            return False
+        return differs_in_eager(outcome, lambda fill: self._submit(program, eager=True, fill=fill).result())
+
+
+def last_line(text: str) -> str:
+    """The last line of a program: `last_line("a = 1\\nb = 2\\n") == "b = 2"`."""
+    return text.rstrip().rpartition("\n")[2]
+
+
+def differs_in_eager(compiled: Outcome, uncompiled: Callable[[int], Outcome]) -> bool:
+    """Whether a program holds something else when it is compiled than it does in two runs without the compiler.
+
+    `uncompiled(byte)` runs it so, fresh memory filled with that.
+    """
+    held = compiled.more.get(WRONG)
+    expected = None if held is None else uncompiled(0x55).more.get(WRONG)
+    return expected not in (None, held) and uncompiled(0xAA).more.get(WRONG) == expected
+
+
+def trial_of(text: str, expected: Signature, folder: Path, **switches: Any) -> Trial:
     """The question that a program stands for: `trial_of(text, expected, folder, eager=True)`."""
     return Trial(
         text,
         expected,
-        switches=Switches(**switches),  # type: ignore[arg-type]
+        switches=Switches(**switches),
         store=str(folder / SCRIPT),
         question=Question.PROGRAM,
     )
 
 
-def limited(limits: Limits, clock: float | None) -> Limits:
-    """The limits of a trial that may run so long: `limited(Limits(), 20.0).run == 20.0`."""
-    return limits if clock is None else replace(limits, run=clock)
+def limited(limits: Limits, clock: float | None, cpu: float | None = None) -> Limits:
+    """The limits of a trial that may run and compute so long: `limited(Limits(), 20.0).run == 20.0`."""
+    return replace(limits, run=limits.run if clock is None else clock, cpu=cpu)
+
+
+def cpu_for(runs: Sequence[Outcome]) -> float:
+    """What a smaller program may compute, by what runs of the whole one did: `cpu_for([first, uncompiled])`."""
+    return max(LEAST_CPU, CPU_SLACK * max(float(run.more.get("cpu", 0.0)) for run in runs))
 
 
 def same_failure(expected: Signature, seen: Signature) -> bool:

@@ -74,7 +74,7 @@ def changed(program: Program, change: Callable[[ast.Module, Nodes], bool]) -> Pr
     except (SyntaxError, ValueError, RecursionError):
         return None
     there, read = _attributes(tree)
-    lost |= (read - there) & program.attributes
+    lost |= {name for name in (read - there) & program.attributes if not name.startswith("__")}
     return None if lost else replace(program, tree=tree, text=text)
 
 

@@ -9,8 +9,9 @@ import ast
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,18 @@ from typing import Any
 from torchsleuth.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.cases.model import Case, Minified, case_id
 from torchsleuth.minify.case_state import CannotMinify
-from torchsleuth.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
-from torchsleuth.minify.python.oracle import LEAST_CLOCK, SLACK, ProgramOracle, limited, trial_of
+from torchsleuth.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower, Keeper
+from torchsleuth.minify.python.oracle import (
+    LEAST_CLOCK,
+    SLACK,
+    DifferenceOracle,
+    ProgramOracle,
+    cpu_for,
+    differs_in_eager,
+    last_line,
+    limited,
+    trial_of,
+)
 from torchsleuth.minify.python.program import Program, parsed
 from torchsleuth.minify.python.reduce import DoesNotFail, ReducedProgram, reduce_program
 from torchsleuth.minify.questions import Questions
@@ -40,21 +51,30 @@ def is_program(folder: CaseFolder) -> bool:
     return folder.case.graph is None and folder.file(PROGRAM).is_file()
 
 
+@dataclass(frozen=True)
+class FirstRun:
+    """How a script is tried to know how it fails: its arguments, and the seconds it may take.
+
+    `timeout` is after what it counts as a hang; without one it may take its share of the `budget` for everything.
+    """
+
+    arguments: tuple[str, ...] = ()
+    timeout: float | None = None
+    budget: float = 600.0
+
+
+PLAINLY = FirstRun()
+
+
 def case_of_program(
-    script: Path,
-    cases_dir: Path,
-    questions: Questions,
-    *,
-    arguments: Sequence[str] = (),
-    timeout: float | None = None,
-    budget: float = 600.0,
+    script: Path, cases_dir: Path, questions: Questions, how: FirstRun = PLAINLY
 ) -> CaseFolder:
     """The case that a failing script is; raises `CannotMinify` where it does not fail, or is no Python."""
     try:
-        text = standing_alone(script.read_text(encoding="utf-8"), script.absolute(), arguments)
+        text = standing_alone(script.read_text(encoding="utf-8"), script.absolute(), how.arguments)
     except (SyntaxError, ValueError) as error:
         raise CannotMinify(f"{script} is not a Python program: {error}") from error
-    clock = timeout or FIRST_RUN * budget
+    clock = how.timeout or FIRST_RUN * how.budget
     first = _ran(questions, text, clock)
     seen = first.signature
     if seen is None:
@@ -76,15 +96,19 @@ def case_of_program(
         backend="none",
         after=None,
         signature=seen,
-        script=(str(script), *arguments),
-        extra={"eager_passes": passes, "timeout": timeout or usual},
+        script=(str(script), *how.arguments),
+        extra={
+            "eager_passes": passes,
+            "timeout": how.timeout or usual,
+            "cpu": None if seen.kind == "hang" else cpu_for([first, uncompiled]),
+        },
     )
     original = program_script(parsed(text).text, seen, first.text, torch, case.id)
     files = {PROGRAM: text, ORIGINAL: original, "traceback.txt": first.text}
     return write_case(cases_dir, case, files)
 
 
-def _ran(questions: Questions, text: str, clock: float, **switches: bool) -> Outcome:
+def _ran(questions: Questions, text: str, clock: float, **switches: Any) -> Outcome:
     trial = trial_of(text, _ANYTHING, questions.store, **switches)
     outcome = questions.workers.run(trial, limits=limited(questions.workers.limits, clock), fresh=True)
     if outcome.error is not None:
@@ -146,16 +170,25 @@ def minify_program(
     recorded = "eager_passes" not in case.extra
     seen = _as_seen_here(folder, questions, text, budget_seconds) if recorded else None
     clock = case.extra.get("timeout") if seen is None else seen.clock
-    oracle = ProgramOracle(
+    oracle = _oracle_of(text, case)(
         workers,
         case.signature if seen is None else seen.signature,
         questions.store,
         eager_passes=bool(case.extra["eager_passes"]) if seen is None else seen.eager_passes,
         clock=float(clock) if clock else None,
+        cpu=case.extra.get("cpu") if seen is None else seen.cpu,
     )
     if not oracle.eager_passes:
         follower.said(f"case {case.id}: the program fails without the compiler, too")
-    keeper = _Keeper(folder, oracle, follower)
+
+    def script(small: str) -> str:
+        return program_script(small, case.signature, oracle.text, case.torch, case.id)
+
+    def files_of(state: Program) -> dict[str, str]:
+        made = script(state.text)
+        return {f"{CHECKPOINTS}/{lines_of(state)}.py": made, REPRO: made}
+
+    keeper = Keeper(folder, follower, files_of)
     try:
         reduced = reduce_program(
             text,
@@ -172,11 +205,12 @@ def minify_program(
     small = ScriptToVerify("program")
     whole = ScriptToVerify("whole")
     files: dict[str, str | Path] = {
-        small.name: keeper.script(reduced.text),
+        small.name: script(reduced.text),
         whole.name: folder.file(ORIGINAL),
     }
     seconds = round(time.monotonic() - started, 2)
-    update_case(folder, files, minified=Minified(queries=reduced.queries, seconds=seconds))
+    small_program = Minified(queries=reduced.queries, seconds=seconds, program_lines=_lines(reduced.text))
+    update_case(folder, files, minified=small_program)
     follower.said(
         f"{_lines(text)} → {_lines(reduced.text)} lines after {reduced.queries} trials, {reduced.seconds:.0f} s"
         + ("" if reduced.complete else "; the time is used up, so it may not be minimal")
@@ -187,6 +221,13 @@ def minify_program(
     return ProgramResult(reduced, round(oracle.trial_seconds, 2))
 
 
+def _oracle_of(text: str, case: Case) -> Callable[..., ProgramOracle]:
+    """What is asked of programs: whether they fail so, or whether they differ so from eager."""
+    if case.kind != "accuracy":
+        return ProgramOracle
+    return partial(DifferenceOracle, shows=last_line(parsed(text).text))
+
+
 @dataclass(frozen=True)
 class _Seen:
     """How a program fails as a whole, whether it passes uncompiled, and what one run of a smaller one may take."""
@@ -194,11 +235,14 @@ class _Seen:
     signature: Signature
     eager_passes: bool
     clock: float
+    cpu: float
 
 
 def _as_seen_here(folder: CaseFolder, questions: Questions, text: str, budget: float) -> _Seen:
     case = folder.case
     first = _ran(questions, text, FIRST_RUN * budget)
+    if case.kind == "accuracy":
+        return _differing_here(folder, questions, text, first, budget)
     if first.signature is None or not fails_the_same_way(case.signature, first.signature):
         how = (
             f"fails differently here ({first.signature.summary})" if first.signature else "does not fail here"
@@ -206,7 +250,24 @@ def _as_seen_here(folder: CaseFolder, questions: Questions, text: str, budget: f
         raise CannotMinify(f"case {case.id} {how}; run its original.py to compare")
     uncompiled = _ran(questions, text, FIRST_RUN * budget, eager=True)
     clock = max(LEAST_CLOCK, SLACK * max(first.seconds, uncompiled.seconds))
-    return _Seen(first.signature, uncompiled.signature is None, clock)
+    return _Seen(first.signature, uncompiled.signature is None, clock, cpu_for([first, uncompiled]))
+
+
+def _differing_here(
+    folder: CaseFolder, questions: Questions, text: str, first: Outcome, budget: float
+) -> _Seen:
+    case = folder.case
+    runs: list[Outcome] = []
+
+    def uncompiled(fill: int) -> Outcome:
+        runs.append(_ran(questions, text, FIRST_RUN * budget, eager=True, fill=fill))
+        return runs[-1]
+
+    if not differs_in_eager(first, uncompiled):
+        raise CannotMinify(f"case {case.id} does not differ from eager here; run its original.py to compare")
+    every = [first, *runs]
+    clock = max(LEAST_CLOCK, SLACK * max(run.seconds for run in every))
+    return _Seen(case.signature, True, clock, cpu_for(every))
 
 
 def lines_of(program: Program) -> int:
@@ -220,33 +281,3 @@ def lines_of(program: Program) -> int:
 
 def _lines(text: str) -> int:
     return sum(bool(line.strip()) for line in text.splitlines())
-
-
-@dataclass
-class _Keeper:
-    """Passes everything on, and puts each smaller program on disk before the search goes on."""
-
-    folder: CaseFolder
-    oracle: ProgramOracle
-    follower: Follower
-
-    def started(self, state: Any) -> None:
-        self.follower.started(state)
-
-    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
-        self.follower.asked(reducer, what, failed)
-
-    def said(self, text: str) -> None:
-        self.follower.said(text)
-
-    def begins(self, doing: str) -> bool:
-        return self.follower.begins(doing)
-
-    def smaller(self, reducer: str, state: Any) -> None:
-        text = self.script(state.text)
-        update_case(self.folder, {f"{CHECKPOINTS}/{lines_of(state)}.py": text, REPRO: text})
-        self.follower.smaller(reducer, state)
-
-    def script(self, text: str) -> str:
-        case = self.folder.case
-        return program_script(text, case.signature, self.oracle.text, case.torch, case.id)

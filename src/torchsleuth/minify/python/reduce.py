@@ -10,6 +10,7 @@ from torchsleuth.minify.python.classes import constant_attributes, unmake_classe
 from torchsleuth.minify.python.expressions import (
     fewer_arguments,
     plainer_constants,
+    plainer_tensors,
     smaller_expressions,
     smaller_sizes,
 )
@@ -19,7 +20,7 @@ from torchsleuth.minify.python.inlining import inline_functions, leave_out_calle
 from torchsleuth.minify.python.program import Program, parsed
 from torchsleuth.minify.python.statements import NAME, drop_names, reduce_statements
 from torchsleuth.minify.search.contract import Answers, Listener, OutOfBudget, Reducer, ReducerStatistics
-from torchsleuth.minify.search.engine import Engine, settle
+from torchsleuth.minify.search.engine import Engine, combined, settle
 
 # What changes which functions and statements there are, in the order of their turns.
 STRUCTURE: dict[str, Reducer[Program]] = {
@@ -31,12 +32,17 @@ STRUCTURE: dict[str, Reducer[Program]] = {
     "classes": unmake_classes,
     "names": drop_names,
 }
-# Those of which most holds, tried all together first.
-TOGETHER: dict[str, Reducer[Program]] = {"trimmings": drop_trimmings, "sizes": smaller_sizes}
-# What is left in the statements that stay.
+# Those of which most holds, tried all together; one by one only of what is left in the end.
+TOGETHER: dict[str, Reducer[Program]] = {
+    "trimmings": drop_trimmings,
+    "tensors": plainer_tensors,
+    "sizes": smaller_sizes,
+}
+# What is left in the statements that stay; a part for the whole first, which takes most along.
 DETAILS: dict[str, Reducer[Program]] = {
-    "arguments": fewer_arguments,
     "expressions": smaller_expressions,
+    "arguments": fewer_arguments,
+    **TOGETHER,
     "constants": plainer_constants,
 }
 
@@ -101,7 +107,7 @@ def _fixpoint(engine: Engine[Program]) -> None:
     while before is not engine.best:
         before = engine.best
         for name, reducer in TOGETHER.items():
-            _settled(engine, name, reducer, together=True)
+            _together(engine, name, reducer)
         structure = None
         while structure is not engine.best:
             structure = engine.best
@@ -112,7 +118,14 @@ def _fixpoint(engine: Engine[Program]) -> None:
             for name, reducer in STRUCTURE.items():
                 _settled(engine, name, reducer)
         for name, reducer in DETAILS.items():
-            _settled(engine, name, reducer)
+            _settled(engine, name, reducer, together=name in TOGETHER)
+
+
+def _together(engine: Engine[Program], name: str, reducer: Reducer[Program]) -> None:
+    if engine.listener.begins(f"{DOING}: {name}"):
+        edited = combined(reducer(engine.best), engine.best)
+        if edited is not None and engine.fails(name, "all together", edited):
+            engine.accept(name, edited)
 
 
 def _settled(engine: Engine[Program], name: str, reducer: Reducer[Program], together: bool = False) -> None:

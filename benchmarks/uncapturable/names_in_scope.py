@@ -3,7 +3,7 @@ import torch
 
 def summary(x, y):
     z = x + y
-    names = sorted(name for name in vars() if name != "names")
+    names = sorted(name for name in dir() if name != "names")
     return z * len(names)
 
 

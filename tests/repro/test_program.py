@@ -1,0 +1,20 @@
+"""The script of a whole program: how it knows its failure."""
+
+import re
+
+from torchsleuth.repro.program import program_script
+from torchsleuth.repro.small_marks import holds
+from torchsleuth.script_runtime.signature import Signature
+
+
+def test_a_program_knows_its_failure_by_the_error_that_dynamo_shows_of_it():
+    signature = Signature(
+        "capture_error", "capture", ("dynamo.UserError", "fx.Guard"), "Could not guard on #"
+    )
+    recorded = (
+        "fx.Guard: Could not guard on u0\n\nThe above exception was the direct cause of the following exception:\n\n"
+        "dynamo.UserError: Could not guard on u0\n"
+    )
+    text = program_script("step(1)", signature, recorded, "2.13.0")
+    test = re.search(r"if (re\.search.*):\n", text)[1]
+    assert holds(test, "dynamo.UserError: Could not guard on zuf3") and not holds(test, "UserError: another")
