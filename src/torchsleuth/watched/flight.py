@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from torchsleuth.processes.identity import this_process
 from torchsleuth.script_runtime.hiding import hide_in_words
@@ -31,6 +31,7 @@ MAX_GRAPHS = 16384
 CAPTURE = 0
 COUNTERS = "counters"
 DEVICE_FAULT = "device-fault.txt"
+COUNTERS_BYTES = 16 * (MAX_GRAPHS + 1)
 
 # Not used by any library we know of; it only makes the stacks of all threads be written to a file.
 STACKS_SIGNAL = int(signal.SIGRTMAX) - 7 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
@@ -56,12 +57,13 @@ class Flight:
         atexit.register(self._close)
 
     def _map_counters(self) -> memoryview:
-        path = self.folder / COUNTERS
-        size = 16 * (MAX_GRAPHS + 1)
-        with open(path, "w+b") as file:
-            file.truncate(size)
-            self._mapping = mmap.mmap(file.fileno(), size)
-        return memoryview(self._mapping).cast("Q")
+        """The counters as others see them; raises OSError where the disk has no room for them.
+
+        A block that is missing when it is first written to would end the program with SIGBUS.
+        """
+        with open(self.folder / COUNTERS, "w+b") as file:
+            _reserve(file, COUNTERS_BYTES)
+            return memoryview(mmap.mmap(file.fileno(), COUNTERS_BYTES)).cast("Q")
 
     def _prepare_stacks(self) -> TextIO:
         """Lets a fatal signal, or a request from the supervisor, leave the stacks of all threads in a file."""
@@ -78,8 +80,10 @@ class Flight:
         self._seen = {}
         self.pid = os.getpid()
         self.folder = Path(spool) / f"p{self.pid}-{time.time_ns() % 10**9:09d}"
-        self.folder.mkdir(mode=0o700, parents=True)
         self.lock = threading.Lock()
+        # The parent's are not for this process to count in, also where it gets none that others see.
+        self.counters = memoryview(bytearray(COUNTERS_BYTES)).cast("Q")
+        self.folder.mkdir(mode=0o700, parents=True)
         self.counters = self._map_counters()
         self._stacks = self._prepare_stacks()
         write_json(self.folder / "process.json", {**_process_facts(), "inherits": str(parent)})
@@ -143,6 +147,14 @@ class Flight:
                     self._write_count(number, count)
             with contextlib.suppress(OSError):
                 (self.folder / "done").write_text("")
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:
+        file.write(bytes(size))
+        file.flush()
 
 
 def write_json(path: Path, value: Any) -> None:
