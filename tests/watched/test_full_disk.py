@@ -53,7 +53,9 @@ def test_without_the_blocks_there_is_no_flight_and_no_mapping(tmp_path, monkeypa
         Flight(str(tmp_path))
 
 
-@pytest.mark.parametrize("room", [64 << 10, 400 << 10])  # for no counters at all, and for those of one process
+@pytest.mark.parametrize(
+    "room", [64 << 10, 400 << 10]
+)  # for no counters at all, and for those of one process
 def test_a_program_on_a_full_disk_ends_as_it_does_without_us(tmp_path, small_disk, room):
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "torchsleuth", "run", "--cases", str(small_disk(room)), "program.py"]

@@ -11,12 +11,18 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 import click
 
 from torchsleuth._version import __version__
 from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cli.ending import (
+    AskedToEnd,
+    end_when_asked,
+    fill_standard_streams,
+    flush_or_forget,
+    our_fault,
+)
 from torchsleuth.cli.output import say
 
 # Verb -> the module that holds it, and the line `--help` shows without importing that module.
@@ -91,37 +97,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, click.UsageError) and error.ctx is not None:
             say(f"see: {error.ctx.command_path} --help")
         return 2
+    except AskedToEnd as asked:
+        say("stopped")
+        return 128 + asked.number
+    except BrokenPipeError:  # whoever read has seen enough
+        return 0
     except Exception as error:
-        return _our_fault(error)
-
-
-def _our_fault(error: Exception) -> int:
-    import traceback
-
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    say(
-        f"internal error, this is a bug in torchsleuth: {type(error).__name__}: {error} "
-        f"({last.filename.rpartition('/')[2]}:{last.lineno}); set TORCHSLEUTH_TRACEBACK=1 to see the traceback"
-    )
-    if os.environ.get("TORCHSLEUTH_TRACEBACK"):
-        traceback.print_exc()
-    return 4
+        return our_fault(error)
 
 
 def entry() -> None:
     """The console script."""
+    fill_standard_streams()
+    end_when_asked()
     status = main()
-    if "torch" in sys.modules:
-        _leave(status)
+    flush_or_forget()
+    if "torch" in sys.modules:  # taking it apart takes half a second or more and serves nobody
+        atexit._run_exitfuncs()
+        os._exit(status)
     sys.exit(status)
-
-
-def _leave(status: int) -> NoReturn:
-    """Ends the process without taking torch apart, which takes half a second or more and serves nobody."""
-    atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:  # nobody reads any more
-        pass
-    os._exit(status)

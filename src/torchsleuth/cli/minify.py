@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +19,7 @@ from torchsleuth.cli.options import budget_option, cases_option, json_option, wo
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.progress import StatusLine
 from torchsleuth.processes.limits import NO_TIMEOUT
+from torchsleuth.program.runs import run_apart
 from torchsleuth.supervise.pipeline import MinifyOutcome, Processes, minify_step, processes_for
 from torchsleuth.supervise.verification import REPRO
 
@@ -150,11 +151,9 @@ def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
     more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", f"{NO_TIMEOUT:g}"]}.get(kind, [])
     command = [sys.executable, "-P", "-m", "torchsleuth", "run", "--json", "--record-only", *more]
     say(f"running {script.name} under watch, to have its graph")
-    done = subprocess.run(
-        [*command, "--cases", str(cases_dir), str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    _, said = run_apart([*command, "--cases", str(cases_dir), str(script)], None, os.environ)
     try:
-        cases = json.loads(done.stdout)["cases"]
+        cases = json.loads(said)["cases"]
     except (ValueError, KeyError):
         cases = []
     if not cases:

@@ -6,6 +6,7 @@ is not left to each verb to remember which of its strings do.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -19,8 +20,9 @@ MOST_SHOWN = 1 << 20
 
 
 def say(sentence: str, *, lines: bool = False) -> None:
-    """A sentence on stderr, on one line unless `lines`: `say("stopped")`."""
-    click.echo(f"torchsleuth: {_safe(sentence, lines)}", err=True)
+    """A sentence on stderr, on one line unless `lines`: `say("stopped")`. Never raises: nobody may be there to read."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(f"torchsleuth: {_safe(sentence, lines)}", err=True)
 
 
 def show(line: str = "", *, lines: bool = False) -> None:
@@ -30,7 +32,8 @@ def show(line: str = "", *, lines: bool = False) -> None:
 
 def status(text: str) -> None:
     """The line on stderr that is written over and over in a terminal; an empty one ends it."""
-    click.echo(f"\r\x1b[2K{_safe(text)}" if text else "", err=True, nl=not text)
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(f"\r\x1b[2K{_safe(text)}" if text else "", err=True, nl=not text)
 
 
 def print_json(document: Any) -> None:

@@ -17,7 +17,7 @@ class StatusLine:
         self.budget = budget
         self.first = self.calls = self.trials = 0
         self.unit = "calls"
-        self.live = sys.stderr.isatty()
+        self.live = sys.stderr is not None and sys.stderr.isatty()
         self.shown = False
 
     def hear(self, message: dict[str, Any]) -> None:

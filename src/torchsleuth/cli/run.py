@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -13,14 +13,16 @@ import click
 from torchsleuth.cases.errors import CaseInUse, SleuthError
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.cli.ending import AskedToEnd, our_fault
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say
-from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool
+from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool, sweep_scratch
 from torchsleuth.supervise.program import Supervised, resolve_command, supervise
 from torchsleuth.supervise.second_look import SHARE, look_for_device_fault
 from torchsleuth.watched.watch_settings import Settings
 
 EXIT_CASE = 3
+STDERR = 2
 
 
 class NoSuchProgram(SleuthError):
@@ -138,7 +140,7 @@ def run_verb(
     line = resolve_command(module, command)
     if line is None:
         raise NoSuchProgram(command[0])
-    adopt_leftovers(cases_dir, say)
+    _after_the_dead(cases_dir)
     spool = new_spool(cases_dir)
     settings = Settings(
         spool=str(spool),
@@ -148,25 +150,44 @@ def run_verb(
         keep_going=keep_going,
         check_every=check_every or 0,
     )
-    stdout = sys.stderr.fileno() if as_json else None
-    result = supervise(line, settings, timeout=timeout, stdout=stdout, note=say)
+    result = supervise(line, settings, timeout=timeout, stdout=STDERR if as_json else None, note=say)
+    cases: list[tuple[CaseFolder, WatchedProcess]] = []
+    # The program has ended, and whatever fails from here on, its status is what we end with.
     ends = time.monotonic() + budget
     try:
-        look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
-        cases = _cases(cases_dir, spool, result)
-        if not record_only and settings.level >= 2:
+        if not result.only_record:
+            look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
+        whole = _cases(cases_dir, spool, result, cases)
+        if not record_only and settings.level >= 2 and not result.only_record:
             cases = _finish(cases, ends, None if no_minify else workers)
-    finally:
-        _clear(spool, keep=settings.level == 3)
+        if whole:
+            _clear(spool, keep=settings.level == 3)
+    except (KeyboardInterrupt, AskedToEnd):
+        say(f"stopped; what is no case yet stays in {spool}, and the next `torchsleuth run` makes one of it")
+    except Exception as error:
+        our_fault(error)
+        say(f"the program's own status stands; what it left stays in {spool}")
     status = result.status or (EXIT_CASE if cases else 0)
     if as_json:
         documents = [{**folder.case.to_json(), "path": str(folder.path)} for folder, _ in cases]
-        print_json({"status": status, "program_status": result.status, "cases": documents})
+        with contextlib.suppress(OSError):
+            print_json({"status": status, "program_status": result.status, "cases": documents})
     return status
 
 
-def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseFolder, WatchedProcess]]:
-    """A case for every failure of the run; says what there was to see where there is none."""
+def _after_the_dead(cases_dir: Path) -> None:
+    """What killed processes left: their records become cases, their temporary folders go. No reason not to run."""
+    try:
+        sweep_scratch()
+        adopt_leftovers(cases_dir, say)
+    except Exception as error:
+        our_fault(error)
+
+
+def _cases(
+    cases_dir: Path, spool: Path, result: Supervised, cases: list[tuple[CaseFolder, WatchedProcess]]
+) -> bool:
+    """A case for every failure of the run; says what there was to see where there is none. Whether all were written."""
     from torchsleuth.repro.assemble import make_case
 
     processes = watched_processes(spool)
@@ -179,9 +200,19 @@ def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseF
         for failure in process.failures()
         if failure["time"] < ended.get(process.folder, float("inf"))
     ]
+    unwritten = 0
     for process, failure in [*reported, *result.lost]:
-        folder = make_case(cases_dir, process, failure, os.environ)
+        try:
+            folder = make_case(cases_dir, process, failure, os.environ)
+        except (OSError, SleuthError) as why:
+            unwritten += 1
+            say(
+                f"a failure could not be made a case ({why}); what is known stays in {spool}, and the next "
+                "`torchsleuth run` makes a case of it"
+            )
+            continue
         found[folder.path] = (folder, process)
+    cases += found.values()
     graphs = sum(process.captured_graphs() for process in processes)
     troubled = [process for process in processes if "internal error" in process.log()]
     for process in troubled:
@@ -192,19 +223,25 @@ def _cases(cases_dir: Path, spool: Path, result: Supervised) -> list[tuple[CaseF
     if found:
         for folder, _ in found.values():
             _say_case(folder)
+        if result.only_record:
+            say(
+                "the program was asked to end, so there is only what it recorded; go on with: torchsleuth minify"
+            )
+    elif unwritten:
+        pass
     elif troubled:
         say("no case was recorded, and what failed inside torchsleuth may be why; please report it")
     elif graphs:
         say(f"watched {graphs} captured graphs being compiled and run, nothing failed")
-    elif not processes and (why := _cannot_record(spool)) is not None:
-        say(f"nothing was recorded, as {spool} cannot be written ({why}); the program ran unwatched")
+    elif not processes and (reason := _cannot_record(spool)) is not None:
+        say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
     else:
         say(
             "nothing was compiled: no function or module of the program's own went through torch.compile. "
             "(torch compiles nothing for `.compile()` on a module of torch.nn itself, such as nn.Sequential: "
             "compile a function or module of yours that calls it)"
         )
-    return list(found.values())
+    return not unwritten
 
 
 def _cannot_record(spool: Path) -> str | None:
@@ -252,7 +289,10 @@ def _finish(
                 done[position] = (known, process)
         except CaseInUse as why:
             say(str(why))
-        except KeyboardInterrupt:
+        except Exception as error:  # of this case; the others have their turn
+            line.end()
+            our_fault(error)
+        except (KeyboardInterrupt, AskedToEnd):
             line.end()
             say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")
             break
@@ -263,8 +303,12 @@ def _clear(spool: Path, keep: bool) -> None:
     """Removes the records of healthy graphs, or keeps them where that was asked for."""
     if keep:
         target = spool.parent.parent / "records" / spool.name
-        target.parent.mkdir(exist_ok=True)
-        spool.rename(target)
+        try:
+            target.parent.mkdir(exist_ok=True)
+            spool.rename(target)
+        except OSError as why:
+            say(f"the records of all graphs stay in {spool} ({why})")
+            return
         say(f"the records of all graphs are in {target}")
     else:
         shutil.rmtree(spool, ignore_errors=True)

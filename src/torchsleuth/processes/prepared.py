@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from torchsleuth.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.processes.last_will import scratch
 from torchsleuth.processes.starting import fresh_environment, python_command, sees_devices, without_devices
 from torchsleuth.processes.tree import TOKEN, UNMARKED, kill_group, marked
 
@@ -41,7 +42,7 @@ class PreparedInterpreter:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._set_up(environment)
-        self._scratch = tempfile.mkdtemp(prefix="torchsleuth-")
+        self._scratch = tempfile.mkdtemp(dir=scratch())
         self._control, theirs = socket.socketpair()
         with open(os.path.join(self._scratch, "log"), "wb") as log:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(

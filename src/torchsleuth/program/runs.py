@@ -23,6 +23,7 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.record import read_record
 from torchsleuth.processes.compiler_probes import hand_probes_to
+from torchsleuth.processes.last_will import ends_with_us, scratch
 from torchsleuth.processes.tree import descendants_of, end_all, kill_group
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
@@ -129,7 +130,7 @@ def run_program(program: Program, overrides: Overrides, *, timeout: float | None
     with _changed_environment(overrides) as changed:
         paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]
         changed.update(PYTHONPATH=os.pathsep.join(paths), TORCHSLEUTH_HOME=str(PACKAGE.parent))
-        return _run(list(program.command), program.cwd, changed, timeout)[0]
+        return run_apart(list(program.command), program.cwd, changed, timeout)[0]
 
 
 def watch_program(
@@ -141,10 +142,10 @@ def watch_program(
     cases_dir: Path | None = None,
 ) -> ProgramRun:
     """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given."""
-    with _changed_environment(overrides) as changed, tempfile.TemporaryDirectory() as gone:
+    with _changed_environment(overrides) as changed, tempfile.TemporaryDirectory(dir=scratch()) as gone:
         cases = str(cases_dir.absolute() if cases_dir is not None else gone)
         ours = [sys.executable, "-P", "-m", "torchsleuth", "run", "--record-only", "--json", "--cases", cases]
-        run, stdout = _run([*ours, *options, "--", *program.command], program.cwd, changed, timeout)
+        run, stdout = run_apart([*ours, *options, "--", *program.command], program.cwd, changed, timeout)
     try:
         said = json.loads(stdout)
         status, found = int(said["program_status"]), tuple(said["cases"])
@@ -158,15 +159,15 @@ def _changed_environment(overrides: Overrides) -> Iterator[dict[str, str]]:
     # What was asked of us by torch's own names must not start torch's tool of that name.
     ours = ("TORCHSLEUTH_", "TORCHDYNAMO_REPRO_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    with tempfile.TemporaryDirectory(prefix="torchsleuth-cache-") as cache:
+    with tempfile.TemporaryDirectory(dir=scratch()) as cache:
         hand_probes_to(Path(cache))
         yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **overrides.to_environment()}
 
 
-def _run(
-    command: list[str], cwd: str | None, environment: Mapping[str, str], timeout: float | None
+def run_apart(
+    command: list[str], cwd: str | None, environment: Mapping[str, str], timeout: float | None = None
 ) -> tuple[ProgramRun, str]:
-    """Runs in a session of its own, so that everything it started ends with it."""
+    """Runs in a session of its own, so that everything it started ends with it, or with us; also what it printed."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -182,12 +183,14 @@ def _run(
         except OSError as error:
             raise CannotRunProgram(f"the program cannot be started ({error})") from error
         timed_out = False
+        over = ends_with_us(child.pid)
         try:
             child.wait(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:
             _end(child)
+            over()
         code = child.wait()
         seconds = round(time.monotonic() - started, 2)
         status = 128 - code if code < 0 else code

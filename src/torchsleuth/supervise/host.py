@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.processes.last_will import scratch
 from torchsleuth.processes.limits import fair_memory
 from torchsleuth.processes.prepared import Forked, NotThere, PreparedInterpreter
 from torchsleuth.processes.starting import fresh_environment, python_command
@@ -76,7 +77,7 @@ class SearchHost:
     memory: int | None = field(default_factory=lambda: fair_memory(1))
 
     def __post_init__(self) -> None:
-        self._scratch = Path(tempfile.mkdtemp(prefix="torchsleuth-"))
+        self._scratch = Path(tempfile.mkdtemp(dir=scratch()))
         # Beside the kernels, where there is room for them; gone when the host is.
         self._values = (self.work or self._scratch).absolute() / "values"
         self._start()
@@ -132,6 +133,8 @@ class SearchHost:
         self._doing = "starting"
         self._works = False
         environment = fresh_environment(self.environment, self._scratch / "unused")
+        # What it and its trials would leave among everybody's temporary files, as they may be killed.
+        environment["TMPDIR"] = str(self._scratch)
         arguments = [f"--workers={self.workers}", f"--values={self._values}"]
         arguments += [f"--work={self.work}"] if self.work else []
         self._process: Forked | subprocess.Popen[bytes]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,9 @@ from torchsleuth.cases.errors import SleuthError, error_of_oserror
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import crash_failure, watched_processes
 from torchsleuth.processes.identity import identity_from_json, this_process
+from torchsleuth.processes.last_will import OWNER, PREFIX
 
 SPOOL = ".spool"
-OWNER = "owner.json"
 UNSUPERVISED = "watch-"
 _NAME = re.compile(rf"\d{{8}}-\d{{6}}-[0-9a-f]{{6}}|{UNSUPERVISED}\d+")
 
@@ -43,6 +44,18 @@ def new_spool(cases_dir: Path) -> Path:
     except OSError as error:
         raise error_of_oserror(cases_dir, error) from error
     return above / name
+
+
+def sweep_scratch() -> None:
+    """Removes the temporary folders of torchsleuths of this user that were killed, with all that cleans up for them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            if is_own_folder(folder):
+                owner = identity_from_json(json_inside(folder, OWNER))
+                if owner.is_here and not owner.is_alive:
+                    shutil.rmtree(folder, ignore_errors=True)  # does not follow links
+        except ValueError:
+            continue
 
 
 def leftover_spools(cases_dir: Path) -> list[Path]:

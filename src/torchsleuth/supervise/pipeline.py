@@ -135,16 +135,13 @@ def minify_step(
     search = _Search(folder, processes.scripts, started + budget, heard)
     error: SleuthError | None = None
     told: dict[str, Any] = {}
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as beside, processes.scripts.stopped_with_us():
         search.beside = beside
         try:
             case = str(folder.path.absolute())
             told = processes.host.ask("minify", budget, said=say, heard=search.hear, case=case)
         except (StepRefused, HostLost) as why:
             error = why
-        except BaseException:  # an interrupt, mostly: the scripts that run are not waited for
-            processes.scripts.stop()
-            raise
         repro = search.repro()
     seconds = round(time.monotonic() - started, 2)
     folder = _with_minified(reopened(folder), search, repro, error, seconds)

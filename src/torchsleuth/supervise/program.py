@@ -6,6 +6,7 @@ reached through PYTHONPATH, so the program's own children and ranks behind a lau
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,8 +25,10 @@ from torchsleuth.cases.spool import (
     hang_failure,
     watched_processes,
 )
+from torchsleuth.processes.last_will import ends_with_us
 from torchsleuth.processes.stopwatch import Stopwatch
-from torchsleuth.processes.tree import descendants_of, end_all, send
+from torchsleuth.processes.tree import descendants_of, end_all, kill_group, send
+from torchsleuth.supervise.forwarding import Forwarder
 from torchsleuth.watched.watch_settings import Settings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -35,18 +38,20 @@ POLL_SECONDS = 0.2
 # How long the program gets to end by itself after a hang was found.
 GRACE_SECONDS = 3.0
 # Someone asked the process to end; that it did so in the middle of a compile is nobody's bug.
-ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU}
+FAULTS = {"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"}
 
 
 @dataclass
 class Supervised:
     """What came of the program: its exit status, and the failures no living process could report.
 
-    `late` where it was ended because its time was up.
+    `late` where it was ended because its time was up, `only_record` where it was asked to end: there is little time.
     """
 
     status: int = 0
     late: bool = False
+    only_record: bool = False
     lost: list[tuple[WatchedProcess, dict[str, Any]]] = field(default_factory=list)
 
 
@@ -87,67 +92,51 @@ def supervise(
     if again is not None:
         nothing = subprocess.DEVNULL
         streams = {"stdin": nothing, "stdout": nothing, "stderr": nothing, "cwd": again.cwd}
+        streams["start_new_session"] = True
     child = subprocess.Popen(command, env=child_environment(settings, os.environ), **streams)
     watchdog = _Watchdog(Path(settings.spool), timeout, STACKS_SIGNAL)
-    asked = _Forwarder(child)
-    with asked:
-        while True:
-            try:
-                child.wait(POLL_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
+
+    def end() -> None:
+        """Asked first, killed after a moment, with everything it started."""
+        started = [p.pid for p in watched_processes(Path(settings.spool)) if p.is_alive]
+        end_all([child.pid, *descendants_of(child.pid), *started], GRACE_SECONDS)
+
+    # A program that a person started goes on if we are killed; one that only we know of does not, and gets no signals.
+    over = ends_with_us(child.pid) if again is not None else None
+    forwarder = Forwarder(child) if again is None else None
+    try:
+        with forwarder or contextlib.nullcontext():
+            while not _ended(child, forwarder):
                 hung = watchdog.look(note)
                 result.late = again is not None and time.monotonic() > again.deadline
                 if hung is not None or result.late or (again is not None and again.enough()):
                     result.lost += [hung] if hung is not None else []
-                    # Asked first, killed after a moment, with everything it started.
-                    started = [p.pid for p in watched_processes(Path(settings.spool)) if p.is_alive]
-                    end_all([child.pid, *descendants_of(child.pid), *started], GRACE_SECONDS)
+                    end()
                     break
+    finally:
+        if over is not None:
+            end()
+            kill_group(child.pid)
+            over()
     code = child.wait()
     result.status = 128 - code if code < 0 else code
-    if not result.lost and not result.late and not asked.asked_to_end:
-        result.lost += _crashed(Path(settings.spool), child.pid, code)
+    sent = forwarder.sent if forwarder is not None else set()
+    result.only_record = bool(sent & ASKED_TO_END - {signal.SIGINT})
+    if not result.lost and not result.late and -code not in sent:
+        result.lost += _crashed(Path(settings.spool), child.pid, code, bool(sent & ASKED_TO_END))
     return result
 
 
-class _Forwarder:
-    """Passes signals sent to us on to the program; Ctrl-C in a terminal reaches it by itself."""
-
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self.child = child
-        self.asked_to_end = False
-        self.previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Forwarder:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self.previous[number] = signal.signal(number, self._received)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-
-    def _received(self, number: int, _frame: object) -> None:
-        self.asked_to_end = True
-        if number == signal.SIGINT and _in_foreground():
-            return
-        if self.child.poll() is None:
-            self.child.send_signal(number)
-
-
-def _in_foreground() -> bool:
-    """Whether the terminal sends Ctrl-C to our process group, and so to the program, too."""
+def _ended(child: subprocess.Popen[bytes], forwarder: Forwarder | None) -> bool:
+    """Waits a moment; whether the program has ended by then."""
+    if forwarder is not None:
+        forwarder.pass_on(POLL_SECONDS)
+        return child.poll() is not None
     try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
+        child.wait(POLL_SECONDS)
+    except subprocess.TimeoutExpired:
         return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    return True
 
 
 class _Watchdog:
@@ -201,8 +190,11 @@ class _Watchdog:
         return process.stacks()
 
 
-def _crashed(spool: Path, child: int, code: int) -> list[tuple[WatchedProcess, dict[str, Any]]]:
-    """The processes that died in the middle of a compile or a compiled call."""
+def _crashed(spool: Path, child: int, code: int, asked: bool) -> list[tuple[WatchedProcess, dict[str, Any]]]:
+    """The processes that died in the middle of a compile or a compiled call.
+
+    Of a program that was `asked` to end only what no request explains: a fault of its own.
+    """
     if -code in ASKED_TO_END:
         return []
     processes = watched_processes(spool)
@@ -215,6 +207,8 @@ def _crashed(spool: Path, child: int, code: int) -> list[tuple[WatchedProcess, d
         stacks = process.stacks()
         how = _how_it_died(process, child, code, stacks)
         # A launcher ends the other ranks once one has failed: those leave no fatal signal of their own.
+        if asked and (how is None or how not in FAULTS):
+            continue
         if how is not None or not failed_elsewhere:
             found.append((process, crash_failure(where, how or "SIGKILL", stacks)))
     return found

@@ -8,6 +8,7 @@ fork of an interpreter that had loaded torch and compiled nothing, where that co
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Protocol
 from torchsleuth.cases.answer import Answer, answer_of
 from torchsleuth.cases.crash import signature_of_crash
 from torchsleuth.processes.compiler_probes import hand_probes_to, keep_probes_of
+from torchsleuth.processes.last_will import ends_with_us, scratch
 from torchsleuth.processes.prepared import NotThere, PreparedInterpreter
 from torchsleuth.processes.starting import fresh_environment
 from torchsleuth.processes.stopwatch import Stopwatch
@@ -155,8 +157,17 @@ class ScriptRunner:
         def once(_: int) -> ScriptRun:
             return self.run(script, expected, phase_seconds=phase_seconds, deadline=deadline)
 
-        with ThreadPoolExecutor(max(1, min(times, at_once))) as pool:
+        with ThreadPoolExecutor(max(1, min(times, at_once))) as pool, self.stopped_with_us():
             return list(pool.map(once, range(times)))
+
+    @contextlib.contextmanager
+    def stopped_with_us(self) -> Iterator[None]:
+        """Where whoever waits for runs is interrupted, they end and are not waited for."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Ends what runs, and runs no more."""
@@ -172,8 +183,8 @@ def watched_run(
 ) -> ScriptRun:
     """Begins a run in new places, follows its phases, and says what came of it."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="torchsleuth-") as scratch:
-        places = Places(Path(scratch, "stdout"), Path(scratch, "stderr"), Path(scratch, "cache"))
+    with tempfile.TemporaryDirectory(dir=scratch()) as here:
+        places = Places(Path(here, "stdout"), Path(here, "stderr"), Path(here, "cache"))
         places.stdout.touch()
         places.stderr.touch()
         hand_probes_to(places.cache)
@@ -209,6 +220,7 @@ class _Interpreter:
                 env={**fresh_environment(os.environ, places.cache), **environment},
                 start_new_session=True,
             )
+        self._over = ends_with_us(self._child.pid)
 
     @property
     def pid(self) -> int | None:
@@ -220,6 +232,7 @@ class _Interpreter:
     def end(self) -> None:
         kill_group(self._child.pid)  # a session of its own cannot be anyone else's
         self._child.wait()
+        self._over()
 
 
 def _clocks(expected: Signature, seconds: float) -> dict[str | None, float]:

@@ -22,6 +22,7 @@ from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.model import Case
 from torchsleuth.cases.record import read_record
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.processes.last_will import scratch
 from torchsleuth.processes.limits import hang_seconds
 from torchsleuth.program.runs import Program, program_of
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_from_json
@@ -57,7 +58,7 @@ def second_look(
             f"to run the program once more takes about {needed:.0f} s, and there are {max(left, 0):.0f} s for that "
             "(--budget)"
         )
-    with tempfile.TemporaryDirectory(prefix="torchsleuth-second-") as spool:
+    with tempfile.TemporaryDirectory(dir=scratch()) as spool:
         keep = tuple((str(graph), int(number)) for graph, number in case.extra.get("calls") or ())
         settings = Settings(
             spool,

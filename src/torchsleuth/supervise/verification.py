@@ -151,7 +151,7 @@ def verified_repro(
             clock,
             None if deadline is None else max(deadline, least),
         )
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(1) as beside, runner.stopped_with_us():
             eager = beside.submit(runs.eager)
             # Then it is no better than the one that is there.
             worse = best is not None and best.fails and passes_in_eager(eager.result()) is False

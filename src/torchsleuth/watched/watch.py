@@ -93,7 +93,9 @@ class Watch:
                 atexit.register(self._look_at_device)
             except OSError as error:
                 self._broken = True
-                with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody may be there to read it
+                with contextlib.suppress(
+                    OSError, ValueError, AttributeError
+                ):  # nobody may be there to read it
                     sys.stderr.write(f"torchsleuth: cannot record, the program goes on unwatched: {error}\n")
         return self._flight
 
