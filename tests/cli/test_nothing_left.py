@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from program_runs import environment, write_program
 
+from program_runs import environment, write_program
 from torchsleuth.processes.identity import this_process
 from torchsleuth.supervise.leftovers import sweep_scratch
 
@@ -78,5 +78,11 @@ def test_the_folder_of_a_dead_torchsleuth_is_swept_and_nobody_elses(tmp_path, mo
     (tmp_path / "torchsleuth-link").symlink_to(tmp_path / "victim")
     sweep_scratch()
     left = sorted(path.name for path in tmp_path.iterdir())
-    names = ["torchsleuth-alive", "torchsleuth-elsewhere", "torchsleuth-link", "torchsleuth-unknown", "victim"]
+    names = [
+        "torchsleuth-alive",
+        "torchsleuth-elsewhere",
+        "torchsleuth-link",
+        "torchsleuth-unknown",
+        "victim",
+    ]
     assert left == names

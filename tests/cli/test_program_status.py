@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from program_runs import environment, write_program
 
 FAILS = """

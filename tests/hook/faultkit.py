@@ -1,13 +1,15 @@
 """Compiler faults for tests: `aten.sin.default:raise` makes Inductor's lowering of one operator fail.
 
-Acts: raise, raise_emulating (where the setting emulate_precision_casts is on), assert, segv, abort, exit, hang, native_hang (holding the GIL) while compiling; wrong (adds one to the
-result); run_raise, run_segv, run_abort, run_exit, run_hang when the compiled code runs.
+Acts: raise, raise_emulating (where the setting emulate_precision_casts is on), assert, segv, abort, bus, kill, exit, hang,
+native_hang (holding the GIL) while compiling; wrong (adds one to the result); run_raise, run_segv, run_abort, run_exit,
+run_hang when the compiled code runs.
 """
 
 import ctypes
 import functools
 import importlib.util
 import os
+import signal
 import sys
 import time
 
@@ -29,6 +31,8 @@ def die(act: str, op: str) -> None:
         ctypes.string_at(8)
     if act == "abort":
         os.abort()
+    if act in ("bus", "kill"):  # a disk that went away; the kernel out of memory
+        os.kill(os.getpid(), getattr(signal, f"SIG{act.upper()}"))
     if act == "exit":
         os._exit(7)
     if act == "hang":

@@ -1,4 +1,7 @@
-"""On PYTHONPATH in tests: puts the compiler fault named by SLEUTH_TEST_FAULT or SLEUTH_TEST_ROW into every process."""
+"""On PYTHONPATH in tests: puts the compiler fault named by SLEUTH_TEST_FAULT or SLEUTH_TEST_ROW into every process.
+
+SLEUTH_TEST_DISK and SLEUTH_TEST_PAUSE are faults of the disk below the cases (`diskkit`).
+"""
 
 import os
 
@@ -11,3 +14,8 @@ if os.environ.get("SLEUTH_TEST_ROW"):
     import rowkit
 
     rowkit.install(os.environ["SLEUTH_TEST_ROW"])
+
+if os.environ.get("SLEUTH_TEST_DISK") or os.environ.get("SLEUTH_TEST_PAUSE"):
+    import diskkit
+
+    diskkit.install()

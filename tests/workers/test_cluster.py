@@ -55,6 +55,27 @@ def test_an_address_where_nobody_listens_is_said_before_anyone_tries_to_join(mon
         open_workers("ray://127.0.0.1:9")
 
 
+def test_ray_alone_starts_a_cluster_here_and_joins_none_that_is_found(monkeypatch):
+    class Ray:
+        def init(self, **options):
+            self.options = options
+
+    monkeypatch.setenv("RAY_ADDRESS", "ray://a-stranger:10001")
+    ray = Ray()
+    _join(ray, None)
+    assert ray.options["address"] == "local" and ray.options["include_dashboard"] is False
+
+
+def test_joining_a_cluster_is_warned_of(capsys, monkeypatch):
+    from torchsleuth.cli import options
+
+    monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: object())
+    assert options._workers(None, None, "ray://head:10001") == "ray://head:10001"
+    assert "name only a cluster that you trust" in capsys.readouterr().err
+    options._workers(None, None, "2")
+    assert capsys.readouterr().err == ""
+
+
 class BusyRay:
     """A Ray whose head answers only at the `at`-th time."""
 

@@ -29,6 +29,7 @@ from torchsleuth.bisect.index_page import this_target
 from torchsleuth.bisect.provider import CannotBuild
 from torchsleuth.bisect.release_names import public, release_named
 from torchsleuth.cases.errors import SleuthError
+from torchsleuth.processes.last_will import ends_with_us
 from torchsleuth.processes.tree import kill_group
 
 try:
@@ -161,12 +162,14 @@ def _run(command: Sequence[str], recipe: Recipe, deadline: float, stop: threadin
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
         )
+        over = ends_with_us(child.pid)
         try:
             while child.poll() is None:
                 if stop.wait(POLL_SECONDS) or time.monotonic() > deadline:
                     raise Stopped
         finally:
             _end(child)
+            over()
         texts = []
         for file in (out, err):
             file.seek(0)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from torchsleuth.cli.output import say
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 DEFAULT_CASES = "torchsleuth-cases"
@@ -43,6 +45,11 @@ def _workers(_ctx: click.Context, _parameter: click.Parameter, wanted: str) -> s
     if on_ray and importlib.util.find_spec("ray") is None:
         raise click.BadParameter(
             "Ray is not installed here: pip install 'torchsleuth[ray]', or use a number."
+        )
+    if wanted.startswith("ray://"):
+        say(
+            f"trials run on the Ray cluster at {wanted}: its nodes get graph and kept values of the case and execute "
+            "it, and whoever reaches its ports can do anything there; name only a cluster that you trust"
         )
     return wanted
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.cases.errors import CaseInUse, SleuthError
+from torchsleuth.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.cli.ending import AskedToEnd, our_fault
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say
-from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool, sweep_scratch
+from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
 from torchsleuth.supervise.program import Supervised, resolve_command, supervise
 from torchsleuth.supervise.second_look import SHARE, look_for_device_fault
 from torchsleuth.watched.watch_settings import Settings
@@ -141,7 +141,11 @@ def run_verb(
     if line is None:
         raise NoSuchProgram(command[0])
     _after_the_dead(cases_dir)
-    spool = new_spool(cases_dir)
+    try:
+        spool = new_spool(cases_dir)
+    except DiskFull as why:
+        say(f"{why} The program runs unwatched.")
+        spool = spool_path(cases_dir)
     settings = Settings(
         spool=str(spool),
         level=4 if check_accuracy or check_every else level,

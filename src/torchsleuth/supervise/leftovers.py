@@ -31,19 +31,24 @@ def new_spool(cases_dir: Path) -> Path:
     """A folder for what the processes of one run leave, readable by this user alone, with the word whose it is."""
     from torchsleuth.watched.flight import write_json
 
-    above = cases_dir.absolute() / SPOOL
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
+    spool = spool_path(cases_dir)
+    above = spool.parent
     try:
         above.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_own_folder(above):
             raise SleuthError(
                 f"{above} is not a folder of yours, so nothing can be recorded there; name --cases DIR."
             )
-        (above / name).mkdir(mode=0o700)
-        write_json(above / name / OWNER, this_process().to_json())
+        spool.mkdir(mode=0o700)
+        write_json(spool / OWNER, this_process().to_json())
     except OSError as error:
         raise error_of_oserror(cases_dir, error) from error
-    return above / name
+    return spool
+
+
+def spool_path(cases_dir: Path) -> Path:
+    """Where the next run's records would lie: `spool_path(Path("cases"))`."""
+    return cases_dir.absolute() / SPOOL / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
 def sweep_scratch() -> None:

@@ -1,4 +1,6 @@
-"""The same trials on a Ray cluster: `--workers ray` joins the one that is there, `ray://host` one elsewhere.
+"""The same trials on a Ray cluster: `--workers ray` starts one here, `ray://host` joins the one at that address.
+
+None is ever looked for: what RAY_ADDRESS or a file of Ray's names may be anybody's, and its nodes run what we send.
 
 On each node one actor hosts the same isolated processes as on this machine, so a segfault never takes a Ray worker
 down. Kept values travel with the first trial that needs them and stay with the node: no shared folder is needed.
@@ -80,7 +82,7 @@ class Host:
 
 
 class RayWorkers(TrialQueue):
-    """Workers on every node of a Ray cluster; used as `Workers` is. `address` as in `ray.init`.
+    """Workers on every node of a Ray cluster; used as `Workers` is. Without an `address` one is started here.
 
     Used as `with RayWorkers("ray://head:10001") as workers: workers.run(trial)`.
     """
@@ -225,19 +227,12 @@ def _join(ray: Any, address: str | None) -> None:
         _require_listener(address)
     try:
         if address is None:
-            _join_here(ray, options)
+            ray.init(address="local", include_dashboard=False, **options)
         else:
             _join_patiently(ray, address, options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         why = (str(error).strip().splitlines() or ["no answer"])[-1]
         raise ClusterUnfit(f"No Ray cluster answers at {where} ({why}); use --workers N.") from error
-
-
-def _join_here(ray: Any, options: Mapping[str, Any]) -> None:
-    try:
-        ray.init(address="auto", **options)
-    except ConnectionError:
-        ray.init(**options)  # none is running: one on this machine
 
 
 def _join_patiently(ray: Any, address: str, options: Mapping[str, Any]) -> None:
