@@ -310,6 +310,8 @@ def killed(cell: Cell) -> None:
     else:
         act = "hang" if cell.column == "verifying" else "raise"
         front = cell.start(*verb(cell, copied(cell, act)), fault=act)
+        works = "program" if cell.column == "verifying" else "trial child"
+        _until(cell, front, lambda: victim_of(front.pid, works) is not None)
     _until(cell, front, lambda: victim_of(front.pid, who) is not None)
     found = victim_of(front.pid, who)
     time.sleep(0.5)  # so that it is at something

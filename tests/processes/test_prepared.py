@@ -129,7 +129,7 @@ def test_nothing_is_left_when_the_parent_is_killed_and_nobody_elses_is_touched(r
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
     below = descendants_of(parent.pid)
-    assert len(below) == 1
+    assert len(below) == 2  # the interpreter, and the executor of the will
     parent.kill()
     parent.wait()
     wait_until_gone(below)
