@@ -322,7 +322,9 @@ def killed(cell: Cell) -> None:
     expected = {128 + number} if who == "front" else {0, 1}
     if who == "front" and cell.column == "recording":
         expected.add(1)  # the program has ended, and so do we with its status
-    if status not in expected:
+    # With a host less, the time may not be enough; that is said.
+    gave_up = status == 2 and "what is known so far is kept" in cell.said
+    if status not in expected and not (gave_up and who != "front"):
         raise Wrong(f"status {status}: {cell.said[-200:]}")
     cell.check_cases(scripts=True)
     if cell.column == "recording":  # nothing is lost: the next run makes the case

@@ -133,8 +133,9 @@ class SearchHost:
         self._doing = "starting"
         self._works = False
         environment = fresh_environment(self.environment, self._scratch / "unused")
-        # What it and its trials would leave among everybody's temporary files, as they may be killed.
-        environment["TMPDIR"] = str(self._scratch)
+        if not self.workers.startswith("ray"):  # whose sockets need a short path
+            # What it and its trials would leave among everybody's temporary files, as they may be killed.
+            environment["TMPDIR"] = str(self._scratch)
         arguments = [f"--workers={self.workers}", f"--values={self._values}"]
         arguments += [f"--work={self.work}"] if self.work else []
         self._process: Forked | subprocess.Popen[bytes]
