@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +63,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--values", type=Path, required=True)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where the front removes it, should this process be ended; its trials keep what they have.
+    options.values.mkdir(parents=True, exist_ok=True)
+    tempfile.tempdir = str(options.values)
     environment = dict(os.environ)
     # The host itself needs no device; its trials get the environment from before.
     os.environ.update(without_devices())

@@ -116,6 +116,13 @@ def scratch() -> Path:
     return will.folder
 
 
+def goes_with_us(folder: Path) -> Callable[[], None]:
+    """Has a folder removed should this process be killed; returns what to call once it is gone."""
+    will = _will()
+    number = will.add("folder", str(folder))
+    return lambda: will.tell(f"{number} gone -\n")
+
+
 def ends_with_us(leader: int) -> Callable[[], None]:
     """Has the process group of `leader` killed should this process be; returns what to call once it has ended.
 

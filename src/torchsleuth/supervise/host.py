@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.processes.frames import BrokenFrame, Frames, frame
-from torchsleuth.processes.last_will import scratch
+from torchsleuth.processes.last_will import goes_with_us, scratch
 from torchsleuth.processes.limits import fair_memory
 from torchsleuth.processes.prepared import Forked, NotThere, PreparedInterpreter
 from torchsleuth.processes.starting import fresh_environment, python_command
@@ -80,6 +80,7 @@ class SearchHost:
         self._scratch = Path(tempfile.mkdtemp(dir=scratch()))
         # Beside the kernels, where there is room for them; gone when the host is.
         self._values = (self.work or self._scratch).absolute() / "values"
+        self._over = goes_with_us(self._values)
         self._start()
 
     def ask(
@@ -117,6 +118,7 @@ class SearchHost:
         self._end()
         for folder in (self._values, self._scratch):
             shutil.rmtree(folder, ignore_errors=True)
+        self._over()
 
     def __enter__(self) -> Self:
         return self
@@ -133,9 +135,6 @@ class SearchHost:
         self._doing = "starting"
         self._works = False
         environment = fresh_environment(self.environment, self._scratch / "unused")
-        if not self.workers.startswith("ray"):  # whose sockets need a short path
-            # What it and its trials would leave among everybody's temporary files, as they may be killed.
-            environment["TMPDIR"] = str(self._scratch)
         arguments = [f"--workers={self.workers}", f"--values={self._values}"]
         arguments += [f"--work={self.work}"] if self.work else []
         self._process: Forked | subprocess.Popen[bytes]

@@ -12,7 +12,6 @@ import os
 import runpy
 import socket
 import sys
-import tempfile
 from typing import Any
 
 from torchsleuth.processes.tree import TOKEN, mark_this_process
@@ -64,7 +63,6 @@ def _become(order: dict[str, Any]) -> None:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    tempfile.tempdir = None  # may have been looked up before TMPDIR was changed
     if "call" in order:
         mark_this_process(os.environ.get(TOKEN, ""))
         numbers = [f"--control={number}" for number in order["descriptors"]]
