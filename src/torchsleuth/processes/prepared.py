@@ -41,8 +41,8 @@ class PreparedInterpreter:
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._set_up(environment)
         self._scratch = tempfile.mkdtemp(dir=scratch())
+        self._set_up(environment)
         self._control, theirs = socket.socketpair()
         with open(os.path.join(self._scratch, "log"), "wb") as log:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
@@ -60,8 +60,8 @@ class PreparedInterpreter:
     def joined(cls, control: socket.socket, environment: Mapping[str, str]) -> Self:
         """The interpreter at the other end of a socket, which someone else started and will end."""
         made = cls.__new__(cls)
-        made._set_up(environment)
         made._control, made._process, made._scratch = control, None, ""
+        made._set_up(environment)
         return made
 
     def _set_up(self, environment: Mapping[str, str] | None) -> None:
@@ -72,7 +72,7 @@ class PreparedInterpreter:
         self._pids: dict[int, int] = {}
         self._numbers = 0
         # What the interpreter was started with; a fork of it gets back what the person had.
-        made = fresh_environment(self._environment, Path("unused"))
+        made = fresh_environment(self._environment, Path(self._scratch, "unused"))
         self._started_with = {**marked(made, UNMARKED), **_ONE_THREAD, **without_devices()}
         self.closed = False
 

@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -440,6 +441,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--warm-up")
     parser.add_argument("--learn")
     parser.add_argument("--scratch")
+    parser.add_argument("--temporary")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     control = socket.socket(fileno=options.control)
@@ -453,6 +455,10 @@ def main(arguments: list[str]) -> None:
         signal.alarm(WARM_UP_SECONDS)
         facts = named_function(options.warm_up)() or {}
         signal.alarm(0)
+    if options.temporary:
+        # For trials, which may be killed, and their C++ compilers. Not before torch has chosen where it keeps its
+        # precompiled headers: everybody's are meant to be there.
+        tempfile.tempdir = os.environ["TMPDIR"] = options.temporary
     gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with us

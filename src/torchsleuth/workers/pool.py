@@ -102,7 +102,7 @@ class Workers(TrialQueue):
         ours, theirs = socket.socketpair()
         call, warm_up, still_good = self._names
         self._token = uuid.uuid4().hex
-        arguments = [f"--call={call}", f"--still-good={still_good}"]
+        arguments = [f"--call={call}", f"--still-good={still_good}", f"--temporary={tempfile.gettempdir()}"]
         # A warm-up that brings the compiler down is part of the bug that is looked for: then without one.
         if warm_up and not self._failed_starts:
             arguments += [f"--warm-up={warm_up}", *([f"--learn={LEARN}"] if warm_up == WARM_UP else [])]
