@@ -35,12 +35,16 @@ class _Peak:
 
 
 _peaks: dict[torch.device, _Peak] = {}
+_checking: set[torch.device] = set()
 
 
 @contextlib.contextmanager
 def memory_counted_apart(inputs: Any) -> Iterator[None]:
     """What is allocated inside is a check's, not the program's, on the devices of these inputs and on the CPU."""
     devices = {torch.device("cpu"), *(t.device for t in tensors_in(inputs) if t.device.type == "cuda")}
+    # A graph that is checked inside another's check, in whatever thread: the peak is the outer check's.
+    devices -= _checking
+    _checking.update(devices)
     for device in devices:
         peak = _peaks.setdefault(device, _Peak())
         now = _peak_bytes(device)
@@ -49,6 +53,7 @@ def memory_counted_apart(inputs: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        _checking.difference_update(devices)
         for device in devices:
             _peaks[device].after_check = _peak_bytes(device)
             if device.type == "cuda":

@@ -1,0 +1,66 @@
+"""Whose memory it was: a peak that rises inside a check is the check's, one that rises between checks the program's."""
+
+import pytest
+import torch
+
+from torchsleuth.compare.reference import room as rooms
+from torchsleuth.compare.reference.room import EXTRA, LEAST, memory_counted_apart, room
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+class Machine:
+    """Memory that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 100 * MIB
+
+    def take(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    made = Machine()
+    monkeypatch.setattr(rooms, "_peak_bytes", lambda device: made.peak)
+    monkeypatch.setattr(rooms, "_bytes_now", lambda device: made.now)
+    monkeypatch.setattr(rooms, "_peaks", {})
+    return made
+
+
+def test_a_check_may_take_what_the_program_takes_and_a_gibibyte(machine):
+    with memory_counted_apart([]):
+        assert room(CPU) == 100 * MIB + EXTRA
+
+
+def test_what_a_check_takes_does_not_raise_what_the_next_may(machine):
+    for _ in range(3):
+        with memory_counted_apart([]):
+            assert room(CPU) == 100 * MIB + EXTRA
+            machine.take(900 * MIB)
+            machine.now -= 900 * MIB
+
+
+def test_a_check_inside_a_check_sees_the_same_program(machine):
+    with memory_counted_apart([]):
+        machine.take(800 * MIB)
+        with memory_counted_apart([]):
+            assert room(CPU) == 2 * 100 * MIB + EXTRA - 900 * MIB
+        machine.now -= 800 * MIB
+
+
+def test_a_program_that_grows_gives_more_room(machine):
+    with memory_counted_apart([]):
+        machine.take(300 * MIB)
+        machine.now -= 300 * MIB
+    machine.take(600 * MIB)
+    with memory_counted_apart([]):
+        assert room(CPU) == 700 * MIB + EXTRA
+
+
+def test_some_room_there_always_is(machine):
+    with memory_counted_apart([]):
+        machine.take(4 << 30)
+        assert room(CPU) == LEAST
