@@ -40,7 +40,7 @@ def test_grad_and_parameter_and_container_kinds_survive():
     leaf, parameter = torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2))
     tree = clone_inputs({"a": (leaf * 2, [parameter, None, 3])})
     product, (kept, none, three) = tree["a"]
-    assert product.requires_grad and product.is_leaf
+    assert product.requires_grad and not product.is_leaf and kept.is_leaf
     assert isinstance(kept, torch.nn.Parameter) and none is None and three == 3
 
 

@@ -48,7 +48,8 @@ def changed_leaf(value):
             return None
         twin = value.clone()
         flat = twin.view(-1)
-        flat[-1] = ~flat[-1] if value.dtype == torch.bool else flat[-1] * 2 + 7
+        # Away from the value whatever it is: -7 * 2 + 7 is -7 again.
+        flat[-1] = ~flat[-1] if value.dtype == torch.bool else flat[-1] * 2 + (8 if flat[-1] == -7 else 7)
         return twin
     if isinstance(value, bool):
         return not value

@@ -41,6 +41,9 @@ def test_a_graph_with_a_user_object_that_cannot_be_embedded_says_which(tmp_path)
     graph = graph_of((torch.ops.aten.sin.default,))
 
     class Backend:
+        def __init__(self):
+            self.log = open(tmp_path / "log.txt", "w")  # noqa: SIM115 - as a backend holds it
+
         def __call__(self, gm, inputs):
             return gm
 

@@ -61,8 +61,7 @@ def schema_arguments(target: object) -> tuple[SchemaArgument, ...] | None:
 def argument_of(node: torch.fx.Node, name: str) -> Any:
     """What a node gives an operator for the argument of that name, or its default; None for other nodes.
 
-    >>> argument_of(softmax_node, "dim")
-    -1
+    Example: `argument_of(node, "dim")` of a softmax over the last dimension is -1.
     """
     for place, argument in enumerate(schema_arguments(node.target) or ()):
         if argument.name == name:

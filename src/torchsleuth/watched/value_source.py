@@ -188,7 +188,8 @@ class ValueSource:
         return f"{self.paste.expression(type(module), 'model')}({made})"
 
     def _object(self, value: Any, hint: str) -> str:
-        if not hasattr(value, "__dict__") and not hasattr(type(value), "__slots__"):
+        held = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
+        if not held or (not isinstance(value, torch.nn.Module) and _is_written_in_c(type(value))):
             return self._as_pickled(value, hint)
         cls = self.paste.expression(type(value), hint)
         # One statement for each attribute: what the failure does not need is left out one by one.
@@ -262,3 +263,10 @@ def _attributes(value: Any) -> dict[str, Any]:
             if not name.startswith("__") and hasattr(value, name):
                 found[name] = getattr(value, name)
     return {name: held for name, held in found.items() if not name.startswith(_MARKS_OF_TORCH)}
+
+
+def _is_written_in_c(cls: type) -> bool:
+    """Whether attributes are not all that an object of the class holds: an open file has them, too."""
+    return cls.__new__ is not object.__new__ and not any(
+        isinstance(each, types.FunctionType) for each in vars(cls).values()
+    )

@@ -76,7 +76,7 @@ def reduce_program(
     Raises `SyntaxError` where the text is no program, and `DoesNotFail`.
 
     >>> reduce_program("a = 1\\nb = [a, 2]\\nc = 3", lambda programs: ["b" in p.text for p in programs]).text
-    'b = []\\n'
+    'b = 1\\n'
     """
     started = time.monotonic()
     program = parsed(text)
