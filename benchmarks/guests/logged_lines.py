@@ -1,9 +1,13 @@
 """Logging handlers of the program's own, and torch's log settings."""
 
 import logging
+import os
 import sys
 
-import torch
+# Without the time, which is another in each run.
+os.environ["TORCH_LOGS_FORMAT"] = "%(levelname)s %(message)s"
+
+import torch  # noqa: E402
 
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
 torch._logging.set_logs(graph_breaks=True, recompiles=True)
