@@ -7,7 +7,7 @@ import sys
 # Without the time, which is another in each run.
 os.environ["TORCH_LOGS_FORMAT"] = "%(levelname)s %(message)s"
 
-import torch  # noqa: E402
+import torch
 
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
 torch._logging.set_logs(graph_breaks=True, recompiles=True)
