@@ -209,6 +209,6 @@ def test_a_short_budget_bounds_the_verification_as_well(faulty, monkeypatch):
         return run_times(self, script, *arguments, **options)
 
     monkeypatch.setattr(ScriptRunner, "run_times", noted)
-    result = minified(faulty("aten.tanh.default:hang", "--timeout", "15"), 30)
+    result = minified(faulty("aten.tanh.default:hang", "--timeout", "15"), 20)
     assert len(verified) == 1, "the time was over when the first form had been run"
     assert result.folder.file("repro.py").is_file()
