@@ -214,12 +214,41 @@ def test_a_forked_server_that_is_killed_is_replaced_and_leaves_nothing(home, tmp
         assert workers._token != token and not marked_processes(token)
 
 
-def test_where_a_device_can_be_seen_a_script_is_a_process_by_itself(tmp_path, monkeypatch):
+def test_where_a_device_can_be_seen_forks_without_it_serve_once_one_answered_as_the_script_alone(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("torchsleuth.processes.prepared.sees_devices", lambda environment: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     path = script(
         tmp_path,
-        f"open({str(tmp_path / 'parent')!r}, 'w').write(str(os.getppid()))\nprint('REPRODUCED: x')\nsys.exit(1)\n",
+        f"with open({str(tmp_path / 'seen')!r}, 'a') as file:\n"
+        f"    print(os.getppid() == {os.getpid()}, os.environ['CUDA_VISIBLE_DEVICES'], file=file)\n"
+        "print('REPRODUCED: x')\nsys.exit(1)\n",
+    )
+
+    def seen() -> list[str]:
+        lines = (tmp_path / "seen").read_text().splitlines()
+        (tmp_path / "seen").unlink()
+        return sorted(lines)
+
+    with PreparedInterpreter() as prepared:
+        runner = ScriptRunner(prepared)
+        assert runner.run(path, ERROR).answer is Answer.FAILS
+        assert seen() == ["False ", "True 0"]
+        assert runner.run(path, ERROR).answer is Answer.FAILS
+        assert seen() == ["False "]
+        assert [run.answer for run in runner.run_times(path, ERROR, 3)] == [Answer.FAILS] * 3
+        assert seen() == ["False ", "False ", "True 0"]
+
+
+def test_a_script_that_answers_otherwise_without_devices_is_a_process_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchsleuth.processes.prepared.sees_devices", lambda environment: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    path = script(
+        tmp_path,
+        "if os.environ['CUDA_VISIBLE_DEVICES']:\n    print('REPRODUCED: x')\n    sys.exit(1)\nprint('NOT REPRODUCED')\n",
     )
     with PreparedInterpreter() as prepared:
-        assert ScriptRunner(prepared).run(path, ERROR).answer is Answer.FAILS
-    assert (tmp_path / "parent").read_text() == str(os.getpid())
+        runner = ScriptRunner(prepared)
+        assert [runner.run(path, ERROR).answer for _ in range(2)] == [Answer.FAILS] * 2
+        assert [run.answer for run in runner.run_times(path, ERROR, 3)] == [Answer.FAILS] * 3

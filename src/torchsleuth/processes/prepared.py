@@ -2,7 +2,7 @@
 
 Loading torch and its compiler takes three to four seconds of a processor; that is done once, before anyone needs it.
 The process runs nothing itself (`trials.interpreter` is its inside). It sees no accelerator, as what has looked at
-one cannot be forked; so a script is run in a fork of it only where there is none to see.
+one cannot be forked; a script in a fork of it sees none either.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class PreparedInterpreter:
         self.closed = False
 
     @property
-    def runs_scripts(self) -> bool:
-        """Whether a script that is forked here sees what it would see by itself: not where there is a device."""
-        return not self.closed and not sees_devices(self._environment)
+    def hides_devices(self) -> bool:
+        """Whether a script that is forked here sees less than it would by itself: there is a device."""
+        return sees_devices(self._environment)
 
     @property
     def how_it_ended(self) -> str | None:
@@ -107,7 +107,7 @@ class PreparedInterpreter:
     ) -> Forked:
         """Forks a process that goes on as `python script arguments` would, with more variables in its `environment`;
         raises `NotThere` where it cannot."""
-        restored = (*_ONE_THREAD, *without_devices(), TOKEN)
+        restored = (*_ONE_THREAD, *(() if self.hides_devices else without_devices()), TOKEN)
         changed = {name: self._environment.get(name) for name in restored}
         order = {
             "script": str(script.absolute()),

@@ -3,7 +3,8 @@
 A script that could not be set up has told nothing about the bug. Crashes and hangs are answers like any other; a hang
 is a phase that outlasts its clock; the clock starts when the phase does, and stands while the script waits for a core.
 A fresh process is `python script`, or a
-fork of an interpreter that had loaded torch and compiled nothing, where that comes to the same.
+fork of an interpreter that had loaded torch and compiled nothing, where that comes to the same. Where the fork sees no
+accelerator and the script alone would, the first script is run both ways, and one run of several is the script alone.
 """
 
 from __future__ import annotations
@@ -101,14 +102,26 @@ class ScriptRunner:
     prepared: PreparedInterpreter | None = None
     python: str = sys.executable
     stopped: threading.Event = field(default_factory=threading.Event)
+    # Whether a fork that devices are hidden from has answered as the script alone did; None before the first script.
+    same_without_devices: bool | None = None
+
+    @property
+    def may_fork(self) -> bool:
+        """Whether there is an interpreter to fork."""
+        return (
+            self.prepared is not None
+            and not self.prepared.closed
+            and os.path.samefile(self.python, sys.executable)
+        )
+
+    @property
+    def hides_devices(self) -> bool:
+        return self.prepared is not None and self.prepared.hides_devices
 
     @property
     def forks(self) -> bool:
-        return (
-            self.prepared is not None
-            and self.prepared.runs_scripts
-            and os.path.samefile(self.python, sys.executable)
-        )
+        """Whether a fork is known to come to the same as `python script`."""
+        return self.may_fork and (not self.hides_devices or self.same_without_devices is True)
 
     def run(
         self,
@@ -119,11 +132,13 @@ class ScriptRunner:
         phase_seconds: float = PHASE_SECONDS,
         deadline: float | None = None,
         compiles: bool = True,
+        alone: bool = False,
     ) -> ScriptRun:
         """Runs `script` once and compares what happened with `expected`.
 
         `phase_seconds` is what compiling or running may take; `deadline` (of time.monotonic) bounds the whole. With
-        `compiles` false it runs under TORCH_COMPILE_DISABLE=1, that is, without the compiler.
+        `compiles` false it runs under TORCH_COMPILE_DISABLE=1, that is, without the compiler. With `alone` it is
+        `python script` even where a fork would do.
         """
         environment = {} if compiles else {"TORCH_COMPILE_DISABLE": "1"}
 
@@ -135,12 +150,26 @@ class ScriptRunner:
         def start(places: Places) -> Running:
             return _Interpreter([self.python, str(script), *arguments], places, environment)
 
-        if self.forks:
+        def one_run(begin: Callable[[Places], Running]) -> ScriptRun:
+            return watched_run(begin, expected, self.stopped, phase_seconds, deadline)
+
+        if self.forks and not alone:
             try:
-                return watched_run(fork, expected, self.stopped, phase_seconds, deadline)
+                return one_run(fork)
             except NotThere:
                 pass  # it is gone: a new interpreter for each from here on
-        return watched_run(start, expected, self.stopped, phase_seconds, deadline)
+        unknown = self.may_fork and self.hides_devices and self.same_without_devices is None
+        if alone or not unknown:
+            return one_run(start)
+        with ThreadPoolExecutor(1) as beside, self.stopped_with_us():
+            forked = beside.submit(one_run, fork)
+            run = one_run(start)
+            try:
+                same = (forked.result().answer, forked.result().summary) == (run.answer, run.summary)
+            except NotThere:
+                same = False
+        self.same_without_devices = same if run.answer is not Answer.CANNOT_TELL else None
+        return run
 
     def run_times(
         self,
@@ -154,8 +183,9 @@ class ScriptRunner:
     ) -> list[ScriptRun]:
         """Runs the script `times` times, several at once."""
 
-        def once(_: int) -> ScriptRun:
-            return self.run(script, expected, phase_seconds=phase_seconds, deadline=deadline)
+        def once(number: int) -> ScriptRun:
+            alone = self.hides_devices and 0 < number == times - 1
+            return self.run(script, expected, phase_seconds=phase_seconds, deadline=deadline, alone=alone)
 
         with ThreadPoolExecutor(max(1, min(times, at_once))) as pool, self.stopped_with_us():
             return list(pool.map(once, range(times)))

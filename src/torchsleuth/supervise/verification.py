@@ -225,4 +225,7 @@ def in_words(runner: ScriptRunner, times: int) -> str:
     cache = "an empty kernel cache each"
     if not runner.forks:
         return f"{times} interpreters started for it; {cache}"
-    return f"{times} forks of an interpreter that had loaded torch and compiled nothing; {cache}"
+    forks = "of an interpreter that had loaded torch and compiled nothing"
+    if runner.hides_devices:
+        return f"{times - 1} forks {forks}, without devices, and an interpreter started for it; {cache}"
+    return f"{times} forks {forks}; {cache}"
