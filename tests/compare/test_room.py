@@ -1,10 +1,10 @@
-"""Whose memory it was: a peak that rises inside a check is the check's, one that rises between checks the program's."""
+"""Whose memory it was: what is taken inside a check is the check's, copies of inputs are ours, the rest is the program's."""
 
 import pytest
 import torch
 
 from torchsleuth.compare.reference import room as rooms
-from torchsleuth.compare.reference.room import EXTRA, LEAST, memory_counted_apart, room
+from torchsleuth.compare.reference.room import EXTRA, LEAST, copies_counted, memory_counted_apart, room
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -26,7 +26,8 @@ def machine(monkeypatch):
     made = Machine()
     monkeypatch.setattr(rooms, "_peak_bytes", lambda device: made.peak)
     monkeypatch.setattr(rooms, "_bytes_now", lambda device: made.now)
-    monkeypatch.setattr(rooms, "_peaks", {})
+    monkeypatch.setattr(rooms, "_program", {})
+    monkeypatch.setattr(rooms, "_copied", {})
     return made
 
 
@@ -64,3 +65,23 @@ def test_some_room_there_always_is(machine):
     with memory_counted_apart([]):
         machine.take(4 << 30)
         assert room(CPU) == LEAST
+
+
+def test_copies_of_inputs_are_not_the_programs(machine):
+    inputs = [torch.empty(200 * MIB, dtype=torch.uint8)]
+    for _ in range(3):
+        with copies_counted(inputs):
+            machine.take(200 * MIB)
+            with memory_counted_apart(inputs):
+                assert room(CPU) == 2 * 100 * MIB + EXTRA - 300 * MIB
+            machine.now -= 200 * MIB
+
+
+def test_what_an_earlier_check_took_is_not_the_programs_when_it_peaks_again(machine):
+    with copies_counted([]), memory_counted_apart([]):
+        machine.take(900 * MIB)
+        machine.now -= 900 * MIB
+    machine.take(1000 * MIB)  # a peak of ours and the program's that nobody can tell apart
+    machine.now -= 1000 * MIB
+    with copies_counted([]), memory_counted_apart([]):
+        assert room(CPU) == 100 * MIB + EXTRA

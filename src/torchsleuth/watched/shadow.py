@@ -16,7 +16,7 @@ from torchsleuth.compare.reference.chunks import pieces
 from torchsleuth.compare.reference.cloning import clone_inputs, same_bits
 from torchsleuth.compare.reference.eager import MUTATED
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
-from torchsleuth.compare.reference.room import memory_counted_apart
+from torchsleuth.compare.reference.room import copies_counted, memory_counted_apart
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.gradients import judge_gradients, path_of_joint
 from torchsleuth.compare.verdict.judge import judge_results
@@ -54,20 +54,21 @@ def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequen
     held = list(args)
     before: list[Any] | None = None
     state: RngState | None = None
-    with graph.watch.our_own_work():
-        before, state = clone_inputs(held), save_rng()
-        graph.held.take_values()
-    failures_before = graph.flight.failures
-    result = compiled(args) if boxed else compiled(*args)
-    if before is None or state is None or graph.flight.failures != failures_before:
-        return result  # a graph inside this one is to blame, and has been
-    with memory_counted_apart(held):
-        with graph.watch.our_own_work(), rng_kept():
-            found = _wrong_result(graph, before, state, result, held)
-            if found is not None:
-                failures.report_wrong_result(graph.watch, graph.flight, graph.record, *found, before)
-        if not boxed and graph.flight.failures == failures_before and _trains(result):
-            _check_gradients(graph, compiled, before, state)
+    with copies_counted(held):
+        with graph.watch.our_own_work():
+            before, state = clone_inputs(held), save_rng()
+            graph.held.take_values()
+        failures_before = graph.flight.failures
+        result = compiled(args) if boxed else compiled(*args)
+        if before is None or state is None or graph.flight.failures != failures_before:
+            return result  # a graph inside this one is to blame, and has been
+        with memory_counted_apart(held):
+            with graph.watch.our_own_work(), rng_kept():
+                found = _wrong_result(graph, before, state, result, held)
+                if found is not None:
+                    failures.report_wrong_result(graph.watch, graph.flight, graph.record, *found, before)
+            if not boxed and graph.flight.failures == failures_before and _trains(result):
+                _check_gradients(graph, compiled, before, state)
     return result
 
 

@@ -1,16 +1,16 @@
 """How much memory a check may take: what the program itself needs once more, and a gibibyte.
 
-The peak that torch and the system report holds our own share as well. So the peak is read before a check and after
-it: only where it has risen in between was that the program.
+The peak that torch and the system report is the program's alone only until we first take something. From then on the
+program counts as large as it was at its largest when a check began, less the copies that we held.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import resource
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +28,59 @@ LEAST = 128 << 20
 """Bytes a check may always take: below that, pieces would cost more time than they spare memory."""
 
 
-@dataclass
-class _Peak:
-    program: int = 0
-    after_check: int = 0
+RETAINED = 64 << 20
+"""Bytes that a check may still hold at its end: graphs refer to themselves and wait for a collection."""
 
-
-_peaks: dict[torch.device, _Peak] = {}
+_program: dict[torch.device, int] = {}
+_copied: dict[torch.device, int] = {}
 _checking: set[torch.device] = set()
+
+
+@contextlib.contextmanager
+def copies_counted(inputs: Any) -> Iterator[None]:
+    """Around copying a call's inputs and the call itself: the copies are ours, whatever the program takes is not."""
+    sizes = {torch.device("cpu"): 0}
+    for tensor in tensors_in(inputs):
+        if tensor.device.type in ("cpu", "cuda"):
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
+    for device in sizes:
+        _note_program(device)
+    for device, size in sizes.items():
+        _copied[device] = _copied.get(device, 0) + size
+    try:
+        yield
+    finally:
+        for device, size in sizes.items():
+            _copied[device] -= size
 
 
 @contextlib.contextmanager
 def memory_counted_apart(inputs: Any) -> Iterator[None]:
     """What is allocated inside is a check's, not the program's, on the devices of these inputs and on the CPU."""
     devices = {torch.device("cpu"), *(t.device for t in tensors_in(inputs) if t.device.type == "cuda")}
-    # A graph that is checked inside another's check, in whatever thread: the peak is the outer check's.
+    for device in devices:
+        _note_program(device)
+    # A graph that is checked inside another's check, in whatever thread: what is taken is the outer check's.
     devices -= _checking
     _checking.update(devices)
-    for device in devices:
-        peak = _peaks.setdefault(device, _Peak())
-        now = _peak_bytes(device)
-        if now > peak.after_check:
-            peak.program = now
+    before = {device: _bytes_now(device) for device in devices}
     try:
         yield
     finally:
         _checking.difference_update(devices)
         for device in devices:
-            _peaks[device].after_check = _peak_bytes(device)
             if device.type == "cuda":
+                if _bytes_now(device) > before[device] + RETAINED:
+                    gc.collect()
                 _give_back(device)
+
+
+def _note_program(device: torch.device) -> None:
+    if device in _checking:
+        return
+    if device not in _program:
+        _program[device] = _peak_bytes(device)
+    _program[device] = max(_program[device], _bytes_now(device) - _copied.get(device, 0))
 
 
 def _give_back(device: torch.device) -> None:
@@ -73,8 +96,7 @@ def room(device: torch.device) -> int:
     >>> room(torch.device("cpu")) >= LEAST
     True
     """
-    known = _peaks.get(device)
-    program = known.program if known is not None else _peak_bytes(device)
+    program = _program.get(device) or _peak_bytes(device)
     left = 2 * program + EXTRA - _bytes_now(device)
     if device.type == "cuda":
         left = min(left, torch.cuda.mem_get_info(device)[0] + _unused(device))
