@@ -21,6 +21,9 @@ from torchsleuth.compare.reference.cloning import tensors_in
 EXTRA = 1 << 30
 """Bytes beyond twice the program's own peak."""
 
+BLOCKS = 0.85
+"""Of the bytes that a process may hold, what tensors may take: the rest is lost between the allocator's blocks."""
+
 SPARE = 256 << 20
 """Bytes of unused blocks that a check may leave to the program."""
 
@@ -99,6 +102,7 @@ def room(device: torch.device) -> int:
     program = _program.get(device) or _peak_bytes(device)
     left = 2 * program + EXTRA - _bytes_now(device)
     if device.type == "cuda":
+        left = int(BLOCKS * (2 * program + EXTRA)) - _bytes_now(device)
         left = min(left, torch.cuda.mem_get_info(device)[0] + _unused(device))
     return max(LEAST, left)
 

@@ -41,7 +41,7 @@ from torchsleuth.compare.reference.room import room
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
-from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, USUAL, Spread
+from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, USUAL, Spread, sampled
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 RUNS = 8
@@ -60,7 +60,7 @@ NOISY_SHARE = 0.7
 """Of the memory that a noisy run may take, what the run without noise may."""
 
 BYTES_PER_ELEMENT = 24
-"""What is kept of one element of a leaf: the truth, the size of its noise, how far other runs reached."""
+"""What is kept of one element of a leaf beside samples: the truth, the size of its noise, how far runs reached."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,10 @@ class Reference:
     def bytes_of(self, path: str) -> int:
         """What the evidence on one leaf takes."""
         value = self.eager.values[path]
-        return BYTES_PER_ELEMENT * value.numel() if isinstance(value, torch.Tensor) else 0
+        if not isinstance(value, torch.Tensor):
+            return 0
+        samples = self.runs * sampled(value.shape) * torch.float64.itemsize
+        return BYTES_PER_ELEMENT * value.numel() + samples
 
     def pieces(self) -> list[list[str]]:
         """The paths of all leaves, parted so that the evidence on each part fits into the memory there is for it."""

@@ -29,6 +29,9 @@ from torchsleuth.compare.verdict.verdict_limits import VerdictLimits
 ROW_SHARE = 0.5
 """An element's noise is at least this share of its row's: eight runs underrate one element in hundreds by half."""
 
+LEAST_ROW = 16
+"""Elements from which on a row's mean is taken for its own."""
+
 EAGER_SHARE = 3.0
 """Where eager itself is off by more than this many noise units, its error is the noise there."""
 
@@ -98,10 +101,22 @@ def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
 
 def _with_neighbours(square: torch.Tensor) -> torch.Tensor:
     """Squared errors, none of them far below the mean of its row."""
-    along = next((d for d in reversed(range(square.dim())) if square.shape[d] > 1), None)
-    if along is None:
+    row = _row_dims(square.shape)
+    if not row:
         return square.clone()
-    return torch.maximum(square, square.mean(along, keepdim=True) * ROW_SHARE**2)
+    return torch.maximum(square, square.mean(row, keepdim=True) * ROW_SHARE**2)
+
+
+def _row_dims(shape: torch.Size) -> list[int]:
+    """The last dimensions, as many as make a row long enough: three taps of a kernel say little about each other."""
+    row, size = [], 1
+    for dim in reversed(range(len(shape))):
+        if size >= LEAST_ROW:
+            break
+        if shape[dim] > 1:
+            row.append(dim)
+            size *= shape[dim]
+    return row
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

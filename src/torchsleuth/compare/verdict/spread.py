@@ -30,6 +30,16 @@ def thinned(tensor: torch.Tensor) -> Any:
     return slice(None, None, step if tensor.dim() == 1 else min(tensor.shape[0], step))
 
 
+def sampled(shape: torch.Size) -> int:
+    """How many elements `thinned` keeps of a tensor.
+
+    >>> sampled(torch.Size([1 << 18])), sampled(torch.Size([2, 1 << 18]))
+    (65536, 262144)
+    """
+    tensor = torch.empty(shape, device="meta")
+    return tensor[thinned(tensor)].numel()
+
+
 def as_real(value: torch.Tensor) -> torch.Tensor:
     """A float or complex tensor as dense float64, complex numbers as pairs."""
     value = value.detach()
