@@ -16,6 +16,7 @@ import torch
 from torchsleuth._version import __version__
 from torchsleuth.cases.record import AmbientState, Embedded
 from torchsleuth.graphs.literals import Unprintable
+from torchsleuth.repro.loops import made_together, rolled
 from torchsleuth.repro.script import one_line, template
 from torchsleuth.repro.small_body import body_lines
 from torchsleuth.repro.small_calls import (
@@ -41,6 +42,8 @@ from torchsleuth.tensors.specs import ScalarSpec, TensorSpec
 
 # Kinds of failure that no exception tells of.
 _WITHOUT_TEXT = ("crash", "hang", "accuracy")
+# Statements up to which a function is read at a glance; of longer ones what repeats becomes loops.
+READABLE = 20
 # What the lines of a script may need of the standard library.
 _STANDARD = {"base64", "copy", "math", "operator", "os", "pathlib"}
 
@@ -95,10 +98,13 @@ def _script(small: SmallGraph, form: str, random: bool) -> SmallScript:
     calls = calls_of(small, form)
     setup = [*_settings(small), *_needs(small)]
     setup += ["torch.manual_seed(0)"] * any("randn" in text for text in made)
-    setup += made
+    setup += made_together(made)
     setup += [f"torch._dynamo.mark_dynamic({name}, {d})" for name, d in marked_sizes(small, form)]
     marks = None if small.signature.kind in _WITHOUT_TEXT else marks_of(small.signature, small.text)
-    lines = [*body.lines, *setup, *calls.define, *calls.lines]
+    statements = body.lines
+    if form != NODES and len(statements) > READABLE:
+        statements = rolled(statements, {*names.values(), *calls.define, "f", "torch"})
+    lines = [*statements, *setup, *calls.define, *calls.lines]
     standard = {"sys", *([*marks.modules, "traceback"] if marks else [])}
     imports = [*_standard_imports(standard, lines), "import torch"]
     imports += [f"import {module}" for module in small.settings.config]
@@ -110,7 +116,7 @@ def _script(small: SmallGraph, form: str, random: bool) -> SmallScript:
         expected=expected_literal(small.signature),
         embedded=re.sub(r"(?m)^import (torch|sys)\n", "", small.embedded.source).strip(),
         parameters=", ".join(names.values()),
-        body=body.lines,
+        body=statements,
         built=form == NODES,
         setup=setup,
         define=calls.define,

@@ -125,7 +125,7 @@ class Reference:
 
     def pieces(self) -> list[list[str]]:
         """The paths of all leaves, parted so that the evidence on each part fits into the memory there is for it."""
-        budget = room(self.device) // 4  # the rest is for the runs themselves
+        budget = room(self.device) // 6  # the rest is for the runs themselves
         parts: list[list[str]] = [[]]
         taken = 0
         for path in self.eager.values:
