@@ -1,9 +1,8 @@
 """Rebuild a graph's inputs from their description: kept values from files, other values from a seed.
 
-Each storage is made once and the tensors are laid over it, so strides, offsets and sharing come out as
-described. Random values come from integer arithmetic alone, which is the same on every machine.
-The text of this file is pasted into repro scripts: standard library and torch only, public but for tensors that only
-private names make.
+Each storage is made once and the tensors are laid over it, so strides, offsets and sharing come out as described.
+Random values come from integer arithmetic alone, which is the same on every machine.
+Pasted into scripts: standard library and torch only, public but for tensors that only private names make.
 """
 
 import ctypes
@@ -39,10 +38,8 @@ def load_inputs(description: dict, folder: str | None = None, seed: int = 0) -> 
         else:
             group = position if spec["alias_of"] is None else f"group {spec['alias_of']}"
             if group not in storages:
-                members = [
-                    s for s in specs if s is spec or (s["kind"] == "tensor" and s["alias_of"] is not None)
-                ]
-                members = [s for s in members if s is spec or s["alias_of"] == spec["alias_of"]]
+                shared = [] if spec["alias_of"] is None else [s for s in specs if s["kind"] == "tensor"]
+                members = [spec, *(s for s in shared if s["alias_of"] == spec["alias_of"])]
                 storages[group] = _inputs_storage(spec, members, folder, seed * 1_000_003 + position)
             made.append(view_storage(spec, storages[group]))
     return made
@@ -53,7 +50,6 @@ def read_storage(path: str, digest: str) -> torch.UntypedStorage:
 
     Use: `read_storage("storages/ab12.safetensors", "ab12...").nbytes()`.
     """
-    advice = "Record the case again, or copy the file anew from where it came."
     try:
         # Nothing is allocated on the word of a header alone; a pipe would be waited for.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -66,14 +62,12 @@ def read_storage(path: str, digest: str) -> torch.UntypedStorage:
                 raise ValueError("its length does not fit its header")
             flat = torch.empty(end, dtype=torch.uint8)
             view = storage_bytes(flat.untyped_storage())
-            if end:
-                file.readinto(view)
+            file.readinto(view or bytearray())
         if hashlib.sha256(view).hexdigest() != digest:
             raise ValueError("its bytes do not fit its name")
     except (OSError, ValueError, LookupError, TypeError, RecursionError, struct.error) as error:
-        raise InputsDamaged(
-            f"The tensor file {os.path.basename(path)} is damaged: {error}. {advice}"
-        ) from error
+        said = f"The tensor file {os.path.basename(path)} is damaged: {error}."
+        raise InputsDamaged(f"{said} Record the case again, or copy the file from where it came.") from error
     return flat.untyped_storage()
 
 
@@ -94,22 +88,20 @@ def view_storage(spec: dict, storage: torch.UntypedStorage) -> torch.Tensor:
 
     `view_storage(spec, storage).stride() == tuple(spec["stride"])`.
     """
-    dtype = getattr(torch, spec["dtype"])
     form = spec.get("layout", "strided")
+    kind = {"dtype": getattr(torch, spec["dtype"]), "device": spec["device"]}
+    tensor = torch.empty(0, **kind)
     if form == "zero":
-        tensor = torch._efficientzerotensor(spec["shape"], dtype=dtype, device=spec["device"])
+        tensor = torch._efficientzerotensor(spec["shape"], **kind)
+    elif form == "mkldnn":
+        tensor = tensor.set_(storage).view(spec["shape"]).to_mkldnn()
     else:
-        tensor = torch.empty(0, dtype=dtype, device=spec["device"])
-        if form == "mkldnn":
-            tensor = tensor.set_(storage).view(spec["shape"]).to_mkldnn()
-        else:
-            tensor.set_(storage, spec["storage_offset"], spec["shape"], spec["stride"])
+        tensor.set_(storage, spec["storage_offset"], spec["shape"], spec["stride"])
         tensor = {"conj": torch.conj, "neg": torch._neg_view}.get(form, lambda it: it)(tensor)
     if spec["is_parameter"]:
         return torch.nn.Parameter(tensor, requires_grad=spec["requires_grad"])
-    if spec["requires_grad"] and not spec.get("is_leaf", True):
-        return as_computed(tensor)
-    return tensor.requires_grad_(spec["requires_grad"])
+    computed = spec["requires_grad"] and not spec.get("is_leaf", True)
+    return as_computed(tensor) if computed else tensor.requires_grad_(spec["requires_grad"])
 
 
 def as_computed(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,8 +125,7 @@ def _inputs_storage(spec: dict, members: list, folder: str | None, seed: int) ->
         kept = read_storage(path, spec["storage"])
         return torch.empty(0, dtype=torch.uint8).set_(kept).to(spec["device"]).untyped_storage()
     dtype = getattr(torch, spec["dtype"])
-    needed = max(_inputs_extent(member) for member in members)
-    count = -(-needed // dtype.itemsize)
+    count = -(-max(_inputs_extent(member) for member in members) // dtype.itemsize)
     return _inputs_values(count, dtype, seed).to(spec["device"]).untyped_storage()
 
 
@@ -142,11 +133,8 @@ def _inputs_extent(spec: dict) -> int:
     """Bytes of storage that a tensor reaches into."""
     if spec.get("layout") == "mkldnn":
         return math.prod(spec["shape"]) * getattr(torch, spec["dtype"]).itemsize
-    reach = spec["storage_offset"] + 1
-    for size, stride in zip(spec["shape"], spec["stride"]):
-        reach = reach + (size - 1) * stride if size else spec["storage_offset"]
-        if not size:
-            break
+    last = sum((size - 1) * stride for size, stride in zip(spec["shape"], spec["stride"]))
+    reach = spec["storage_offset"] + (0 if 0 in spec["shape"] else last + 1)
     return reach * getattr(torch, spec["dtype"]).itemsize
 
 
@@ -162,10 +150,8 @@ def _inputs_values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     step = 1 << 20  # bounds the extra memory to a few tens of megabytes
     for start in range(0, count, step):
         bits = torch.empty(min(step, count - start), dtype=torch.int64).random_(generator=generator)
-        if dtype is torch.bool:
-            out[start : start + step] = (bits >> 20) % 2 == 1
-            continue
         # The sum of four 15-bit uniforms, centred, has variance 4 * 2**30 / 12.
         total = sum(((bits >> shift) & 0x7FFF) for shift in (0, 15, 30, 45)) - 2 * 0x7FFF
-        out[start : start + step] = (total.to(torch.float64) / (2**15 / 3**0.5)).to(dtype)
+        floats = total.to(torch.float64) / (2**15 / 3**0.5)
+        out[start : start + step] = (bits >> 20) % 2 == 1 if dtype is torch.bool else floats.to(dtype)
     return out
