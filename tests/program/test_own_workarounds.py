@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.cases.folder import write_case
+from torchsleuth.cases.folder import update_case, write_case
 from torchsleuth.cases.model import Triage, Workaround
 from torchsleuth.program import own_workarounds
 from torchsleuth.program.acquittal import acquitted
@@ -53,6 +53,18 @@ def test_functions_are_tried_from_the_innermost_outwards_and_then_errors_are_pas
     ]
     assert found[0].how == "@torch.compiler.disable  # above `def inner` in model.py:6"
     assert "graph break" in found[0].disables
+
+
+def test_a_setting_that_torch_advises_is_tried_first_and_one_it_only_tells_of_is_not(capture_case):
+    hints = (
+        "Explanation: no numpy with torch._dynamo.config.trace_numpy=False\n"
+        "  Hint: Set torch._dynamo.config.allow_rnn=True to enable experimental support\n"
+    )
+    told = update_case(capture_case, {"traceback.txt": hints})
+    found = list(program_attempts(told))
+    assert found[0].workaround.how == "torch._dynamo.config.allow_rnn = True"
+    assert found[0].overrides.config == {"torch._dynamo.config": {"allow_rnn": "True"}}
+    assert not any("trace_numpy" in attempt.workaround.how for attempt in found)
 
 
 def test_the_first_with_which_the_program_passes_ends_the_search_and_comes_first(capture_case, monkeypatch):

@@ -8,6 +8,7 @@ program then ends as a healthy run would.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,12 @@ LEAST_SECONDS = 15.0
 # For a program whose functions are compiled too often.
 MORE_COMPILES = 64
 CHECKED = "--check-accuracy"
+TRACEBACK = "traceback.txt"
 _LIMIT = "LimitHit"
+# "Set `torch._dynamo.config.capture_scalar_outputs = True`"; a value that is only told of is the present one.
+_HINT = re.compile(
+    r"(?i:set|try|enabl\w+|use|using)\b[^.\n]{0,40}?(torch\._\w+\.config)\.(\w+) ?= ?(True|False|\d+)\b"
+)
 _AND_BREAKS = "  # and no fullgraph=True"
 Place = tuple[str, str, int]  # file, function, and one of its lines
 
@@ -77,6 +83,7 @@ def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
     whole = bool(case.extra.get("fullgraph"))
     if any(_LIMIT in name for name in case.signature.exceptions):
         yield from _fewer_compiles()
+    yield from _hinted_settings(folder.text(TRACEBACK) if folder.has(TRACEBACK) else "")
     places = places_at_fault(folder)
     own = [place for place in places if not _is_installed(place[0])] or places
     if whole and len(own) > 1:
@@ -115,6 +122,17 @@ def _fewer_compiles() -> Iterator[Attempt]:
         "nothing, but each compile takes its time",
         Overrides(config={"torch._dynamo.config": {"recompile_limit": str(MORE_COMPILES)}}),
     )
+
+
+def _hinted_settings(text: str) -> Iterator[Attempt]:
+    """The settings that torch's own message advises."""
+    for module, name, value in dict.fromkeys(_HINT.findall(text)):
+        yield _attempt(
+            f"setting {name}",
+            f"{module}.{name} = {value}",
+            "nothing else: torch's message names this setting",
+            Overrides(config={module: {name: value}}),
+        )
 
 
 def _traced_whole(file: str, function: str, line: int) -> Attempt:
