@@ -148,8 +148,9 @@ def test_a_host_that_dies_again_leaves_the_best_script_so_far_verified_and_says_
 
 def test_a_host_that_cannot_even_read_the_case_is_told_and_kept(processes, folder):
     killer = Killer(processes.host, "reading the case", signal.SIGSEGV, times=2)
-    with pytest.raises(HostLost, match="died of SIGSEGV while reading the case"):
+    with pytest.raises(HostLost, match="died of SIGSEGV while reading the case") as lost:
         minify_step(folder, processes, 60, killer.say, killer.hear)
+    assert lost.value.exit_status == 1
     kept = open_case(folder.path.parent, str(folder.path)).case.minified
     assert "SIGSEGV" in kept.error
 

@@ -41,6 +41,8 @@ LEAVE_SECONDS = 5.0
 class HostLost(SleuthError):
     """The search host ended before its step did, twice or where nothing could be left out; says what it was doing."""
 
+    exit_status = 1  # the case is fine, and what was found stays
+
 
 class StepRefused(SleuthError):
     """The search host says in a sentence why a step cannot be done."""
