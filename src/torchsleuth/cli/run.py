@@ -16,41 +16,17 @@ from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.cli.ending import AskedToEnd, our_fault
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say
+from torchsleuth.cli.program_line import STDERR, ProgramCommand, module_option, program_line
 from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
-from torchsleuth.supervise.program import Supervised, resolve_command, supervise
+from torchsleuth.supervise.program import Supervised, supervise
 from torchsleuth.supervise.second_look import SHARE, look_for_device_fault
 from torchsleuth.watched.watch_settings import Settings
 
 EXIT_CASE = 3
-STDERR = 2
 
 
-class NoSuchProgram(SleuthError):
-    """There is nothing to run under that name."""
-
-    def __init__(self, word: str) -> None:
-        super().__init__(
-            f"there is no script {word!r} here and no command of that name; "
-            "give a Python file, `-m module`, or `-- launcher …`"
-        )
-
-
-class _RunCommand(click.Command):
-    """Ends our own options after `-m MODULE`, as Python does: what follows belongs to the program."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with_value = {o for p in self.params if not getattr(p, "is_flag", False) for o in p.opts}
-        position = 0
-        while position < len(args) and args[position].startswith("-") and args[position] != "--":
-            if args[position] == "-m":
-                args = [*args[: position + 2], "--", *args[position + 2 :]]
-                break
-            position += 2 if args[position] in with_value else 1
-        return super().parse_args(ctx, args)
-
-
-@click.command("run", cls=_RunCommand, context_settings={"allow_interspersed_args": False})
-@click.option("-m", "module", metavar="MODULE", help="Run a module as a script, like `python -m`.")
+@click.command("run", cls=ProgramCommand)
+@module_option
 @click.option(
     "--after",
     type=click.Choice(["auto", "dynamo", "aot"]),
@@ -135,11 +111,7 @@ def run_verb(
     torchsleuth run --check-accuracy infer.py
     torchsleuth run -- torchrun --nproc-per-node 2 train.py
     """
-    if not command and module is None:
-        raise click.UsageError("say what to run: a script, or -m MODULE")
-    line = resolve_command(module, command)
-    if line is None:
-        raise NoSuchProgram(command[0])
+    line = program_line(module, command)
     _after_the_dead(cases_dir)
     try:
         spool = new_spool(cases_dir)

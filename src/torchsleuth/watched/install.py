@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.watch_settings import Settings, settings_from_environment
+from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings, settings_from_environment
 
 _watching = False
 # The folder the program was started in; None where that is gone. It may change to another later.
@@ -39,7 +39,15 @@ def watch_this_process(settings: Settings | None = None) -> None:
     if settings is None or _watching:
         return
     _watching = True
+    if os.environ.get(OBSERVE_VARIABLE):
+        from torchsleuth.watched.observe import observe_this_process
 
+        observe_this_process(settings)
+    if settings.watches_failures:
+        _watch_for_failures(settings)
+
+
+def _watch_for_failures(settings: Settings) -> None:
     # torch's modules import each other in circles: while one of them is being imported nothing but a thin hook is
     # put in, and the watch itself is imported when the hook is first used.
     def hook(name: str, seam: str, handler: str) -> None:
