@@ -19,7 +19,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,8 @@ from torchsleuth.supervise.program import Supervised, supervise
 from torchsleuth.watched.overrides import Overrides
 from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
-INDUCTOR = "torch._inductor.config"
-# With these, Inductor's kernels draw the numbers that eager would draw.
-SAME_RANDOM = Overrides(config={INDUCTOR: {"fallback_random": "True"}})
+# With this, Inductor's kernels draw the numbers that eager would draw.
+SAME_RANDOM = {"torch._inductor.config": {"fallback_random": "True"}}
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,12 @@ class ProgramToObserve:
     only: str | None = None
     ends_after: float | None = None
     same_random: bool = False
+
+    def changed(self, overrides: Overrides) -> Overrides:
+        """These overrides, and those that the person asked for."""
+        return (
+            replace(overrides, config={**SAME_RANDOM, **overrides.config}) if self.same_random else overrides
+        )
 
 
 @dataclass(frozen=True)
@@ -131,14 +136,18 @@ def program_to_observe(function: Callable[..., int]) -> Callable[..., int]:
 
 @contextlib.contextmanager
 def observed_run(
-    program: ProgramToObserve, collectors: Sequence[str], *, watches_failures: bool = False
+    program: ProgramToObserve, collectors: Sequence[str], *, overrides: Overrides | None = None
 ) -> Iterator[ObservedRun]:
-    """Runs the program to its end with these collectors; the spool is gone after the block."""
+    """Runs the program to its end with these collectors, and with its compiles changed by `overrides`.
+
+    The spool is gone after the block.
+    """
     spool = new_spool(program.cases_dir)
-    settings = Settings(spool=str(spool), only=program.only, watches_failures=watches_failures)
-    environment = {OBSERVE_VARIABLE: ",".join(("frames", *collectors))}
-    if program.same_random:
-        environment.update(SAME_RANDOM.to_environment())
+    settings = Settings(spool=str(spool), only=program.only, watches_failures=False)
+    environment = {
+        OBSERVE_VARIABLE: ",".join(("frames", *collectors)),
+        **(program.changed(overrides or Overrides()).to_environment()),
+    }
     try:
         started = time.monotonic()
         result = supervise(

@@ -14,6 +14,7 @@ from torchsleuth.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.cli.ending import AskedToEnd, our_fault
+from torchsleuth.cli.nothing_compiled import say_nothing_compiled
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say
 from torchsleuth.cli.program_line import STDERR, ProgramCommand, module_option, program_line
@@ -133,7 +134,7 @@ def run_verb(
     try:
         if not result.only_record:
             look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
-        whole = _cases(cases_dir, spool, result, cases)
+        whole = _cases(cases_dir, spool, line, result, cases)
         if not record_only and settings.level >= 2 and not result.only_record:
             cases = _finish(cases, ends, None if no_minify else workers)
         if whole:
@@ -161,7 +162,11 @@ def _after_the_dead(cases_dir: Path) -> None:
 
 
 def _cases(
-    cases_dir: Path, spool: Path, result: Supervised, cases: list[tuple[CaseFolder, WatchedProcess]]
+    cases_dir: Path,
+    spool: Path,
+    line: list[str],
+    result: Supervised,
+    cases: list[tuple[CaseFolder, WatchedProcess]],
 ) -> bool:
     """A case for every failure of the run; says what there was to see where there is none. Whether all were written."""
     from torchsleuth.repro.assemble import make_case
@@ -212,11 +217,7 @@ def _cases(
     elif not processes and (reason := _cannot_record(spool)) is not None:
         say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
     else:
-        say(
-            "nothing was compiled: no function or module of the program's own went through torch.compile. "
-            "(torch compiles nothing for `.compile()` on a module of torch.nn itself, such as nn.Sequential: "
-            "compile a function or module of yours that calls it)"
-        )
+        say_nothing_compiled(line)
     return not unwritten
 
 

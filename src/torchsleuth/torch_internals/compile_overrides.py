@@ -52,14 +52,14 @@ def compile_nothing() -> None:
     torch.compiler.set_stance("force_eager")
 
 
-def allow_graph_breaks() -> None:
-    """From now on `fullgraph=True` of a program's `torch.compile` is ignored."""
+def force_fullgraph(fullgraph: bool) -> None:
+    """From now on every `torch.compile` of a program has this `fullgraph`, whatever it says itself."""
     dynamo: Any = importlib.import_module("torch._dynamo")
     original = dynamo.optimize
 
     @functools.wraps(original)
     def optimize(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **{**kwargs, "nopython": False})
+        return original(*args, **{**kwargs, "nopython": fullgraph})
 
     dynamo.optimize = optimize
 

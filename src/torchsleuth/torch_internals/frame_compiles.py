@@ -6,6 +6,7 @@ taken for absent, and where the function is missing `UnsupportedTorch` is raised
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -23,7 +24,8 @@ from torchsleuth.torch_internals.hooks import UnsupportedTorch
 class FrameCompile:
     """Dynamo is about to compile one frame: `compile_id` is torch's name for it (`0/1`: frame 0, second time).
 
-    `entries` are the compiled codes that the function has and whose guards said no.
+    `entries` are the compiled codes that the function has and whose guards said no; `backend` is the object that was
+    given to torch.compile.
     """
 
     compile_id: str
@@ -31,6 +33,7 @@ class FrameCompile:
     frame: Any
     entries: Sequence[Any]
     fullgraph: bool
+    backend: Any
     compile: Callable[[], Any] = field(repr=False)
 
 
@@ -54,6 +57,7 @@ def hook_frame_compiles(handler: Callable[[FrameCompile], Any]) -> Callable[[], 
                 frame=given.get("frame"),
                 entries=list(entries) if entries is not None else _chain(first),
                 fullgraph=bool(given.get("one_graph")),
+                backend=innermost_backend(given.get("compiler_fn")),
                 compile=lambda: original(*args, **kwargs),
             )
         )
@@ -68,6 +72,23 @@ def was_compiled(result: Any) -> bool:
     return guarded is not None
 
 
+def guards_of(result: Any) -> tuple[str, ...]:
+    """The guards of what `compile()` gave, as torch writes them."""
+    guards = getattr(getattr(result, "guarded_code", result), "guard_manager", None)
+    return tuple(str(part) for part in getattr(guards, "code_parts", None) or ())
+
+
+def uncompiled(function: Any) -> Any:
+    """What was given to torch.compile, of what it gave back; anything else as it is."""
+    inside = getattr(function, "_torchdynamo_orig_callable", None) or getattr(function, "_orig_mod", None)
+    return function if inside is None else inside
+
+
+def copy_of_graph(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph as it is now, with the same parameters: whoever compiles it may change it."""
+    return torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+
+
 def original_function(code: CodeType) -> tuple[str, str, int]:
     """(name, file, line) of the function as the user wrote it, also for the rest of one after a graph break."""
     resume: Any = importlib.import_module("torch._dynamo.resume_execution")
@@ -79,6 +100,18 @@ def original_function(code: CodeType) -> tuple[str, str, int]:
             break
         code = before
     return code.co_qualname, code.co_filename, code.co_firstlineno
+
+
+def innermost_backend(backend: Any) -> Any:
+    """The backend inside of what torch.compile and Dynamo put around it."""
+    for _ in range(10):
+        inside = getattr(backend, "_torchdynamo_orig_backend", None)
+        if inside is None and type(backend).__name__ == "_TorchCompileWrapper":
+            inside = backend.compiler_fn
+        if inside is None:
+            break
+        backend = inside
+    return backend
 
 
 def _chain(entry: Any) -> list[Any]:

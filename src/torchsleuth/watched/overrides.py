@@ -24,7 +24,7 @@ class Overrides:
     are (file, function, line), `modules` paths below what is compiled, `classes` those of torch.nn (`nn.ReLU`).
     `traced` are functions, known like `functions`, whose inside Dynamo does not look at: they go into the graph whole.
     `snippet` is Python that runs before the first compile; `uncompiled` leaves every torch.compile out; with
-    `graph_breaks` each may break its graph, as if `fullgraph=True` was not there.
+    `graph_breaks` each may break its graph, as if `fullgraph=True` was not there; with `fullgraph` none may.
 
     >>> Overrides(backend="aot_eager").to_environment()
     {'TORCHSLEUTH_OVERRIDES': '{"backend": "aot_eager"}'}
@@ -42,6 +42,7 @@ class Overrides:
     snippet: str = ""
     uncompiled: bool = False
     graph_breaks: bool = False
+    fullgraph: bool = False
 
     def to_environment(self) -> dict[str, str]:
         """The variable for the program's environment; none where nothing is changed."""

@@ -17,6 +17,7 @@ from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 # Name -> the module that holds it. The first is always on: the others refer to what it writes.
 COLLECTORS = {
     "frames": "torchsleuth.watched.observe.frames",
+    "breaks": "torchsleuth.watched.observe.breaks",
 }
 
 

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from torchsleuth.script_runtime.hiding import hide_in_words
@@ -27,6 +28,15 @@ def silence_this_process() -> None:
     """Nothing more is written by this process: it is a fork that must not be seen."""
     global _silent
     _silent = True
+
+
+@contextlib.contextmanager
+def harmless(events: Any) -> Iterator[None]:
+    """What goes wrong in a collector is an event, and the program goes on: `with harmless(events): ...`."""
+    try:
+        yield
+    except Exception as error:
+        events.write("trouble", error=f"{type(error).__name__}: {error}")
 
 
 class EventWriter:
