@@ -47,6 +47,10 @@ VERBS = {
         "torchsleuth.cli.explain",
         "Where graphs break, why, what it costs and what to write instead.",
     ),
+    "recompiles": (
+        "torchsleuth.cli.recompiles",
+        "What is compiled again, which guards say no, and what cures it.",
+    ),
     "bisect": ("torchsleuth.cli.bisect", "The torch release that brought or fixed the failure."),
     "backends": ("torchsleuth.cli.backends", "The debugging backends."),
     "calibrate": (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,23 @@ def ignore_dynamic_marks() -> None:
         for name in ("mark_dynamic", "maybe_mark_dynamic"):
             if hasattr(module, name):
                 setattr(module, name, lambda *_args, **_kwargs: None)
+
+
+def mark_dimensions(dimensions: Sequence[tuple[str, str, int]]) -> None:
+    """Marks (function, argument, dimension) as dynamic whenever Dynamo comes to a call of such a function.
+
+    A version that was compiled with the mark takes tensors without it, so the first call is enough. Sizes 0 and 1 are
+    left alone: torch compiles them separately and would refuse the mark.
+    """
+
+    def on_frame(call: hooks.FrameCapture) -> Any:
+        for function, argument, dimension in dimensions:
+            value = call.values.get(argument) if function.rpartition(".")[2] == call.function else None
+            if isinstance(value, torch.Tensor) and dimension < value.dim() and value.shape[dimension] > 1:
+                torch._dynamo.mark_dynamic(value, dimension)
+        return call.as_without_us()
+
+    hooks.hook_frame_captures(on_frame)
 
 
 def compile_nothing() -> None:

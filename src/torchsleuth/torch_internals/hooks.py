@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,12 +69,13 @@ class InnerCompile:
 
 @dataclass(frozen=True)
 class FrameCapture:
-    """Dynamo is about to look at one Python frame."""
+    """Dynamo is about to look at one Python frame; `values` are its arguments and local variables."""
 
     function: str
     file: str
     line: int
     capture: Callable[[], Any] = field(repr=False)
+    values: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
     def as_without_us(self) -> Any:
         return self.capture()
@@ -174,6 +175,7 @@ def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], 
                 file=code.co_filename,
                 line=code.co_firstlineno,
                 capture=lambda: original(self, frame, *args, **kwargs),
+                values=frame.f_locals,
             )
         )
 

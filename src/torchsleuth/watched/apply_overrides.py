@@ -55,6 +55,8 @@ def _override(wanted: Overrides) -> None:
             forced.force_at_captures(settings)
         if wanted.snippet:
             forced.run_before_captures(wanted.snippet)
+        if wanted.dynamic_dims:
+            forced.mark_dimensions(wanted.dynamic_dims)
         if wanted.functions:
             eager.leave_functions_eager(wanted.functions)
         if wanted.traced:

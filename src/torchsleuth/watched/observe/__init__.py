@@ -14,10 +14,11 @@ import sys
 from torchsleuth.watched.observe.events import EventWriter
 from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
-# Name -> the module that holds it. The first is always on: the others refer to what it writes.
+# Name -> the module that holds it. `frames` is always on, outermost: the others refer to what it writes.
 COLLECTORS = {
     "frames": "torchsleuth.watched.observe.frames",
     "breaks": "torchsleuth.watched.observe.breaks",
+    "recompiles": "torchsleuth.watched.observe.recompiles",
 }
 
 
@@ -25,7 +26,7 @@ def observe_this_process(settings: Settings) -> None:
     """Installs the collectors that the environment names; one that cannot be is told on stderr and left out."""
     events = EventWriter(settings.spool)
     wanted = filter(None, os.environ.get(OBSERVE_VARIABLE, "").split(","))
-    for name in dict.fromkeys(("frames", *wanted)):
+    for name in (*(each for each in wanted if each != "frames"), "frames"):
         try:
             importlib.import_module(COLLECTORS[name]).install(settings, events)
         except Exception as error:  # the user's program comes first
