@@ -8,6 +8,7 @@ from typing import Any
 from torchsleuth._version import __version__
 
 _WHERE = {
+    "start": "torchsleuth.unsupervised",
     "watch": "torchsleuth.api",
     "wrap_compiler_debug": "torchsleuth.api",
     "save_graph_repro": "torchsleuth.api",
@@ -15,6 +16,7 @@ _WHERE = {
     "replay": "torchsleuth.api",
     "ExplainOutput": "torchsleuth.explained",
     "ExplainWithBackend": "torchsleuth.explained",
+    "CompileProfiler": "torchsleuth.compile_profiler",
     "same": "torchsleuth.compare.compat.same",
     "same_two_models": "torchsleuth.compare.compat.models",
     "run_fwd_maybe_bwd": "torchsleuth.compare.compat.models",

@@ -9,9 +9,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +18,8 @@ import torch
 from torchsleuth.explain.break_text import break_lines
 from torchsleuth.explain.breaks import Breaks, GraphBreak, breaks_of
 from torchsleuth.explain.events import Event
-from torchsleuth.torch_internals import frame_compiles, graph_breaks, hooks
+from torchsleuth.listeners import EventsInMemory, listen
+from torchsleuth.torch_internals import frame_compiles, hooks
 from torchsleuth.watched.observe.breaks import BreakCollector
 from torchsleuth.watched.observe.frames import note_frame
 
@@ -47,16 +45,6 @@ class ExplainOutput:
         return "\n".join([*break_lines(self.breaks), "", self.compile_times])
 
 
-@dataclass
-class EventsInMemory:
-    """What the collectors write, kept here: `EventsInMemory().write("frame", line=1)`."""
-
-    kept: list[Event] = field(default_factory=list)
-
-    def write(self, kind: str, **fields: Any) -> None:
-        self.kept.append(Event(kind, time.time(), os.getpid(), fields))
-
-
 class ExplainWithBackend:
     """A backend that does what `backend` does and remembers what it was given; `output()` explains it.
 
@@ -73,8 +61,7 @@ class ExplainWithBackend:
         self.guards: list[str] = []
         self.events = EventsInMemory()
         self._collector = BreakCollector(self.events)
-        _listen()
-        _listening.add(self)
+        listen(self)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         self.graphs.append(frame_compiles.copy_of_graph(gm))
@@ -106,10 +93,15 @@ class ExplainWithBackend:
             breaks=breaks,
         )
 
-    def _on_frame(self, seen: frame_compiles.FrameCompile) -> Any:
+    def on_frame(self, seen: frame_compiles.FrameCompile) -> Any:
+        """A frame is compiled with this backend."""
         result = note_frame(seen, self.events, None)
         self.guards += frame_compiles.guards_of(result)
         return result
+
+    def on_break(self, look: Callable[[], Any]) -> None:
+        """A graph breaks that would have come to this backend."""
+        self._collector.on_break(look)
 
 
 def explain(
@@ -132,26 +124,6 @@ def explain(
             torch.compiler.reset()
 
     return explained
-
-
-# Those that want to hear of the compiles of this process; the hooks are put in with the first and stay.
-_listening: weakref.WeakSet[ExplainWithBackend] = weakref.WeakSet()
-
-
-@functools.cache
-def _listen() -> None:
-    def on_frame(seen: frame_compiles.FrameCompile) -> Any:
-        mine = next((each for each in _listening if each is seen.backend), None)
-        return seen.compile() if mine is None else mine._on_frame(seen)
-
-    def on_break(look: Callable[[], Any], backend: Any) -> None:
-        for each in _listening:
-            if each is backend:
-                each._collector.on_break(look)
-
-    frame_compiles.hook_frame_compiles(on_frame)
-    graph_breaks.hook_graph_breaks(on_break)
-    graph_breaks.hook_frame_refusals(on_break)
 
 
 def _compile_times(events: Sequence[Event]) -> str:

@@ -118,6 +118,9 @@ def entry() -> None:
     """The console script."""
     fill_standard_streams()
     end_when_asked()
+    os.environ.pop(
+        "TORCHSLEUTH", None
+    )  # asks programs to watch themselves; those that we start are watched by us
     status = main()
     flush_or_forget()
     if "torch" in sys.modules:  # taking it apart takes half a second or more and serves nobody

@@ -36,7 +36,14 @@ from torchsleuth.watched.overrides import Overrides
 from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 # With this, Inductor's kernels draw the numbers that eager would draw.
-SAME_RANDOM = {"torch._inductor.config": {"fallback_random": "True"}}
+SAME_RANDOM = Overrides(config={"torch._inductor.config": {"fallback_random": "True"}})
+
+same_random_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--same-random",
+    is_flag=True,
+    envvar="TORCHSLEUTH_SAME_RANDOM",
+    help="Compiled graphs draw the random numbers that eager would draw.",
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,9 @@ class ProgramToObserve:
 
     def changed(self, overrides: Overrides) -> Overrides:
         """These overrides, and those that the person asked for."""
-        return (
-            replace(overrides, config={**SAME_RANDOM, **overrides.config}) if self.same_random else overrides
-        )
+        if not self.same_random:
+            return overrides
+        return replace(overrides, config={**SAME_RANDOM.config, **overrides.config})
 
 
 @dataclass(frozen=True)
@@ -98,12 +105,7 @@ def program_to_observe(function: Callable[..., int]) -> Callable[..., int]:
     @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
     @json_option
     @cases_option
-    @click.option(
-        "--same-random",
-        is_flag=True,
-        envvar="TORCHSLEUTH_SAME_RANDOM",
-        help="Compiled graphs draw the random numbers that eager would draw.",
-    )
+    @same_random_option
     @click.option(
         "--only", metavar="NAME", envvar="TORCHSLEUTH_ONLY", help="Look only at functions of that name."
     )
@@ -160,19 +162,24 @@ def observed_run(
             ends_after=program.ends_after,
         )
         _say_how_it_ended(result, program)
-        yield ObservedRun(
-            id=spool.name,
-            spool=spool,
-            folder=run_folder(program.cases_dir, spool.name),
-            events=read_events(spool),
-            program_status=result.status,
-            late=result.late,
-            seconds=time.monotonic() - started,
-        )
+        yield run_of(spool, program.cases_dir, result, time.monotonic() - started)
     finally:
         shutil.rmtree(spool, ignore_errors=True)
         with contextlib.suppress(OSError):
             spool.parent.rmdir()
+
+
+def run_of(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> ObservedRun:
+    """What a run left in its spool, and the folder for what is made of it."""
+    return ObservedRun(
+        id=spool.name,
+        spool=spool,
+        folder=run_folder(cases_dir, spool.name),
+        events=read_events(spool),
+        program_status=result.status,
+        late=result.late,
+        seconds=seconds,
+    )
 
 
 def _say_how_it_ended(result: Supervised, program: ProgramToObserve) -> None:

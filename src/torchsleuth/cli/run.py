@@ -11,17 +11,19 @@ from pathlib import Path
 import click
 
 from torchsleuth.cases.errors import CaseInUse, DiskFull, SleuthError
-from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.cli.ending import AskedToEnd, our_fault
 from torchsleuth.cli.nothing_compiled import say_nothing_compiled
+from torchsleuth.cli.observed import SAME_RANDOM, same_random_option
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say
 from torchsleuth.cli.program_line import STDERR, ProgramCommand, module_option, program_line
+from torchsleuth.explain.run_report import INDEX, KINDS, write_run
 from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
 from torchsleuth.supervise.program import Supervised, supervise
 from torchsleuth.supervise.second_look import SHARE, look_for_device_fault
-from torchsleuth.watched.watch_settings import Settings
+from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 EXIT_CASE = 3
 
@@ -74,6 +76,13 @@ EXIT_CASE = 3
 @click.option(
     "--no-minify", is_flag=True, envvar="TORCHSLEUTH_NO_MINIFY", help="Stop once original.py was tried."
 )
+@click.option(
+    "--explain",
+    is_flag=True,
+    envvar="TORCHSLEUTH_EXPLAIN",
+    help="Also collect graph breaks, recompilations and the rest of `explain`, in the same run.",
+)
+@same_random_option
 @click.option("--only", metavar="NAME", envvar="TORCHSLEUTH_ONLY", help="Watch only functions of that name.")
 @click.option(
     "--keep-going",
@@ -95,6 +104,8 @@ def run_verb(
     budget: float,
     workers: str,
     no_minify: bool,
+    explain: bool,
+    same_random: bool,
     only: str | None,
     keep_going: bool,
     cases_dir: Path,
@@ -127,14 +138,26 @@ def run_verb(
         keep_going=keep_going,
         check_every=check_every or 0,
     )
-    result = supervise(line, settings, timeout=timeout, stdout=STDERR if as_json else None, note=say)
+    environment = {OBSERVE_VARIABLE: ",".join(KINDS)} if explain else {}
+    if same_random:
+        environment.update(SAME_RANDOM.to_environment())
+    started = time.monotonic()
+    result = supervise(
+        line,
+        settings,
+        timeout=timeout,
+        stdout=STDERR if as_json else None,
+        note=say,
+        environment=environment,
+    )
+    run = _explained(spool, cases_dir, result, time.monotonic() - started) if explain else None
     cases: list[tuple[CaseFolder, WatchedProcess]] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.
     ends = time.monotonic() + budget
     try:
         if not result.only_record:
             look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
-        whole = _cases(cases_dir, spool, line, result, cases)
+        whole = _cases(cases_dir, spool, line, result, cases, run)
         if not record_only and settings.level >= 2 and not result.only_record:
             cases = _finish(cases, ends, None if no_minify else workers)
         if whole:
@@ -148,7 +171,8 @@ def run_verb(
     if as_json:
         documents = [{**folder.case.to_json(), "path": str(folder.path)} for folder, _ in cases]
         with contextlib.suppress(OSError):
-            print_json({"status": status, "program_status": result.status, "cases": documents})
+            document = {"status": status, "program_status": result.status, "cases": documents}
+            print_json(document if run is None else {**document, "run": run})
     return status
 
 
@@ -167,6 +191,7 @@ def _cases(
     line: list[str],
     result: Supervised,
     cases: list[tuple[CaseFolder, WatchedProcess]],
+    run: str | None,
 ) -> bool:
     """A case for every failure of the run; says what there was to see where there is none. Whether all were written."""
     from torchsleuth.repro.assemble import make_case
@@ -185,6 +210,8 @@ def _cases(
     for process, failure in [*reported, *result.lost]:
         try:
             folder = make_case(cases_dir, process, failure, os.environ)
+            if run is not None:
+                folder = update_case(folder, extra={**folder.case.extra, "run": run})
         except (OSError, SleuthError) as why:
             unwritten += 1
             say(
@@ -219,6 +246,21 @@ def _cases(
     else:
         say_nothing_compiled(line)
     return not unwritten
+
+
+def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:
+    """Writes what the collectors saw into the run's folder; its id, or None where that cannot be written."""
+    from torchsleuth.cli.observed import run_of
+
+    try:
+        run = run_of(spool, cases_dir, result, seconds)
+        for line in write_run(run.folder, run.facts(), run.events, tuple(KINDS)):
+            say(line)
+        say(f"see {run.folder / INDEX}")
+    except (SleuthError, OSError) as why:
+        say(f"what was collected cannot be written: {why}")
+        return None
+    return run.id
 
 
 def _cannot_record(spool: Path) -> str | None:

@@ -143,12 +143,17 @@ def _tensor(expected: re.Match[str], value: Any, guard: str) -> Iterator[GuardFa
 def _identity(expected: re.Match[str], value: Any, guard: str) -> Iterator[GuardFailure]:
     wanted, what = int(expected["id"]), expected["type"] or ""
     if expected["what"] == "type" and id(type(value)) != wanted:
-        yield GuardFailure("type", expected["source"], what, repr(type(value)), guard)
+        yield GuardFailure("type", expected["source"], _quoted(what) or what, type(value).__name__, guard)
     elif expected["what"] == "obj" and id(value) != wanted:
-        named = re.search(r"'([\w.]+)'", what)
-        what = {"code": "function"}.get(named[1], named[1]) if named else "object"
-        wanted_one = f"the {what} it was compiled with"
+        named = _quoted(what) or "object"
+        wanted_one = f"the {'function' if named == 'code' else named} it was compiled with"
         yield GuardFailure("object identity", expected["source"], wanted_one, _short(value), guard)
+
+
+def _quoted(text: str) -> str | None:
+    """The name of a class in `<class 'int'>`."""
+    found = re.search(r"'(?:[\w.]*\.)?(\w+)'", text)
+    return found[1] if found else None
 
 
 def _state(expected: Mapping[str, Any], guard: str) -> Iterator[GuardFailure]:
