@@ -1,9 +1,11 @@
 """`CompileProfiler`: a backend that changes nothing and tells how often functions were compiled again, and why.
 
->>> with torchsleuth.CompileProfiler() as profiler:
-...     compiled = torch.compile(model, backend=profiler)
-...     compiled(x), compiled(y)
->>> print(profiler.report())
+>>> profiler = CompileProfiler()
+>>> double = torch.compile(lambda x: x * 2, backend=profiler)
+>>> double(torch.ones(2)).tolist(), double(torch.ones(3)).tolist()
+([2.0, 2.0], [2.0, 2.0, 2.0])
+>>> profiler.recompiles.count
+1
 """
 
 from __future__ import annotations

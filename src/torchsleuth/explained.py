@@ -1,9 +1,8 @@
 """`explain(fn)(*args)` and `ExplainWithBackend`: the collectors of an observed run, in the process that asks.
 
->>> import torchsleuth
->>> print(torchsleuth.explain(model)(x))
-1 graph break; 2 graphs with 5 operations captured in 1 function
-...
+>>> found = explain(lambda x: x.sin() + 1)(torch.ones(2))
+>>> print(str(found).splitlines()[0])
+0 graph breaks; 1 graph with 2 operations captured in 1 function
 """
 
 from __future__ import annotations

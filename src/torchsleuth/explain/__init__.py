@@ -3,7 +3,7 @@
 The package can be called, because `torchsleuth.explain` is both this room and a function of the public API:
 
     >>> from torchsleuth import explain
-    >>> explain(model)(x).graph_break_count
+    >>> explain(lambda x: x * 2)(torch.ones(2)).graph_break_count
     0
 """
 
