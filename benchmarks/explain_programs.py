@@ -1,8 +1,8 @@
 """Small programs of which it is known how often their graphs break and how often they are compiled again.
 
 Each is a function that gets `compile` (torch.compile with some backend) and uses it. The numbers were worked out by
-hand: `breaks` are lines at which capture stops, each once; `recompiles` are compiles of a piece of code that was compiled
-before.
+hand: `breaks` are lines at which capture stops, each once; `recompiles` are compiles of a piece of code that was
+compiled before.
 """
 
 from __future__ import annotations
