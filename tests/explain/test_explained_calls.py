@@ -126,7 +126,11 @@ def test_a_compile_profiler_tells_every_guard_that_failed_and_a_cure():
 
 CAUSES = {
     "dtype": lambda f: (f(torch.ones(3)), f(torch.ones(3).double())),
-    "stride": lambda f: (f(torch.ones(3, 3)), f(torch.ones(3, 3).t()), f(torch.empty_strided((3, 3), (1, 3)))),
+    "stride": lambda f: (
+        f(torch.ones(3, 3)),
+        f(torch.ones(3, 3).t()),
+        f(torch.empty_strided((3, 3), (1, 3))),
+    ),
     "rank": lambda f: (f(torch.ones(3)), f(torch.ones(3, 3))),
     "requires_grad": lambda f: (f(torch.ones(3)), f(torch.ones(3, requires_grad=True))),
     "shape": lambda f: (f(torch.ones(3)), f(torch.ones(4))),
