@@ -100,6 +100,20 @@ def branch_on_data(compile):
     compile(f)(X)
 
 
+@program(breaks=2)
+def print_then_branch(compile):
+    """As the example of torch's guide to troubleshooting."""
+
+    def f(a, b):
+        a = a / (a.abs() + 1)
+        print(end="")
+        if b.sum() < 0:
+            b = b * -1
+        return a * b
+
+    compile(f)(X, -X.abs())
+
+
 @program(breaks=1)
 def both_branches_taken(compile):
     def f(x):

@@ -68,8 +68,9 @@ class BreakCollector:
         """Lets a backend compile one graph, and counts the calls of what it gives."""
         from torchsleuth.torch_internals.hooks import target_name
 
-        # Now, because the backend takes the graph over and changes it.
-        ops = [target_name(n) for n in call.graph.graph.nodes if n.op.startswith("call_")]
+        ops: list[str] = []
+        with harmless(self.events):  # now, because the backend takes the graph over and changes it
+            ops += [target_name(n) for n in call.graph.graph.nodes if n.op.startswith("call_")]
         frame, started = frame_under_way(), time.perf_counter()
         compiled = call.as_without_us()
         seconds = round(time.perf_counter() - started, 6)
