@@ -70,7 +70,7 @@ class ExplainWithBackend:
             options={},
             graph=gm,
             inputs=example_inputs,
-            compile=lambda graph, inputs: self.backend(graph, inputs, **kwargs),
+            compile=lambda graph, inputs: hooks.settled(self.backend(graph, inputs, **kwargs)),
         )
         return self._collector.on_backend(call)
 
