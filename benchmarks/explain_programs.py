@@ -172,6 +172,18 @@ def disabled_function(compile):
 
 
 @program(breaks=1)
+def disabled_function_that_calls_another(compile):
+    def inner(x):
+        return x.cos()
+
+    @torch.compiler.disable(recursive=False)
+    def outer(x):
+        return inner(x.tan())
+
+    compile(lambda x: outer(x.sin()) + 1)(X)
+
+
+@program(breaks=1)
 def asked_for(compile):
     def f(x):
         x = x.sin()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import torchsleuth
+from torchsleuth.torch_internals import hooks
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,40 @@ def test_any_backend_can_be_explained_and_two_do_not_hear_of_each_other():
     del first
     gc.collect()
     assert second.output().graph_break_count == 1
+
+
+def only_itself_disabled(x):
+    return torch.compiler.disable(helper_of_disabled, recursive=False)(x.sin()) + 1
+
+
+def helper_of_disabled(x):
+    return calls_cos(x.tan())
+
+
+def calls_cos(x):
+    return x.cos()
+
+
+def test_a_function_disabled_by_itself_is_not_compiled_under_watch():
+    """torch tells such a function by the stack, on which our frames stand."""
+    captured = []
+
+    def backend(gm, inputs):
+        captured.append([str(node.target) for node in gm.graph.nodes if node.op.startswith("call_")])
+        return gm.forward
+
+    bare = torch.compile(only_itself_disabled, backend=backend)
+    expected = bare(torch.ones(3))
+    alone, captured[:] = list(captured), []
+    assert not any("tan" in ops for ops in alone)
+    torch.compiler.reset()
+    undo = hooks.hook_frame_captures(lambda frame: frame.capture())
+    try:
+        explained = torchsleuth.ExplainWithBackend(backend)
+        result = torch.compile(only_itself_disabled, backend=explained)(torch.ones(3))
+    finally:
+        undo()
+    assert captured == alone and torch.equal(result, expected)
 
 
 def test_a_compile_profiler_tells_every_guard_that_failed_and_a_cure():

@@ -12,6 +12,9 @@ MOST_LISTED = 20
 
 def recompile_lines(found: Recompiles, shorten: Callable[[str], str] = str) -> Iterator[str]:
     """The lines to show; `shorten` makes paths shorter."""
+    if not found.functions:
+        yield f"no recompilations; {found.compiles} compiles of {found.compiled_functions} functions"
+        return
     limits = sum(function.limit is not None for function in found.functions)
     reached = f"; {limits} reached a limit" if limits else ""
     yield (

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -181,6 +183,9 @@ def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], 
 
     @functools.wraps(original)
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        left_alone = answer_for_disabled(sys._getframe(1))
+        if left_alone is not None:
+            return left_alone
         code = frame.f_code
         return handler(
             FrameCapture(
@@ -194,6 +199,22 @@ def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], 
 
     wrapper.__call__ = call
     return lambda: setattr(wrapper, "__call__", original)
+
+
+def answer_for_disabled(caller: FrameType | None) -> Any:
+    """What torch answers for a function under `torch.compiler.disable(recursive=False)`; None for any other.
+
+    torch looks for the wrapper of that function right behind its own frames on the stack, where it finds ours.
+    """
+    convert_frame, decorators = (
+        importlib.import_module(f"torch._dynamo.{name}") for name in ("convert_frame", "decorators")
+    )
+    while caller is not None and caller.f_code.co_filename == convert_frame.__file__:
+        caller = caller.f_back
+    wrapper = getattr(decorators, "_nonrecursive_disable_wrapper_code", None)
+    if caller is None or wrapper is None or caller.f_code is not wrapper:
+        return None
+    return convert_frame.ConvertFrameReturn(apply_to_code=False)
 
 
 def hook_backward_runs(handler: Callable[[Callable[[], Any]], Any]) -> Callable[[], None]:
