@@ -9,10 +9,12 @@ from pathlib import Path
 import torchsleuth
 
 PACKAGE = Path(torchsleuth.__file__).parent
-FRONT = ("cli", "report", "cases", "supervise", "bisect", "program", "processes")
+FRONT = ("cli", "report", "cases", "explain", "supervise", "bisect", "program", "processes")
 NAME = re.compile(r"torchsleuth(?:\.\w+)+(?::\w+)?")
 # What a front module names and starts as another process; it imports none of them.
 STARTED = {
+    # `torchsleuth.explain(fn)`, which only a program with torch calls.
+    "explain/__init__.py": {"torchsleuth.explained"},
     "processes/prepared.py": {"torchsleuth.trials.interpreter"},
     "supervise/host.py": {"torchsleuth.host.main"},
     "supervise/replay.py": {"torchsleuth.trials.replay"},
@@ -54,5 +56,7 @@ def test_only_these_import_by_string():
         "backends/__init__.py",  # the same for backends, which torch finds by entry points
         "backends/catalog.py",
         "cli/main.py",  # verbs, on first use
+        "explain/__init__.py",  # the function of that name, which needs torch
         "trials/child.py",  # what a server was told to run
+        "watched/observe/__init__.py",  # collectors, those that are wanted
     }

@@ -8,11 +8,15 @@ from typing import Any
 from torchsleuth._version import __version__
 
 _WHERE = {
+    "start": "torchsleuth.unsupervised",
     "watch": "torchsleuth.api",
     "wrap_compiler_debug": "torchsleuth.api",
     "save_graph_repro": "torchsleuth.api",
     "record_frame": "torchsleuth.api",
     "replay": "torchsleuth.api",
+    "ExplainOutput": "torchsleuth.explained",
+    "ExplainWithBackend": "torchsleuth.explained",
+    "CompileProfiler": "torchsleuth.compile_profiler",
     "same": "torchsleuth.compare.compat.same",
     "same_two_models": "torchsleuth.compare.compat.models",
     "run_fwd_maybe_bwd": "torchsleuth.compare.compat.models",
@@ -26,8 +30,8 @@ _WHERE = {
     "fails_the_same_way": "torchsleuth.script_runtime.signature",
     "Reduction": "torchsleuth.minify.search.contract",
 }
-# A package of ours that is a function as well: `torchsleuth.minify(gm, inputs, fails)`.
-_CALLABLE = ("minify",)
+# Packages of ours that are functions as well: `torchsleuth.minify(gm, inputs, fails)`.
+_CALLABLE = ("explain", "minify")
 
 __all__ = ["__version__", *_WHERE, *_CALLABLE]
 

@@ -162,7 +162,7 @@ def record_frame(*, cases: str | os.PathLike[str] | None = None) -> Iterator[Rec
     folder = Path(cases or _default_cases())
 
     def finish(flight: Flight) -> None:
-        recorded.cases.extend(_make_cases(folder, flight))
+        recorded.cases.extend(make_cases(folder, flight))
 
     # A process has many of these: each leaves its own record, and none hears of the others' failures.
     spool = folder.absolute() / ".spool" / f"frame-{os.getpid()}-{time.monotonic_ns()}"
@@ -195,15 +195,18 @@ def _watch_for(cases: str, level: int, after: str) -> Watch:
     spool = Path(cases).absolute() / ".spool" / f"watch-{os.getpid()}"
     watcher = Watch(
         Settings(spool=str(spool), level=level, after=after),
-        finish=lambda flight: _make_cases(Path(cases), flight),
+        finish=lambda flight: make_cases(Path(cases), flight),
         everything=False,
     )
     seams.hook_inner_compiles(watcher.on_inner)
     return watcher
 
 
-def _make_cases(cases: Path, flight: Flight) -> list[Path]:
-    """Makes cases of what this process has reported so far, and says in one line where they are."""
+def make_cases(cases: Path, flight: Flight) -> list[Path]:
+    """Makes cases of what this process has reported so far, and says in one line where they are.
+
+    Used as `Watch(settings, finish=lambda flight: make_cases(Path("cases"), flight))`.
+    """
     process = read_process(flight.folder)
     made = []
     for failure in process.failures()[flight.finished :]:

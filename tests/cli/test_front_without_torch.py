@@ -44,6 +44,7 @@ def place(tmp_path_factory) -> Path:
     """A folder with a program whose failure was run through everything."""
     folder = tmp_path_factory.mktemp("front")
     write_program(folder, PROGRAM)
+    write_program(folder, "import torch; torch.compile(abs, backend='eager')(torch.ones(3))", "healthy.py")
     ran = front(folder, "run", "--json", "program.py")
     assert ran.returncode == 1, ran.stderr
     case = json.loads(ran.stdout)["cases"][0]
@@ -77,6 +78,8 @@ def front(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("doctor",),
         ("bisect", "last", "--releases", "no-such-release"),
         ("replay", "last"),
+        ("explain", "healthy.py"),
+        ("recompiles", "healthy.py"),
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
@@ -104,6 +107,8 @@ def test_every_verb_is_tried_here():
         "doctor",
         "bisect",
         "replay",
+        "explain",
+        "recompiles",
     }
     assert tried | {"calibrate"} == set(VERBS)
 

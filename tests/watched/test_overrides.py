@@ -78,6 +78,8 @@ texts = st.text(max_size=20)
         snippet=texts,
         uncompiled=st.booleans(),
         graph_breaks=st.booleans(),
+        fullgraph=st.booleans(),
+        dynamic_dims=st.lists(st.tuples(texts, texts, st.integers(0, 9)), max_size=1).map(tuple),
     )
 )
 def test_what_is_asked_for_arrives_in_the_process(wanted):

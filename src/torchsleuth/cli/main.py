@@ -43,6 +43,14 @@ VERBS = {
     "replay": ("torchsleuth.cli.replay", "Run one recorded frame again, in a fresh process."),
     "pack": ("torchsleuth.cli.pack", "One file to share, with the list of what is in it."),
     "unpack": ("torchsleuth.cli.pack", "A packed case among the cases here."),
+    "explain": (
+        "torchsleuth.cli.explain",
+        "Where graphs break, why, what it costs and what to write instead.",
+    ),
+    "recompiles": (
+        "torchsleuth.cli.recompiles",
+        "What is compiled again, which guards say no, and what cures it.",
+    ),
     "bisect": ("torchsleuth.cli.bisect", "The torch release that brought or fixed the failure."),
     "backends": ("torchsleuth.cli.backends", "The debugging backends."),
     "calibrate": (
@@ -110,6 +118,9 @@ def entry() -> None:
     """The console script."""
     fill_standard_streams()
     end_when_asked()
+    os.environ.pop(
+        "TORCHSLEUTH", None
+    )  # asks programs to watch themselves; those that we start are watched by us
     status = main()
     flush_or_forget()
     if "torch" in sys.modules:  # taking it apart takes half a second or more and serves nobody

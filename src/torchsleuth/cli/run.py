@@ -11,46 +11,25 @@ from pathlib import Path
 import click
 
 from torchsleuth.cases.errors import CaseInUse, DiskFull, SleuthError
-from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.cli.ending import AskedToEnd, our_fault
+from torchsleuth.cli.nothing_compiled import say_nothing_compiled
+from torchsleuth.cli.observed import SAME_RANDOM, same_random_option
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say
+from torchsleuth.cli.program_line import STDERR, ProgramCommand, module_option, program_line
+from torchsleuth.explain.run_report import INDEX, KINDS, write_run
 from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
-from torchsleuth.supervise.program import Supervised, resolve_command, supervise
+from torchsleuth.supervise.program import Supervised, supervise
 from torchsleuth.supervise.second_look import SHARE, look_for_device_fault
-from torchsleuth.watched.watch_settings import Settings
+from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 EXIT_CASE = 3
-STDERR = 2
 
 
-class NoSuchProgram(SleuthError):
-    """There is nothing to run under that name."""
-
-    def __init__(self, word: str) -> None:
-        super().__init__(
-            f"there is no script {word!r} here and no command of that name; "
-            "give a Python file, `-m module`, or `-- launcher …`"
-        )
-
-
-class _RunCommand(click.Command):
-    """Ends our own options after `-m MODULE`, as Python does: what follows belongs to the program."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with_value = {o for p in self.params if not getattr(p, "is_flag", False) for o in p.opts}
-        position = 0
-        while position < len(args) and args[position].startswith("-") and args[position] != "--":
-            if args[position] == "-m":
-                args = [*args[: position + 2], "--", *args[position + 2 :]]
-                break
-            position += 2 if args[position] in with_value else 1
-        return super().parse_args(ctx, args)
-
-
-@click.command("run", cls=_RunCommand, context_settings={"allow_interspersed_args": False})
-@click.option("-m", "module", metavar="MODULE", help="Run a module as a script, like `python -m`.")
+@click.command("run", cls=ProgramCommand)
+@module_option
 @click.option(
     "--after",
     type=click.Choice(["auto", "dynamo", "aot"]),
@@ -97,6 +76,13 @@ class _RunCommand(click.Command):
 @click.option(
     "--no-minify", is_flag=True, envvar="TORCHSLEUTH_NO_MINIFY", help="Stop once original.py was tried."
 )
+@click.option(
+    "--explain",
+    is_flag=True,
+    envvar="TORCHSLEUTH_EXPLAIN",
+    help="Also collect graph breaks, recompilations and the rest of `explain`, in the same run.",
+)
+@same_random_option
 @click.option("--only", metavar="NAME", envvar="TORCHSLEUTH_ONLY", help="Watch only functions of that name.")
 @click.option(
     "--keep-going",
@@ -118,6 +104,8 @@ def run_verb(
     budget: float,
     workers: str,
     no_minify: bool,
+    explain: bool,
+    same_random: bool,
     only: str | None,
     keep_going: bool,
     cases_dir: Path,
@@ -135,11 +123,7 @@ def run_verb(
     torchsleuth run --check-accuracy infer.py
     torchsleuth run -- torchrun --nproc-per-node 2 train.py
     """
-    if not command and module is None:
-        raise click.UsageError("say what to run: a script, or -m MODULE")
-    line = resolve_command(module, command)
-    if line is None:
-        raise NoSuchProgram(command[0])
+    line = program_line(module, command)
     _after_the_dead(cases_dir)
     try:
         spool = new_spool(cases_dir)
@@ -154,14 +138,26 @@ def run_verb(
         keep_going=keep_going,
         check_every=check_every or 0,
     )
-    result = supervise(line, settings, timeout=timeout, stdout=STDERR if as_json else None, note=say)
+    environment = {OBSERVE_VARIABLE: ",".join(KINDS)} if explain else {}
+    if same_random:
+        environment.update(SAME_RANDOM.to_environment())
+    started = time.monotonic()
+    result = supervise(
+        line,
+        settings,
+        timeout=timeout,
+        stdout=STDERR if as_json else None,
+        note=say,
+        environment=environment,
+    )
+    run = _explained(spool, cases_dir, result, time.monotonic() - started) if explain else None
     cases: list[tuple[CaseFolder, WatchedProcess]] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.
     ends = time.monotonic() + budget
     try:
         if not result.only_record:
             look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
-        whole = _cases(cases_dir, spool, result, cases)
+        whole = _cases(cases_dir, spool, line, result, cases, run)
         if not record_only and settings.level >= 2 and not result.only_record:
             cases = _finish(cases, ends, None if no_minify else workers)
         if whole:
@@ -175,7 +171,8 @@ def run_verb(
     if as_json:
         documents = [{**folder.case.to_json(), "path": str(folder.path)} for folder, _ in cases]
         with contextlib.suppress(OSError):
-            print_json({"status": status, "program_status": result.status, "cases": documents})
+            document = {"status": status, "program_status": result.status, "cases": documents}
+            print_json(document if run is None else {**document, "run": run})
     return status
 
 
@@ -189,7 +186,12 @@ def _after_the_dead(cases_dir: Path) -> None:
 
 
 def _cases(
-    cases_dir: Path, spool: Path, result: Supervised, cases: list[tuple[CaseFolder, WatchedProcess]]
+    cases_dir: Path,
+    spool: Path,
+    line: list[str],
+    result: Supervised,
+    cases: list[tuple[CaseFolder, WatchedProcess]],
+    run: str | None,
 ) -> bool:
     """A case for every failure of the run; says what there was to see where there is none. Whether all were written."""
     from torchsleuth.repro.assemble import make_case
@@ -208,6 +210,8 @@ def _cases(
     for process, failure in [*reported, *result.lost]:
         try:
             folder = make_case(cases_dir, process, failure, os.environ)
+            if run is not None:
+                folder = update_case(folder, extra={**folder.case.extra, "run": run})
         except (OSError, SleuthError) as why:
             unwritten += 1
             say(
@@ -240,12 +244,23 @@ def _cases(
     elif not processes and (reason := _cannot_record(spool)) is not None:
         say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
     else:
-        say(
-            "nothing was compiled: no function or module of the program's own went through torch.compile. "
-            "(torch compiles nothing for `.compile()` on a module of torch.nn itself, such as nn.Sequential: "
-            "compile a function or module of yours that calls it)"
-        )
+        say_nothing_compiled(line)
     return not unwritten
+
+
+def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:
+    """Writes what the collectors saw into the run's folder; its id, or None where that cannot be written."""
+    from torchsleuth.cli.observed import run_of
+
+    try:
+        run = run_of(spool, cases_dir, result, seconds)
+        for line in write_run(run.folder, run.facts(), run.events, tuple(KINDS)):
+            say(line)
+        say(f"see {run.folder / INDEX}")
+    except (SleuthError, OSError) as why:
+        say(f"what was collected cannot be written: {why}")
+        return None
+    return run.id
 
 
 def _cannot_record(spool: Path) -> str | None:

@@ -46,12 +46,14 @@ FAULTS = {"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"}
 class Supervised:
     """What came of the program: its exit status, and the failures no living process could report.
 
-    `late` where it was ended because its time was up, `only_record` where it was asked to end: there is little time.
+    `late` where it was ended because its time was up, `only_record` where it was asked to end: there is little time;
+    `interrupted` where a person pressed Ctrl-C.
     """
 
     status: int = 0
     late: bool = False
     only_record: bool = False
+    interrupted: bool = False
     lost: list[tuple[WatchedProcess, dict[str, Any]]] = field(default_factory=list)
 
 
@@ -82,8 +84,13 @@ def supervise(
     stdout: int | None,
     note: Callable[[str], None],
     again: RunAgain | None = None,
+    environment: Mapping[str, str] | None = None,
+    ends_after: float | None = None,
 ) -> Supervised:
-    """Runs `command` to its end under watch; `note` gets a sentence when something is worth saying meanwhile."""
+    """Runs `command` to its end under watch; `note` gets a sentence when something is worth saying meanwhile.
+
+    `environment` is what the program gets beside its own; after `ends_after` seconds it is ended as by Ctrl-C.
+    """
     from torchsleuth.watched.flight import STACKS_SIGNAL
 
     result = Supervised()
@@ -93,7 +100,9 @@ def supervise(
         nothing = subprocess.DEVNULL
         streams = {"stdin": nothing, "stdout": nothing, "stderr": nothing, "cwd": again.cwd}
         streams["start_new_session"] = True
-    child = subprocess.Popen(command, env=child_environment(settings, os.environ), **streams)
+    given = {**os.environ, **(environment or {})}
+    child = subprocess.Popen(command, env=child_environment(settings, given), **streams)
+    ends = time.monotonic() + ends_after if ends_after is not None else float("inf")
     watchdog = _Watchdog(Path(settings.spool), timeout, STACKS_SIGNAL)
 
     def end() -> None:
@@ -108,7 +117,12 @@ def supervise(
         with forwarder or contextlib.nullcontext():
             while not _ended(child, forwarder):
                 hung = watchdog.look(note)
-                result.late = again is not None and time.monotonic() > again.deadline
+                result.late = time.monotonic() > (again.deadline if again is not None else ends)
+                if result.late and again is None:
+                    # As a person would: a program that saves what it has gets its chance.
+                    child.send_signal(signal.SIGINT)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(GRACE_SECONDS)
                 if hung is not None or result.late or (again is not None and again.enough()):
                     result.lost += [hung] if hung is not None else []
                     end()
@@ -122,6 +136,7 @@ def supervise(
     result.status = 128 - code if code < 0 else code
     sent = forwarder.sent if forwarder is not None else set()
     result.only_record = bool(sent & ASKED_TO_END - {signal.SIGINT})
+    result.interrupted = signal.SIGINT in sent
     if not result.lost and not result.late and -code not in sent:
         result.lost += _crashed(Path(settings.spool), child.pid, code, bool(sent & ASKED_TO_END))
     return result

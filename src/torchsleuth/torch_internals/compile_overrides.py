@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,19 +47,36 @@ def ignore_dynamic_marks() -> None:
                 setattr(module, name, lambda *_args, **_kwargs: None)
 
 
+def mark_dimensions(dimensions: Sequence[tuple[str, str, int]]) -> None:
+    """Marks (function, argument, dimension) as dynamic whenever Dynamo comes to a call of such a function.
+
+    A version that was compiled with the mark takes tensors without it, so the first call is enough. Sizes 0 and 1 are
+    left alone: torch compiles them separately and would refuse the mark.
+    """
+
+    def on_frame(call: hooks.FrameCapture) -> Any:
+        for function, argument, dimension in dimensions:
+            value = call.values.get(argument) if function.rpartition(".")[2] == call.function else None
+            if isinstance(value, torch.Tensor) and dimension < value.dim() and value.shape[dimension] > 1:
+                torch._dynamo.mark_dynamic(value, dimension)
+        return call.as_without_us()
+
+    hooks.hook_frame_captures(on_frame)
+
+
 def compile_nothing() -> None:
     """From now on every `torch.compile` of a program is ignored, `fullgraph=True` as well."""
     torch.compiler.set_stance("force_eager")
 
 
-def allow_graph_breaks() -> None:
-    """From now on `fullgraph=True` of a program's `torch.compile` is ignored."""
+def force_fullgraph(fullgraph: bool) -> None:
+    """From now on every `torch.compile` of a program has this `fullgraph`, whatever it says itself."""
     dynamo: Any = importlib.import_module("torch._dynamo")
     original = dynamo.optimize
 
     @functools.wraps(original)
     def optimize(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **{**kwargs, "nopython": False})
+        return original(*args, **{**kwargs, "nopython": fullgraph})
 
     dynamo.optimize = optimize
 

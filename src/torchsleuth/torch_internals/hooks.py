@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -69,12 +71,13 @@ class InnerCompile:
 
 @dataclass(frozen=True)
 class FrameCapture:
-    """Dynamo is about to look at one Python frame."""
+    """Dynamo is about to look at one Python frame; `values` are its arguments and local variables."""
 
     function: str
     file: str
     line: int
     capture: Callable[[], Any] = field(repr=False)
+    values: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
     def as_without_us(self) -> Any:
         return self.capture()
@@ -107,12 +110,25 @@ def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> 
                 options=options,
                 graph=gm,
                 inputs=example_inputs,
-                compile=lambda g, i: original(self, g, i, **kwargs),
+                compile=lambda g, i: settled(original(self, g, i, **kwargs)),
             )
         )
 
     wrapper.__call__ = call
     return lambda: setattr(wrapper, "__call__", original)
+
+
+def settled(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What a backend gave, ready to be wrapped: a graph's own `forward` in its final form.
+
+    Dynamo puts the final one in place of that which still has to write its code; inside of a wrapper it would not find
+    it, and every call would begin anew (3 microseconds).
+    """
+    graph = getattr(compiled, "__self__", None)
+    if getattr(compiled, "__name__", "") == "_lazy_forward" and isinstance(graph, torch.fx.GraphModule):
+        type(graph).force_recompile(graph)
+        return graph.forward
+    return compiled
 
 
 def route_backend_overrides() -> None:
@@ -167,6 +183,9 @@ def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], 
 
     @functools.wraps(original)
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        left_alone = answer_for_disabled(sys._getframe(1))
+        if left_alone is not None:
+            return left_alone
         code = frame.f_code
         return handler(
             FrameCapture(
@@ -174,11 +193,28 @@ def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], 
                 file=code.co_filename,
                 line=code.co_firstlineno,
                 capture=lambda: original(self, frame, *args, **kwargs),
+                values=frame.f_locals,
             )
         )
 
     wrapper.__call__ = call
     return lambda: setattr(wrapper, "__call__", original)
+
+
+def answer_for_disabled(caller: FrameType | None) -> Any:
+    """What torch answers for a function under `torch.compiler.disable(recursive=False)`; None for any other.
+
+    torch looks for the wrapper of that function right behind its own frames on the stack, where it finds ours.
+    """
+    convert_frame, decorators = (
+        importlib.import_module(f"torch._dynamo.{name}") for name in ("convert_frame", "decorators")
+    )
+    while caller is not None and caller.f_code.co_filename == convert_frame.__file__:
+        caller = caller.f_back
+    wrapper = getattr(decorators, "_nonrecursive_disable_wrapper_code", None)
+    if caller is None or wrapper is None or caller.f_code is not wrapper:
+        return None
+    return convert_frame.ConvertFrameReturn(apply_to_code=False)
 
 
 def hook_backward_runs(handler: Callable[[Callable[[], Any]], Any]) -> Callable[[], None]:

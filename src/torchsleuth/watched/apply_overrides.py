@@ -55,6 +55,8 @@ def _override(wanted: Overrides) -> None:
             forced.force_at_captures(settings)
         if wanted.snippet:
             forced.run_before_captures(wanted.snippet)
+        if wanted.dynamic_dims:
+            forced.mark_dimensions(wanted.dynamic_dims)
         if wanted.functions:
             eager.leave_functions_eager(wanted.functions)
         if wanted.traced:
@@ -95,11 +97,11 @@ def _override(wanted: Overrides) -> None:
     def break_graphs(_module: ModuleType) -> None:
         from torchsleuth.torch_internals import compile_overrides as forced
 
-        forced.allow_graph_breaks()
+        forced.force_fullgraph(wanted.fullgraph)
 
     if wanted.uncompiled:
         _when(module_names.DYNAMO, compile_nothing)
-    if wanted.graph_breaks:
+    if wanted.graph_breaks or wanted.fullgraph:
         _when(module_names.DYNAMO, break_graphs)
     if wanted.dynamic is False:
         _when(module_names.DYNAMO, at_dynamo)

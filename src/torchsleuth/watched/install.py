@@ -17,9 +17,10 @@ from types import ModuleType
 from typing import Any
 
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.watch_settings import Settings, settings_from_environment
+from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings, settings_from_environment
 
 _watching = False
+_finish: Callable[[Any], object] | None = None
 # The folder the program was started in; None where that is gone. It may change to another later.
 try:
     started_in: str | None = os.getcwd()
@@ -27,9 +28,14 @@ except OSError:
     started_in = None
 
 
-def watch_this_process(settings: Settings | None = None) -> None:
-    """Watches every compile of this process from now on; does nothing where that is not asked for."""
-    global _watching
+def watch_this_process(
+    settings: Settings | None = None, finish: Callable[[Any], object] | None = None
+) -> None:
+    """Watches every compile of this process from now on; does nothing where that is not asked for.
+
+    `finish` makes cases at once, where nobody outside does so in the end.
+    """
+    global _watching, _finish
     if os.environ.get("TORCHSLEUTH_OVERRIDES"):
         # Before the watch, which then sees what comes of it.
         from torchsleuth.watched.apply_overrides import override_this_process
@@ -38,8 +44,16 @@ def watch_this_process(settings: Settings | None = None) -> None:
     settings = settings or settings_from_environment()
     if settings is None or _watching:
         return
-    _watching = True
+    _watching, _finish = True, finish
+    if os.environ.get(OBSERVE_VARIABLE):
+        from torchsleuth.watched.observe import observe_this_process
 
+        observe_this_process(settings)
+    if settings.watches_failures:
+        _watch_for_failures(settings)
+
+
+def _watch_for_failures(settings: Settings) -> None:
     # torch's modules import each other in circles: while one of them is being imported nothing but a thin hook is
     # put in, and the watch itself is imported when the hook is first used.
     def hook(name: str, seam: str, handler: str) -> None:
@@ -102,7 +116,7 @@ def _watch(settings: Settings) -> Any:
     try:
         from torchsleuth.watched.watch import Watch
 
-        return Watch(settings)
+        return Watch(settings, finish=_finish)
     except Exception as error:  # the user's program comes first
         sys.stderr.write(f"torchsleuth: not watching: {type(error).__name__}: {error}\n")
         return None

@@ -24,7 +24,8 @@ class Overrides:
     are (file, function, line), `modules` paths below what is compiled, `classes` those of torch.nn (`nn.ReLU`).
     `traced` are functions, known like `functions`, whose inside Dynamo does not look at: they go into the graph whole.
     `snippet` is Python that runs before the first compile; `uncompiled` leaves every torch.compile out; with
-    `graph_breaks` each may break its graph, as if `fullgraph=True` was not there.
+    `graph_breaks` each may break its graph, as if `fullgraph=True` was not there; with `fullgraph` none may.
+    `dynamic_dims` are (function, argument, dimension) to be marked as if by `mark_dynamic` before the call.
 
     >>> Overrides(backend="aot_eager").to_environment()
     {'TORCHSLEUTH_OVERRIDES': '{"backend": "aot_eager"}'}
@@ -42,6 +43,8 @@ class Overrides:
     snippet: str = ""
     uncompiled: bool = False
     graph_breaks: bool = False
+    fullgraph: bool = False
+    dynamic_dims: tuple[tuple[str, str, int], ...] = ()
 
     def to_environment(self) -> dict[str, str]:
         """The variable for the program's environment; none where nothing is changed."""
@@ -63,6 +66,6 @@ def overrides_from_environment(environment: Mapping[str, str] = os.environ) -> O
 def overrides_from_json(document: Mapping[str, Any]) -> Overrides:
     """What `to_json` wrote: `overrides_from_json({"fallback": ["aten.erf.default"]})`."""
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
-    for key in ("functions", "traced"):
-        given[key] = tuple((file, name, line) for file, name, line in given.get(key, ()))
+    for key in ("functions", "traced", "dynamic_dims"):
+        given[key] = tuple((first, second, number) for first, second, number in given.get(key, ()))
     return Overrides(**given)

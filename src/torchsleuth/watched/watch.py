@@ -37,6 +37,7 @@ from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.graph_record import GraphOrigin, RecordedGraph, as_source, record_graph
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
 from torchsleuth.watched.held_tensors import HeldTensors
+from torchsleuth.watched.observe.events import silence_this_process
 from torchsleuth.watched.quiet import unwarned
 from torchsleuth.watched.watch_settings import Settings
 from torchsleuth.watched.whole_calls import WholeCalls
@@ -104,6 +105,7 @@ class Watch:
         self.judging = self.suspended = True
         if self._flight is not None:
             self._flight.silent = True
+        silence_this_process()
 
     def _look_at_device(self) -> None:
         """An error of a kernel shows when somebody waits for the device, and the program may not have noticed."""

@@ -7,13 +7,16 @@ import os
 from dataclasses import asdict, dataclass
 
 WATCH_VARIABLE = "TORCHSLEUTH_WATCH"
+# Names the collectors of `observe/` that are switched on, comma separated.
+OBSERVE_VARIABLE = "TORCHSLEUTH_OBSERVE"
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to watch. `spool` is the folder of this run, where each process keeps its own records; `keep` are the graphs,
     by the hash of their record, and the number of the call before which everything that it sees is kept;
-    `synchronised` waits for the device after every compiled call, so that its errors show in the call that made them.
+    `synchronised` waits for the device after every compiled call, so that its errors show in the call that made them;
+    without `watches_failures` nothing is watched for failures, and only what collectors are asked for is done.
 
     >>> Settings(spool="/tmp/spool", level=4).checks_accuracy
     True
@@ -27,6 +30,7 @@ class Settings:
     check_every: int = 0
     keep: tuple[tuple[str, int], ...] = ()
     synchronised: bool = False
+    watches_failures: bool = True
 
     @property
     def checks_accuracy(self) -> bool:

@@ -1,0 +1,210 @@
+"""What a graph break means and what to write instead, in plain words, by the name that torch's registry gives it.
+
+Reasons without words of ours get torch's: its explanation, and its hints as the fix.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Of torch's hints, those that tell a person nothing to do.
+_IDLE_HINTS = (
+    "report an issue",
+    "fundamental",
+    "difficult to debug",
+    "likely to be a dynamo bug",
+    "may be possible to write dynamo tracing rules",
+    "caused by an earlier graph break",
+)
+# What torch writes between a break and another that it ran into while it handled the first.
+ANOTHER = "*** While handling this graph break, another graph break occurred: ***"
+
+
+@dataclass(frozen=True)
+class BreakReason:
+    """Why, and what to do; `says` and `hints` are torch's own words, `because` why the function could not go on."""
+
+    why: str
+    fix: str
+    says: str
+    hints: tuple[str, ...]
+    because: str = ""
+
+    def __str__(self) -> str:
+        return self.why
+
+
+def reason_of(kind: str, text: str, registry_hints: Sequence[str] = ()) -> BreakReason:
+    """The reason in plain words, from what torch calls it and what it says.
+
+    >>> reason_of("graph break in loop", "graph break in loop\\n  Explanation: x").why
+    'a graph break inside a loop cannot be resumed from'
+    """
+    first, _, second = text.partition(ANOTHER)
+    says, hints = _explanation(first), _hints(first) or tuple(registry_hints)
+    useful = [hint for hint in hints if not any(idle in hint.lower() for idle in _IDLE_HINTS)]
+    names = {
+        "call": _find(r"builtin operator `([^`]+)`", first) or _find(r"method `([^`]+)`", first),
+        "name": _find(r"qualname: ([\w.<>]+)", first) or _find(r"function `([^`]+)`", first) or "it",
+        "module": _find(r"module: ([\w.]+)", first) or "",
+    }
+    for pattern, why, fix in _WORDS:
+        if re.search(pattern, f"{kind}\n{first}"):
+            filled = {key: value or "this" for key, value in names.items()}
+            return BreakReason(why.format(**filled), fix.format(**filled), says, hints, _consequence(second))
+    why = says or kind
+    return BreakReason(why, " ".join(useful[:2]), says, hints, _consequence(second))
+
+
+def _consequence(second: str) -> str:
+    """Why Dynamo could not go on after the break, where it says so."""
+    if "graph break in loop" in second:
+        return "it is inside a loop, which cannot be resumed in the middle"
+    if "GenericContextWrappingVariable" in second or "context manager" in second:
+        return "it is inside a context manager that cannot be left and entered again"
+    return _explanation(second)
+
+
+def _explanation(text: str) -> str:
+    found = re.search(r"\n  Explanation: (.*?)(?=\n  Hint: |\n\n  Developer debug context|\Z)", text, re.S)
+    return " ".join(textwrap.dedent(found[1]).split()) if found else ""
+
+
+def _hints(text: str) -> tuple[str, ...]:
+    found = re.findall(r"\n  Hint: (.*?)(?=\n  Hint: |\n\n  Developer debug context|\Z)", text, re.S)
+    return tuple(" ".join(hint.split()) for hint in found)
+
+
+def _find(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return found[1] if found else None
+
+
+# What torch calls the reason (and says about it), why, and what to write instead. The first that fits counts.
+_WORDS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"\A(?:Failed to trace builtin operator|Unsupported function call|.*)\n[\s\S]*`print`",
+        "`print` has to run in Python, at this very moment",
+        "print after the compiled function, or add print to torch._dynamo.config.reorderable_logging_functions",
+    ),
+    (
+        r"\ALogger|\Alogging\.Logger",
+        "a logger has to run in Python, at this very moment",
+        "log outside of the compiled function, or list the method in torch._dynamo.config.ignore_logging_functions",
+    ),
+    (
+        r"\AUnsupported Tensor\.item\(\)",
+        "`.item()` takes a number out of a tensor, and Python has to wait for it",
+        "keep the number a 0-d tensor, or set torch._dynamo.config.capture_scalar_outputs = True",
+    ),
+    (
+        r"\AData-dependent branching",
+        "which branch is taken depends on the values of a tensor",
+        "choose with torch.where, or write both branches as functions for torch.cond",
+    ),
+    (
+        r"\AData-dependent assertion",
+        "the assertion depends on the values of a tensor",
+        "use torch._check for it, or assert outside of the compiled function",
+    ),
+    (
+        r"\ADynamic shape operator",
+        "the size of the result depends on the values of a tensor",
+        "use a form with a fixed size (torch.where(c, x, 0) for x[c]), or set "
+        "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+    ),
+    (
+        r"\AData dependent operator",
+        "the operator's result is a Python number taken from a tensor",
+        "keep it a tensor, or set torch._dynamo.config.capture_scalar_outputs = True",
+    ),
+    (
+        r"\ADynamic slicing with Tensor",
+        "a slice has a bound that is a tensor",
+        "slice with Python numbers, or use torch.index_select or a mask",
+    ),
+    (
+        r"\ATensor\.tolist\(\)",
+        "`.tolist()` makes Python numbers of a tensor",
+        "keep the values in the tensor",
+    ),
+    (
+        r"compiler\.disable\(\)`d function",
+        "the function called here is marked with torch.compiler.disable",
+        "take the mark away, or call the function before or after the compiled part",
+    ),
+    (
+        r"\ACall to `torch\._dynamo\.graph_break",
+        "the program asks for a graph break here",
+        "take the call of torch._dynamo.graph_break away",
+    ),
+    (
+        r"\AAttempt to trace generator",
+        "the compiled function is a generator, and Python has to leave it at each `yield`",
+        "compile a function that calls the generator, or return a list",
+    ),
+    (
+        r"\A(?:Attempted to (?:call|inline) function marked as skipped|can't handle functions not implemented)",
+        "`{module}.{name}` is not Python that can be looked into, or one of the modules that Dynamo leaves alone",
+        "call it outside of the compiled function, or register it with torch.library.custom_op so that it becomes one "
+        "operator of the graph",
+    ),
+    (
+        r"\A(?:Dynamo cannot determine the hash|Untraceable C tp_hash|User-defined object with overridden __hash__)",
+        "an object is used as a key whose hash is only known at run time (a tensor, or a class with its own __hash__)",
+        "use a key that Python knows: a string, a number, the position",
+    ),
+    (
+        r"\AGraph break under GenericContext",
+        "a graph break inside a context manager that cannot be left and entered again",
+        "move the context manager, or the line that breaks, out of the compiled function",
+    ),
+    (
+        r"\A(?:Unsupported context manager|attempted to trace contextlib|unsupported contextlib)",
+        "Dynamo cannot trace this context manager",
+        "enter it outside of the compiled function",
+    ),
+    (
+        r"\Agraph break in loop",
+        "a graph break inside a loop cannot be resumed from",
+        "move the body of the loop into a function of its own",
+    ),
+    (
+        r"\AObserved exception",
+        "an exception is raised here and not caught inside of the compiled function",
+        "raise it outside of the compiled function, or test before",
+    ),
+    (
+        r"\AFailed to trace builtin operator|\AUnsupported function call",
+        "Dynamo cannot trace `{call}` with these arguments",
+        "call it outside of the compiled function, or use tensor operations instead",
+    ),
+    (
+        r"\AUnsupported Tensor\.backward\(\)|autograd\.grad",
+        "a backward pass is run inside of the compiled function",
+        "compile the forward pass and call backward outside of it",
+    ),
+    (
+        r"\A(?:copy\.deepcopy|Attempted to copy\.deepcopy)",
+        "an object is copied with deepcopy, which Python has to do",
+        "copy it outside of the compiled function, or use clone() for tensors",
+    ),
+    (
+        r"\A(?:attempted to trace numpy|Unsupported ndarray)",
+        "this function of numpy has no counterpart in torch",
+        "use the function of torch that does the same",
+    ),
+    (
+        r"\ABackend compiler exception",
+        "the backend could not compile the graph up to here, so it was cut",
+        "see what failed with: torchsleuth run",
+    ),
+    (
+        r"\A(?:Attempted to wrap RNN|Attempted to use `torch\.nn\.Parameter)",
+        "{name} is made or used in a way that has to stay in Python",
+        "make it before the compiled function",
+    ),
+)

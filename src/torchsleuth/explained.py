@@ -1,0 +1,132 @@
+"""`explain(fn)(*args)` and `ExplainWithBackend`: the collectors of an observed run, in the process that asks.
+
+>>> found = explain(lambda x: x.sin() + 1)(torch.ones(2))
+>>> print(str(found).splitlines()[0])
+0 graph breaks; 1 graph with 2 operations captured in 1 function
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchsleuth.explain.break_text import break_lines
+from torchsleuth.explain.breaks import Breaks, GraphBreak, breaks_of
+from torchsleuth.explain.events import Event
+from torchsleuth.listeners import EventsInMemory, listen
+from torchsleuth.torch_internals import frame_compiles, hooks
+from torchsleuth.watched.observe.breaks import BreakCollector
+from torchsleuth.watched.observe.frames import note_frame
+
+
+@dataclass(frozen=True)
+class ExplainOutput:
+    """What capture made of the calls: the graphs, the breaks between them, guards, and the time it took.
+
+    `print` shows it as `torchsleuth explain` does.
+    """
+
+    graphs: list[torch.fx.GraphModule]
+    graph_count: int
+    graph_break_count: int
+    break_reasons: list[GraphBreak]
+    op_count: int
+    ops_per_graph: list[list[Any]]
+    out_guards: list[str]
+    compile_times: str
+    breaks: Breaks = field(repr=False)
+
+    def __str__(self) -> str:
+        return "\n".join([*break_lines(self.breaks), "", self.compile_times])
+
+
+class ExplainWithBackend:
+    """A backend that does what `backend` does and remembers what it was given; `output()` explains it.
+
+    Used as
+
+        explained = ExplainWithBackend("inductor")
+        torch.compile(model, backend=explained)(x)
+        print(explained.output())
+    """
+
+    def __init__(self, backend: str | Callable[..., Any]) -> None:
+        self.backend = hooks.lookup_backend(backend)
+        self.graphs: list[torch.fx.GraphModule] = []
+        self.guards: list[str] = []
+        self.events = EventsInMemory()
+        self._collector = BreakCollector(self.events)
+        listen(self)
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        self.graphs.append(frame_compiles.copy_of_graph(gm))
+        call = hooks.BackendCall(
+            backend=self.backend,
+            name=getattr(self.backend, "__name__", type(self.backend).__name__),
+            options={},
+            graph=gm,
+            inputs=example_inputs,
+            compile=lambda graph, inputs: hooks.settled(self.backend(graph, inputs, **kwargs)),
+        )
+        return self._collector.on_backend(call)
+
+    def output(self) -> ExplainOutput:
+        """What was seen until now."""
+        self._collector.write_calls()
+        breaks = breaks_of(self.events.kept)
+        return ExplainOutput(
+            graphs=list(self.graphs),
+            graph_count=breaks.graph_count,
+            graph_break_count=breaks.graph_break_count,
+            break_reasons=list(breaks.breaks),
+            op_count=breaks.op_count,
+            ops_per_graph=[
+                [n.target for n in g.graph.nodes if n.op.startswith("call_")] for g in self.graphs
+            ],
+            out_guards=list(self.guards),
+            compile_times=_compile_times(self.events.kept),
+            breaks=breaks,
+        )
+
+    def on_frame(self, seen: frame_compiles.FrameCompile) -> Any:
+        """A frame is compiled with this backend."""
+        result = note_frame(seen, self.events, None)
+        self.guards += frame_compiles.guards_of(result)
+        return result
+
+    def on_break(self, look: Callable[[], Any]) -> None:
+        """A graph breaks that would have come to this backend."""
+        self._collector.on_break(look)
+
+
+def explain(
+    function: Callable[..., Any], *, backend: str | Callable[..., Any] = "eager"
+) -> Callable[..., ExplainOutput]:
+    """A function that calls `function` under torch.compile and explains how it was captured: `explain(f)(x).graphs`.
+
+    Compiled code of this process is forgotten before and after, so that everything is captured anew. An exception of
+    the function's own goes its way.
+    """
+
+    @functools.wraps(function, assigned=("__name__", "__doc__"), updated=())
+    def explained(*args: Any, **kwargs: Any) -> ExplainOutput:
+        watcher = ExplainWithBackend(backend)
+        torch.compiler.reset()
+        try:
+            torch.compile(frame_compiles.uncompiled(function), backend=watcher)(*args, **kwargs)
+            return watcher.output()
+        finally:
+            torch.compiler.reset()
+
+    return explained
+
+
+def _compile_times(events: Sequence[Event]) -> str:
+    frames = [event.fields for event in events if event.kind == "frame"]
+    total = sum(frame["seconds"] for frame in frames)
+    lines = [f"{frame['seconds']:8.3f} s  {frame['function']} ({frame['id']})" for frame in frames]
+    return "\n".join([f"compile time: {total:.3f} s", *lines])

@@ -1,0 +1,198 @@
+"""`explain` and `recompiles` on whole programs, as a person runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from program_runs import environment, sleuth, write_program
+
+PROGRAM = """
+    import sys
+    import torch
+
+    def inner(x):
+        y = x.cos()
+        n = y.sum().item()
+        return y * n
+
+    @torch.compile(backend="eager")
+    def outer(x):
+        return inner(x.sin()) + 1
+
+    @torch.compile(backend="eager")
+    def other(x):
+        y = x.tan()
+        torch._dynamo.graph_break()
+        return y.exp()
+
+    for _ in range(3):
+        outer(torch.ones(4))
+    other(torch.ones(3)), other(torch.ones(4))
+    print("of the program's own\\n" * 20_000)
+    sys.exit(7)
+"""
+
+
+def test_each_break_of_a_program_is_told_once_and_its_status_is_passed_on(tmp_path):
+    write_program(tmp_path, PROGRAM)
+    ran = sleuth("explain", "--json", "program.py", cwd=tmp_path)
+    assert ran.status == 7, ran.stderr
+    found = json.loads(ran.stdout)
+    assert "ended with status 7" in ran.stderr and "of the program's own" in ran.stderr
+    assert (found["program_status"], found["graph_break_count"]) == (7, 2)
+    by_line = {each["place"]["line"]: each for each in found["breaks"]}
+    item, asked = by_line[7], by_line[17]
+    assert item["place"]["code"] == "n = y.sum().item()" and item["runs"] == 3
+    assert set(item["functions"]) == {"inner", "outer"} and item["compiles"] == 2
+    assert asked["functions"] == ["other"] and asked["compiles"] == 2 and asked["runs"] == 2
+    assert "capture_scalar_outputs" in item["reason"]["fix"]
+    kept = json.loads((tmp_path / "cases" / "runs" / found["run"] / "breaks.json").read_text())
+    assert kept["graph_break_count"] == 2
+    assert not list((tmp_path / "cases").glob(".spool/*"))
+    assert sleuth("list", "--json", cwd=tmp_path).stdout.strip() == "[]"
+
+
+def test_only_one_function_is_looked_at_where_that_is_asked(tmp_path):
+    write_program(tmp_path, PROGRAM)
+    ran = sleuth("explain", "--only", "other", "program.py", cwd=tmp_path)
+    assert "1 graph break; " in ran.stdout and "program.py:17 in other" in ran.stdout, ran.stdout
+    assert "inner" not in ran.stdout.split("of the program's own")[-1]
+
+
+def test_with_fullgraph_the_program_stops_at_its_first_break(tmp_path):
+    write_program(tmp_path, PROGRAM)
+    ran = sleuth("explain", "--fullgraph", "--json", "program.py", cwd=tmp_path)
+    assert ran.status == 1, ran.stderr
+    (at,) = json.loads(ran.stdout)["breaks"]
+    # torch captures `.item()` where the whole graph is asked for.
+    assert at["place"]["line"] == 17 and at["fatal"] and "of the program's own" not in ran.stderr
+
+
+def test_a_program_that_compiles_nothing_is_told_where_torch_compile_would_go(tmp_path):
+    write_program(
+        tmp_path,
+        """
+        import torch
+
+        class Net(torch.nn.Module):
+            def forward(self, x):
+                return x.relu()
+
+        net = Net()
+        print(net(torch.ones(2)))
+        """,
+    )
+    ran = sleuth("explain", "program.py", cwd=tmp_path)
+    assert ran.status == 0 and "tensor([1., 1.])" in ran.stdout
+    assert "nothing was compiled" in ran.stderr
+    assert "net = torch.compile(net), after program.py:8" in ran.stderr
+
+
+def test_a_program_that_never_ends_is_ended_when_its_time_is_up(tmp_path):
+    write_program(tmp_path, "import time\nprint('begun', flush=True)\ntime.sleep(1000)")
+    ran = sleuth("explain", "--for", "3", "program.py", cwd=tmp_path)
+    assert ran.status == 0 and "begun" in ran.stdout and "ended after 3 s" in ran.stderr
+
+
+def test_ctrl_c_gives_the_report_so_far(tmp_path):
+    write_program(
+        tmp_path,
+        """
+        import pathlib, time, torch
+
+        @torch.compile(backend="eager")
+        def f(x):
+            y = x.sin()
+            torch._dynamo.graph_break()
+            return y.cos()
+
+        f(torch.ones(3))
+        pathlib.Path("compiled").touch()
+        time.sleep(1000)
+        """,
+    )
+    command = [sys.executable, "-m", "torchsleuth", "explain", "--cases", "cases", "program.py"]
+    child = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=-1,
+        stderr=-1,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "compiled").exists():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.1)
+    os.killpg(child.pid, signal.SIGINT)
+    stdout, stderr = child.communicate(timeout=120)
+    assert "the program was interrupted" in stderr and "1 graph break; " in stdout, stderr
+    assert child.returncode == 130
+
+
+def test_a_script_that_is_not_there_is_one_sentence(tmp_path):
+    ran = sleuth("recompiles", "missing.py", cwd=tmp_path)
+    assert ran.status == 2 and ran.ours() == [
+        "torchsleuth: there is no script 'missing.py' here and no command of that name; "
+        "give a Python file, `-m module`, or `-- launcher …`"
+    ]
+
+
+RECOMPILING = """
+    import torch
+
+    @torch.compile(backend="eager")
+    def f(x):
+        return x.sin()
+
+    for size in (4, 5, 6):
+        f(torch.ones(size, 3))
+    print("done")
+"""
+
+
+def test_a_cure_is_tried_in_a_run_that_nobody_sees(tmp_path):
+    write_program(tmp_path, RECOMPILING)
+    ran = sleuth("recompiles", "--json", "program.py", cwd=tmp_path)
+    assert ran.status == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert ran.stderr.count("done") == 1
+    (function,) = found["functions"]
+    assert found["recompilations"] == 1 and function["causes"][0]["cause"] == "shape"
+    marked, dynamic = found["tried"]
+    assert marked["how"] == "mark_dynamic(x, 0) for f"
+    for tried in (marked, dynamic):
+        assert tried["helped"] and (tried["before"], tried["after"], tried["recompilations"]) == (1, 0, 0)
+
+
+def test_no_cure_is_tried_where_that_is_not_wanted(tmp_path):
+    write_program(tmp_path, RECOMPILING)
+    ran = sleuth("recompiles", "--no-try", "program.py", cwd=tmp_path)
+    assert "1 recompilation of 1 of 1 compiled functions" in ran.stdout and "tried" not in ran.stdout
+    assert "dimension 0 of x is 5, not 4" in ran.stdout
+
+
+@pytest.mark.slow
+def test_with_same_random_compiled_and_eager_draw_the_same_numbers(tmp_path):
+    write_program(
+        tmp_path,
+        """
+        import torch
+
+        def f(x):
+            return torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x)
+
+        def seeded(function):
+            torch.manual_seed(0)
+            return function(torch.ones(64))
+
+        print("equal", torch.equal(seeded(f), seeded(torch.compile(f))))
+        """,
+    )
+    assert "equal False" in sleuth("explain", "program.py", cwd=tmp_path).stdout
+    assert "equal True" in sleuth("explain", "--same-random", "program.py", cwd=tmp_path).stdout
