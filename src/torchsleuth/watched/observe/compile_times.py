@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib
 import io
 import os
 import time
@@ -105,10 +104,8 @@ def record_compile_times() -> Iterator[RecordedTimes]:
     recorded = RecordedTimes()
     teller = StepTeller(recorded)
     with contextlib.ExitStack() as stack:
-        importlib.import_module("torch._dynamo")
         stack.callback(listen_to_compile_events(teller.event))
         stack.callback(hook_frame_compiles(lambda seen: note_frame(seen, recorded, None)))
         for module in LOOK_UP_MODULES:
-            importlib.import_module(module)
             stack.callback(time_look_ups(module, teller.event))
         yield recorded
