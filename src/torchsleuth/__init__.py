@@ -17,6 +17,8 @@ _WHERE = {
     "ExplainOutput": "torchsleuth.explained",
     "ExplainWithBackend": "torchsleuth.explained",
     "CompileProfiler": "torchsleuth.compile_profiler",
+    "compile_times": "torchsleuth.watched.observe.compile_times",
+    "record_compile_times": "torchsleuth.watched.observe.compile_times",
     "same": "torchsleuth.compare.compat.same",
     "same_two_models": "torchsleuth.compare.compat.models",
     "run_fwd_maybe_bwd": "torchsleuth.compare.compat.models",

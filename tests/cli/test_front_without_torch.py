@@ -37,6 +37,11 @@ PROGRAM = """
     config.cpp.inject_relu_bug_TESTING_ONLY = "compile_error"
     torch.compile(lambda x: torch.relu(x.sin()) + 1)(torch.randn(8))
 """
+HEALTHY = """
+    import torch
+
+    torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.randn(8))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,7 @@ def place(tmp_path_factory) -> Path:
     """A folder with a program whose failure was run through everything."""
     folder = tmp_path_factory.mktemp("front")
     write_program(folder, PROGRAM)
-    write_program(folder, "import torch; torch.compile(abs, backend='eager')(torch.ones(3))", "healthy.py")
+    write_program(folder, HEALTHY, "healthy.py")
     ran = front(folder, "run", "--json", "program.py")
     assert ran.returncode == 1, ran.stderr
     case = json.loads(ran.stdout)["cases"][0]
@@ -80,6 +85,8 @@ def front(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("replay", "last"),
         ("explain", "healthy.py"),
         ("recompiles", "healthy.py"),
+        ("profile", "healthy.py"),
+        ("trace", "healthy.py"),
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
@@ -109,6 +116,8 @@ def test_every_verb_is_tried_here():
         "replay",
         "explain",
         "recompiles",
+        "profile",
+        "trace",
     }
     assert tried | {"calibrate"} == set(VERBS)
 

@@ -38,6 +38,10 @@ def test_run_collects_everything_beside_its_cases(tmp_path):
     assert ran.case["run"] == document["run"] == document["cases"][0]["run"]
     assert json.loads((folder / "breaks.json").read_text())["graph_break_count"] == 1
     assert json.loads((folder / "recompiles.json").read_text())["recompilations"] == 2
+    assert json.loads((folder / "times.json").read_text())["seconds"] > 0
+    trace = json.loads((folder / "trace.json").read_text())
+    assert [frame["outcome"] for frame in trace["frames"]].count("compiled") >= 4
+    assert (folder / "trace.html").is_file() and (folder / "profile.svg").is_file()
     index = (folder / "index.md").read_text()
     assert "## Graph breaks" in index and "## Recompilations" in index
     assert "1 graph break; " in ran.stderr and "2 recompilations" in ran.stderr

@@ -22,6 +22,8 @@ from torchsleuth.script_runtime.signature import Signature, signature_from_json
 CAPTURE = 0
 # A program may fork, and its children fork in turn; nobody's records are inherited through more than this.
 MOST_GENERATIONS = 100
+# What led to a failure stands at the end of a log.
+MOST_LOG = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,13 @@ class WatchedProcess:
 
     def log(self) -> str:
         return _text(self.folder, "log.txt")
+
+    def compiler_log(self) -> str:
+        """The end of what the compiler logged in this process (`--log`); empty where nobody asked for it."""
+        try:
+            return text_inside(self.folder.parent, f"compiler-{self.pid}.log", 80 << 20)[-MOST_LOG:]
+        except NotRead:
+            return ""
 
     def device_fault(self) -> str:
         """How an accelerator had failed by the end of the process; empty where none had."""

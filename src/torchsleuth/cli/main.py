@@ -52,6 +52,8 @@ VERBS = {
         "What is compiled again, which guards say no, and what cures it.",
     ),
     "bisect": ("torchsleuth.cli.bisect", "The torch release that brought or fixed the failure."),
+    "profile": ("torchsleuth.cli.profile", "Where compile time goes: by phase, by function, by graph."),
+    "trace": ("torchsleuth.cli.trace", "What the capture did, frame by frame; every graph at every stage."),
     "backends": ("torchsleuth.cli.backends", "The debugging backends."),
     "calibrate": (
         "torchsleuth.cli.calibrate",

@@ -18,7 +18,7 @@ import functools
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,15 @@ class ObservedRun:
         """Writes a result into the run's folder: `run.keep("breaks.json", document)`."""
         return write_result(self.folder, name, result)
 
+    def keep_logs(self) -> list[Path]:
+        """Copies what the compiler logged, and torch's own trace, into the run's folder."""
+        kept = []
+        for path in sorted([*self.spool.glob("torch-trace-*.log"), *self.spool.glob("compiler-*.log")]):
+            if path.is_file() and not path.is_symlink():
+                text = path.read_text(encoding="utf-8", errors="replace")
+                kept.append(write_result(self.folder, path.name, text))
+        return kept
+
 
 def program_to_observe(function: Callable[..., int]) -> Callable[..., int]:
     """Adds the options and the argument that name a program; the verb gets them as `program`."""
@@ -138,15 +147,21 @@ def program_to_observe(function: Callable[..., int]) -> Callable[..., int]:
 
 @contextlib.contextmanager
 def observed_run(
-    program: ProgramToObserve, collectors: Sequence[str], *, overrides: Overrides | None = None
+    program: ProgramToObserve,
+    collectors: Sequence[str],
+    *,
+    overrides: Overrides | None = None,
+    watches_failures: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[ObservedRun]:
     """Runs the program to its end with these collectors, and with its compiles changed by `overrides`.
 
-    The spool is gone after the block.
+    `environment` is what the collectors are told beside that. The spool is gone after the block.
     """
     spool = new_spool(program.cases_dir)
-    settings = Settings(spool=str(spool), only=program.only, watches_failures=False)
-    environment = {
+    settings = Settings(spool=str(spool), only=program.only, watches_failures=watches_failures)
+    given = {
+        **(environment or {}),
         OBSERVE_VARIABLE: ",".join(("frames", *collectors)),
         **(program.changed(overrides or Overrides()).to_environment()),
     }
@@ -158,7 +173,7 @@ def observed_run(
             timeout=None,
             stdout=STDERR if program.as_json else None,
             note=say,
-            environment=environment,
+            environment=given,
             ends_after=program.ends_after,
         )
         _say_how_it_ended(result, program)

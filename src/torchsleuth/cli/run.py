@@ -14,6 +14,7 @@ from torchsleuth.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.cli.ending import AskedToEnd, our_fault
+from torchsleuth.cli.log_option import log_environment, log_option
 from torchsleuth.cli.nothing_compiled import say_nothing_compiled
 from torchsleuth.cli.observed import SAME_RANDOM, same_random_option
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
@@ -82,6 +83,7 @@ EXIT_CASE = 3
     envvar="TORCHSLEUTH_EXPLAIN",
     help="Also collect graph breaks, recompilations and the rest of `explain`, in the same run.",
 )
+@log_option
 @same_random_option
 @click.option("--only", metavar="NAME", envvar="TORCHSLEUTH_ONLY", help="Watch only functions of that name.")
 @click.option(
@@ -105,6 +107,7 @@ def run_verb(
     workers: str,
     no_minify: bool,
     explain: bool,
+    log_levels: dict[str, str],
     same_random: bool,
     only: str | None,
     keep_going: bool,
@@ -138,7 +141,8 @@ def run_verb(
         keep_going=keep_going,
         check_every=check_every or 0,
     )
-    environment = {OBSERVE_VARIABLE: ",".join(KINDS)} if explain else {}
+    collectors = (*(KINDS if explain else ()), *(("logs",) if log_levels else ()))
+    environment = {OBSERVE_VARIABLE: ",".join(collectors), **log_environment(log_levels, os.environ)}
     if same_random:
         environment.update(SAME_RANDOM.to_environment())
     started = time.monotonic()
@@ -256,6 +260,7 @@ def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float)
         run = run_of(spool, cases_dir, result, seconds)
         for line in write_run(run.folder, run.facts(), run.events, tuple(KINDS)):
             say(line)
+        run.keep_logs()
         say(f"see {run.folder / INDEX}")
     except (SleuthError, OSError) as why:
         say(f"what was collected cannot be written: {why}")

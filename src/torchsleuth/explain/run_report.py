@@ -11,26 +11,37 @@ from torchsleuth.cases.runs import write_result
 from torchsleuth.explain.break_text import break_lines
 from torchsleuth.explain.breaks import breaks_of
 from torchsleuth.explain.events import Event
+from torchsleuth.explain.profile import profile_of
+from torchsleuth.explain.profile_text import profile_files, profile_lines
 from torchsleuth.explain.recompile_text import recompile_lines
 from torchsleuth.explain.recompiles import recompiles_of
+from torchsleuth.explain.trace_page import trace_files
+from torchsleuth.explain.trace_text import trace_lines
+from torchsleuth.explain.trace_tree import trace_of
 
 INDEX = "index.md"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One thing that can be collected: its file, its title, and how events become a value and lines for a person."""
+    """One thing that can be collected: its file, its title, and how events become a value and lines for a person.
+
+    `more` are files that are made of the value beside that.
+    """
 
     file: str
     title: str
     of: Callable[[Sequence[Event]], Any]
     lines: Callable[[Any], Iterator[str]]
+    more: Callable[[Any], Mapping[str, Any]] = lambda _: {}
 
 
 # By the name of the collector.
 KINDS: Mapping[str, Kind] = {
     "breaks": Kind("breaks.json", "Graph breaks", breaks_of, break_lines),
     "recompiles": Kind("recompiles.json", "Recompilations", recompiles_of, recompile_lines),
+    "times": Kind("times.json", "Compile time", profile_of, profile_lines, profile_files),
+    "trace": Kind("trace.json", "The capture", trace_of, trace_lines, trace_files),
 }
 
 
@@ -45,12 +56,15 @@ def write_run(
     for kind in [KINDS[name] for name in collectors if name in KINDS]:
         found = kind.of(events)
         write_result(folder, kind.file, {**facts, **found.to_json()})
+        more = kind.more(found)
+        for name, result in more.items():
+            write_result(folder, name, result)
         lines = list(kind.lines(found))
         headlines.append(lines[0])
         index += [
             f"## {kind.title}",
             "",
-            f"As values: [{kind.file}]({kind.file})",
+            ", ".join(f"[{name}]({name})" for name in (kind.file, *more)),
             "",
             "```text",
             *lines,

@@ -50,6 +50,8 @@ def make_case(
         "log.txt": _log(process, failure, record),
         "environment.txt": _environment(process, record, environment),
     }
+    if logged := process.compiler_log():
+        files["compiler.log"] = logged
     if record is not None and record_folder is not None:
         graph = text_inside(record_folder, "graph.py")
         files.update(graph_files(case, record, graph, record_folder / "inputs", failure))

@@ -19,6 +19,10 @@ COLLECTORS = {
     "frames": "torchsleuth.watched.observe.frames",
     "breaks": "torchsleuth.watched.observe.breaks",
     "recompiles": "torchsleuth.watched.observe.recompiles",
+    "times": "torchsleuth.watched.observe.times",
+    "trace": "torchsleuth.watched.observe.trace",
+    "debug": "torchsleuth.watched.observe.debug",
+    "logs": "torchsleuth.watched.observe.logs",
 }
 
 

@@ -30,6 +30,11 @@ def silence_this_process() -> None:
     _silent = True
 
 
+def is_silent() -> bool:
+    """Whether this process is one that must not be seen."""
+    return _silent
+
+
 @contextlib.contextmanager
 def harmless(events: Any) -> Iterator[None]:
     """What goes wrong in a collector is an event, and the program goes on: `with harmless(events): ...`."""

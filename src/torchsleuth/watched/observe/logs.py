@@ -1,0 +1,29 @@
+"""What the compiler logs, in `compiler-<pid>.log` of the spool. TORCHSLEUTH_LOG names the parts, comma separated."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from torchsleuth.torch_internals import module_names
+from torchsleuth.watched.install import after_import
+from torchsleuth.watched.observe.bounded_file import BoundedFile
+from torchsleuth.watched.observe.events import EventWriter
+from torchsleuth.watched.observe_settings import LOG_VARIABLE
+from torchsleuth.watched.watch_settings import Settings
+
+LOG_FILE = "compiler-{pid}.log"
+MOST_BYTES = 64 << 20
+CUT = "[torchsleuth: this file has reached its bound, the rest is left out]\n"
+
+
+def install(settings: Settings, _events: EventWriter) -> None:
+    """Waits for torch's loggers and then writes what they say."""
+    parts = [part for part in os.environ.get(LOG_VARIABLE, "").split(",") if part]
+
+    def put_in(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compiler_logs import listen_to_logs
+
+        listen_to_logs(parts, BoundedFile(settings.spool, LOG_FILE, MOST_BYTES, CUT).write)
+
+    after_import(module_names.LOGGING, put_in)

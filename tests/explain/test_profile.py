@@ -1,0 +1,154 @@
+"""Compile time from events: every second is counted once, whatever the process did before it ended."""
+
+import csv
+import io
+import xml.etree.ElementTree as xml
+
+import pytest
+
+from torchsleuth.explain.chrome_trace import chrome_trace
+from torchsleuth.explain.events import Event
+from torchsleuth.explain.flame import flame_of, flame_svg
+from torchsleuth.explain.profile import profile_of
+from torchsleuth.explain.profile_text import profile_csv, profile_lines
+
+
+def begin(at, name, graph="0/0", thread=1, pid=7, **more):
+    return Event("step_begin", at, pid, {"name": name, "graph": graph, "thread": thread, **more})
+
+
+def end(at, name, thread=1, pid=7):
+    return Event("step_end", at, pid, {"name": name, "thread": thread})
+
+
+def frame(graph="0/0", function="step", pid=7, code=None):
+    # Written when the compile is over.
+    facts = {
+        "id": graph,
+        "function": function,
+        "file": "/home/me/train.py",
+        "line": 12,
+        "code": code or function,
+    }
+    return Event("frame", 99.0, pid, facts)
+
+
+ONE_COMPILE = [
+    begin(0, "dynamo"),
+    begin(1, "backend_compile"),
+    begin(2, "GraphLowering.run"),
+    end(5, "GraphLowering.run"),
+    end(6, "backend_compile"),
+    begin(6, "build_guards"),
+    end(6.5, "build_guards"),
+    end(8, "dynamo"),
+]
+
+
+def phases(profile):
+    return {row.name: row.seconds for row in profile.by_phase}
+
+
+def test_phases_add_up_to_the_whole_as_each_step_counts_without_what_is_inside_it():
+    profile = profile_of([*ONE_COMPILE, frame()])
+    assert phases(profile) == {"capture": 2.5, "guards": 0.5, "backend": 2.0, "lowering": 3.0}
+    assert sum(phases(profile).values()) == profile.seconds == 8
+    assert [(row.name, row.seconds) for row in profile.by_function] == [("step (train.py:12)", 8)]
+
+
+def test_a_step_torch_has_not_told_us_of_belongs_to_the_phase_around_it():
+    steps = [begin(0, "GraphLowering.run"), begin(1, "a_step_of_next_year"), end(3, "a_step_of_next_year")]
+    assert phases(profile_of([*steps, end(4, "GraphLowering.run")])) == {"lowering": 4}
+
+
+def test_a_kernel_compiled_on_another_thread_is_shown_and_not_added():
+    other = [begin(1, "compile_file", graph=None, thread=2), end(5, "compile_file", thread=2)]
+    wait = [
+        begin(0, "dynamo"),
+        begin(1, "async_compile.wait"),
+        *other,
+        end(5, "async_compile.wait"),
+        end(6, "dynamo"),
+    ]
+    profile = profile_of(wait)
+    assert profile.seconds == 6 and phases(profile)["C++/Triton"] == 4
+    assert [step.name for step in profile.parallel] == ["compile_file"]
+
+
+def test_a_step_left_by_an_error_ends_where_the_step_around_it_does():
+    profile = profile_of([begin(0, "dynamo"), begin(1, "GraphLowering.run"), end(4, "dynamo")])
+    assert phases(profile) == {"capture": 1, "lowering": 3}
+
+
+def test_a_killed_process_shows_what_it_was_doing():
+    profile = profile_of(
+        [begin(0, "dynamo"), begin(1, "compile_file"), Event("cache", 9.0, 7, {"name": "x_miss"})]
+    )
+    assert profile.to_json()["unfinished"] == ["dynamo", "compile_file"]
+    assert phases(profile) == {"capture": 1, "C++/Triton": 8}
+    assert any("not ended" in line and "compile_file" in line for line in profile_lines(profile))
+
+
+def test_two_processes_with_the_same_ids_are_told_apart():
+    second = [begin(0, "dynamo", pid=8), end(3, "dynamo", pid=8)]
+    profile = profile_of([*ONE_COMPILE, *second, frame(), frame(function="loss", pid=8)])
+    assert [row.name for row in profile.by_graph] == ["0/0 in process 7", "0/0 in process 8"]
+    assert {row.name for row in profile.by_function} == {"step (train.py:12)", "loss (train.py:12)"}
+
+
+def test_a_backward_is_a_row_of_its_own_and_the_rest_of_a_function_is_part_of_it():
+    backward = [begin(10, "entire_backward_compile"), end(12, "entire_backward_compile")]
+    rest = [begin(20, "dynamo", graph="1/0"), end(21, "dynamo")]
+    frames = [frame(), frame("1/0", code="torch_dynamo_resume_in_step_at_14")]
+    profile = profile_of([*ONE_COMPILE, *backward, *rest, *frames])
+    rows = [(row.name, row.function, row.seconds) for row in profile.by_graph]
+    assert rows == [("0/0", "step", 8), ("0/0 backward", "step", 2), ("1/0", "step (rest)", 1)]
+    assert [(row.name, row.count, row.seconds) for row in profile.by_function] == [
+        ("step (train.py:12)", 3, 11)
+    ]
+
+
+def test_ids_that_torch_uses_again_after_a_reset_are_other_graphs():
+    def frame_at(at, function):
+        return Event("frame", at, 7, {**frame().fields, "function": function, "code": function})
+
+    def backward(at):
+        return [begin(at, "entire_backward_compile"), end(at + 1, "entire_backward_compile")]
+
+    again = [begin(20, "dynamo"), end(23, "dynamo"), frame_at(23, "loss"), *backward(30)]
+    profile = profile_of([*ONE_COMPILE, frame_at(8, "step"), *backward(10), *again])
+    assert {(row.name, row.function, row.seconds) for row in profile.by_graph} == {
+        ("0/0", "step", 8),
+        ("0/0 backward", "step", 1),
+        ("0/0 after reset 1", "loss", 3),
+        ("0/0 backward after reset 1", "loss", 1),
+    }
+
+
+@pytest.mark.parametrize("broken", [{}, {"name": None, "thread": "x", "graph": []}, {"name": "a" * 9999}])
+def test_events_that_make_no_sense_make_no_error(broken):
+    kinds = ("step_begin", "step_end", "cache", "frame")
+    profile = profile_of([Event(kind, 1.0, 1, broken) for kind in kinds])
+    flame_svg(flame_of(profile), "x")
+    assert list(profile_lines(profile)) and profile_csv(profile) and chrome_trace(profile)
+
+
+def test_a_function_name_cannot_break_out_of_the_drawing():
+    profile = profile_of([*ONE_COMPILE, frame(function="<script>alert(1)</script>&")])
+    drawing = flame_svg(flame_of(profile), "<b>")
+    xml.fromstring(drawing)
+    assert "<script" not in drawing and "<b>" not in drawing
+
+
+def test_the_trace_for_perfetto_holds_every_step_in_microseconds():
+    trace = chrome_trace(profile_of([*ONE_COMPILE, frame()]))
+    steps = {event["name"]: event for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert steps["GraphLowering.run"]["ts"] == 2e6 and steps["GraphLowering.run"]["dur"] == 3e6
+    assert steps["GraphLowering.run"]["args"] == {"graph": "0/0", "function": "step"}
+
+
+def test_the_table_for_a_spreadsheet_has_a_row_for_each_graph():
+    rows = list(csv.DictReader(io.StringIO(profile_csv(profile_of([*ONE_COMPILE, frame()])))))
+    assert [(row["graph"], row["seconds"], row["lowering"]) for row in rows] == [
+        ("0/0", "8.000000", "3.000000")
+    ]
