@@ -27,7 +27,7 @@ from torchsleuth.script_runtime.hiding import hide_secrets
 WIDTH, HEIGHT = 100, 24
 _LABELS = 15
 _NARROW = 60
-_FEWEST_SHOWN, _MOST_SHOWN = 3, 10
+_FEWEST_SHOWN, _MOST_SHOWN = 2, 10
 _MOST_OTHERS = 3
 
 
@@ -125,8 +125,7 @@ def _your_line(page: _Page, case: Case) -> None:
     triage = case.triage or Triage()
     if triage.user_line is None:
         lines = case.graph.source_lines if case.graph is not None else ()
-        why = triage.not_narrowed or (f"one of {words.some(lines, 6)}" if lines else "not known")
-        page.say("your line", why, most=2)
+        page.say("your line", triage.not_narrowed or words.one_of(lines, 6), most=2)
         return
     where = f" in {triage.function}" if triage.function else ""
     module = f" of {triage.module}" if triage.module else ""
@@ -165,7 +164,9 @@ def _repro(page: _Page, folder: CaseFolder) -> list[str]:
         page.say("repro", f"{name} cannot be read: {why}", most=1)
         return []
     small = words.made_small(folder.case)
-    page.say("repro", f"{folder.path / name}\n{len(text.splitlines())} lines; {small}", most=4)
+    count = len(text.splitlines())
+    lines = "1 line" if count == 1 else f"{count} lines"
+    page.say("repro", f"{folder.path / name}\n{lines}; {small}", most=4)
     page.elastic = len(page.lines)
     return excerpt(text) if name == "repro.py" else []
 

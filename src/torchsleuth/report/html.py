@@ -7,8 +7,9 @@ only this file's own style and script run, by their hashes, so that even a hole 
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from torchsleuth.cases.scrub import shortened
 from torchsleuth.report import words
 from torchsleuth.report.evidence import OBSERVED, Evidence
 from torchsleuth.report.json_tables import JsonTable, json_tables
-from torchsleuth.report.outline import outline
-from torchsleuth.script_runtime.hiding import hide_secrets
+from torchsleuth.report.outline import outline, readable
+from torchsleuth.script_runtime.hiding import hide_secrets, secret_values
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MOST_SCRIPT, _MOST_TRACEBACK, _MOST_LOG = 100_000, 40_000, 10_000
@@ -57,6 +58,7 @@ def page(evidence: Evidence) -> str:
             triage=triage,
             evidence=evidence,
             words=words,
+            readable=readable,
             style=Markup(style),
             script_text=Markup(script),
             policy=Markup(_policy(style, script)),
@@ -78,26 +80,29 @@ def page(evidence: Evidence) -> str:
     )
 
 
-def clean(text: object) -> str:
+def clean(text: object, secrets: tuple[str, ...] | None = None) -> str:
     """Text of a case as a page may show it: no control characters, no secrets, no home folder.
 
     >>> clean("a\\x1b[31mb")
     'ab'
     """
-    return shortened(hide_secrets(printable(str(text), lines=True, most=_MOST_SCRIPT)))
+    return shortened(hide_secrets(printable(str(text), lines=True, most=_MOST_SCRIPT), secrets))
 
 
-@functools.cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
+    secrets = secret_values(os.environ, sys.orig_argv)  # once: a page has thousands of texts
+
+    def safe(value: object) -> object:
+        return value if isinstance(value, (Markup, jinja2.Undefined)) else clean(value, secrets)
+
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value if isinstance(value, (Markup, jinja2.Undefined)) else clean(value),
+        finalize=safe,
     )
-    return environment
 
 
 def _own(name: str) -> str:

@@ -108,8 +108,9 @@ class _Taken:
     def _without(self, name: str, text: str) -> str:
         code = name.endswith(".py")
         text = self._less("secrets", text, scrubbed(name if code else "text", text, everywhere=True))
-        if code:  # only in strings, so that it stays the program it was
-            return self._replaced("paths of the machine", _QUOTED_PATH, _last_part, text)
+        if code:  # only in strings and comments, so that it stays the program it was
+            text = self._replaced("paths of the machine", _QUOTED_PATH, _last_part, text)
+            return "".join(map(self._prose_of_code, text.splitlines(keepends=True)))
         text = self._replaced("folders of installed packages", _INSTALLED, "", text)
         text = self._replaced("paths of the machine", _PATH, _last_part, text)
         for what, own in (("host", socket.gethostname()), ("user", _user())):
@@ -117,6 +118,11 @@ class _Taken:
                 name_of = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)")
                 text = self._replaced(f"the {what}'s name", name_of, what, text)
         return text
+
+    def _prose_of_code(self, line: str) -> str:
+        if not line.lstrip().startswith(("#", '"""')):
+            return line
+        return self._replaced("paths of the machine", _PATH, _last_part, line)
 
     def _less(self, what: str, before: str, after: str) -> str:
         gone = after.count("<hidden>") - before.count("<hidden>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,11 +17,14 @@ _AROUND = 2
 # Where more nodes are blamed than this, none is.
 _MOST_BLAMED = 40
 _DEEPEST = 12
+# What Dynamo calls a parameter or a buffer of the model.
+_ATTRIBUTE = re.compile(r"\bl_self_\w+_\b")
+_BETWEEN = re.compile(r"_(?:modules|parameters|buffers)_")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One call, or, with `place`, the user's line that the calls after it come from; `mark` is culprit, near or empty."""
+    """One call, or, with `place`, the user's line that calls after it come from; `mark`: culprit, near or empty."""
 
     text: str
     shape: str = ""
@@ -67,11 +71,20 @@ def outline(graph: Graph, triage: Triage | None) -> Outline:
         if call.place and (call.place != place or stack[-1] is not before):
             stack[-1].items.append(Row(_cut(call.code, longest), place=call.place))
         place = call.place
-        stack[-1].items.append(Row(_cut(call.text, longest), _cut(call.shape, 60), mark))
+        stack[-1].items.append(Row(_cut(readable(call.text), longest), _cut(call.shape, 60), mark))
         for group in stack:
             group.calls += 1
             group.open |= bool(mark)
     return Outline(top, start, len(graph.calls) - len(shown) - start, len(culprits))
+
+
+def readable(text: str) -> str:
+    """Inputs under the names they have in the model.
+
+    >>> readable("linear(x, l_self_modules_head_modules_0_parameters_weight_)")
+    'linear(x, self.head.0.weight)'
+    """
+    return _ATTRIBUTE.sub(lambda found: _BETWEEN.sub(".", found[0][2:-1]), text)
 
 
 def _culprits(graph: Graph, triage: Triage) -> set[int]:

@@ -186,6 +186,13 @@ def some(names: Sequence[str], at_most: int) -> str:
     return ", ".join(names[:at_most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def one_of(lines: Sequence[str], at_most: int) -> str:
+    """`one_of(["m.py:3", "m.py:4"], 6) == "one of m.py:3, m.py:4"`; the line itself where there is just one."""
+    if not lines:
+        return "not known"
+    return lines[0] if len(lines) == 1 else f"one of {some(lines, at_most)}"
+
+
 def _wrong_number(case: Case) -> str | None:
     """Of a wrong result, its most telling element; None where no numbers are kept."""
     accuracy = case.extra.get("accuracy")
