@@ -54,7 +54,8 @@ def _what_is_there(path: Path) -> tuple[Case, list[str]]:
         doc = {}
     kept = dict(_INSTEAD, **({"id": path.name} if ID.fullmatch(path.name) else {}))
     lost = []
-    for name in (field.name for field in dataclasses.fields(Case)):
+    fields = [field.name for field in dataclasses.fields(Case)]
+    for name in fields:
         if name in ("schema", "extra") or name not in doc:
             continue
         try:
@@ -63,5 +64,5 @@ def _what_is_there(path: Path) -> tuple[Case, list[str]]:
             lost.append(f"{name} is left out: {why.why}")
         else:
             kept[name] = doc[name]
-    more = {key: value for key, value in doc.items() if key not in kept}
+    more = {key: value for key, value in doc.items() if key not in fields}
     return case_from_json({**more, **kept}, path), lost

@@ -148,7 +148,7 @@ def _title(evidence: Evidence, taken: _Taken) -> str:
     triage = evidence.folder.case.triage
     component = f"[{triage.component}] " if triage is not None and triage.component else ""
     text = words.one_line(component + words.what_happened(evidence.folder.case))
-    return taken.text("title", text, _MOST_CELL).replace(">", "").replace("--", "-")
+    return taken.text("title", text, _MOST_CELL).translate({ord("<"): None, ord(">"): None})
 
 
 def _last_part(found: re.Match[str]) -> str:
