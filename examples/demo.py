@@ -1,31 +1,17 @@
-"""`make demo`: runs a model that breaks on a real bug of torch 2.13 under torchsleuth, and shows what came of it."""
+"""`make demo`: a model that breaks on a real bug of torch 2.13, run under torchsleuth; the last screen is the result."""
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("vision_transformer.py")
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="torchsleuth-demo-") as folder:
-        print(f"$ torchsleuth run {PROGRAM.name}", flush=True)
-        command = [sys.executable, "-m", "torchsleuth", "run", str(PROGRAM)]
-        run = subprocess.Popen(command, cwd=folder, stdout=sys.stdout, stderr=subprocess.PIPE, text=True)
-        assert run.stderr is not None
-        traceback = 0
-        for line in run.stderr:
-            # The program's own traceback is long, and the same with and without torchsleuth.
-            if not traceback and line.startswith("Traceback"):
-                print(line.rstrip(), "\n  [...]", flush=True)
-                traceback = 1
-            if traceback == 1:
-                traceback = 2 if line.startswith("torchsleuth:") else 1
-            if traceback != 1:
-                print(line, end="", flush=True)
-        if run.wait() not in (0, 1, 3):
-            sys.exit(f"the demo did not work: status {run.returncode}")
+    print(f"$ torchsleuth run {PROGRAM.name}", flush=True)
+    done = subprocess.run([sys.executable, "-m", "torchsleuth", "run", str(PROGRAM)], check=False)
+    if done.returncode != 1:  # the model's own status: it fails, with and without torchsleuth
+        sys.exit("the model did not fail; was this bug fixed in the torch that is installed here?")
 
 
 if __name__ == "__main__":

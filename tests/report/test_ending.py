@@ -102,7 +102,8 @@ def _shown(tmp_path, stderr, **env):
 
 def test_without_a_terminal_there_are_plain_lines_on_stderr_alone(tmp_path):
     out, err = _shown(tmp_path, subprocess.PIPE).communicate(timeout=60)
-    assert out == b"" and b"\x1b" not in err and b"whose bug" in err
+    assert out == b"" and b"\x1b" not in err and b"\ntorchsleuth: whose bug" in err
+    assert all(line.startswith(b"torchsleuth: ") for line in err.splitlines())
 
 
 @pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])

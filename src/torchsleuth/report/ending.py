@@ -25,6 +25,7 @@ from torchsleuth.script_runtime.hiding import hide_secrets
 
 # Where there is no terminal, the screen of one.
 WIDTH, HEIGHT = 100, 24
+WHOSE = "torchsleuth: "
 _LABELS = 15
 _NARROW = 60
 _FEWEST_SHOWN, _MOST_SHOWN = 2, 10
@@ -49,7 +50,7 @@ def ending(
     (folder, name), *others = folders
     page = _Page(max(20, width))
     case = folder.case
-    page.put(f"torchsleuth: case {case.id}", style="bold")
+    page.put(f"{WHOSE}case {case.id}", style="bold")
     page.say("what happened", words.what_happened(case), style="red", most=2)
     _your_line(page, case)
     page.say("whose bug", words.whose_bug(case), most=2)
@@ -65,14 +66,19 @@ def ending(
 
 
 def show_ending(folders: Sequence[tuple[CaseFolder, str]]) -> None:
-    """Prints the screen on stderr: stdout is the program's. Never raises: nobody may be there to read."""
+    """Prints the screen on stderr: stdout is the program's. Never raises: nobody may be there to read.
+
+    Where there is no terminal, every line says whose it is, as all others of torchsleuth's do.
+    """
     with contextlib.suppress(OSError, ValueError):
         terminal = sys.stderr.isatty()
         size = shutil.get_terminal_size((WIDTH, HEIGHT)) if terminal else (WIDTH, HEIGHT)
         console = Console(stderr=True, highlight=False, width=None if terminal else 10_000)
-        console.print()
+        if terminal:
+            console.print()
         for line in ending(folders, width=size[0], height=size[1]):
-            console.print(Text(line.text, style=line.style), soft_wrap=True)
+            whose = "" if terminal or line.text.startswith(WHOSE) else WHOSE
+            console.print(Text(whose + line.text, style=line.style), soft_wrap=True)
 
 
 class _Page:
