@@ -1,4 +1,4 @@
-"""`make demo`: a model that breaks on a real bug of torch 2.13, run under torchsleuth; the last screen is the result."""
+"""`make demo`: a model that breaks on a real bug of torch 2.13, under torchsleuth; the last screen is the result."""
 
 import subprocess
 import sys

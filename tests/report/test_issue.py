@@ -31,7 +31,7 @@ def test_the_headings_are_those_of_the_template(tmp_path, make):
 
 
 def test_the_text_of_a_case_of_which_all_is_known(tmp_path):
-    text, wanted = agreed("issue-accuracy.md", text_of(accuracy(tmp_path)))
+    text, wanted = agreed("issue-accuracy.txt", text_of(accuracy(tmp_path)))
     assert text == wanted
 
 

@@ -128,7 +128,8 @@ def test_a_graph_of_3000_calls_stays_below_a_megabyte(tmp_path):
 
 
 def test_what_analysis_and_observed_runs_left_is_shown(tmp_path):
-    folder = accuracy(tmp_path, extra={"run": "20260102-030405-abcdef"})
+    words = "aten.erf at model.py:9 is the first that is off"
+    folder = accuracy(tmp_path, extra={"run": "20260102-030405-abcdef", "analysis": {"words": words}})
     put_files(
         folder.path,
         {"analysis.json": json.dumps({"culprit": "call_7", "nodes": [{"name": "call_7", "local": 3.5}]})},
@@ -138,8 +139,12 @@ def test_what_analysis_and_observed_runs_left_is_shown(tmp_path):
         {"analysis.svg": "<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"},
     )
     run = tmp_path / "runs" / "20260102-030405-abcdef"
-    put_files(run, {"breaks.json": json.dumps([{"line": "model.py:9", "why": "print"}])})
+    put_files(
+        run,
+        {"breaks.json": json.dumps({"breaks": [{"place": {"file": "/a/model.py", "line": 9}, "runs": 3}]})},
+    )
     found = parts(folder)
+    assert words in found.sections["numbers"]
     assert "call_7" in found.sections["numbers"] and "3.5" in found.sections["numbers"]
     assert "model.py:9" in found.sections["run"]
     pictures = [attrs["src"] for tag, attrs in found.tags if tag == "img"]

@@ -221,8 +221,9 @@ def _assigned(statement: ast.stmt) -> list[ast.expr]:
 
 
 def _names(tree: ast.AST, known: set[str]) -> tuple[str, ...]:
-    found = (each.id for each in ast.walk(tree) if isinstance(each, ast.Name))
-    return tuple(dict.fromkeys(name for name in found if name in known))
+    found = [each for each in ast.walk(tree) if isinstance(each, ast.Name) and each.id in known]
+    found.sort(key=lambda each: (each.lineno, each.col_offset))
+    return tuple(dict.fromkeys(each.id for each in found))
 
 
 def _op(node: ast.expr) -> str:

@@ -72,6 +72,7 @@ def page(evidence: Evidence) -> str:
             picture=_picture(evidence.picture.thing),
             analysis=json_tables(evidence.analysis.thing) if evidence.analysis.thing is not None else [],
             observed=_observed(evidence),
+            begins=_told(case.to_json().get("analysis"), "words"),
             leaves=_leaves(case.extra.get("accuracy")),
             may_vary=_texts(case.extra.get("explanation"), "may_vary"),
             passes_with=_told(case.extra.get("explanation"), "passes_with"),

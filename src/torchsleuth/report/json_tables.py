@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_TABLES, MOST_ROWS, MOST_COLUMNS, LONGEST = 6, 60, 8, 160
+MOST_TABLES, MOST_ROWS, MOST_COLUMNS, MOST_INSIDE, LONGEST = 6, 60, 10, 6, 240
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,25 @@ def _table(title: str, rows: Sequence[Any]) -> JsonTable:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, str):
-        text = value
-    elif isinstance(value, float):
-        text = f"{value:.6g}"
-    else:
-        try:
-            text = json.dumps(value) if value is not None else ""
-        except RecursionError:
-            text = "…"
+    text = _words(value, 3)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _words(value: Any, depth: int) -> str:
+    """A value in words: a place as `model.py:9 code`, several as a list, what is too deep left out."""
+    if value is None or value == "" or depth < 0:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        shown = [_words(each, depth - 1) for each in value[:MOST_INSIDE]]
+        rest = [f"{len(value) - MOST_INSIDE} more"] if len(value) > MOST_INSIDE else []
+        return ", ".join([each for each in shown if each] + rest)
+    if isinstance(value, Mapping):
+        if isinstance(value.get("file"), str) and isinstance(value.get("line"), int):
+            return f"{os.path.basename(value['file'])}:{value['line']} {value.get('code') or ''}".rstrip()
+        inside = [(str(key), _words(each, depth - 1)) for key, each in list(value.items())[:MOST_INSIDE]]
+        return "; ".join(f"{key} {each}" for key, each in inside if each)
+    return str(value)
