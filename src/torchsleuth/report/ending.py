@@ -6,6 +6,7 @@ What happened, which of my lines, whose bug, what helps, how do I show it, how s
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import textwrap
@@ -57,7 +58,7 @@ def ending(
     _workaround(page, case)
     shown = _repro(page, folder)
     page.say("how sure", words.how_sure(case), most=2)
-    page.say("next", _next(folder, name), most=4)
+    page.whole("next", _next(folder, name))
     for other, word in others[:_MOST_OTHERS]:
         page.say("also", f"case {word}: {words.what_happened(other.case)}", most=1)
     if len(others) > _MOST_OTHERS:
@@ -109,6 +110,12 @@ class _Page:
         for number, part in enumerate(wrapped):
             lead = "" if not self.beside else label.ljust(_LABELS)
             self.lines.append(Line((self.indent if number else lead) + part, style))
+
+    def whole(self, label: str, lines: Sequence[str]) -> None:
+        """Commands and paths, to be copied: a line each, however long."""
+        for number, text in enumerate(lines):
+            lead = label.ljust(_LABELS) if self.beside else f"{label}: "
+            self.lines.append(Line((self.indent if number else lead) + _safe(text)))
 
     def code(self, text: str, style: str = "cyan") -> None:
         """A line to paste or to recognise: as it is, however long."""
@@ -172,21 +179,28 @@ def _repro(page: _Page, folder: CaseFolder) -> list[str]:
     small = words.made_small(folder.case)
     count = len(text.splitlines())
     lines = "1 line" if count == 1 else f"{count} lines"
-    page.say("repro", f"{folder.path / name}\n{lines}; {small}", most=4)
+    page.whole("repro", [_path(folder, name)])
+    page.say("", f"{lines}; {small}", most=2)
     page.elastic = len(page.lines)
     return excerpt(text) if name == "repro.py" else []
 
 
-def _next(folder: CaseFolder, name: str) -> str:
+def _path(folder: CaseFolder, name: str) -> str:
+    """The path of a file of the case, from here where that is shorter."""
+    path = folder.path / name
+    return min(str(path), os.path.relpath(path), key=len)
+
+
+def _next(folder: CaseFolder, name: str) -> list[str]:
     case = folder.case
     found = [f"torchsleuth show {name}"]
     if case.no_repro is None and case.minified is None and not _is_the_programs(case):
         found.append(f"torchsleuth minify {name}")
     if folder.has("report.html"):
-        found.append(f"look at and attach: {folder.path / 'report.html'}")
+        found.append(f"look at and attach: {_path(folder, 'report.html')}")
     if folder.has("issue.md") and not _is_the_programs(case):
-        found.append(f"file: {folder.path / 'issue.md'}")
-    return "\n".join(found)
+        found.append(f"file: {_path(folder, 'issue.md')}")
+    return found
 
 
 def _is_the_programs(case: Case) -> bool:
