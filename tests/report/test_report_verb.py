@@ -130,6 +130,19 @@ def test_each_file_may_be_missing_or_wrong(tmp_path, name, how):
     assert status == 0 and "treasure" not in text and not Parts(text).unclosed
 
 
+def test_a_case_of_many_megabytes_makes_a_page_of_ordinary_size(tmp_path):
+    folder = accuracy(tmp_path)
+    doc = json.loads(folder.text("case.json"))
+    rung, workaround = doc["triage"]["rungs"][0], doc["workarounds"][0]
+    triage = {**doc["triage"], "rungs": [rung] * 50_000, "code": "x" * 10**6, "labels": ["a"] * 10**5}
+    graph = {"calls": 1, "inputs": 1, "source_lines": ["m.py:1"] * 10**5}
+    edit(folder, triage=triage, graph=graph, workarounds=[{**workaround, "how": "y" * 50_000}] * 100)
+    status, text = report(tmp_path)
+    assert status == 0 and len(text) < 1_000_000
+    check_page(text)
+    check_issue(folder.text("issue.md"))
+
+
 HOSTILE = [
     "</script><script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",

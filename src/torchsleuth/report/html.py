@@ -28,7 +28,14 @@ from torchsleuth.report.outline import outline, readable
 from torchsleuth.script_runtime.hiding import hide_secrets, secret_values
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MOST_SCRIPT, _MOST_TRACEBACK, _MOST_LOG = 100_000, 40_000, 10_000
+_MOST_ROWS = 60
+_MOST_SCRIPT, _MOST_TRACEBACK, _MOST_LOG, _MOST_TEXT = 100_000, 40_000, 10_000, 4_000
+
+
+class _Long(str):
+    """A text whose length was seen to."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,9 @@ def page(evidence: Evidence) -> str:
             repro=_head(evidence.repro.thing, _MOST_SCRIPT),
             traceback=_tail(evidence.traceback.thing, _MOST_TRACEBACK),
             log=_tail(evidence.log.thing, _MOST_LOG),
+            environment=_head(evidence.environment.thing, _MOST_LOG),
+            rungs=triage.rungs[:_MOST_ROWS],
+            tried=(case.workarounds or ())[:_MOST_ROWS],
             outline=None if graph is None else outline(graph, case.triage),
             picture=_picture(evidence.picture.thing),
             analysis=json_tables(evidence.analysis.thing) if evidence.analysis.thing is not None else [],
@@ -87,7 +97,8 @@ def clean(text: object, secrets: tuple[str, ...] | None = None) -> str:
     >>> clean("a\\x1b[31mb")
     'ab'
     """
-    return shortened(hide_secrets(printable(str(text), lines=True, most=_MOST_SCRIPT), secrets))
+    most = _MOST_SCRIPT + 100 if isinstance(text, _Long) else _MOST_TEXT
+    return shortened(hide_secrets(printable(str(text), lines=True, most=most), secrets))
 
 
 def _environment() -> jinja2.Environment:
@@ -118,16 +129,16 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _head(text: str | None, most: int) -> str:
+def _head(text: str | None, most: int) -> _Long:
     if text is None or len(text) <= most:
-        return text or ""
-    return f"{text[:most]}\n# … {len(text) - most} more characters in the case's folder"
+        return _Long(text or "")
+    return _Long(f"{text[:most]}\n# … {len(text) - most} more characters in the case's folder")
 
 
-def _tail(text: str | None, most: int) -> str:
+def _tail(text: str | None, most: int) -> _Long:
     if text is None or len(text) <= most:
-        return text or ""
-    return f"… {len(text) - most} characters before\n{text[-most:]}"
+        return _Long(text or "")
+    return _Long(f"… {len(text) - most} characters before\n{text[-most:]}")
 
 
 def _picture(svg: str | None) -> Markup | None:
