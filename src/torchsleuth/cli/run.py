@@ -307,6 +307,8 @@ def _finish(
 
 def _report(cases: list[tuple[CaseFolder, WatchedProcess]]) -> None:
     """Writes page and issue text of each case, then the screen with which a run ends."""
+    if not cases:
+        return
     from torchsleuth.report.ending import show_ending
     from torchsleuth.report.writing import write_report
 
@@ -317,8 +319,7 @@ def _report(cases: list[tuple[CaseFolder, WatchedProcess]]) -> None:
             say(str(why))
         except Exception as error:  # of this page; the others have their turn
             our_fault(error)
-    if cases:
-        show_ending([(folder, _name(folder)) for folder, _ in cases])
+    show_ending([(folder, _name(folder)) for folder, _ in cases])
 
 
 def _clear(spool: Path, keep: bool) -> None:
