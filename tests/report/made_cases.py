@@ -124,7 +124,12 @@ WORKAROUNDS = (
         disables="all code generation",
         cost=1.5,
     ),
-    Workaround("function forward eager", "@torch.compiler.disable", False, error="it fails as before"),
+    Workaround(
+        "function forward eager",
+        f"@torch.compiler.disable  # {'above a line that is long ' * 20}",
+        False,
+        error="it fails as before",
+    ),
 )
 LEAF = {
     "path": "outputs[0]",
