@@ -35,10 +35,14 @@ _MOST_OTHERS = 3
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the screen; `style` is rich's word for how it looks where there are colours."""
+    """One line of the screen; its first `label` characters are a label.
+
+    `style` is rich's word for how the rest looks where there are colours.
+    """
 
     text: str
     style: str = ""
+    label: int = 0
 
 
 def ending(
@@ -79,7 +83,8 @@ def show_ending(folders: Sequence[tuple[CaseFolder, str]]) -> None:
             console.print()
         for line in ending(folders, width=size[0], height=size[1]):
             whose = "" if terminal or line.text.startswith(WHOSE) else WHOSE
-            console.print(Text(whose + line.text, style=line.style), soft_wrap=True)
+            label, rest = line.text[: line.label], line.text[line.label :]
+            console.print(Text.assemble(whose, (label, "bold"), (rest, line.style)), soft_wrap=True)
 
 
 class _Page:
@@ -109,13 +114,15 @@ class _Page:
             wrapped[-1] = wrapped[-1][: room - 2] + " …"
         for number, part in enumerate(wrapped):
             lead = "" if not self.beside else label.ljust(_LABELS)
-            self.lines.append(Line((self.indent if number else lead) + part, style))
+            marked = 0 if number else len(label)
+            self.lines.append(Line((self.indent if number else lead) + part, style, marked))
 
     def whole(self, label: str, lines: Sequence[str]) -> None:
         """Commands and paths, to be copied: a line each, however long."""
         for number, text in enumerate(lines):
             lead = label.ljust(_LABELS) if self.beside else f"{label}: "
-            self.lines.append(Line((self.indent if number else lead) + _safe(text)))
+            marked = 0 if number else len(label)
+            self.lines.append(Line((self.indent if number else lead) + _safe(text), "", marked))
 
     def code(self, text: str, style: str = "cyan") -> None:
         """A line to paste or to recognise: as it is, however long."""

@@ -7,6 +7,7 @@ only this file's own style and script run, by their hashes, so that even a hole 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import os
 import sys
@@ -56,8 +57,9 @@ def page(evidence: Evidence) -> str:
     code = clean(triage.code or "")
     start, end = words.underlined(code, triage)
     graph = evidence.graph.thing
+    secrets = secret_values(os.environ, sys.orig_argv)  # once: a page has thousands of texts
     return (
-        _environment()
+        _environment(secrets)
         .get_template("report.html.jinja")
         .render(
             version=__version__,
@@ -101,9 +103,8 @@ def clean(text: object, secrets: tuple[str, ...] | None = None) -> str:
     return shortened(hide_secrets(printable(str(text), lines=True, most=most), secrets))
 
 
-def _environment() -> jinja2.Environment:
-    secrets = secret_values(os.environ, sys.orig_argv)  # once: a page has thousands of texts
-
+@functools.lru_cache(maxsize=1)
+def _environment(secrets: tuple[str, ...]) -> jinja2.Environment:
     def safe(value: object) -> object:
         return value if isinstance(value, (Markup, jinja2.Undefined)) else clean(value, secrets)
 
