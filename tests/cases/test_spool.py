@@ -50,3 +50,10 @@ def test_a_forked_child_finds_the_records_of_its_parent(tmp_path):
     where = read_process(child).under_way()
     assert (where.record, where.phase) == (parent / "g1", "run")
     assert [p.folder for p in watched_processes(tmp_path)] == [parent, child]
+
+
+def test_a_graph_is_counted_once_however_often_its_process_forked(tmp_path):
+    parent = leave(tmp_path / "p1", [0, 0, 2, 2], ["dynamo", "dynamo"])
+    for number in range(2, 5):
+        leave(tmp_path / f"p{number}", [0, 0], [], inherits=str(parent), started=float(number))
+    assert sum(process.captured_graphs() for process in watched_processes(tmp_path)) == 2

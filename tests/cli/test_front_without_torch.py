@@ -72,6 +72,7 @@ def front(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("list",),
         ("show", "last"),
+        ("report", "last"),
         ("verify", "last", "--times", "1"),
         ("triage", "last"),
         ("minify", "last"),
@@ -104,6 +105,7 @@ def test_every_verb_is_tried_here():
         "run",
         "list",
         "show",
+        "report",
         "verify",
         "triage",
         "minify",

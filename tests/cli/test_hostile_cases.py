@@ -227,6 +227,12 @@ def test_no_folder_of_a_strangers_harms_whoever_reads_it(changes: list, plants: 
         with contextlib.suppress(FileNotFoundError):
             target.unlink()
         assert state_of(top) == before
+        status, said = run(["report", "1a2b3c4d", "-o", str(top / "out"), "--cases", str(cases)])
+        assert status in (0, 2) and PRIVATE not in said, said
+        written = [path.read_text() for path in (top / "out").glob("*")]
+        assert len(written) == (2 if status == 0 else 0) and not any(PRIVATE in text for text in written)
+        shutil.rmtree(top / "out", ignore_errors=True)
+        assert state_of(top) == before
     finally:
         for path in top.rglob("*"):
             if not path.is_symlink():

@@ -127,6 +127,15 @@ def update_case(
         return _put_document(folder.path, doc)
 
 
+def put_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes texts into a folder, each whole or not at all: `put_files(Path("out"), {"issue.md": text})`."""
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            for name, content in files.items():
+                _put(folder, name, content)
+
+
 def _case_path(wanted: str) -> Path | None:
     """The case folder that a path names, directly or by one of its files."""
     path = Path(wanted)
@@ -276,6 +285,7 @@ __all__ = [
     "list_cases",
     "now",
     "open_case",
+    "put_files",
     "read_case",
     "update_case",
     "working_on",

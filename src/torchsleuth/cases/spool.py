@@ -95,12 +95,13 @@ class WatchedProcess:
         for _ in range(MOST_GENERATIONS):
             if process is None:
                 break
-            own = [
-                p for p in process.folder.glob("g*") if re.fullmatch(r"g\d{1,9}", p.name) and _is_folder(p)
-            ]
-            found = sorted(own, key=lambda p: int(p.name[1:])) + found
+            found = process._own_graphs() + found
             process = process._parent()
         return found
+
+    def _own_graphs(self) -> list[Path]:
+        own = [p for p in self.folder.glob("g*") if re.fullmatch(r"g\d{1,9}", p.name) and _is_folder(p)]
+        return sorted(own, key=lambda p: int(p.name[1:]))
 
     def _parent(self) -> WatchedProcess | None:
         """The process this one was forked from, whose folder lies beside its own."""
@@ -116,8 +117,8 @@ class WatchedProcess:
             return None
 
     def captured_graphs(self) -> int:
-        """How many graphs were captured in this process; each may have several aten graphs."""
-        return sum(_is_outermost(folder) for folder in self.graph_folders())
+        """How many graphs were captured in this process itself; each may have several aten graphs."""
+        return sum(map(_is_outermost, self._own_graphs()))
 
     def failures(self) -> list[dict[str, Any]]:
         """What the process reported, in order; raises `NotRead` where a report is none."""

@@ -41,6 +41,7 @@ VERBS = {
     "minify": ("torchsleuth.cli.minify", "The smallest graph, or program, that fails the same way."),
     "verify": ("torchsleuth.cli.verify", "Run a repro in fresh processes and compare how it fails."),
     "replay": ("torchsleuth.cli.replay", "Run one recorded frame again, in a fresh process."),
+    "report": ("torchsleuth.cli.report", "report.html to look at and attach, issue.md to file."),
     "pack": ("torchsleuth.cli.pack", "One file to share, with the list of what is in it."),
     "unpack": ("torchsleuth.cli.pack", "A packed case among the cases here."),
     "explain": (

@@ -8,6 +8,9 @@ from typing import Any
 
 from torchsleuth.cli.output import say, status
 
+# Without a terminal every line stays: one where the case is half as large as at the last one, or after this long.
+SECONDS_BETWEEN_LINES = 20.0
+
 
 class StatusLine:
     """One line that answers: is it moving, how small, how many trials, how fast, how long still, may I stop now."""
@@ -19,11 +22,12 @@ class StatusLine:
         self.unit = "calls"
         self.live = sys.stderr is not None and sys.stderr.isatty()
         self.shown = False
+        self.said_at, self.said_calls = self.started_at, 0
 
     def hear(self, message: dict[str, Any]) -> None:
         """What the search host tells: `line.hear({"smaller": 3, "reducer": "nodes"})`."""
         if "started" in message:
-            self.first = self.calls = message["started"]
+            self.first = self.calls = self.said_calls = message["started"]
             self.unit = message["unit"]
             self._show("")
         elif "asked" in message:
@@ -31,7 +35,7 @@ class StatusLine:
             self._show(message["asked"])
         elif "smaller" in message:
             self.last, self.calls = time.monotonic(), message["smaller"]
-            self._show(message["reducer"], always=True)
+            self._show(message["reducer"], smaller=True)
         elif "said" in message:
             self.end()
             say(message["said"])
@@ -41,7 +45,7 @@ class StatusLine:
             status("")
         self.shown = False
 
-    def _show(self, reducer: str, always: bool = False) -> None:
+    def _show(self, reducer: str, smaller: bool = False) -> None:
         now = time.monotonic()
         took = max(0.1, now - self.started_at)
         text = (
@@ -52,5 +56,6 @@ class StatusLine:
         if self.live:
             status(f"torchsleuth: {text}")
             self.shown = True
-        elif always:
+        elif smaller and (2 * self.calls <= self.said_calls or now - self.said_at >= SECONDS_BETWEEN_LINES):
+            self.said_at, self.said_calls = now, self.calls
             say(text)

@@ -164,6 +164,7 @@ def run_verb(
         whole = _cases(cases_dir, spool, line, result, cases, run)
         if not record_only and settings.level >= 2 and not result.only_record:
             cases = _finish(cases, ends, None if no_minify else workers)
+            _report(cases)
         if whole:
             _clear(spool, keep=settings.level == 3)
     except (KeyboardInterrupt, AskedToEnd):
@@ -244,7 +245,8 @@ def _cases(
     elif troubled:
         say("no case was recorded, and what failed inside torchsleuth may be why; please report it")
     elif graphs:
-        say(f"watched {graphs} captured graphs being compiled and run, nothing failed")
+        several = "graph" if graphs == 1 else "graphs"
+        say(f"watched {graphs} captured {several} being compiled and run, nothing failed")
     elif not processes and (reason := _cannot_record(spool)) is not None:
         say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
     else:
@@ -321,6 +323,23 @@ def _finish(
             say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")
             break
     return done
+
+
+def _report(cases: list[tuple[CaseFolder, WatchedProcess]]) -> None:
+    """Writes page and issue text of each case, then the screen with which a run ends."""
+    if not cases:
+        return
+    from torchsleuth.report.ending import show_ending
+    from torchsleuth.report.writing import write_report
+
+    for folder, _ in cases:
+        try:
+            write_report(folder)
+        except SleuthError as why:
+            say(str(why))
+        except Exception as error:  # of this page; the others have their turn
+            our_fault(error)
+    show_ending([(folder, _name(folder)) for folder, _ in cases])
 
 
 def _clear(spool: Path, keep: bool) -> None:

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.listing import CaseSummary
-from torchsleuth.cases.model import Case
+from torchsleuth.cases.model import Case, best_workaround
 from torchsleuth.cases.printable import printable
+from torchsleuth.report import words
 
 
 def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
@@ -49,7 +50,7 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
     case = folder.case
     facts: list[tuple[str, str]] = [
         ("case", case.id + (f" (rank {case.rank})" if case.rank is not None else "")),
-        ("failed", f"{case.kind} while {_doing(case.phase)}"),
+        ("failed", f"{case.kind} while {words.PHASES[case.phase]}"),
         ("error", case.signature.summary),
         ("backend", f"{case.backend}, torch {case.torch}, {case.device}"),
     ]
@@ -63,7 +64,9 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
     if case.minified is not None and case.minified.calls is not None:
         calls = "1 call" if case.minified.calls == 1 else f"{case.minified.calls} calls"
         facts.append(("minified", f"{calls}: {_some(case.minified.ops)}"))
-    facts.append(("repro", _repro(folder)))
+    facts.append(
+        ("repro", words.how_sure(case) if case.no_repro else f"{_script(folder)}; {words.how_sure(case)}")
+    )
     if case.seen > 1:
         facts.append(("seen", f"{case.seen} times, last {case.last_seen}"))
     if case.kept is not None:
@@ -73,12 +76,14 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
                 f"{case.kept.get('by_value')} inputs kept by value, {case.kept.get('by_spec')} by spec",
             )
         )
+    if not packed and folder.has("report.html"):
+        facts.append(("report", "report.html to look at and attach, issue.md to file"))
     facts.append(("packed in" if packed else "folder", str(folder.path)))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, Text(printable(value)))
+        table.add_row(name, Text(printable(value, lines=name == "works")))
     console.print(table)
     if packed:
         console.print()
@@ -107,9 +112,9 @@ def _blame(case: Case) -> list[tuple[str, str]]:
             found.append(("because", triage.detail))
     elif triage is not None and triage.error:
         found.append(("at fault", f"not known: {triage.error}"))
-    works = next((each for each in case.workarounds or () if each.verified), None)
+    works = best_workaround(case.workarounds or ())
     if works is not None:
-        found.append(("works", f"{works.name}: {'; '.join(works.how.splitlines())}"))
+        found.append(("works", f"{works.name}; paste:\n{works.how}"))
     return found
 
 
@@ -126,28 +131,6 @@ def _console() -> Console:
 def _line(console: Console, text: str) -> None:
     """One line as it is: no markup in it is obeyed."""
     console.print(Text(printable(text)), soft_wrap=True)
-
-
-def _repro(folder: CaseFolder) -> str:
-    case = folder.case
-    if case.no_repro is not None:
-        return f"none: {case.no_repro}"
-    script = _script(folder)
-    if case.verified is None:
-        return f"{script}, not tried yet"
-    if case.verified.error and not case.verified.reproduced:
-        return f"{script} could not be tried: {case.verified.error}"
-    said = f"{script}, failed the same way in {case.verified.reproduced} of {case.verified.times} fresh processes"
-    return (
-        said
-        + {True: "; passes without the compiler", False: "; fails without the compiler, too", None: ""}[
-            case.verified.eager_passes
-        ]
-    )
-
-
-def _doing(phase: str) -> str:
-    return {"capture": "capturing a graph", "compile": "compiling", "run": "running a compiled graph"}[phase]
 
 
 def _some(lines: Sequence[str], at_most: int = 6) -> str:

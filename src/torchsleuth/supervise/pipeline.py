@@ -258,7 +258,7 @@ def investigate(
         if workers is not None and folder.case.graph is not None:
             yield ask_the_program(folder, deadline, say)
         elif workers is not None and not _is_the_programs(folder):
-            yield try_on_program(folder, deadline, say)
+            yield _tell_workaround(try_on_program(folder, deadline, say), say)
         return
     with processes_for(folder, workers, process.facts.get("executable")) as processes:
         searches = processes.host is not None
@@ -296,7 +296,7 @@ def _investigate_call(
     if _fails_here(folder) and left >= 5:
         folder = _shrink(folder, processes, left * (1 - SHARE_FOR_THE_PROGRAM), say, heard)
         yield folder
-    yield try_on_program(folder, deadline, say)
+    yield _tell_workaround(try_on_program(folder, deadline, say), say)
 
 
 def _kept_for_later(step: Callable[..., CaseFolder], folder: CaseFolder, whole: float) -> float:
@@ -399,11 +399,18 @@ def _work_around(folder: CaseFolder, processes: Processes, left: float, say: Say
         folder = reopened(folder)
     if gives_up(folder.case.workarounds or ()):
         folder = try_on_program(folder, deadline, say)
-    best: Workaround | None = best_workaround(folder.case.workarounds or ())
+    return _tell_workaround(folder, say)
+
+
+def _tell_workaround(folder: CaseFolder, say: Say) -> CaseFolder:
+    """The case; whether something that was tried works is said."""
+    tried = folder.case.workarounds or ()
+    best: Workaround | None = best_workaround(tried)
     if best is None:
-        say(f"case {folder.case.id}: nothing that was tried makes the graph pass")
+        what = (
+            f"none of {len(tried)} workarounds that were tried works" if tried else "no workaround was tried"
+        )
+        say(f"case {folder.case.id}: {what}")
         return folder
-    say(f"case {folder.case.id}: tried and works: {best.name}; paste:")
-    for line in best.how.splitlines():
-        say(f"    {line}")
+    say(f"case {folder.case.id}: tried and works: {best.name}")
     return folder

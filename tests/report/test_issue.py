@@ -1,0 +1,90 @@
+"""issue.md: PyTorch's own headings, the evidence, marks on what a machine wrote, and nothing private."""
+
+import re
+import socket
+
+import pytest
+from golden_files import agreed
+from made_cases import KINDS, accuracy, hang
+
+from torchsleuth.report.evidence import gather
+from torchsleuth.report.issue import MOST, issue
+
+# As the form that PyTorch offers for torch.compile renders them.
+HEADINGS = ["### 🐛 Describe the bug", "### Error logs", "### Versions"]
+
+
+def text_of(folder):
+    return issue(gather(folder))
+
+
+def outside_fences(text):
+    return re.sub(r"(?ms)^(`{3,})\w*\n.*?\n\1$", "", text)
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+def test_the_headings_are_those_of_the_template(tmp_path, make):
+    text = text_of(make(tmp_path))
+    assert [line for line in outside_fences(text).splitlines() if line.startswith("#")] == HEADINGS
+    assert text.count("<!-- begin: written by torchsleuth") == text.count("<!-- end: written by") == 3
+    assert "In your own words" in text.partition("<!-- begin")[0]
+
+
+def test_the_text_of_a_case_of_which_all_is_known(tmp_path):
+    text, wanted = agreed("issue-accuracy.txt", text_of(accuracy(tmp_path)))
+    assert text == wanted
+
+
+def test_the_repro_in_it_is_the_repro(tmp_path):
+    folder = accuracy(tmp_path)
+    block = re.search(r"(?s)```python\n(.*?)\n```", text_of(folder))[1]
+    assert block == folder.text("repro.py").rstrip()
+
+
+def test_a_repro_that_is_missing_is_said_to_be(tmp_path):
+    assert "None: an input is a tensor subclass" in text_of(hang(tmp_path))
+
+
+def test_nothing_private_is_in_it_and_each_removal_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    host = f"gpu-{socket.gethostname()}"
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    folder = accuracy(tmp_path)
+    (folder.path / "traceback.txt").write_text(
+        f'File "/home/ada/lab/model.py", line 3\nFile "/scratch/ada/data.py"\nFile "/opt/v/site-packages/torch/_ops.py"\n'
+        f"on {host} by ada: --api-key=s3cr3ts3cr3t"
+    )
+    (folder.path / "repro.py").write_text(
+        folder.text("repro.py") + "# see /data/ada/notes\nopen('/data/ada/weights.bin')\n"
+    )
+    text = text_of(folder)
+    for private in ("/home", "/scratch", "/data", "/opt", host, "s3cr3t", "lab/"):
+        assert private not in text, private
+    told = text[text.index("What torchsleuth has taken out") :]
+    for what in (
+        "secrets",
+        "paths of the machine",
+        "installed packages",
+        "the host's name",
+        "the user's name",
+    ):
+        assert what in told, what
+    assert (
+        'File "model.py", line 3' in text and 'File "torch/_ops.py"' in text and "open('weights.bin')" in text
+    )
+
+
+def test_values_that_are_not_sent_along_are_named(tmp_path):
+    folder = accuracy(tmp_path)
+    (folder.path / "repro.py").write_text(
+        "import pathlib\nx = pathlib.Path(__file__).with_name('repro.x.bin')\n"
+    )
+    told = text_of(folder).partition("taken out")[2]
+    assert "values in repro.x.bin, which the script reads" in told
+
+
+def test_it_fits_into_an_issue_whatever_the_case_holds(tmp_path):
+    folder = accuracy(tmp_path)
+    for name in ("traceback.txt", "environment.txt", "repro.py"):
+        (folder.path / name).write_text("`*[x]_<&" * 40_000)
+    assert len(text_of(folder)) < MOST

@@ -1,0 +1,81 @@
+"""How `torchsleuth run` ends: the screen, the two files, and words about the last workaround; each standing alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+from made_cases import WORKAROUNDS, accuracy, hang
+
+from program_runs import run_watched
+from torchsleuth.cases.errors import NotWritable
+from torchsleuth.cli import run as run_module
+from torchsleuth.cli.progress import StatusLine
+from torchsleuth.supervise import pipeline
+
+PROGRAM = """
+    import torch
+
+    def broken(gm, inputs):
+        raise ValueError("no code for relu")
+
+    @torch.compile(backend=broken)
+    def f(x):
+        return torch.relu(x * 2)
+
+    f(torch.ones(4))
+"""
+
+
+def test_a_run_ends_with_the_screen_and_leaves_page_and_issue_text(tmp_path):
+    ran = run_watched(tmp_path, PROGRAM)
+    last = [line.removeprefix("torchsleuth: ") for line in ran.ours()]
+    last = last[max(i for i, line in enumerate(last) if line == f"case {ran.case['id']}") :]
+    assert last[1].startswith(
+        "what happened  the compiler stopped with an error: ValueError: no code for relu"
+    )
+    assert last[-2].endswith("report.html") and last[-1].endswith("issue.md")
+    assert "no code for relu" in ran.file("report.html") and "no code for relu" in ran.file("issue.md")
+
+
+def test_a_report_that_cannot_be_written_costs_one_sentence(tmp_path, monkeypatch, capsys):
+    folders = [(accuracy(tmp_path), None), (hang(tmp_path), None)]
+    written = []
+
+    def write(folder):
+        if folder.case.kind == "accuracy":
+            raise NotWritable(folder.path, "it is read-only")
+        written.append(folder.case.id)
+
+    monkeypatch.setattr("torchsleuth.report.writing.write_report", write)
+    run_module._report(folders)
+    said = capsys.readouterr().err
+    assert "it is read-only" in said and "whose bug" in said and written == ["a0000005"]
+
+
+def test_without_a_terminal_progress_is_a_few_lines(capsys):
+    line = StatusLine(60.0)
+    line.hear({"started": 64, "unit": "lines"})
+    for calls in range(63, 0, -1):
+        line.hear({"asked": "statements", "trials": 1})
+        line.hear({"smaller": calls, "reducer": "statements"})
+    said = capsys.readouterr().err.splitlines()
+    assert [text.partition("→ ")[2].partition(" ")[0] for text in said] == ["32", "16", "8", "4", "2", "1"]
+
+
+@pytest.mark.parametrize(
+    ("tried", "words"),
+    [
+        ((), "no workaround was tried"),
+        ((WORKAROUNDS[2],), "none of 1 workarounds that were tried works"),
+        (WORKAROUNDS[1:], "tried and works: backend eager"),
+    ],
+)
+def test_what_came_of_the_workarounds_is_said(tmp_path, monkeypatch, tried, words):
+    folder = hang(tmp_path)
+    known = dataclasses.replace(folder, case=dataclasses.replace(folder.case, graph=None, workarounds=tried))
+    monkeypatch.setattr(pipeline, "try_on_program", lambda *_: known)
+    said: list[str] = []
+    list(pipeline.investigate(known, None, sys.maxsize, "1", said.append, said.append))
+    assert said[-1].endswith(words), said
