@@ -27,7 +27,7 @@ from torchsleuth.processes.last_will import ends_with_us, scratch
 from torchsleuth.processes.tree import descendants_of, end_all, kill_group
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
-from torchsleuth.watched.overrides import Overrides
+from torchsleuth.watched.overrides import Overrides, overrides_from_environment
 
 PACKAGE = Path(torchsleuth.__file__).resolve().parent
 # How long a program that is told to end may take to do so.
@@ -140,11 +140,13 @@ def watch_program(
     options: Sequence[str] = (),
     timeout: float | None = None,
     cases_dir: Path | None = None,
+    record_only: bool = True,
 ) -> ProgramRun:
     """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given."""
     with _changed_environment(overrides) as changed, tempfile.TemporaryDirectory(dir=scratch()) as gone:
         cases = str(cases_dir.absolute() if cases_dir is not None else gone)
-        ours = [sys.executable, "-P", "-m", "torchsleuth", "run", "--record-only", "--json", "--cases", cases]
+        ours = [sys.executable, "-P", "-m", "torchsleuth", "run", "--json", "--cases", cases]
+        ours += ["--record-only"] if record_only else []
         run, stdout = run_apart([*ours, *options, "--", *program.command], program.cwd, changed, timeout)
     try:
         said = json.loads(stdout)
@@ -159,9 +161,11 @@ def _changed_environment(overrides: Overrides) -> Iterator[dict[str, str]]:
     # What was asked of us by torch's own names must not start torch's tool of that name.
     ours = ("TORCHSLEUTH_", "TORCHDYNAMO_REPRO_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    # A program that was run with something changed (`sweep`) is run again with that and what is tried.
+    wanted = overrides.over(overrides_from_environment())
     with tempfile.TemporaryDirectory(dir=scratch()) as cache:
         hand_probes_to(Path(cache))
-        yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **overrides.to_environment()}
+        yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **wanted.to_environment()}
 
 
 def run_apart(

@@ -1,10 +1,11 @@
 """The modules of torch whose import is waited for, by name: whoever waits must not import torch to know them.
 
-Versions: the first eight are there in 2.11 to 2.15; one that is not there is not waited for.
+Versions: the first nine are there in 2.11 to 2.15; one that is not there is not waited for.
 """
 
 from __future__ import annotations
 
+TORCH = "torch"
 DYNAMO = "torch._dynamo"
 FRAME_CAPTURE = "torch._dynamo.convert_frame"
 COMPILED_CALL = "torch._dynamo.eval_frame"

@@ -24,7 +24,9 @@ class Overrides:
     are (file, function, line), `modules` paths below what is compiled, `classes` those of torch.nn (`nn.ReLU`).
     `traced` are functions, known like `functions`, whose inside Dynamo does not look at: they go into the graph whole.
     `snippet` is Python that runs before the first compile; `uncompiled` leaves every torch.compile out; with
-    `graph_breaks` each may break its graph, as if `fullgraph=True` was not there.
+    `graph_breaks` each may break its graph, as if `fullgraph=True` was not there. `backend` and `mode` take the place
+    of those that torch.compile is given. `dtype` is what the program computes in unless it says otherwise itself:
+    under autocast for `bfloat16` and `float16`, as the default dtype for `float32` and `float64`.
 
     >>> Overrides(backend="aot_eager").to_environment()
     {'TORCHSLEUTH_OVERRIDES': '{"backend": "aot_eager"}'}
@@ -32,6 +34,8 @@ class Overrides:
 
     config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     backend: str | None = None
+    mode: str | None = None
+    dtype: str | None = None
     dynamic: bool | None = None
     fallback: tuple[str, ...] = ()
     decompositions: tuple[str, ...] = ()
@@ -47,6 +51,20 @@ class Overrides:
         """The variable for the program's environment; none where nothing is changed."""
         given = self.to_json()
         return {OVERRIDES_VARIABLE: json.dumps(given)} if given else {}
+
+    def over(self, base: Overrides | None) -> Overrides:
+        """These and those of `base` that say nothing else.
+
+        >>> Overrides(backend="eager").over(Overrides(backend="inductor", dtype="bfloat16")).to_json()
+        {'backend': 'eager', 'dtype': 'bfloat16'}
+        """
+        if base is None:
+            return self
+        config = {
+            module: {**base.config.get(module, {}), **self.config.get(module, {})}
+            for module in {**base.config, **self.config}
+        }
+        return overrides_from_json({**base.to_json(), **self.to_json(), "config": config})
 
     def to_json(self) -> dict[str, Any]:
         """What is changed, and nothing else; `overrides_from_json` reads it back."""
