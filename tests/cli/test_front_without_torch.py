@@ -44,6 +44,7 @@ def place(tmp_path_factory) -> Path:
     """A folder with a program whose failure was run through everything."""
     folder = tmp_path_factory.mktemp("front")
     write_program(folder, PROGRAM)
+    write_program(folder / "healthy", "import torch; torch.compile(torch.cos)(torch.ones(2))", "cos.py")
     ran = front(folder, "run", "--json", "program.py")
     assert ran.returncode == 1, ran.stderr
     case = json.loads(ran.stdout)["cases"][0]
@@ -77,6 +78,7 @@ def front(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("doctor",),
         ("bisect", "last", "--releases", "no-such-release"),
         ("replay", "last"),
+        ("sweep", "healthy", "--backends", "sleuth_eager"),
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
@@ -104,6 +106,7 @@ def test_every_verb_is_tried_here():
         "doctor",
         "bisect",
         "replay",
+        "sweep",
     }
     assert tried | {"calibrate"} == set(VERBS)
 

@@ -43,6 +43,10 @@ VERBS = {
     "replay": ("torchsleuth.cli.replay", "Run one recorded frame again, in a fresh process."),
     "pack": ("torchsleuth.cli.pack", "One file to share, with the list of what is in it."),
     "unpack": ("torchsleuth.cli.pack", "A packed case among the cases here."),
+    "sweep": (
+        "torchsleuth.cli.sweep",
+        "Many programs under many settings: failures in buckets, one of each made small.",
+    ),
     "bisect": ("torchsleuth.cli.bisect", "The torch release that brought or fixed the failure."),
     "backends": ("torchsleuth.cli.backends", "The debugging backends."),
     "calibrate": (
