@@ -47,7 +47,7 @@ def test_a_sweep_is_kept_and_the_same_command_runs_nothing_again(tmp_path):
 
 @pytest.mark.slow
 def test_one_failure_of_a_bucket_is_made_small_under_the_setting_it_was_seen_with(tmp_path):
-    write_program(tmp_path / "models", BROKEN.replace("relu(x)", "relu(x.sin() + 1)"), "a.py")
+    write_program(tmp_path / "models", BROKEN.replace("relu(x)", "relu(x).sin() + 1"), "a.py")
     ran = sleuth("sweep", "models", "--backends", "sleuth_relu_compile_error", cwd=tmp_path)
     assert ran.status == 1, ran.stderr
     assert ran.case["minified"]["calls"] == 1 and ran.case["verified"]["same_signature"], ran.stderr
