@@ -37,8 +37,19 @@ _LEFT_OUT = (
     "--maxfail",
 )
 _TAKES_VALUE = frozenset(
-    """-n --numprocesses --dist --maxfail --junit-xml --junitxml --report-log --html
-    --torchsleuth-cases --torchsleuth-budget --torchsleuth-most""".split()
+    [
+        "-n",
+        "--numprocesses",
+        "--dist",
+        "--maxfail",
+        "--junit-xml",
+        "--junitxml",
+        "--report-log",
+        "--html",
+        "--torchsleuth-cases",
+        "--torchsleuth-budget",
+        "--torchsleuth-most",
+    ]
 )
 
 
@@ -229,7 +240,7 @@ def told(case: Mapping[str, Any]) -> str:
         lines.append(f"works      {works['name']}: {'; '.join(works['how'].splitlines())}")
     times = (
         f", fails the same way in {verified['reproduced']} of {verified['times']}"
-        if verified.get("times")
+        if verified.get("reproduced")
         else ""
     )
     for name in ("repro.py", "original.py"):
