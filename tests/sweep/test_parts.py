@@ -121,6 +121,7 @@ def test_nothing_of_a_program_is_obeyed_by_the_page():
                 "setting": "inductor",
                 "answer": "fails",
                 "seconds": 1.0,
+                "status": 1,
                 "why": evil,
                 "failures": [{"bucket": evil, "kind": evil, "summary": evil}],
             }

@@ -11,7 +11,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from torchsleuth._version import __version__
 from torchsleuth.cases.printable import printable
 from torchsleuth.script_runtime.hiding import hide_secrets
 
@@ -42,7 +41,7 @@ def page_of(document: Mapping[str, Any], scripts: Mapping[str, str]) -> str:
     )
     environment.filters["safe_text"] = lambda text: hide_secrets(printable(str(text), True, MOST_OF_A_SCRIPT))
     return environment.get_template("sweep.html.jinja").render(
-        document=document, rows=rows, columns=columns, numbers=numbers, scripts=scripts, version=__version__
+        document=document, rows=rows, columns=columns, numbers=numbers, scripts=scripts
     )
 
 
