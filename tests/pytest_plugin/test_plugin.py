@@ -181,7 +181,26 @@ def test_what_a_test_claims_is_held_against_the_compiler(session):
 
 
 @pytest.mark.slow
-def test_a_test_that_kills_its_worker_gets_a_case(session, pytester, monkeypatch):
+def test_a_test_that_fails_in_a_worker_is_looked_into_by_the_controller(pytester):
+    pytest.importorskip("xdist")
+    pytester.makepyfile(
+        test_it="""
+        import torch
+
+        def test_it():
+            torch.compile(torch.relu, backend="sleuth_relu_compile_error")(torch.ones(2))
+        """
+    )
+    ran = pytester.runpytest_subprocess(
+        *PLUGIN, "--torchsleuth", "--torchsleuth-budget=0", "-n", "1", timeout=500
+    )
+    ran.stdout.fnmatch_lines(
+        ["case *: compile_error: ReluCompileError*", "test_it.py::test_it: torchsleuth show *"]
+    )
+
+
+@pytest.mark.slow
+def test_a_test_that_kills_its_worker_gets_a_case(pytester):
     pytest.importorskip("xdist")
     pytester.makepyfile(
         test_it="""

@@ -16,6 +16,7 @@ import click
 from torchsleuth._version import __version__
 from torchsleuth.cases.errors import SleuthError, error_of_oserror
 from torchsleuth.cases.folder import open_case
+from torchsleuth.cli.ending import AskedToEnd
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.torch_check import ask_torch
@@ -134,14 +135,14 @@ def sweep_verb(
     limits = Limits(started + budget * share, timeout, each)
     sweep = Sweep(programs, settings, log, limits, cases_dir, about, workers, check_accuracy, _say)
     _say(f"{len(programs)} programs, {len(settings)} settings: {len(sweep.jobs())} runs")
-    stopped = False
+    stopped: KeyboardInterrupt | AskedToEnd | None = None
     try:
         sweep.run()
         if not no_minify:
             sweep.limits = Limits(started + budget, timeout, each)
             sweep.look_into_buckets()
-    except KeyboardInterrupt:
-        stopped = True
+    except (KeyboardInterrupt, AskedToEnd) as asked:
+        stopped = asked
         _say(f"stopped; what is known stays in {out}, and the same command goes on")
     document = document_of(sweep, forgiven)
     page = _written(out, document, cases_dir)
@@ -149,6 +150,8 @@ def sweep_verb(
         print_json(document)
     else:
         _show(document, page)
+    if isinstance(stopped, AskedToEnd):
+        raise stopped
     return 130 if stopped else 0 if is_green(document) else 1
 
 
