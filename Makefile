@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two processes share the cores; each compiler call of Inductor is single-threaded already.
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -23,14 +23,17 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(READY)
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+
 bench: $(READY)
 	$(BIN)/python benchmarks/watch.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,docs]'
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis torchsleuth-cases
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis torchsleuth-cases

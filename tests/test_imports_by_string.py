@@ -9,7 +9,7 @@ from pathlib import Path
 import torchsleuth
 
 PACKAGE = Path(torchsleuth.__file__).parent
-FRONT = ("cli", "report", "cases", "explain", "supervise", "bisect", "program", "processes")
+FRONT = ("cli", "report", "sweep", "cases", "explain", "supervise", "bisect", "program", "processes")
 NAME = re.compile(r"torchsleuth(?:\.\w+)+(?::\w+)?")
 # What a front module names and starts as another process; it imports none of them.
 STARTED = {
@@ -18,7 +18,9 @@ STARTED = {
     "processes/prepared.py": {"torchsleuth.trials.interpreter"},
     "supervise/host.py": {"torchsleuth.host.main"},
     "supervise/replay.py": {"torchsleuth.trials.replay"},
-    "cli/doctor.py": {"torchsleuth.torch_internals.check"},
+    "cli/torch_check.py": {"torchsleuth.torch_internals.check"},
+    "sweep/running.py": {"torchsleuth.host.programs_on_ray"},
+    "sweep/page.py": {"torchsleuth.sweep"},  # whose templates are read
     "cli/calibrate.py": {"torchsleuth.compare.verdict.calibrate_process"},
 }
 

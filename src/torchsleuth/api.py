@@ -149,7 +149,7 @@ class RecordedFrames:
 def record_frame(*, cases: str | os.PathLike[str] | None = None) -> Iterator[RecordedFrames]:
     """Records what Dynamo cannot capture in here: the call, with its function, arguments and options, becomes a case.
 
-    The exception goes its way. Used as
+    The exception goes its way. Used as::
 
         with torchsleuth.record_frame() as recorded:
             step(batch)

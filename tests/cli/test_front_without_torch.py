@@ -50,6 +50,7 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("front")
     write_program(folder, PROGRAM)
     write_program(folder, HEALTHY, "healthy.py")
+    write_program(folder / "healthy", "import torch; torch.compile(torch.cos)(torch.ones(2))", "cos.py")
     ran = front(folder, "run", "--json", "program.py")
     assert ran.returncode == 1, ran.stderr
     case = json.loads(ran.stdout)["cases"][0]
@@ -88,6 +89,7 @@ def front(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("recompiles", "healthy.py"),
         ("profile", "healthy.py"),
         ("trace", "healthy.py"),
+        ("sweep", "healthy", "--backends", "sleuth_eager"),
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
@@ -120,6 +122,7 @@ def test_every_verb_is_tried_here():
         "recompiles",
         "profile",
         "trace",
+        "sweep",
     }
     assert tried | {"calibrate"} == set(VERBS)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchsleuth
-from program_runs import environment, write_program
+from program_runs import environment, run_watched, write_program
 from torchsleuth.torch_internals.compile_overrides import UnknownSetting, check_settings
 from torchsleuth.torch_internals.eager_regions import NoSuchTarget, class_named, is_place, operator_named
 from torchsleuth.watched.overrides import OVERRIDES_VARIABLE, Overrides, overrides_from_environment
@@ -69,6 +69,8 @@ texts = st.text(max_size=20)
         Overrides,
         config=st.dictionaries(st.just(INDUCTOR), st.dictionaries(texts, texts, min_size=1)),
         backend=st.none() | texts.filter(bool),
+        mode=st.none() | texts.filter(bool),
+        dtype=st.none() | texts.filter(bool),
         dynamic=st.none() | st.booleans(),
         fallback=st.lists(texts).map(tuple),
         decompositions=st.lists(texts).map(tuple),
@@ -143,6 +145,53 @@ def test_a_graph_that_must_not_break_may_break(tmp_path):
     """
     ran, said = run(tmp_path, Overrides(graph_breaks=True), text=program)
     assert (ran.returncode, said) == (0, {"inside": "3", "sum": "3.0"}), ran.stderr
+
+
+def test_the_backend_put_in_is_the_one_that_a_case_names(tmp_path):
+    program = """
+    import torch
+
+    torch.compile(lambda x: torch.relu(x), mode="max-autotune")(torch.ones(3))
+    """
+    wanted = Overrides(backend="sleuth_relu_compile_error")
+    ran = run_watched(tmp_path, program, **wanted.to_environment())
+    assert ran.case["backend"] == "sleuth_relu_compile_error", ran.stderr
+    assert ran.case["verified"]["reproduced"] == 1, ran.stderr
+
+
+SETTINGS = """
+    import torch
+    from torch._inductor import compile_fx
+
+    def tell(graph, inputs, config_patches=None, **more):
+        print(sorted(config_patches))
+        return graph.forward
+
+    compile_fx.compile_fx = tell
+    x = torch.ones(3)
+    torch.compile(lambda x: x + 1, mode="max-autotune")(x)
+    torch.compile(lambda x: x + 2, options={"max_fusion_size": 3, "max_autotune": True})(x)
+    torch.compile(lambda x: x + 3, backend="eager")(x)
+"""
+
+
+def test_a_mode_takes_the_place_of_what_modes_set_and_leaves_the_options(tmp_path):
+    ran, _ = run(tmp_path, Overrides(mode="reduce-overhead"), text=SETTINGS)
+    expected = ["['triton.cudagraphs']", "['max_fusion_size', 'triton.cudagraphs']"]
+    assert ran.stdout.splitlines() == expected, ran.stderr
+
+
+@pytest.mark.parametrize(("dtype", "product"), [("bfloat16", "torch.bfloat16"), ("float64", "torch.float64")])
+def test_a_program_computes_in_another_dtype_where_it_names_none(tmp_path, dtype, product):
+    program = """
+    import torch
+
+    weight = torch.nn.Linear(4, 4)
+    print("product", torch.compile(lambda x: weight(x), backend="eager")(torch.ones(2, 4)).dtype)
+    print("named", torch.ones(2, dtype=torch.int32).dtype)
+    """
+    ran, said = run(tmp_path, Overrides(dtype=dtype), text=program)
+    assert said == {"product": product, "named": "torch.int32"}, ran.stderr
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from torchsleuth.cases.record import AmbientState, CompileSettings
 from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.trials.trial import Trial
-from torchsleuth.workers.cluster import ClusterUnfit, RayWorkers, _join, open_workers, storages_of
+from torchsleuth.workers.cluster import ClusterUnfit, RayWorkers, join_cluster, open_workers, storages_of
 
 
 def test_without_ray_the_sentence_says_what_to_install(monkeypatch):
@@ -62,7 +62,7 @@ def test_ray_alone_starts_a_cluster_here_and_joins_none_that_is_found(monkeypatc
 
     monkeypatch.setenv("RAY_ADDRESS", "ray://a-stranger:10001")
     ray = Ray()
-    _join(ray, None)
+    join_cluster(ray, None)
     assert ray.options["address"] == "local" and ray.options["include_dashboard"] is False
 
 
@@ -95,10 +95,10 @@ def test_a_busy_head_is_asked_again_and_one_that_never_answers_is_given_up():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"ray://127.0.0.1:{server.getsockname()[1]}"
         slow, deaf = BusyRay(at=2), BusyRay(at=99)
-        _join(slow, address)
+        join_cluster(slow, address)
         assert (slow.tries, slow.left) == (2, 1)
         with pytest.raises(ClusterUnfit, match="connection timeout"):
-            _join(deaf, address)
+            join_cluster(deaf, address)
         assert deaf.tries == 3
 
 

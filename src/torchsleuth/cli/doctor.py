@@ -2,51 +2,83 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
+from torchsleuth._version import __version__
 from torchsleuth.cli.options import cases_option, json_option
 from torchsleuth.cli.output import print_json, show
+from torchsleuth.cli.torch_check import TorchUnfit, ask_torch
 
-# Asked in a process of its own: a broken torch must not take the doctor down, and importing it takes seconds.
-_ASK_TORCH = ("-P", "-m", "torchsleuth.torch_internals.check")
+# As Inductor's kernels: shared, with OpenMP.
+_KERNEL = """
+#include <omp.h>
+extern "C" int f() { return omp_get_max_threads(); }
+"""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: `good` is False where something is missing, with the remedy in `text`."""
+    """One thing that was looked at: `good` is False where something is missing, with the remedy in `text`.
+
+    Without what is not `needed`, torchsleuth does everything but what the text names.
+    """
 
     name: str
     good: bool
     text: str
+    needed: bool = True
+
+    @property
+    def word(self) -> str:
+        """What stands before it.
+
+        >>> Check("uv", False, "not found", needed=False).word
+        'without'
+        """
+        return "ok" if self.good else "MISSING" if self.needed else "without"
 
 
 @click.command("doctor")
 @cases_option
 @json_option
 def doctor_verb(cases_dir: Path, as_json: bool) -> int:
-    """What of this machine torchsleuth can use, and what is missing.
+    """What of this machine torchsleuth can use, and what is missing, each with the fix.
+
+    Status 1 where something is missing that is needed; what is only useful is listed as `without`.
 
     \b
     torchsleuth doctor
     torchsleuth doctor --json
     """
-    checks = [_python(), *_torch(), _compiler(), _folder(cases_dir), _stacks()]
+    checks = [
+        Check("torchsleuth", True, f"{__version__}, in {Path(__file__).resolve().parent.parent}"),
+        _python(),
+        *_torch(),
+        _compiler(),
+        _headers(),
+        _ray(),
+        _uv(),
+        _folder(cases_dir),
+        _stacks(),
+    ]
     if as_json:
         print_json([asdict(check) for check in checks])
     else:
         for check in checks:
-            show(f"{'ok     ' if check.good else 'MISSING'}  {check.name}: {check.text}")
-    return 0 if all(check.good for check in checks) else 1
+            show(f"{check.word:<7}  {check.name}: {check.text}")
+    return 0 if all(check.good for check in checks if check.needed) else 1
 
 
 def _python() -> Check:
@@ -55,34 +87,85 @@ def _python() -> Check:
 
 
 def _torch() -> list[Check]:
-    if importlib.util.find_spec("torch") is None:
-        return [Check("torch", False, "not installed here: pip install 'torch>=2.11'")]
     try:
-        asked = subprocess.run([sys.executable, *_ASK_TORCH], capture_output=True, text=True, timeout=300)
-    except subprocess.TimeoutExpired:
-        return [Check("torch", False, "its compiler cannot be watched here: no answer in 300 s")]
-    try:
-        answer = json.loads(asked.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        reason = " ".join(asked.stderr.strip().splitlines()[-1:])
-        return [Check("torch", False, f"its compiler cannot be watched here: {reason}")]
-    release = tuple(int(part) for part in answer["torch"].split("+")[0].split(".")[:2] if part.isdigit())
-    device = answer["device"] or "no CUDA device; CPU failures only"
-    return [
-        Check(
-            "torch",
-            release >= (2, 11),
-            f"{answer['torch']} (2.11 or later is needed); its compiler can be watched",
-        ),
-        Check("accelerator", True, device),
-    ]
+        torch = ask_torch()
+    except TorchUnfit as why:
+        return [Check("torch", False, str(why))]
+    release = tuple(int(part) for part in torch["torch"].split("+")[0].split(".")[:2] if part.isdigit())
+    fits = release >= (2, 11)
+    remedy = "its compiler can be watched" if fits else "pip install --upgrade 'torch>=2.11'"
+    found = [Check("torch", fits, f"{torch['torch']} (2.11 or later is needed); {remedy}")]
+    found.append(_accelerator(torch))
+    if torch["device"]:
+        fix = "not found; Inductor cannot compile for the GPU: pip install triton"
+        broken = not torch["triton"] or torch["triton"].startswith("broken")
+        found.append(Check("triton", not broken, torch["triton"] or fix))
+    return found
+
+
+def _accelerator(torch: dict[str, str | None]) -> Check:
+    if torch["device"]:
+        return Check("accelerator", True, f"{torch['device']}; a kernel ran on it")
+    if torch["device_error"]:
+        text = f"there is one, but no kernel runs on it ({torch['device_error']}): check the driver"
+        return Check("accelerator", False, text)
+    text = "no CUDA device; CPU failures only"
+    if torch["built_for"] is None and shutil.which("nvidia-smi"):
+        text += ". This torch is built without CUDA: see pytorch.org for the one that fits your driver"
+    return Check("accelerator", False, text, needed=False)
 
 
 def _compiler() -> Check:
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and shutil.which(name):
-            return Check("C++ compiler", True, f"{name}; Inductor needs one for CPU kernels")
-    return Check("C++ compiler", False, "none found; Inductor cannot compile for the CPU: install g++")
+    """Whether a C++ compiler makes a kernel such as Inductor writes."""
+    tried = dict.fromkeys(name for name in (os.environ.get("CXX"), "g++", "clang++") if name)
+    why = "none found"
+    for name in filter(shutil.which, tried):
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "kernel.cpp")
+            source.write_text(_KERNEL, encoding="utf-8")
+            command = [
+                name,
+                "-shared",
+                "-fPIC",
+                "-fopenmp",
+                str(source),
+                "-o",
+                str(source.with_suffix(".so")),
+            ]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=120, errors="replace")
+            except (OSError, subprocess.TimeoutExpired) as error:
+                why = f"{name} does not run ({error})"
+                continue
+        if done.returncode == 0:
+            return Check("C++ compiler", True, f"{name} compiles a kernel; Inductor needs one for the CPU")
+        why = f"{name} compiles no kernel ({(done.stderr.strip().splitlines() or ['no message'])[0]})"
+    return Check(
+        "C++ compiler", False, f"{why}; Inductor cannot compile for the CPU: install g++ with OpenMP"
+    )
+
+
+def _headers() -> Check:
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if header.is_file():
+        return Check("Python headers", True, f"{header}; Inductor compiles against them")
+    return Check(
+        "Python headers", False, f"no {header}; Inductor cannot compile for the CPU: install python3-dev"
+    )
+
+
+def _ray() -> Check:
+    if importlib.util.find_spec("ray") is None:
+        return Check("ray", False, "no --workers ray: pip install 'torchsleuth[ray]'", needed=False)
+    return Check("ray", True, f"{importlib.metadata.version('ray')}, for --workers ray")
+
+
+def _uv() -> Check:
+    path = shutil.which("uv")
+    if path is None:
+        text = "`bisect` builds environments with venv and pip, which is slower: pip install uv"
+        return Check("uv", False, text, needed=False)
+    return Check("uv", True, f"{path}, for the environments of `bisect`")
 
 
 def _folder(cases_dir: Path) -> Check:
@@ -90,7 +173,8 @@ def _folder(cases_dir: Path) -> Check:
     if not os.access(existing, os.W_OK):
         return Check("cases", False, f"{cases_dir} cannot be written; name another folder with --cases DIR")
     free = shutil.disk_usage(existing).free / 2**30
-    return Check("cases", free > 0.5, f"{cases_dir}, {free:.1f} GiB free on its disk")
+    remedy = "" if free > 0.5 else "; make room, or name another folder with --cases DIR"
+    return Check("cases", free > 0.5, f"{cases_dir}, {free:.1f} GiB free on its disk{remedy}")
 
 
 def _stacks() -> Check:

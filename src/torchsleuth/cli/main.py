@@ -52,6 +52,10 @@ VERBS = {
         "torchsleuth.cli.recompiles",
         "What is compiled again, which guards say no, and what cures it.",
     ),
+    "sweep": (
+        "torchsleuth.cli.sweep",
+        "Many programs under many settings: failures in buckets, one of each made small.",
+    ),
     "bisect": ("torchsleuth.cli.bisect", "The torch release that brought or fixed the failure."),
     "profile": ("torchsleuth.cli.profile", "Where compile time goes: by phase, by function, by graph."),
     "trace": ("torchsleuth.cli.trace", "What the capture did, frame by frame; every graph at every stage."),

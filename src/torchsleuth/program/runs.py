@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,12 @@ from torchsleuth.processes.last_will import ends_with_us, scratch
 from torchsleuth.processes.tree import descendants_of, end_all, kill_group
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
-from torchsleuth.watched.overrides import Overrides
+from torchsleuth.watched.overrides import Overrides, overrides_from_environment
 
 PACKAGE = Path(torchsleuth.__file__).resolve().parent
 # How long a program that is told to end may take to do so.
 GRACE_SECONDS = 5.0
+POLL_SECONDS = 0.2
 # Of what a program prints, what is kept to say how it ended.
 TAIL_BYTES = 64 << 10
 
@@ -122,7 +124,13 @@ def program_of(folder: CaseFolder) -> Program:
     return Program(tuple(command), cwd)
 
 
-def run_program(program: Program, overrides: Overrides, *, timeout: float | None = None) -> ProgramRun:
+def run_program(
+    program: Program,
+    overrides: Overrides,
+    *,
+    timeout: float | None = None,
+    stopped: threading.Event | None = None,
+) -> ProgramRun:
     """A bare run: only its end is looked at.
 
     Used as `run_program(Program(("python", "train.py")), Overrides(backend="sleuth_eager"), timeout=60).healthy`.
@@ -130,7 +138,7 @@ def run_program(program: Program, overrides: Overrides, *, timeout: float | None
     with _changed_environment(overrides) as changed:
         paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]
         changed.update(PYTHONPATH=os.pathsep.join(paths), TORCHSLEUTH_HOME=str(PACKAGE.parent))
-        return run_apart(list(program.command), program.cwd, changed, timeout)[0]
+        return run_apart(list(program.command), program.cwd, changed, timeout, stopped)[0]
 
 
 def watch_program(
@@ -140,12 +148,16 @@ def watch_program(
     options: Sequence[str] = (),
     timeout: float | None = None,
     cases_dir: Path | None = None,
+    record_only: bool = True,
+    stopped: threading.Event | None = None,
 ) -> ProgramRun:
     """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given."""
     with _changed_environment(overrides) as changed, tempfile.TemporaryDirectory(dir=scratch()) as gone:
         cases = str(cases_dir.absolute() if cases_dir is not None else gone)
-        ours = [sys.executable, "-P", "-m", "torchsleuth", "run", "--record-only", "--json", "--cases", cases]
-        run, stdout = run_apart([*ours, *options, "--", *program.command], program.cwd, changed, timeout)
+        ours = [sys.executable, "-P", "-m", "torchsleuth", "run", "--json", "--cases", cases]
+        ours += ["--record-only"] if record_only else []
+        command = [*ours, *options, "--", *program.command]
+        run, stdout = run_apart(command, program.cwd, changed, timeout, stopped)
     try:
         said = json.loads(stdout)
         status, found = int(said["program_status"]), tuple(said["cases"])
@@ -159,15 +171,24 @@ def _changed_environment(overrides: Overrides) -> Iterator[dict[str, str]]:
     # What was asked of us by torch's own names must not start torch's tool of that name.
     ours = ("TORCHSLEUTH_", "TORCHDYNAMO_REPRO_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    # A program that was run with something changed (`sweep`) is run again with that and what is tried.
+    wanted = overrides.over(overrides_from_environment())
     with tempfile.TemporaryDirectory(dir=scratch()) as cache:
         hand_probes_to(Path(cache))
-        yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **overrides.to_environment()}
+        yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **wanted.to_environment()}
 
 
 def run_apart(
-    command: list[str], cwd: str | None, environment: Mapping[str, str], timeout: float | None = None
+    command: list[str],
+    cwd: str | None,
+    environment: Mapping[str, str],
+    timeout: float | None = None,
+    stopped: threading.Event | None = None,
 ) -> tuple[ProgramRun, str]:
-    """Runs in a session of its own, so that everything it started ends with it, or with us; also what it printed."""
+    """Runs in a session of its own, so that everything it started ends with it, or with us; also what it printed.
+
+    A run that is waited for in a thread is ended by `stopped`, as no Ctrl-C arrives there.
+    """
     started = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -185,9 +206,7 @@ def run_apart(
         timed_out = False
         over = ends_with_us(child.pid)
         try:
-            child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+            timed_out = not _ended(child, timeout, stopped)
         finally:
             _end(child)
             over()
@@ -195,6 +214,20 @@ def run_apart(
         seconds = round(time.monotonic() - started, 2)
         status = 128 - code if code < 0 else code
         return ProgramRun(status, seconds, timed_out, _tail(err)), _tail(out, 64 << 20)
+
+
+def _ended(child: subprocess.Popen[bytes], timeout: float | None, stopped: threading.Event | None) -> bool:
+    """Waits for its end; False where the time is over or somebody has stopped it."""
+    until = None if timeout is None else time.monotonic() + timeout
+    while until is None or time.monotonic() < until:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        try:
+            child.wait(left if stopped is None else min(POLL_SECONDS, POLL_SECONDS if left is None else left))
+            return True
+        except subprocess.TimeoutExpired:
+            if stopped is not None and stopped.is_set():
+                break
+    return False
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

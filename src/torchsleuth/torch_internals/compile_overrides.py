@@ -81,6 +81,37 @@ def force_fullgraph(fullgraph: bool) -> None:
     dynamo.optimize = optimize
 
 
+def compile_with(backend: str | None, mode: str | None) -> None:
+    """From now on every `torch.compile` of a program has this backend, and Inductor this mode.
+
+    Replaced where it is handed to Dynamo, so that whoever watches sees what really compiles.
+    """
+    dynamo: Any = importlib.import_module("torch._dynamo")
+    original = dynamo.optimize
+
+    @functools.wraps(original)
+    def optimize(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.pop("backend", args[0] if args else "inductor")
+        return original(_replaced(given, backend, mode), *args[1:], **kwargs)
+
+    dynamo.optimize = optimize
+
+
+def _replaced(given: Any, backend: str | None, mode: str | None) -> Any:
+    """The backend to use instead of the one given; options= of the program stay where Inductor stays."""
+    if backend not in (None, "inductor"):
+        return backend_named(backend)
+    is_inductor = given == "inductor" or hooks.is_inductor(given)
+    if (backend is None and not is_inductor) or (is_inductor and mode is None):
+        return given
+    wrapper: Any = torch._TorchCompileInductorWrapper(mode, None, getattr(given, "dynamic", None))
+    of_modes = {key for options in torch._inductor.list_mode_options().values() for key in options}
+    for key, value in (getattr(given, "config", None) or {}).items():
+        if key not in of_modes:
+            wrapper.config[key] = value
+    return wrapper
+
+
 def run_before_captures(snippet: str) -> None:
     """Runs what a person would paste, once, when Dynamo comes to the first frame: by then all of torch is there."""
     pending = [snippet]
@@ -130,13 +161,11 @@ def force_at_captures(wanted: Settings) -> None:
     hooks.hook_frame_captures(on_frame)
 
 
-def force_at_backend_calls(wanted: Settings, backend: str | None) -> None:
-    """Puts settings in force, and another backend in place, whenever a captured graph goes to its backend."""
+def force_at_backend_calls(wanted: Settings) -> None:
+    """Puts settings in force whenever a captured graph goes to its backend."""
 
     def on_backend(call: hooks.BackendCall) -> Any:
         put_in_force(wanted)
-        if backend is not None:
-            return backend_named(backend)(call.graph, call.inputs)
         given = getattr(call.backend, "config", None)
         if hooks.is_inductor(call.backend) and isinstance(given, dict):
             # What mode= and options= stand for would be patched in over ours.

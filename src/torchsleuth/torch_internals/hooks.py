@@ -11,6 +11,7 @@ Versions: `WrapBackendDebug`, `_compile_fx_inner` and `CatchErrorsWrapper` are t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -256,6 +257,13 @@ def use_eager_random_numbers() -> None:
     import torch._inductor.config as inductor_config
 
     inductor_config.fallback_random = True
+
+
+def eager_random_numbers() -> contextlib.AbstractContextManager[Any]:
+    """The same for what is compiled inside: `with eager_random_numbers(): ...`; else they differ by design."""
+    import torch._inductor.config as inductor_config
+
+    return inductor_config.patch(fallback_random=True)
 
 
 def is_control_flow(error: BaseException) -> bool:

@@ -5,6 +5,7 @@ Versions: the first nine are there in 2.11 to 2.15; one that is not there is not
 
 from __future__ import annotations
 
+TORCH = "torch"
 DYNAMO = "torch._dynamo"
 FRAME_CAPTURE = "torch._dynamo.convert_frame"
 COMPILED_CALL = "torch._dynamo.eval_frame"

@@ -30,6 +30,7 @@ from torchsleuth.minify.search.engine import combined
 from torchsleuth.minify.search.subsets import NothingFails
 from torchsleuth.minify.states import SHAPES
 from torchsleuth.processes.limits import clock_of_a_hang
+from torchsleuth.torch_internals.hooks import target_name
 from torchsleuth.triage.cautious_settings import needed_settings, settings_of
 from torchsleuth.triage.experiments import Experiment, ExperimentRunner, Result
 from torchsleuth.triage.finding import Finding
@@ -364,9 +365,10 @@ def _line_of(record: GraphRecord, found: Finding) -> SourceLine | None:
 
 
 def _ops_of(state: State, nodes: Sequence[str]) -> tuple[str, ...]:
-    names = set(nodes)
-    return tuple(
-        dict.fromkeys(
-            str(n.target) for n in state.graph.graph.nodes if n.name in names and n.op.startswith("call_")
-        )
-    )
+    """The operators of these nodes, each once.
+
+    >>> _ops_of(state, ["relu"])
+    ('torch.relu',)
+    """
+    calls = [n for n in state.graph.graph.nodes if n.name in set(nodes) and n.op.startswith("call_")]
+    return tuple(dict.fromkeys(map(target_name, calls)))

@@ -67,8 +67,8 @@ def _override(wanted: Overrides) -> None:
     def at_backend(_module: ModuleType) -> None:
         from torchsleuth.torch_internals import compile_overrides as forced
 
-        if settings or wanted.backend:
-            forced.force_at_backend_calls(settings, wanted.backend)
+        if settings:
+            forced.force_at_backend_calls(settings)
 
     def at_inductor(_module: ModuleType) -> None:
         from torchsleuth.torch_internals import compile_overrides as forced
@@ -94,6 +94,11 @@ def _override(wanted: Overrides) -> None:
 
         forced.compile_nothing()
 
+    def choose_backend(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as forced
+
+        forced.compile_with(wanted.backend, wanted.mode)
+
     def break_graphs(_module: ModuleType) -> None:
         from torchsleuth.torch_internals import compile_overrides as forced
 
@@ -101,6 +106,10 @@ def _override(wanted: Overrides) -> None:
 
     if wanted.uncompiled:
         _when(module_names.DYNAMO, compile_nothing)
+    if wanted.backend or wanted.mode:
+        _when(module_names.DYNAMO, choose_backend)
+    if wanted.dtype:
+        _when(module_names.TORCH, functools.partial(_compute_in, wanted.dtype))
     if wanted.graph_breaks or wanted.fullgraph:
         _when(module_names.DYNAMO, break_graphs)
     if wanted.dynamic is False:
@@ -110,6 +119,19 @@ def _override(wanted: Overrides) -> None:
     _when(module_names.INNER_COMPILE, at_inductor)
     if wanted.fallback:
         _when(module_names.LOWERING, at_lowering)
+
+
+def _compute_in(name: str, torch: Any) -> None:
+    """Has the program compute in that dtype where it does not say another itself."""
+    dtype = getattr(torch, name)
+    if dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        return
+    # Its cache of cast weights is emptied at the end of a region, which never comes here.
+    torch.set_autocast_cache_enabled(False)
+    for device in ("cpu", "cuda"):
+        torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_enabled(device, True)
 
 
 def _when(name: str, then: Callable[[ModuleType], None]) -> None:

@@ -25,7 +25,9 @@ class Overrides:
     `traced` are functions, known like `functions`, whose inside Dynamo does not look at: they go into the graph whole.
     `snippet` is Python that runs before the first compile; `uncompiled` leaves every torch.compile out; with
     `graph_breaks` each may break its graph, as if `fullgraph=True` was not there; with `fullgraph` none may.
-    `dynamic_dims` are (function, argument, dimension) to be marked as if by `mark_dynamic` before the call.
+    `dynamic_dims` are (function, argument, dimension) to be marked as if by `mark_dynamic` before the call. `backend`
+    and `mode` take the place of those that torch.compile is given. `dtype` is what the program computes in unless it
+    says otherwise itself: under autocast for `bfloat16` and `float16`, as the default dtype for `float32` and `float64`.
 
     >>> Overrides(backend="aot_eager").to_environment()
     {'TORCHSLEUTH_OVERRIDES': '{"backend": "aot_eager"}'}
@@ -33,6 +35,8 @@ class Overrides:
 
     config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     backend: str | None = None
+    mode: str | None = None
+    dtype: str | None = None
     dynamic: bool | None = None
     fallback: tuple[str, ...] = ()
     decompositions: tuple[str, ...] = ()
@@ -50,6 +54,20 @@ class Overrides:
         """The variable for the program's environment; none where nothing is changed."""
         given = self.to_json()
         return {OVERRIDES_VARIABLE: json.dumps(given)} if given else {}
+
+    def over(self, base: Overrides | None) -> Overrides:
+        """These and those of `base` that say nothing else.
+
+        >>> Overrides(backend="eager").over(Overrides(backend="inductor", dtype="bfloat16")).to_json()
+        {'backend': 'eager', 'dtype': 'bfloat16'}
+        """
+        if base is None:
+            return self
+        config = {
+            module: {**base.config.get(module, {}), **self.config.get(module, {})}
+            for module in {**base.config, **self.config}
+        }
+        return overrides_from_json({**base.to_json(), **self.to_json(), "config": config})
 
     def to_json(self) -> dict[str, Any]:
         """What is changed, and nothing else; `overrides_from_json` reads it back."""

@@ -98,10 +98,10 @@ class RayWorkers(TrialQueue):
         environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        self._ray = _ray()
+        self._ray = ray_here()
         self._joined = not self._ray.is_initialized()
         if self._joined:
-            _join(self._ray, address)
+            join_cluster(self._ray, address)
         self._hosts = self._settle_in(per_node, settings_in(environment or os.environ), options)
         log = folder / "trials.jsonl" if folder is not None else None
         super().__init__(sum(self._hosts.values()), limits or Limits(), repeats, log)
@@ -207,7 +207,8 @@ class RayWorkers(TrialQueue):
             self._ray.shutdown()
 
 
-def _ray() -> Any:
+def ray_here() -> Any:
+    """Ray, or `ClusterUnfit` with what to install: `join_cluster(ray_here(), "ray://head:10001")`."""
     try:
         import ray
     except ImportError as error:
@@ -218,8 +219,8 @@ def _ray() -> Any:
     return ray
 
 
-def _join(ray: Any, address: str | None) -> None:
-    """Joins a cluster and takes the text of torchsleuth along, so that its nodes need torch only."""
+def join_cluster(ray: Any, address: str | None) -> None:
+    """Joins a cluster, or starts one here for None, and takes torchsleuth along, so that its nodes need torch only."""
     package = str(Path(torchsleuth.__file__).resolve().parent)
     options = {"runtime_env": {"py_modules": [package]}, "log_to_driver": False, "logging_level": "ERROR"}
     where = address or "this machine"

@@ -1,0 +1,72 @@
+"""`doctor` says what is missing, and the fix; what is only useful is no reason for a bad status."""
+
+import json
+import shutil
+import stat
+import subprocess
+
+import pytest
+
+from torchsleuth.cli import doctor, torch_check
+from torchsleuth.cli.main import main
+
+TORCH = {"torch": "2.13.0", "built_for": None, "device": None, "device_error": None, "triton": None}
+
+
+@pytest.fixture
+def checks(capsys, monkeypatch, tmp_path):
+    """Runs the verb with a torch that answers so; its status and what it says by name."""
+
+    def run(**answer):
+        monkeypatch.setattr(doctor, "ask_torch", lambda: {**TORCH, **answer})
+        status = main(["doctor", "--json", "--cases", str(tmp_path / "cases")])
+        return status, {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+
+    return run
+
+
+def test_a_machine_without_device_ray_and_uv_is_good_enough(checks, monkeypatch):
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in ("uv", "nvidia-smi") else which(name))
+    status, found = checks()
+    assert status == 0
+    assert not found["uv"]["good"] and "pip install uv" in found["uv"]["text"] and not found["uv"]["needed"]
+    assert not found["accelerator"]["good"] and "triton" not in found
+
+
+def test_a_torch_that_is_too_old_is_told_how_to_become_newer(checks):
+    status, found = checks(torch="2.6.1+cu124")
+    assert status == 1 and "pip install --upgrade" in found["torch"]["text"]
+
+
+def test_a_device_on_which_nothing_runs_and_one_without_triton_are_missing_something(checks):
+    status, found = checks(built_for="13.0", device_error="no kernel image is available")
+    assert status == 1 and "no kernel image" in found["accelerator"]["text"]
+    status, found = checks(built_for="13.0", device="NVIDIA H200")
+    assert status == 1 and "pip install triton" in found["triton"]["text"]
+    status, found = checks(built_for="13.0", device="NVIDIA H200", triton="3.7.0")
+    assert status == 0 and found["triton"]["good"]
+
+
+def test_a_compiler_that_compiles_nothing_is_as_good_as_none(checks, monkeypatch, tmp_path):
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\necho 'cannot find -lgomp' >&2\nexit 1\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    status, found = checks()
+    assert status == 1
+    assert (
+        "cannot find -lgomp" in found["C++ compiler"]["text"]
+        and "install g++" in found["C++ compiler"]["text"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("printed", "error", "says"),
+    [("", "ImportError: libcudart.so: cannot open", "libcudart.so"), ("nonsense", "", "install it anew")],
+)
+def test_a_torch_that_cannot_be_asked_is_a_sentence(monkeypatch, printed, error, says):
+    answer = subprocess.CompletedProcess([], 1, printed, error)
+    monkeypatch.setattr(torch_check.subprocess, "run", lambda *_, **__: answer)
+    assert says in doctor._torch()[0].text and not doctor._torch()[0].good

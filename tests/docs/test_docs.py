@@ -1,0 +1,107 @@
+"""The documentation builds, says what is there, and its examples run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchsleuth
+from torchsleuth.cli.main import VERBS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+# Verbs of the contract whose pages may be written before they are.
+AGREED = {"analyze", "report", "explain", "recompiles", "profile", "trace"}
+
+
+def test_the_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx")
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-b", "html"]
+    built = subprocess.run(
+        [*command, str(ROOT / "docs"), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+    assert built.returncode == 0, built.stderr
+    assert "torchsleuth run train.py" in words_of(tmp_path / "index.html")
+    assert "howto/it-crashes.html" in (tmp_path / "index.html").read_text()
+    assert "torchsleuth sweep models/" in words_of(tmp_path / "commands.html")
+
+
+def words_of(page: Path) -> str:
+    return re.sub(r"<[^>]+>", "", page.read_text())
+
+
+def test_every_command_in_the_pages_is_a_verb():
+    for page in PAGES:
+        for verb in re.findall(
+            r"^\$ torchsleuth ([a-z]+)\b|`torchsleuth ([a-z]+) ", page.read_text(), re.MULTILINE
+        ):
+            assert "".join(verb) in {*VERBS, *AGREED}, (page.name, verb)
+
+
+def test_every_public_name_is_in_the_reference():
+    reference = (ROOT / "docs" / "api.md").read_text()
+    missing = [name for name in torchsleuth.__all__ if f"torchsleuth.{name}" not in reference]
+    assert missing == ["__version__"]
+
+
+def test_the_version_is_the_same_everywhere():
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert newest and cited and newest[1] == cited[1] == torchsleuth.__version__
+
+
+def blocks():
+    """The Python of the guides, which is complete there."""
+    for page in sorted((ROOT / "docs" / "howto").glob("*.md")):
+        for number, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)):
+            yield pytest.param(text, id=f"{page.stem}-{number}")
+
+
+@pytest.mark.parametrize("text", list(blocks()))
+def test_the_python_of_a_guide_runs(text, tmp_path):
+    script = tmp_path / "test_guide.py"
+    script.write_text(text)
+    is_test = "def test_" in text
+    command = [
+        "-m",
+        "pytest",
+        "-p",
+        "torchsleuth.pytest_plugin",
+        "-p",
+        "no:torchsleuth",
+        "-p",
+        "no:xdist",
+        "-q",
+    ]
+    ran = subprocess.run(
+        [sys.executable, *(command if is_test else []), str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(shell):
+    source = complete(f"{shell}_source")
+    assert "_TORCHSLEUTH_COMPLETE" in source
+
+
+def test_the_tab_key_offers_verbs_and_options():
+    offered = complete("bash_complete", COMP_WORDS="torchsleuth sw", COMP_CWORD="1")
+    assert offered.splitlines() == ["plain,sweep"]
+    options = complete("bash_complete", COMP_WORDS="torchsleuth sweep --b", COMP_CWORD="2")
+    assert options.splitlines() == ["plain,--backends", "plain,--budget"]
+
+
+def complete(what: str, **env: str) -> str:
+    program = "import sys; sys.argv[0] = 'torchsleuth'; from torchsleuth.cli.main import entry; entry()"
+    env = {**os.environ, "_TORCHSLEUTH_COMPLETE": what, **env}
+    if what == "bash_source" and not Path("/bin/bash").exists():
+        pytest.skip("no bash here")
+    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True).stdout
