@@ -236,6 +236,26 @@ def workaround_step(
     return reopened(folder), told["attempts"]
 
 
+def analyze_step(
+    folder: CaseFolder,
+    processes: Processes,
+    budget: float,
+    say: Say,
+    heard: Hear = _nothing,
+    *,
+    without: tuple[str, ...] = (),
+    save: bool = False,
+) -> CaseFolder:
+    """Where a wrong result begins, written into the case; raises `StepRefused` where there is nothing to compare."""
+    assert processes.host is not None
+    case = str(folder.path.absolute())
+    try:
+        processes.host.ask("analyze", budget, said=say, heard=heard, case=case, without=without, save=save)
+    except HostLost as why:
+        say(f"case {folder.case.id}: {why}")
+    return reopened(folder)
+
+
 def sentences(say: Say) -> Hear:
     """Of what the host tells, what it says in words: `triage_step(folder, processes, 60, say, sentences(say))`."""
     return lambda message: say(message["said"]) if "said" in message else None

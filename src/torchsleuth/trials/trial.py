@@ -33,6 +33,7 @@ class Question(Enum):
     EAGER_SECONDS = "how long a run without the compiler takes"
     FOREIGN_SCRIPT = "what a script of PyTorch's minifier holds"
     PROGRAM = "does a whole program fail, and how"
+    DIVERGENCE = "where its compiled run leaves eager's way"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ class Trial:
     # What fails without the compiler as well is not the failure looked for: it is one of phase EAGER.
     must_pass_in_eager: bool = False
     question: Question = Question.FAILS
+    # Of an analysis: the file that is told its parts as they come, the phases to leave out, the folder for values.
+    told: str | None = None
+    without: tuple[str, ...] = ()
+    values: str | None = None
 
     @property
     def key(self) -> str:
@@ -147,6 +152,7 @@ def trial_from_json(doc: Mapping[str, Any]) -> Trial:
         "placeholders": tuple(doc["placeholders"]),
         "imports": tuple(doc["imports"]),
         "question": Question[doc["question"]],
+        "without": tuple(doc["without"]),
     }
     return Trial(**{**doc, **made})
 

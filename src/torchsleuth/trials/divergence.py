@@ -1,0 +1,158 @@
+"""The analysis of a trial's graph: compiled as the case is, watched while it runs.
+
+What was found is written to a file part by part, so that an analysis that is ended early, or ends with its process,
+leaves what it had.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torchsleuth.compare.divergence.analysis import Wishes, analyze
+from torchsleuth.compare.divergence.exposed import analyze_exposed
+from torchsleuth.compare.divergence.measure import Keep, Subject
+from torchsleuth.compare.divergence.parts import Compilers
+from torchsleuth.compare.divergence.steps import run_once
+from torchsleuth.compare.reference import opkinds
+from torchsleuth.script_runtime import runner
+from torchsleuth.script_runtime.compiling import aten_compiler, captured_compiler
+from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
+from torchsleuth.tensors.specs import describe_inputs
+from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.torch_internals.generated_code import CompiledCode, observed_code
+from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
+from torchsleuth.trials.compile import ready_trial
+from torchsleuth.trials.trial import Trial
+
+# On the nodes of a captured graph, where AOTAutograd hands it on to the nodes that it makes of them.
+_MARK = '  File "torchsleuth.node", line 1, in {name}\n    {name}'
+_MARKED = re.compile(r'File "torchsleuth\.node", line 1, in (\w+)')
+
+
+def divergence(trial: Trial) -> dict[str, Any]:
+    """The parts of the answer (see `compare.divergence.analysis`)."""
+    ready = ready_trial(trial)
+    tell = _teller(trial.told)
+    captured = trial.settings.level == "dynamo"
+    for node in ready.graph.graph.nodes:
+        if captured:
+            node.meta["stack_trace"] = _MARK.format(name=node.name)
+        else:  # by which Inductor names kernels
+            node.meta.setdefault("original_aten", node.target)
+    tell({"phase": "compile", "done": 0, "of": 0})
+    with observed_code() as observed:
+        compile_it = ready.prepare()
+        with ready.ambient():
+            compiled = compile_it()
+
+    def call(values: list[Any]) -> Any:
+        with ready.ambient():
+            return compiled(values)
+
+    draws = any(opkinds.may_draw(node) for node in ready.eager.graph.nodes)
+    drawn = None
+    if draws:
+        with ready.ambient(), torch.no_grad():
+            drawn = run_once(ready.eager, ready.inputs())
+    ways = Compilers(_part_compiler(ready), _part_compiler(ready, lowered=True))
+    wishes = Wishes(trial.without, _keeper(trial.values))
+    code = next((each for each in observed.codes if not each.backward or not captured), None)
+    if code is None or not code.written:
+        why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"
+        return analyze_exposed(ready.eager, ready.inputs, ways, tell, why, drawn)
+    names = _last_of_each(code) if captured else {name: name for name in code.nodes}
+    known = {node.name for node in ready.eager.graph.nodes}
+    node_of = {name: origin for name, origin in names.items() if origin in known}
+    subject = Subject(ready.eager, ready.inputs, call, code, node_of, drawn)
+    return analyze(subject, ways, tell, wishes)
+
+
+def _last_of_each(code: CompiledCode) -> dict[str, str]:
+    """For each call of a captured graph the last node that was made of it: the one that has its value."""
+    last: dict[str, str] = {}
+    for name, node in code.nodes.items():
+        marks = _MARKED.findall(node.meta.get("stack_trace") or "")
+        if marks and node.op.startswith("call_"):
+            last[marks[-1]] = name
+    return {name: mark for mark, name in last.items()}
+
+
+def _part_compiler(
+    ready: runner.ReproTrial, lowered: bool = False
+) -> Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
+    """Compiles a part of the graph as the graph is compiled; `lowered` evaluates it without generated code."""
+
+    def compile_part(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        graph = copy.deepcopy(graph)
+        if ready.facts["level"] == "aot":
+            fakes, mode = symbolic_inputs(describe_inputs(list(values)).to_json(), list(values))
+            kwargs = {
+                key: value
+                for key, value in ready.facts["compile_kwargs"].items()
+                if key in ("is_inference", "is_backward")
+            }
+            make = aten_compiler(graph, fakes, mode, {}, kwargs, ready.namespace.get("backend"))
+        else:
+            backend = ready.namespace.get("backend") or ready.facts["backend"]
+            options = {key: eval(text, dict(ready.namespace)) for key, text in ready.facts["options"].items()}
+            make = captured_compiler(graph, list(values), backend, options)
+        with ready.ambient():
+            compiled = make()
+
+        def call(given: list[Any]) -> Any:
+            with ready.ambient():
+                return compiled(given)
+
+        return call
+
+    def interpreted(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        with interpreted_lowering():
+            return compile_part(graph, values)
+
+    return interpreted if lowered else compile_part
+
+
+def _teller(path: str | None) -> Callable[[Mapping[str, Any]], None]:
+    """Appends what is told to a file, one line each; of progress, only what somebody could notice."""
+    if path is None:
+        return lambda message: None
+    file = open(path, "w", encoding="utf-8")  # noqa: SIM115  closed with the process, which has nothing else to do
+    shown: dict[str, int] = {}
+
+    def tell(message: Mapping[str, Any]) -> None:
+        done, of = message.get("done", 0), message.get("of", 0)
+        if "phase" in message and of and done * 50 // of == shown.get(message["phase"]):
+            return
+        if "phase" in message and of:
+            shown[message["phase"]] = done * 50 // of
+        file.write(json.dumps(message) + "\n")
+        file.flush()
+
+    return tell
+
+
+def _keeper(folder: str | None) -> Keep | None:
+    """Writes each value and eager's to a folder of tensors, with an index by node."""
+    if folder is None:
+        return None
+    store, index = ContentStoreWriter(folder), {}
+
+    def keep(name: str, compiled: torch.Tensor, eager: torch.Tensor) -> None:
+        both = [tensor.detach().cpu().contiguous() for tensor in (compiled, eager)]
+        index[name] = {
+            "dtype": str(eager.dtype).removeprefix("torch."),
+            "shape": list(eager.shape),
+            "compiled": store.write_storage(both[0].untyped_storage()),
+            "eager": store.write_storage(both[1].untyped_storage()),
+        }
+        (Path(folder) / "index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+    return keep
