@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.analyze.answer import analysis_of
 from torchsleuth.analyze.picture import picture
-from torchsleuth.cases.analysis import FILE, PICTURE, Analysis, Culprit, merged_values
+from torchsleuth.cases.analysis import FILE, PICTURE, Analysis
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, update_case
-from torchsleuth.cases.record import GraphRecord
 from torchsleuth.minify.case_state import CaseQuestions, SearchStart, wait_for_device
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import within
@@ -129,41 +129,7 @@ def _stopped(outcome: Outcome) -> str | None:
 
 def _analysis(folder: CaseFolder, start: SearchStart, parts: Mapping[str, Any]) -> Analysis:
     record = start.record
-    lines = {name: (line.place, line.module or None) for name, line in record.lines.items()}
-    seen = parts.get("seen") or {}
-    values = merged_values(
-        parts.get("accumulated") or [], parts.get("local") or [], parts.get("nondeterministic") or {}, lines
-    )
-    return Analysis(
-        folder.case.id,
-        values,
-        _culprit(parts.get("culprit"), record),
-        parts.get("outputs") or {},
-        seen.get("calls", 0),
-        seen.get("seen", 0),
-        seen.get("why_not"),
-        parts.get("nondeterministic") or {},
-        parts.get("fallbacks") or {},
-        parts.get("skipped") or {},
-        parts.get("seconds") or {},
-    )
-
-
-def _culprit(told: Mapping[str, Any] | None, record: GraphRecord) -> Culprit | None:
-    if told is None:
-        return None
-    line = record.lines.get(told["node"]) or record.lines.get(told["seen_at"]) or record.called_from
-    known = {**told, "calls": tuple(told["calls"]), "also": tuple(told["also"])}
-    if line is None:
-        return Culprit(**known)
-    return Culprit(
-        **known,
-        user_line=line.place,
-        code=line.code or None,
-        function=line.function or None,
-        module=line.module or None,
-        forward_op=line.call or None if line.gradient else None,
-    )
+    return analysis_of(parts, record.lines, case=folder.case.id, called_from=record.called_from)
 
 
 def _written(folder: CaseFolder, found: Analysis) -> CaseFolder:

@@ -174,6 +174,12 @@ class _Looks(ast.NodeTransformer):
         alias: dict[str, str] = {}
         self._last = {}
         for statement in _statements(node):
+            if isinstance(
+                statement, ast.Delete
+            ):  # another view of that memory is a new use of it from here on
+                gone = {each.id for each in statement.targets if isinstance(each, ast.Name)}
+                alias = {view: base for view, base in alias.items() if base not in gone}
+                continue
             if isinstance(statement, ast.Assign) and (base := _view_of(statement)):
                 alias[base[0]] = base[1]
             for name in self._writes(statement):
@@ -240,7 +246,7 @@ def _statements(function: ast.FunctionDef) -> Iterator[ast.stmt]:
     for node in ast.walk(function):
         for part in ("body", "orelse", "finalbody"):
             for each in getattr(node, part, None) or ():
-                if isinstance(each, (ast.Assign, ast.Expr)):
+                if isinstance(each, (ast.Assign, ast.Expr, ast.Delete)):
                     yield each
 
 

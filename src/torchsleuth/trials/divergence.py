@@ -6,29 +6,24 @@ leaves what it had.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 
 from torchsleuth.compare.divergence.analysis import Wishes, analyze
+from torchsleuth.compare.divergence.compiling import aten_ways, captured_ways
 from torchsleuth.compare.divergence.exposed import analyze_exposed
 from torchsleuth.compare.divergence.measure import Keep, Subject
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.divergence.steps import run_once
 from torchsleuth.compare.reference import opkinds
 from torchsleuth.script_runtime import runner
-from torchsleuth.script_runtime.compiling import aten_compiler, captured_compiler
-from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
-from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.generated_code import CompiledCode, observed_code
-from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
 from torchsleuth.trials.compile import ready_trial
 from torchsleuth.trials.trial import Trial
 
@@ -62,7 +57,7 @@ def divergence(trial: Trial) -> dict[str, Any]:
     if draws:
         with ready.ambient(), torch.no_grad():
             drawn = run_once(ready.eager, ready.inputs())
-    ways = Compilers(_part_compiler(ready), _part_compiler(ready, lowered=True))
+    ways = _ways(ready)
     wishes = Wishes(trial.without, _keeper(trial.values))
     code = next((each for each in observed.codes if not each.backward or not captured), None)
     if code is None or not code.written:
@@ -85,39 +80,13 @@ def _last_of_each(code: CompiledCode) -> dict[str, str]:
     return {name: mark for mark, name in last.items()}
 
 
-def _part_compiler(
-    ready: runner.ReproTrial, lowered: bool = False
-) -> Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
-    """Compiles a part of the graph as the graph is compiled; `lowered` evaluates it without generated code."""
-
-    def compile_part(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        graph = copy.deepcopy(graph)
-        if ready.facts["level"] == "aot":
-            fakes, mode = symbolic_inputs(describe_inputs(list(values)).to_json(), list(values))
-            kwargs = {
-                key: value
-                for key, value in ready.facts["compile_kwargs"].items()
-                if key in ("is_inference", "is_backward")
-            }
-            make = aten_compiler(graph, fakes, mode, {}, kwargs, ready.namespace.get("backend"))
-        else:
-            backend = ready.namespace.get("backend") or ready.facts["backend"]
-            options = {key: eval(text, dict(ready.namespace)) for key, text in ready.facts["options"].items()}
-            make = captured_compiler(graph, list(values), backend, options)
-        with ready.ambient():
-            compiled = make()
-
-        def call(given: list[Any]) -> Any:
-            with ready.ambient():
-                return compiled(given)
-
-        return call
-
-    def interpreted(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        with interpreted_lowering():
-            return compile_part(graph, values)
-
-    return interpreted if lowered else compile_part
+def _ways(ready: runner.ReproTrial) -> Compilers:
+    """Ways to compile a part of the graph as the graph is compiled."""
+    facts, own = ready.facts, ready.namespace.get("backend")
+    if facts["level"] == "aot":
+        return aten_ways(facts["compile_kwargs"], own, ready.ambient)
+    options = {key: eval(text, dict(ready.namespace)) for key, text in facts["options"].items()}
+    return captured_ways(own or facts["backend"], options, ready.ambient)
 
 
 def _teller(path: str | None) -> Callable[[Mapping[str, Any]], None]:

@@ -2,8 +2,8 @@
 
 *Accumulated* is how far a value is from the truth in a run as it was: what became visible. *Local* is how far the
 kernel that makes it goes off by itself: in a second run each kernel is given eager's values, because what was written
-is replaced by eager's as soon as it has been compared. A third run as it was tells what differs from run to run; in a fourth only
-the culprit's values are replaced, which shows whether the rest recovers.
+is replaced by eager's as soon as it has been compared. A third run as it was tells what differs from run to run; in a
+fourth only the culprit's values are replaced, which shows whether the rest recovers.
 """
 
 from __future__ import annotations
