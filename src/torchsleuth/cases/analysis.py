@@ -23,7 +23,8 @@ class ValueAnalysis:
 
     `off` and `noise` are of the run as it was: how far the value is from float64, and how far rounding may move it;
     `times` is their ratio. The same with `local_` is of its kernel alone, given eager's values. `made` counts elements
-    that only the compiled run makes infinite or NaN; `differs` is how far two compiled runs are apart.
+    that only the compiled run makes infinite or NaN, `lost` those that are not the infinity or NaN of eager and float64;
+    `differs` is how far two compiled runs are apart.
     """
 
     node: str
@@ -99,7 +100,10 @@ class Analysis:
         >>> Analysis("3f9a0000", complete=True).clean
         True
         """
-        far = any(value.get("times", 0.0) > 16 or value.get("made") for value in self.outputs.values())
+        far = any(
+            value.get("times", 0.0) > 16 or value.get("made") or value.get("lost")
+            for value in self.outputs.values()
+        )
         return self.complete and self.culprit is None and not far and self.error is None
 
     @property
@@ -173,7 +177,7 @@ def _blame(culprit: Culprit) -> str:
     if culprit.made:
         off = f"makes {culprit.made} elements infinite or NaN where eager and float64 are finite"
     elif culprit.lost:
-        off = f"is finite in {culprit.lost} elements where eager and float64 are not"
+        off = f"in {culprit.lost} elements not the infinity or NaN on which eager and float64 agree"
     else:
         off = f"{culprit.off:.1e} off where rounding explains {culprit.noise:.0e}"
     return f"`{_short(culprit.op)}`{place}{line}{gradient}{kernel}: {off}; {_rest(culprit)}"

@@ -38,6 +38,7 @@ from torchsleuth.supervise.verification import (
 WORK = "minify"
 # Most of a budget is for making the case small; what is not used goes to the next step.
 TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
+ANALYZE_SECONDS, ANALYZE_SHARE = 120.0, 0.3
 WORKAROUND_SECONDS = 120.0
 # Of the time for all steps. A way around it is worth more to a person than the last call less.
 KEPT_FOR_WORKAROUND = 0.2
@@ -296,7 +297,7 @@ def investigate(
             yield ask_the_program(folder, deadline, say)
             return
         whole = deadline - time.monotonic()
-        for step in (_blame, _shrink, _blame_the_smallest, _work_around):
+        for step in (_blame, _analyze, _shrink, _blame_the_smallest, _work_around):
             left = deadline - time.monotonic()
             if left >= 5:
                 kept = _kept_for_later(step, folder, whole)
@@ -381,6 +382,21 @@ def _told(folder: CaseFolder, say: Say) -> CaseFolder:
             say(f"case {folder.case.id}: your line {found.user_line}: {found.code or ''}")
         elif found.not_narrowed:
             say(f"case {folder.case.id}: your line: {found.not_narrowed}")
+    return folder
+
+
+def _analyze(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
+    """Of a wrong result, where it begins: what is made small next starts there."""
+    if folder.case.kind != "accuracy" or _is_the_programs(folder):
+        return folder
+    say(f"case {folder.case.id}: looking where the wrong result begins")
+    try:
+        folder = analyze_step(folder, processes, min(ANALYZE_SECONDS, left * ANALYZE_SHARE), say)
+    except StepRefused as why:
+        say(f"case {folder.case.id} was not analysed: {why}")
+        return reopened(folder)
+    if folder.case.analysis is not None:
+        say(f"case {folder.case.id}: {folder.case.analysis.words}")
     return folder
 
 

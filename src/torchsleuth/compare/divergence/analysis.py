@@ -130,7 +130,9 @@ class _Analysis:
             value = own.values[name]
             inside = self._inside(name, own)
             if inside is None or not inside.diverges:
-                sure = value.distance.made > 0 or value.distance.times > BEYOND_DOUBT
+                sure = (
+                    value.distance.made > 0 or value.distance.lost > 0 or value.distance.times > BEYOND_DOUBT
+                )
                 if not (wrong and value.distance.far and (sure or inside is None)):
                     continue
             return self._described(name, own, inside, free)

@@ -23,8 +23,8 @@ class Distance:
     """How far a value is off, and how far rounding may move it, both by the largest element.
 
     `times` is the larger of the ratios by the largest element and by the root mean square. `made` counts elements that
-    are not finite though eager's and float64's are, `lost` the other way round. Of whole numbers `off` is how many
-    differ.
+    are not finite though eager's and float64's are, `lost` those that are not the infinity or NaN that both agree on. Of
+    whole numbers `off` is how many differ.
     """
 
     off: float = 0.0
@@ -79,7 +79,7 @@ def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) ->
         if not math.isfinite(float(away.sum()) + float(own_away.sum())):
             finite = [torch.isfinite(each) for each in (c, e, t)]
             made += int((~finite[0] & finite[1] & finite[2] & (t.abs() < biggest / 2)).sum())
-            lost += int((finite[0] & ~finite[1] & ~finite[2]).sum())
+            lost += int((~finite[1] & ~finite[2] & (_kind(e) == _kind(t)) & (_kind(c) != _kind(e))).sum())
             usable = finite[0] & finite[1] & finite[2]
             away, own_away, t = (torch.where(usable, each, 0.0) for each in (away, own_away, t))
         off = max(off, float(away.abs().max()))
@@ -95,6 +95,11 @@ def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) ->
     rms_noise = max(math.sqrt(own_square / count), step * math.sqrt(square / count), tiny)
     times = max(off / noise, math.sqrt(off_square / count) / rms_noise)
     return Distance(off, noise, times, made, lost)
+
+
+def _kind(value: torch.Tensor) -> torch.Tensor:
+    """0 of what is finite, another number for each kind of what is not."""
+    return torch.where(torch.isfinite(value), 0.0, torch.nan_to_num(value, nan=2.0, posinf=1.0, neginf=-1.0))
 
 
 def checksum(value: torch.Tensor) -> int:
