@@ -31,7 +31,7 @@ from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors, res
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.judge import judge_results
-from torchsleuth.compare.verdict.verdict import DIVERGED, Verdict
+from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
 from torchsleuth.graphs.provenance import source_line
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.torch_internals import hooks as seams
@@ -121,9 +121,11 @@ def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelC
             different = f"they differ in {', '.join(in_all[:3])}" if in_all else "they agree"
             words = f"nothing was compiled in the call; {different}"
             return ModelComparison(not in_all, words, differences=tuple(in_all))
-        words = (
-            f"eager and compiled agree: {count} {'graph' if count == 1 else 'graphs'}, and what it changes"
-        )
+        many = "1 graph" if count == 1 else f"{count} graphs"
+        words = f"eager and compiled agree: {many}, and what it changes"
+        unclear = [graph.sentence for graph in graphs if graph.verdict == INCONCLUSIVE]
+        if unclear:
+            words += f"; {len(unclear)} of them cannot be judged ({unclear[0]})"
         return ModelComparison(True, words, graphs=graphs)
     component = {"aot": "inductor"}.get(wrong.level, "aot_autograd" if watcher.inner else "backend")
     found = watcher.analysis

@@ -23,8 +23,8 @@ class ValueAnalysis:
 
     `off` and `noise` are of the run as it was: how far the value is from float64, and how far rounding may move it;
     `times` is their ratio. The same with `local_` is of its kernel alone, given eager's values. `made` counts elements
-    that only the compiled run makes infinite or NaN, `lost` those that are not the infinity or NaN of eager and float64;
-    `differs` is how far two compiled runs are apart.
+    that only the compiled run makes infinite or NaN, `lost` those that are not the infinity or NaN of eager's and
+    float64's; `differs` is how far two compiled runs are apart.
     """
 
     node: str

@@ -23,8 +23,8 @@ class Distance:
     """How far a value is off, and how far rounding may move it, both by the largest element.
 
     `times` is the larger of the ratios by the largest element and by the root mean square. `made` counts elements that
-    are not finite though eager's and float64's are, `lost` those that are not the infinity or NaN that both agree on. Of
-    whole numbers `off` is how many differ.
+    are not finite though eager's and float64's are, `lost` those that are not the infinity or NaN that both agree on.
+    Of whole numbers `off` is how many differ.
     """
 
     off: float = 0.0
