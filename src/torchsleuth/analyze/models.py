@@ -23,7 +23,7 @@ from torchsleuth.compare.divergence.analysis import analyze
 from torchsleuth.compare.divergence.compiling import aten_ways
 from torchsleuth.compare.divergence.distance import distance
 from torchsleuth.compare.divergence.exposed import analyze_exposed
-from torchsleuth.compare.divergence.measure import Subject
+from torchsleuth.compare.divergence.measure import Subject, written_inputs
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.divergence.steps import run_once
 from torchsleuth.compare.reference import opkinds
@@ -259,8 +259,8 @@ def _subject(graph: GraphModule, before: list[Any], inner: Any, code: Any, state
     if any(opkinds.may_draw(node) for node in graph.graph.nodes):
         restore_rng(state)
         drawn = run_once(graph, before)
-    known = {node.name for node in graph.graph.nodes}
-    names = {name: name for name in code.nodes if name in known}
+    known = {node.name for node in graph.graph.nodes if node.op.startswith("call_")}
+    names = {name: name for name in code.nodes if name in known} | written_inputs(graph)
     return Subject(graph, lambda: clone_inputs(before), call, code, names, drawn)
 
 

@@ -25,6 +25,7 @@ from torchsleuth.torch_internals.inductor_ir.lowering import without_caches
 
 # Calls that make memory or another view of it; they compute nothing.
 _MEMORY = re.compile(r"(torch\.)?(empty|reinterpret_tensor|alloc_from_pool|_uninitialized)|as_strided$")
+_OF_TORCH = ("torch.ops.aten.", "torch.ops.prims.", "torch.ops.inductor.")
 _CHECKS = ("assert_", "print", "raise_if", "check_")
 _LOOK = "_torchsleuth_look"
 
@@ -32,6 +33,8 @@ _LOOK = "_torchsleuth_look"
 @dataclass(frozen=True)
 class Written:
     """One finished buffer: its name, the node of the compiled graph whose value it holds, and the kernel.
+
+    Of an input that is written, the node is the input itself.
 
     `call` is the number of the kernel's call: one kernel may serve several times.
     """
@@ -130,8 +133,8 @@ def _runs(statement: ast.stmt) -> bool:
 
 
 def _values_of(graph: Any) -> dict[str, str]:
-    """For each buffer that holds the value of a node, the node's name."""
-    found = {}
+    """For each buffer that holds the value of a node, the node's name; an input is its own."""
+    found = {name: name for name in graph.graph_input_names}
     for buffer in graph.buffers:
         node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
         if node is not None:
@@ -180,7 +183,7 @@ class _Looks(ast.NodeTransformer):
                 gone = {each.id for each in statement.targets if isinstance(each, ast.Name)}
                 alias = {view: base for view, base in alias.items() if base not in gone}
                 continue
-            if isinstance(statement, ast.Assign) and (base := _view_of(statement)):
+            if isinstance(statement, ast.Assign) and (base := self._view_of(statement)):
                 alias[base[0]] = base[1]
             for name in self._writes(statement):
                 self._last[name] = statement
@@ -216,7 +219,7 @@ class _Looks(ast.NodeTransformer):
         call = _call_of(statement)
         if call is not None:
             return ast.unparse(call.func).removesuffix(".run")
-        parts = _buffers_in(getattr(statement, "value", ast.Constant(None)))
+        parts = self._names_in(getattr(statement, "value", ast.Constant(None)))
         made = self._last.get(parts[0]) if parts else None
         return self._kernel_of(made) if made is not None and made is not statement else ""
 
@@ -235,11 +238,34 @@ class _Looks(ast.NodeTransformer):
         called = ast.unparse(call.func)
         written = self.kernels.get(called.removesuffix(".run"))
         if written is not None:
-            return [n for arg, out in zip(call.args, written) if out for n in _buffers_in(arg)]
+            return [n for arg, out in zip(call.args, written) if out for n in self._names_in(arg)]
         out = next((each.value for each in call.keywords if each.arg == "out"), None)
-        if out is None and call.args and not called.startswith(_CHECKS):
-            out = call.args[0]
-        return _buffers_in(out)[:1] if out is not None else []
+        if out is not None:
+            return self._names_in(out)[:1]
+        if not call.args or called.startswith(_CHECKS):
+            return []
+        if called.startswith("torch.ops.") and not called.startswith(_OF_TORCH):
+            # An operator of the user's may write any of them.
+            return [
+                n for each in [*call.args, *(k.value for k in call.keywords)] for n in self._names_in(each)
+            ]
+        return self._names_in(call.args[0])[:1]
+
+    def _view_of(self, statement: ast.Assign) -> tuple[str, str] | None:
+        """`buf1 = reinterpret_tensor(buf3, ...)`: the name of the view and that of what it is of."""
+        call, target = _call_of(statement), statement.targets[0]
+        if (
+            call is None
+            or not isinstance(target, ast.Name)
+            or "reinterpret_tensor" not in ast.unparse(call.func)
+        ):
+            return None
+        base = self._names_in(call.args[0]) if call.args else []
+        return (target.id, base[0]) if base else None
+
+    def _names_in(self, expression: ast.expr) -> list[str]:
+        names = [each.id for each in ast.walk(expression) if isinstance(each, ast.Name)]
+        return [name for name in names if name in self.values or name.startswith("buf")]
 
 
 def _statements(function: ast.FunctionDef) -> Iterator[ast.stmt]:
@@ -253,16 +279,3 @@ def _statements(function: ast.FunctionDef) -> Iterator[ast.stmt]:
 def _call_of(statement: ast.stmt) -> ast.Call | None:
     value = statement.value if isinstance(statement, (ast.Assign, ast.Expr)) else None
     return value if isinstance(value, ast.Call) else None
-
-
-def _view_of(statement: ast.Assign) -> tuple[str, str] | None:
-    """`buf1 = reinterpret_tensor(buf3, ...)`: the name of the view and that of what it is of."""
-    call, target = _call_of(statement), statement.targets[0]
-    if call is None or not isinstance(target, ast.Name) or "reinterpret_tensor" not in ast.unparse(call.func):
-        return None
-    base = _buffers_in(call.args[0]) if call.args else []
-    return (target.id, base[0]) if base else None
-
-
-def _buffers_in(expression: ast.expr) -> list[str]:
-    return [n.id for n in ast.walk(expression) if isinstance(n, ast.Name) and re.match(r"(buf|arg)\d", n.id)]

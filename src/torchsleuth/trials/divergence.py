@@ -17,7 +17,7 @@ import torch
 from torchsleuth.compare.divergence.analysis import Wishes, analyze
 from torchsleuth.compare.divergence.compiling import aten_ways, captured_ways
 from torchsleuth.compare.divergence.exposed import analyze_exposed
-from torchsleuth.compare.divergence.measure import Keep, Subject
+from torchsleuth.compare.divergence.measure import Keep, Subject, written_inputs
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.divergence.steps import run_once
 from torchsleuth.compare.reference import opkinds
@@ -63,10 +63,16 @@ def divergence(trial: Trial) -> dict[str, Any]:
     if code is None or not code.written:
         why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"
         return analyze_exposed(ready.eager, ready.inputs, ways, tell, why, drawn)
-    names = _last_of_each(code) if captured else {name: name for name in code.nodes}
+    calls = [name for name, node in code.nodes.items() if node.op.startswith("call_")]
+    names = _last_of_each(code) if captured else dict(zip(calls, calls))
     known = {node.name for node in ready.eager.graph.nodes}
-    node_of = {name: origin for name, origin in names.items() if origin in known}
+    node_of = {name: origin for name, origin in names.items() if origin in known} | written_inputs(
+        ready.eager
+    )
     subject = Subject(ready.eager, ready.inputs, call, code, node_of, drawn)
+    if not subject.seen:
+        why = "the compiler's passes replaced every value that its code keeps"
+        return analyze_exposed(ready.eager, ready.inputs, ways, tell, why, drawn)
     return analyze(subject, ways, tell, wishes)
 
 

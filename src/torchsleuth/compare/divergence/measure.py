@@ -48,6 +48,21 @@ class Subject:
         return [(path, leaf.name) for path, leaf in leaves(output) if isinstance(leaf, torch.fx.Node)]
 
 
+def written_inputs(graph: GraphModule) -> dict[str, str]:
+    """For each input that the graph writes at its end, the node whose value it gets.
+
+    >>> written_inputs(graph_that_ends_with_copy_)
+    {'x': 'add'}
+    """
+    found = {}
+    for node in graph.graph.nodes:
+        source = node.args[1] if node.target is torch.ops.aten.copy_.default else None
+        if isinstance(source, torch.fx.Node) and getattr(node.args[0], "op", "") == "placeholder":
+            found[node.args[0].name] = source.name
+    inputs = {node.name for node in graph.graph.nodes if node.op == "placeholder"}
+    return {name: source for name, source in found.items() if source not in inputs}
+
+
 @dataclass(frozen=True)
 class Value:
     """One value of the compiled run: which call of which kernel made it, how far it is off, a number for its bits."""
@@ -155,7 +170,11 @@ def _run(
         return name, known
 
     def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
-        pairs = [(w, t) for w, t in zip(written, tensors) if w.node in subject.node_of]
+        # An input that is written may hold a value that was seen in a buffer before.
+        pairs = [
+            (w, t) for w, t in zip(written, tensors) if subject.node_of.get(w.node, w.node) not in values
+        ]
+        pairs = [(w, t) for w, t in pairs if w.node in subject.node_of]
         pairs.sort(key=lambda pair: order[subject.node_of[pair[0].node]])
         with torch.no_grad():
             for each, compiled in pairs:
