@@ -10,29 +10,25 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from torchsleuth.analyze.answer import analysis_of
+from torchsleuth.analyze.graphs import finished, subject_of
 from torchsleuth.cases.analysis import Analysis
 from torchsleuth.compare.compat.models import reduce_to_scalar_loss
 from torchsleuth.compare.divergence.analysis import analyze
 from torchsleuth.compare.divergence.compiling import aten_ways
 from torchsleuth.compare.divergence.distance import distance
 from torchsleuth.compare.divergence.exposed import analyze_exposed
-from torchsleuth.compare.divergence.measure import Subject, written_inputs
 from torchsleuth.compare.divergence.parts import Compilers
-from torchsleuth.compare.divergence.steps import run_once
-from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors, restore, snapshot
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.judge import judge_results
 from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
-from torchsleuth.graphs.provenance import source_line
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import compiled_anew
@@ -85,8 +81,7 @@ def compare_models(
     `compiled` is what `torch.compile` gave, another module or function, or the name of a backend. Weights, inputs and
     random numbers are left as they were; what Dynamo had compiled in this process is forgotten.
 
-    >>> compare_models(model, torch.compile(model), [x]).words
-    'eager and compiled agree: 1 graph, and what it changes'
+    Used as `print(compare_models(model, torch.compile(model), [x]).words)`.
     """
     other = torch.compile(eager, backend=compiled) if isinstance(compiled, str) else compiled
     watcher = _Watcher()
@@ -183,9 +178,9 @@ class _Watcher:
                 def analysed() -> Analysis | None:
                     if code is None or not code.written:
                         return None
-                    subject = _subject(graph, before, inner, code, state)
+                    subject = subject_of(graph, before, inner, code, state)
                     parts = analyze(subject, aten_ways(call.kwargs), lambda message: None)
-                    return _analysis(graph, parts)
+                    return finished(graph, parts)
 
                 return self._judged("aot", direction, graph, inner, args, analysed, before, state)
 
@@ -247,27 +242,7 @@ class _Watcher:
         parts = analyze_exposed(
             graph, lambda: clone_inputs(kept), Compilers(compiled), lambda message: None, why
         )
-        return _analysis(graph, parts)
-
-
-def _subject(graph: GraphModule, before: list[Any], inner: Any, code: Any, state: RngState) -> Subject:
-    def call(values: list[Any]) -> Any:
-        restore_rng(state)
-        return inner(values)
-
-    drawn = None
-    if any(opkinds.may_draw(node) for node in graph.graph.nodes):
-        restore_rng(state)
-        drawn = run_once(graph, before)
-    known = {node.name for node in graph.graph.nodes if node.op.startswith("call_")}
-    names = {name: name for name in code.nodes if name in known} | written_inputs(graph)
-    return Subject(graph, lambda: clone_inputs(before), call, code, names, drawn)
-
-
-def _analysis(graph: GraphModule, parts: dict[str, Any]) -> Analysis:
-    found = {node.name: source_line(node) for node in graph.graph.nodes}
-    lines = {name: line for name, line in found.items() if line is not None}
-    return replace(analysis_of(parts, lines), complete=True)
+        return finished(graph, parts)
 
 
 def _copied(graph: GraphModule) -> GraphModule:

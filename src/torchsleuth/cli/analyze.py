@@ -12,7 +12,8 @@ import click
 from torchsleuth.cases.analysis import FILE, PICTURE, Analysis, analysis_from_json, worst
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
-from torchsleuth.cli.agreement import case_to_execute, yes_option
+from torchsleuth.cli.agreement import agree_to, yes_option
+from torchsleuth.cli.minify import adopted, known_case
 from torchsleuth.cli.options import Function, budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say, show, status
 from torchsleuth.supervise.pipeline import analyze_step, processes_for
@@ -42,7 +43,7 @@ def _phase_options(function: Function) -> Function:
 
 
 @click.command("analyze")
-@click.argument("case", default="last")
+@click.argument("case_or_script", default="last")
 @click.option("--save", is_flag=True, help="Keep every value, and eager's, in the case's folder `values`.")
 @click.option("--look", is_flag=True, help="Show the analysis that is in the case; runs nothing.")
 @_phase_options
@@ -52,7 +53,7 @@ def _phase_options(function: Function) -> Function:
 @cases_option
 @json_option
 def analyze_verb(
-    case: str,
+    case_or_script: str,
     save: bool,
     look: bool,
     budget: float,
@@ -72,13 +73,16 @@ def analyze_verb(
     \b
     torchsleuth analyze last
     torchsleuth analyze 3f9a --look --json
+    torchsleuth analyze original.py
     """
     if look:
-        folder = open_case(cases_dir, case)
+        folder = open_case(cases_dir, case_or_script)
     else:
-        folder = case_to_execute(cases_dir, case, yes)
         without = tuple(name.removeprefix("no_") for name, left in left_out.items() if left)
-        folder = _analyzed(folder, workers, budget, without, save)
+        known = known_case(case_or_script, cases_dir)
+        if known is not None:
+            agree_to(known, yes)
+        folder = _analyzed(known or Path(case_or_script), cases_dir, workers, budget, without, save)
     if not folder.has(FILE):
         raise NotAnalyzed(f"case {folder.case.id} has no analysis yet: torchsleuth analyze {folder.case.id}")
     found = analysis_from_json(folder.json(FILE), str(folder.file(FILE)))
@@ -90,14 +94,27 @@ def analyze_verb(
 
 
 def _analyzed(
-    folder: CaseFolder, workers: str, budget: float, without: tuple[str, ...], save: bool
+    what: CaseFolder | Path,
+    cases_dir: Path,
+    workers: str,
+    budget: float,
+    without: tuple[str, ...],
+    save: bool,
 ) -> CaseFolder:
+    """The case with its analysis; a script becomes a case first."""
     started = time.monotonic()
     line = PhaseLine()
+    folder = what if isinstance(what, CaseFolder) else None
     with processes_for(folder, workers) as processes:
-        left = max(1.0, budget - (time.monotonic() - started))
         try:
+            folder = folder or adopted(Path(str(what)), cases_dir, processes, budget)
+            left = max(1.0, budget - (time.monotonic() - started))
             return analyze_step(folder, processes, left, say, line.hear, without=without, save=save)
+        except KeyboardInterrupt:
+            line.end()
+            if folder is not None and folder.has(FILE):
+                say(f"stopped; what was found so far: torchsleuth analyze {folder.case.id} --look")
+            raise
         finally:
             line.end()
 

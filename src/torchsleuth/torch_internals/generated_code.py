@@ -74,9 +74,7 @@ class Observed:
 def observed_code() -> Iterator[Observed]:
     """Inside, what Inductor compiles can be watched while it runs, there and later.
 
-    >>> with observed_code() as observed: torch.compile(torch.relu)(x)
-    >>> observed.codes[0].written
-    (Written(buffer='buf0', node='relu', kernel='cpp_fused_relu_0'),)
+    Used as `with observed_code() as observed: torch.compile(torch.relu)(x)`; then `observed.codes[0].written`.
     """
     lowering = importlib.import_module("torch._inductor.graph").GraphLowering
     original = lowering.compile_to_module

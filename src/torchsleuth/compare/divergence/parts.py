@@ -61,8 +61,8 @@ class Inside:
 def calls_between(graph: GraphModule, node: str, known: Collection[str]) -> tuple[str, ...]:
     """The calls that make a node's value from known ones, in order; views and literals of known ones included.
 
-    >>> calls_between(graph_of_a_then_b, "b", {"a"})
-    ('b',)
+    >>> calls_between(gm, "relu", {"x"})
+    ('relu',)
     """
     nodes = {n.name: n for n in graph.graph.nodes}
     found: set[Node] = set()

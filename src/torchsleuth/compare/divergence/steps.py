@@ -40,8 +40,6 @@ class Steps:
         evaluate: Callable[[Node], Any],
         env: dict[Node, Any],
         wanted: Collection[str],
-        *,
-        most_waiting: int = MOST_WAITING,
     ) -> None:
         self.nodes = {n.name: n for n in graph.graph.nodes}
         self.env = env
@@ -50,9 +48,12 @@ class Steps:
         self._order = list(graph.graph.nodes)
         self._next = 0
         self._in_order = writes_what_is_read(graph)
+        # Of a graph that writes: values as they were made, for whoever asks later.
+        self._as_made: dict[Node, Any] = {}
         self._waiting = {self.nodes[name] for name in wanted if name in self.nodes}
         self._readers = self._count_readers()
-        self._room = most_waiting
+        self._asked: Node | None = None
+        self._idle: dict[Node, int] = {}
 
     def _count_readers(self) -> dict[Node, int]:
         """How many nodes that will be computed read each node."""
@@ -67,18 +68,20 @@ class Steps:
 
     def value(self, name: str) -> Any:
         """The value of a node; None where it was let go for want of memory."""
-        node = self.nodes[name]
-        if node not in self.env and name not in self.dropped:
+        node = self._asked = self.nodes[name]
+        if node not in self.env and node not in self._as_made and name not in self.dropped:
             self._compute(node)
-        return self.env.get(node)
+        return self._as_made.get(node, self.env.get(node))
 
     def done(self, name: str) -> None:
         """Nobody will ask for this value again."""
         node = self.nodes[name]
         if node in self._waiting:
             self._waiting.discard(node)
+            self._as_made.pop(node, None)
+            self._idle.pop(node, None)
             if self._readers.get(node, 0) <= 0:
-                self._let_go(node)
+                self.env.pop(node, None)
 
     def replace(self, name: str, value: Any) -> None:
         """From here on the graph goes on with another value of a node."""
@@ -105,27 +108,27 @@ class Steps:
                 self._one(node)
 
     def _one(self, node: Node) -> None:
-        value = self._evaluate(node)
+        value = self.env[node] = self._evaluate(node)
         if self._in_order and node in self._waiting:
-            # A later node may write into it.
-            self.env[node] = value
-            value = clone_inputs(value)
-        self.env[node] = value
-        for source in node.all_input_nodes:
-            left = self._readers.get(source, 0) - 1
-            self._readers[source] = left
-            if left <= 0 and source not in self._waiting:
-                self._let_go(source)
-        if node in self._waiting and self._readers.get(node, 0) <= 0 and self._bytes_waiting() > self._room:
+            self._as_made[node] = clone_inputs(value)
+        for each in (node, *node.all_input_nodes):
+            if each is not node:
+                self._readers[each] = self._readers.get(each, 0) - 1
+            if self._readers.get(each, 0) <= 0:
+                self._unread(each)
+
+    def _unread(self, node: Node) -> None:
+        """No node reads this value any more; it stays only for whoever will ask, as long as there is room."""
+        if node not in self._waiting:
+            self.env.pop(node, None)
+            return
+        if node.op == "placeholder" or node is self._asked or node in self._idle:
+            return
+        kept = tensors_in([self.env.get(node), self._as_made.get(node)])
+        self._idle[node] = sum(t.untyped_storage().nbytes() for t in kept if t.layout == torch.strided)
+        if sum(self._idle.values()) > MOST_WAITING:
             self.dropped.add(node.name)
-            self._let_go(node)
-
-    def _let_go(self, node: Node) -> None:
-        self.env.pop(node, None)
-
-    def _bytes_waiting(self) -> int:
-        kept = [self.env[node] for node in self._waiting if node in self.env and node.op != "placeholder"]
-        return sum(t.untyped_storage().nbytes() for t in tensors_in(kept) if t.layout == torch.strided)
+            self.done(node.name)
 
 
 def writes_what_is_read(graph: GraphModule) -> bool:
