@@ -6,7 +6,7 @@ Every part of the answer is told as soon as it is known, as plain data: whoever 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torchsleuth.compare.divergence.measure import (
     Keep,
     Measured,
     Subject,
+    Value,
     accumulated,
     differing,
     local,
@@ -165,9 +166,21 @@ class _Analysis:
             "confirmed": inside is not None and inside.diverges,
             "how": inside.how if inside is not None else "",
             "verdict": inside.sentence if inside is not None else "",
-            "recovers": self._recovers({value.call, *(v.call for v in also)}, own, free),
-            "also": [v.node for v in also],
+            **self._recovery({value.call}, also, own, free),
         }
+
+    def _recovery(
+        self, calls: Collection[int], also: Sequence[Value], own: Measured, free: Measured | None
+    ) -> dict[str, Any]:
+        """Whether the rest recovers, and which later values have to be eager's as well for that.
+
+        A value that a kernel keeps and that stands for no node cannot be eager's: what reads it is off, too.
+        """
+        alone = self._recovers(calls, own, free)
+        if alone is not False or not also:
+            return {"recovers": alone, "also": [] if alone else [v.node for v in also]}
+        together = self._recovers({*calls, *(v.call for v in also)}, own, free)
+        return {"recovers": together, "also": [v.node for v in also]}
 
     def _recovers(self, calls: Collection[int], own: Measured, free: Measured | None) -> bool | None:
         """Whether all results are right with eager's values in the place of these kernels'; None where not tried."""
