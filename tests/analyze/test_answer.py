@@ -7,10 +7,17 @@ from dataclasses import replace
 import pytest
 
 from cases.made import make
-from torchsleuth.analyze.analyze_case import NotNumerical, analyze_case
+from torchsleuth.analyze.analyze_case import analyze_case
 from torchsleuth.analyze.answer import analysis_of
 from torchsleuth.analyze.picture import picture
-from torchsleuth.cases.analysis import Analysis, Culprit, ValueAnalysis, analysis_from_json, worst
+from torchsleuth.cases.analysis import (
+    Analysis,
+    Culprit,
+    NotNumerical,
+    ValueAnalysis,
+    analysis_from_json,
+    worst,
+)
 from torchsleuth.cases.errors import DamagedCase
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.graphs.source_line import SourceLine

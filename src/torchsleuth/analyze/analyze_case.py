@@ -15,8 +15,7 @@ from typing import Any
 
 from torchsleuth.analyze.answer import analysis_of
 from torchsleuth.analyze.picture import picture
-from torchsleuth.cases.analysis import FILE, PICTURE, Analysis
-from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.analysis import FILE, PICTURE, Analysis, require_numbers
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.minify.case_state import CaseQuestions, SearchStart, wait_for_device
 from torchsleuth.minify.trial_of_state import trial_of
@@ -28,12 +27,6 @@ TICK = 0.25
 VALUES = "values"
 
 Progress = Callable[[str, int, int], None]
-
-
-class NotNumerical(SleuthError):
-    """A failure without numbers to compare; says what to do instead."""
-
-    exit_status = 1
 
 
 def analyze_case(
@@ -50,11 +43,7 @@ def analyze_case(
     `without` are phases to leave out; with `save` every value and eager's are kept in the case's folder `values`.
     """
     case = folder.case
-    if case.kind != "accuracy":
-        raise NotNumerical(
-            f"case {case.id} is no wrong result ({case.kind}: {case.signature.summary}), so there are no numbers to "
-            f"compare; who is at fault: torchsleuth triage {case.id}"
-        )
+    require_numbers(case)
     started = time.monotonic()
     workers = questions.workers
     budget_seconds += wait_for_device(workers, case.device, budget_seconds)

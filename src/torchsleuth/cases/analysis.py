@@ -9,8 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from torchsleuth.cases.errors import DamagedCase
-from torchsleuth.cases.model import Analyzed, WrongShape, read_dataclass
+from torchsleuth.cases.errors import DamagedCase, SleuthError
+from torchsleuth.cases.model import Analyzed, Case, WrongShape, read_dataclass
+
+
+class NotNumerical(SleuthError):
+    """A failure without numbers to compare; says what to do instead."""
+
+    exit_status = 1
+
 
 FILE = "analysis.json"
 PICTURE = "analysis.svg"
@@ -145,6 +152,15 @@ class Analysis:
             clean=self.clean,
             seconds=round(sum(v for v in self.seconds.values() if isinstance(v, (int, float))), 2),
             error=self.error,
+        )
+
+
+def require_numbers(case: Case) -> None:
+    """Raises `NotNumerical` where a case is no wrong result: `require_numbers(folder.case)`."""
+    if case.kind != "accuracy":
+        raise NotNumerical(
+            f"case {case.id} is no wrong result ({case.kind}: {case.signature.summary}), so there are no numbers to "
+            f"compare; who is at fault: torchsleuth triage {case.id}"
         )
 
 

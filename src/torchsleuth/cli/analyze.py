@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from torchsleuth.cases.analysis import FILE, PICTURE, Analysis, analysis_from_json, worst
+from torchsleuth.cases.analysis import FILE, PICTURE, Analysis, analysis_from_json, require_numbers, worst
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.cli.agreement import agree_to, yes_option
@@ -82,6 +82,7 @@ def analyze_verb(
         known = known_case(case_or_script, cases_dir)
         if known is not None:
             agree_to(known, yes)
+            require_numbers(known.case)
         folder = _analyzed(known or Path(case_or_script), cases_dir, workers, budget, without, save)
     if not folder.has(FILE):
         raise NotAnalyzed(f"case {folder.case.id} has no analysis yet: torchsleuth analyze {folder.case.id}")
