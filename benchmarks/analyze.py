@@ -142,7 +142,8 @@ def torchs_own(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], folder: 
     from torch._dynamo.repro.after_aot import repro_analyze
 
     def load_args(reader: Any) -> None:
-        reader.args.extend(each.clone() for each in inputs)
+        # The first reader only counts.
+        getattr(reader, "args", []).extend(each.clone() for each in inputs)
 
     load_args._version = 0  # type: ignore[attr-defined]
     options = argparse.Namespace(
