@@ -51,13 +51,11 @@ def analyze_case(
     start = questions.start_of(folder)
     told = questions.store / f"divergence-{case.id}.jsonl"
     told.unlink(missing_ok=True)
-    trial = replace(
-        trial_of(start.state, start.expected, questions.store),
-        question=Question.DIVERGENCE,
-        told=str(told),
-        without=without,
-        values=str(folder.file(VALUES)) if save else None,
-    )
+    wishes = {"told": str(told), "without": list(without)}
+    if save:
+        wishes["values"] = str(folder.file(VALUES))
+    trial = trial_of(start.state, start.expected, questions.store)
+    trial = replace(trial, question=Question.DIVERGENCE, analysis=wishes)
     limits = within(replace(workers.limits, run=budget_seconds), questions.deadline)
     ticket = workers.submit(trial, limits=limits, fresh=True)
     parts = _Parts(told)

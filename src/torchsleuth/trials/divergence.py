@@ -35,7 +35,7 @@ _MARKED = re.compile(r'File "torchsleuth\.node", line 1, in (\w+)')
 def divergence(trial: Trial) -> dict[str, Any]:
     """The parts of the answer (see `compare.divergence.analysis`)."""
     ready = ready_trial(trial)
-    tell = _teller(trial.told)
+    tell = _teller(trial.analysis.get("told"))
     captured = trial.settings.level == "dynamo"
     for node in ready.graph.graph.nodes:
         if captured:
@@ -58,7 +58,7 @@ def divergence(trial: Trial) -> dict[str, Any]:
         with ready.ambient(), torch.no_grad():
             drawn = run_once(ready.eager, ready.inputs())
     ways = _ways(ready)
-    wishes = Wishes(trial.without, _keeper(trial.values))
+    wishes = Wishes(trial.analysis.get("without", ()), _keeper(trial.analysis.get("values")))
     code = next((each for each in observed.codes if not each.backward or not captured), None)
     if code is None or not code.written:
         why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"

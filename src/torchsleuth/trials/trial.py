@@ -91,10 +91,9 @@ class Trial:
     # What fails without the compiler as well is not the failure looked for: it is one of phase EAGER.
     must_pass_in_eager: bool = False
     question: Question = Question.FAILS
-    # Of an analysis: the file that is told its parts as they come, the phases to leave out, the folder for values.
-    told: str | None = None
-    without: tuple[str, ...] = ()
-    values: str | None = None
+    # Of an analysis: `told`, the file that is told its parts as they come; `without`, the phases to leave out;
+    # `values`, the folder for what it compares.
+    analysis: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -152,7 +151,6 @@ def trial_from_json(doc: Mapping[str, Any]) -> Trial:
         "placeholders": tuple(doc["placeholders"]),
         "imports": tuple(doc["imports"]),
         "question": Question[doc["question"]],
-        "without": tuple(doc["without"]),
     }
     return Trial(**{**doc, **made})
 
