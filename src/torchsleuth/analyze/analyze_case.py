@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from torchsleuth.analyze.answer import analysis_of
 from torchsleuth.analyze.picture import picture
 from torchsleuth.cases.analysis import FILE, PICTURE, Analysis, require_numbers
 from torchsleuth.cases.folder import CaseFolder, update_case
+from torchsleuth.cases.model import Case
 from torchsleuth.minify.case_state import CaseQuestions, SearchStart, wait_for_device
 from torchsleuth.minify.trial_of_state import trial_of
 from torchsleuth.processes.limits import within
@@ -71,7 +72,18 @@ def analyze_case(
     whole = not _stopped(outcome)
     found = _analysis(folder, start, {**parts.known, **(outcome.more if whole else {})})
     found = replace(found, complete=whole, error=None if found.culprit else _stopped(outcome))
+    if found.clean and (
+        unseen := [path for path in case.signature.outputs if not path.startswith("outputs")]
+    ):
+        found = replace(found, error=_unseen(case, unseen))
     return _written(folder, found)
+
+
+def _unseen(case: Case, paths: Sequence[str]) -> str:
+    return (
+        f"the values that were seen are right; what is wrong ({', '.join(paths[:3])}) is none of them: gradients that "
+        f"AOTAutograd wrote, or inputs that are written elsewhere; who is at fault: torchsleuth triage {case.id}"
+    )
 
 
 @dataclass
