@@ -56,7 +56,7 @@ class Culprit:
 
     `seen_at` is the value at which it was seen; `calls` are those that the kernel makes it of. `confirmed` where these
     calls, compiled by themselves, are wrong as well; `how` tells how the node among them was found. `recovers` where
-    everything is right with eager's values in the place of this kernel's and of `also`: later values that are off, too.
+    everything is right with eager's values in the place of this kernel's and of `also`: other values that are off, too.
     """
 
     node: str
@@ -202,7 +202,7 @@ def _blame(culprit: Culprit) -> str:
 def _rest(culprit: Culprit) -> str:
     if culprit.also:
         count = len(culprit.also)
-        others = f"{count} later {'value is' if count == 1 else 'values are'} off, too, given eager's values"
+        others = f"{count} other {'value is' if count == 1 else 'values are'} off, too, given eager's values"
         return f"{others} ({', '.join(culprit.also[:3])}{', …' if count > 3 else ''})" + (
             "; with eager's values in all these places the results are right" if culprit.recovers else ""
         )

@@ -5,6 +5,7 @@ Every part of the answer is told as soon as it is known, as plain data: whoever 
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -104,7 +105,7 @@ class _Analysis:
         rows = [
             {
                 "node": v.node,
-                "op": target_name(self.nodes[v.node]),
+                "op": operator_of(self.nodes[v.node]),
                 "kernel": v.kernel,
                 **_numbers(v.distance),
             }
@@ -119,8 +120,8 @@ class _Analysis:
     # -- the culprit
 
     def _candidates(self, own: Measured) -> Iterator[str]:
-        """Nodes worth a look: the first that are far off; where none is, the furthest."""
-        far = [value.node for value in own.values.values() if value.distance.far]
+        """Nodes worth a look: the first of the graph that are far off; where none is, the furthest."""
+        far = [name for name in self.nodes if name in own.values and own.values[name].distance.far]
         rest = sorted(own.values.values(), key=lambda value: -value.distance.times)
         doubtful = [v.node for v in rest if v.node not in far and v.distance.times > FAR / 4]
         yield from [*far, *doubtful][:MOST_CANDIDATES]
@@ -155,10 +156,10 @@ class _Analysis:
     ) -> dict[str, Any]:
         value = own.values[name]
         node = inside.node if inside is not None and inside.node is not None else name
-        also = [v for v in own.values.values() if v.call > value.call and v.distance.far]
+        also = [v for v in own.values.values() if v.call != value.call and v.distance.far]
         return {
             "node": node,
-            "op": target_name(self.nodes[node]),
+            "op": operator_of(self.nodes[node]),
             "seen_at": name,
             "kernel": value.kernel,
             "calls": list(calls_between(self.subject.graph, name, own.values.keys())),
@@ -172,7 +173,7 @@ class _Analysis:
     def _recovery(
         self, calls: Collection[int], also: Sequence[Value], own: Measured, free: Measured | None
     ) -> dict[str, Any]:
-        """Whether the rest recovers, and which later values have to be eager's as well for that.
+        """Whether the rest recovers, and which other values have to be eager's as well for that.
 
         A value that a kernel keeps and that stands for no node cannot be eager's: what reads it is off, too.
         """
@@ -189,6 +190,18 @@ class _Analysis:
         nodes = [v.node for v in own.values.values() if v.call in calls]
         replaced = self._phase(SUBSTITUTION, lambda tick: substituted(self.subject, tick, nodes))
         return None if replaced is None else not any(off.far for off in replaced.outputs.values())
+
+
+def operator_of(node: Node) -> str:
+    """What a node calls; of a part of a result what made it, and of a functional form the operator that is meant.
+
+    >>> operator_of(node)
+    'torch.relu'
+    """
+    while node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
+    wrapped = node.args[0] if node.args and "auto_functionalized" in str(node.target) else node
+    return target_name(wrapped)
 
 
 def _numbers(off: Distance) -> dict[str, Any]:

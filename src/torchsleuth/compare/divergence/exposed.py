@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from torchsleuth.compare.divergence.analysis import operator_of
 from torchsleuth.compare.divergence.distance import distance
 from torchsleuth.compare.divergence.parts import Compilers, calls_between, look_inside, part_of
 from torchsleuth.compare.divergence.steps import EagerSteps, Float64Steps
 from torchsleuth.compare.reference.eager import EagerRun
-from torchsleuth.torch_internals.hooks import target_name
 
 HOW = "every value returned, which changes fusion"
 
@@ -56,7 +56,7 @@ def analyze_exposed(
             truth.done(name)
             tell({"phase": "accumulated", "done": place + 1, "of": len(tensors)})
     nodes = {n.name: n for n in graph.graph.nodes}
-    told = [{"node": name, "op": target_name(nodes[name]), "kernel": "", **asdict(off)} for name, off in rows]
+    told = [{"node": name, "op": operator_of(nodes[name]), "kernel": "", **asdict(off)} for name, off in rows]
     parts: dict[str, Any] = {
         "seen": {"calls": len(calls), "seen": len(rows), "why_not": f"{why}; seen with {HOW}"},
         "accumulated": told,
@@ -69,7 +69,7 @@ def analyze_exposed(
         inside = look_inside(graph, inputs, name, calls_between(graph, name, set(tensors)), ways, drawn)
         culprit = {
             "node": inside.node or name,
-            "op": target_name(nodes[inside.node or name]),
+            "op": operator_of(nodes[inside.node or name]),
             "seen_at": name,
             "kernel": "",
             "calls": [name],
