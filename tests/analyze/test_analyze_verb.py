@@ -25,7 +25,7 @@ PROGRAM = """
 
 
 @pytest.mark.slow
-def test_a_wrong_kernel_is_named_shown_again_and_makes_the_case_small(tmp_path):
+def test_a_wrong_kernel_is_named_and_shown_again(tmp_path):
     env = environment(tmp_path, "aten.sin.default:wrong")
     program = write_program(tmp_path, PROGRAM)
     sleuth("run", "--check-accuracy", "--record-only", program, cwd=tmp_path, env=env)
