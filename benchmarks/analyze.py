@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -157,8 +158,8 @@ def torchs_own(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], folder: 
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), torch.no_grad():
         repro_analyze(options, graph, load_args)
-    lines = [line for line in said.getvalue().splitlines() if "diverge" in line.lower()]
-    return lines[0].split()[-1] if lines else None
+    named = re.findall(r"DIVERGED at (\w+)", said.getvalue())
+    return named[0] if named else None
 
 
 def asked(*arguments: str, timeout: float) -> dict[str, Any]:
