@@ -26,6 +26,8 @@ _WHERE = {
     "same_two_models": "torchsleuth.compare.compat.models",
     "run_fwd_maybe_bwd": "torchsleuth.compare.compat.models",
     "reduce_to_scalar_loss": "torchsleuth.compare.compat.models",
+    "compare_models": "torchsleuth.analyze.models",
+    "repro_analyze": "torchsleuth.analyze.graphs",
     "judge": "torchsleuth.compare.verdict.judge",
     "judge_results": "torchsleuth.compare.verdict.judge",
     "Verdict": "torchsleuth.compare.verdict.verdict",

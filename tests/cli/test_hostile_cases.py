@@ -145,6 +145,8 @@ VERBS = [
     ["verify", "last"],
     ["verify", "CASES/1a2b3c4d/original.py"],
     ["triage", "1a2b3c4d"],
+    ["analyze", "1a2b3c4d"],
+    ["analyze", "1a2b3c4d", "--look"],
     ["minify", "1a2b3c4d"],
     ["workaround", "1a2b3c4d", "--program"],
     ["bisect", "1a2b3c4d", "--torch", "2.11..2.12"],

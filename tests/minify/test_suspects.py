@@ -66,3 +66,15 @@ def test_of_a_large_graph_only_the_neighbourhood_of_the_first_wrong_value_is_com
     found = search(traced(program, torch.ones(2)), oracle, calls_only=True)
     assert [n.target for n in found.state.graph.graph.nodes if n.op == "call_function"] == [aten.erf.default]
     assert [calls_of(state.graph) for state in oracle.asked if not state.interpreted] == [1]
+
+
+def test_what_an_analysis_names_is_asked_first_and_by_itself():
+    def program(x):
+        for step in range(60):
+            x = aten.erf.default(x) if step == 33 else aten.add.Tensor(aten.sin.default(x), step)
+        return (x,)
+
+    oracle = WrongErf()
+    found = search(traced(program, torch.ones(2)), oracle, seeds=["erf_default"], calls_only=True)
+    assert calls_of(found.state.graph) == 1
+    assert [calls_of(state.graph) for state in oracle.asked] == [1]

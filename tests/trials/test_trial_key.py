@@ -51,6 +51,7 @@ FIELDS = {
     "measure_noise": st.booleans(),
     "must_pass_in_eager": st.booleans(),
     "question": st.sampled_from(Question),
+    "analysis": mappings,
 }
 trials = st.builds(Trial, **FIELDS, store=maybe)
 

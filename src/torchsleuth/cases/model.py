@@ -124,6 +124,24 @@ class Workaround:
 
 
 @dataclass(frozen=True)
+class Analyzed:
+    """Where a wrong result begins, in short; all of it is in analysis.json. `clean` where nothing is off."""
+
+    words: str
+    node: str | None = None
+    op: str | None = None
+    kernel: str | None = None
+    user_line: str | None = None
+    off: float | None = None
+    noise: float | None = None
+    confirmed: bool | None = None
+    recovers: bool | None = None
+    clean: bool = False
+    seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class Case:
     """One caught failure: the content of case.json."""
 
@@ -142,6 +160,7 @@ class Case:
     minified: Minified | None = None
     verified: Verified | None = None
     workarounds: tuple[Workaround, ...] | None = None
+    analysis: Analyzed | None = None
     error: str | None = None
     schema: int = SCHEMA
     seen: int = 1  # how often this failure was caught

@@ -24,7 +24,7 @@ from torchsleuth.cases.scrub import scrubbed
 
 CONTENTS = "CONTENTS.txt"
 # Kernels, answers of trials and scripts on the way: of use on this machine only.
-_WORK = ("minify", "checkpoints", "also")
+_WORK = ("minify", "checkpoints", "also", "values")
 _BINARY = (".safetensors", ".bin", ".pt")
 # A case keeps at most 256 MB of inputs.
 MOST_BYTES = 1 << 30

@@ -38,6 +38,10 @@ VERBS = {
         "torchsleuth.cli.workaround",
         "What makes the program pass: tried, verified, cheapest first.",
     ),
+    "analyze": (
+        "torchsleuth.cli.analyze",
+        "Where a wrong result begins: the first kernel and node that are off.",
+    ),
     "minify": ("torchsleuth.cli.minify", "The smallest graph, or program, that fails the same way."),
     "verify": ("torchsleuth.cli.verify", "Run a repro in fresh processes and compare how it fails."),
     "replay": ("torchsleuth.cli.replay", "Run one recorded frame again, in a fresh process."),

@@ -73,7 +73,7 @@ def minify_verb(
     torchsleuth minify minifier_launcher.py
     """
     started = time.monotonic()
-    folder = _known_case(case_or_script, cases_dir)
+    folder = known_case(case_or_script, cases_dir)
     if folder is not None and arguments:
         raise click.UsageError(f"a case takes no arguments, and {case_or_script} is one")
     if folder is not None:
@@ -83,7 +83,7 @@ def minify_verb(
         try:
             if folder is None:
                 how = {"arguments": arguments, "timeout": timeout}
-                folder = _adopted(Path(case_or_script), cases_dir, processes, budget, **how)
+                folder = adopted(Path(case_or_script), cases_dir, processes, budget, **how)
             left = max(1.0, budget - (time.monotonic() - started))
             outcome = minify_step(folder, processes, left, say, line.hear)
         except KeyboardInterrupt:
@@ -116,7 +116,7 @@ def _put_out(folder: CaseFolder, out: Path) -> None:
         ) from error
 
 
-def _adopted(script: Path, cases_dir: Path, processes: Processes, budget: float, **how: Any) -> CaseFolder:
+def adopted(script: Path, cases_dir: Path, processes: Processes, budget: float, **how: Any) -> CaseFolder:
     """The case that a script of someone else's, or a program, becomes."""
     assert processes.host is not None
     places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
@@ -134,7 +134,7 @@ def _for_programs(outcome: MinifyOutcome) -> dict[str, Any]:
     }
 
 
-def _known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
+def known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
     """The case that is meant; None for a script that has yet to become one."""
     path = Path(wanted)
     if path.suffix != ".py" or not path.is_file():

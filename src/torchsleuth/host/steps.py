@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.analyze.analyze_case import analyze_case
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.graphs.cut import calls_of
 from torchsleuth.host.main import Front
@@ -85,6 +86,28 @@ def _minified_program(
     }
 
 
+def analyze(
+    front: Front,
+    questions: CaseQuestions,
+    *,
+    case: str,
+    budget: float,
+    without: Sequence[str] = (),
+    save: bool = False,
+) -> dict[str, Any]:
+    """Where the compiled graph leaves eager's way; progress is told phase by phase."""
+    front.begins("comparing the compiled run with eager, value by value")
+    analyze_case(
+        _folder(case),
+        questions,
+        budget_seconds=budget,
+        without=tuple(without),
+        save=save,
+        progress=lambda phase, done, of: front.tell(phase=phase, done_values=done, of=of),
+    )
+    return {}
+
+
 def workaround(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
     """What makes the graph pass, with how to run a whole program so."""
     front.begins("trying workarounds")
@@ -96,6 +119,7 @@ STEPS: dict[str, Callable[..., dict[str, Any]]] = {
     "adopt": adopt,
     "triage": triage,
     "minify": minify,
+    "analyze": analyze,
     "workaround": workaround,
 }
 

@@ -147,7 +147,9 @@ def _searched(
     Whether it always fails is asked of what was found, the cheapest question there is; where it does not, the search
     starts again and believes no single pass.
     """
-    known = folder.case.triage.nodes if folder.case.triage is not None else ()
+    known = list(folder.case.triage.nodes) if folder.case.triage is not None else []
+    if folder.case.analysis is not None and folder.case.analysis.node is not None:
+        known.insert(0, folder.case.analysis.node)
     blamed = seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes)
     blamed = list(dict.fromkeys([*known, *blamed]))
     oracle.deadline = deadline = time.monotonic() + budget_seconds

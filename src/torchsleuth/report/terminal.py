@@ -61,6 +61,8 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
         )
         facts.append(("source", _some(case.graph.source_lines)))
     facts += _blame(case)
+    if case.analysis is not None:
+        facts.append(("begins at", case.analysis.words))
     if case.minified is not None and case.minified.calls is not None:
         calls = "1 call" if case.minified.calls == 1 else f"{case.minified.calls} calls"
         facts.append(("minified", f"{calls}: {_some(case.minified.ops)}"))

@@ -46,7 +46,7 @@ class CannotTell(Exception):
 def repro_main(facts, expected, source, namespace):
     """The script's main program: `facts` and `expected` stand at its top, `source` is its own text."""
     parser = argparse.ArgumentParser(description=namespace.get("__doc__") or "", allow_abbrev=False)
-    parser.add_argument("verb", nargs="?", default="run", choices=["run", "get_args", "verify"])
+    parser.add_argument("verb", nargs="?", default="run", choices=["run", "get_args", "verify", "analyze"])
     parser.add_argument("--eager", action="store_true", help="run the graph without compiling it")
     parser.add_argument("--backend", help="compile with this backend instead")
     parser.add_argument("--accuracy", choices=["on", "off", "strict"], help="compare the result with eager")
@@ -54,17 +54,17 @@ def repro_main(facts, expected, source, namespace):
     parser.add_argument("--check-str", help="regular expression the error must contain")
     parser.add_argument("--save-dir", help="folder with the kept tensors (default: inputs beside the script)")
     options = parser.parse_args()
-    if options.verb == "verify":
-        sys.exit(_repro_verify())
+    if options.verb in ("verify", "analyze"):
+        sys.exit(_repro_ask(options.verb))
     wanted = None if expected is None else signature_from_json(expected)
     sys.exit(_repro_answer(facts, wanted, source, namespace, options))
 
 
-def _repro_verify():
+def _repro_ask(verb):
     if importlib.util.find_spec("torchsleuth") is None:
-        print("CANNOT TELL: `verify` needs torchsleuth: pip install torchsleuth")
+        print(f"CANNOT TELL: `{verb}` needs torchsleuth: pip install torchsleuth")
         return 3
-    return subprocess.call([sys.executable, "-m", "torchsleuth", "verify", os.path.abspath(sys.argv[0])])
+    return subprocess.call([sys.executable, "-m", "torchsleuth", verb, os.path.abspath(sys.argv[0])])
 
 
 def _repro_answer(facts, expected, source, namespace, options):

@@ -38,6 +38,7 @@ from torchsleuth.supervise.verification import (
 WORK = "minify"
 # Most of a budget is for making the case small; what is not used goes to the next step.
 TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
+ANALYZE_SECONDS, ANALYZE_SHARE = 120.0, 0.3
 WORKAROUND_SECONDS = 120.0
 # Of the time for all steps. A way around it is worth more to a person than the last call less.
 KEPT_FOR_WORKAROUND = 0.2
@@ -236,6 +237,26 @@ def workaround_step(
     return reopened(folder), told["attempts"]
 
 
+def analyze_step(
+    folder: CaseFolder,
+    processes: Processes,
+    budget: float,
+    say: Say,
+    heard: Hear = _nothing,
+    *,
+    without: tuple[str, ...] = (),
+    save: bool = False,
+) -> CaseFolder:
+    """Where a wrong result begins, written into the case; raises `StepRefused` where there is nothing to compare."""
+    assert processes.host is not None
+    case = str(folder.path.absolute())
+    try:
+        processes.host.ask("analyze", budget, said=say, heard=heard, case=case, without=without, save=save)
+    except HostLost as why:
+        say(f"case {folder.case.id}: {why}")
+    return reopened(folder)
+
+
 def sentences(say: Say) -> Hear:
     """Of what the host tells, what it says in words: `triage_step(folder, processes, 60, say, sentences(say))`."""
     return lambda message: say(message["said"]) if "said" in message else None
@@ -276,7 +297,7 @@ def investigate(
             yield ask_the_program(folder, deadline, say)
             return
         whole = deadline - time.monotonic()
-        for step in (_blame, _shrink, _blame_the_smallest, _work_around):
+        for step in (_blame, _analyze, _shrink, _blame_the_smallest, _work_around):
             left = deadline - time.monotonic()
             if left >= 5:
                 kept = _kept_for_later(step, folder, whole)
@@ -361,6 +382,21 @@ def _told(folder: CaseFolder, say: Say) -> CaseFolder:
             say(f"case {folder.case.id}: your line {found.user_line}: {found.code or ''}")
         elif found.not_narrowed:
             say(f"case {folder.case.id}: your line: {found.not_narrowed}")
+    return folder
+
+
+def _analyze(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
+    """Of a wrong result, where it begins: what is made small next starts there."""
+    if folder.case.kind != "accuracy" or _is_the_programs(folder):
+        return folder
+    say(f"case {folder.case.id}: looking where the wrong result begins")
+    try:
+        folder = analyze_step(folder, processes, min(ANALYZE_SECONDS, left * ANALYZE_SHARE), say)
+    except StepRefused as why:
+        say(f"case {folder.case.id} was not analysed: {why}")
+        return reopened(folder)
+    if folder.case.analysis is not None:
+        say(f"case {folder.case.id}: {folder.case.analysis.words}")
     return folder
 
 

@@ -9,9 +9,10 @@ is missing, `UnsupportedTorch` is raised.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,3 +98,19 @@ def hook_compiled_calls(begin: Callable[[CompiledCall], Callable[[], None] | Non
 def is_dynamos_own(error: BaseException) -> bool:
     """True for exceptions with which Dynamo says that it cannot capture something."""
     return type(error).__module__.startswith("torch._dynamo")
+
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Inside, what was compiled before is compiled again, drawing eager's random numbers; so it is afterwards.
+
+    Used as `with compiled_anew(): torch.compile(model)(x)`.
+    """
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    functorch: Any = importlib.import_module("torch._functorch.config")
+    torch.compiler.reset()
+    try:
+        with inductor.patch(fallback_random=True), functorch.patch(enable_autograd_cache=False):
+            yield
+    finally:
+        torch.compiler.reset()

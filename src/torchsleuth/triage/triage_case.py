@@ -224,7 +224,9 @@ def _fewer_calls(
     oracle = TrialOracle(runner.questions, start.expected, runner.limits).holding_to(start.state)
     left = (runner.deadline or time.monotonic() + 60) - time.monotonic()
     at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
+    analysis = case.analysis
     suspects = [
+        *([analysis.node] if analysis is not None and analysis.node is not None else ()),
         *at,
         *seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes),
     ]

@@ -124,6 +124,14 @@ def _eager_seconds(trial: Trial) -> dict[str, Any]:
     return {"seconds": best}
 
 
+def _divergence(trial: Trial) -> dict[str, Any]:
+    """Where the compiled run leaves eager's way: how far each value is off, and which kernel and node begin it."""
+    # Only an analysis needs it, and a server has to start fast.
+    from torchsleuth.trials.divergence import divergence
+
+    return divergence(trial)
+
+
 def _foreign_script(trial: Trial) -> dict[str, Any]:
     """A script of PyTorch's own minifier, executed and taken apart; `trial.graph` is its path."""
     foreign = read_foreign(Path(trial.graph))
@@ -157,4 +165,5 @@ _ANSWERS: dict[Question, Callable[[Trial], dict[str, Any]]] = {
     Question.DEFINITIONS: _definitions,
     Question.EAGER_SECONDS: _eager_seconds,
     Question.FOREIGN_SCRIPT: _foreign_script,
+    Question.DIVERGENCE: _divergence,
 }

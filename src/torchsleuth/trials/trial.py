@@ -33,6 +33,7 @@ class Question(Enum):
     EAGER_SECONDS = "how long a run without the compiler takes"
     FOREIGN_SCRIPT = "what a script of PyTorch's minifier holds"
     PROGRAM = "does a whole program fail, and how"
+    DIVERGENCE = "where its compiled run leaves eager's way"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ class Trial:
     # What fails without the compiler as well is not the failure looked for: it is one of phase EAGER.
     must_pass_in_eager: bool = False
     question: Question = Question.FAILS
+    # Of an analysis: `told`, the file that is told its parts as they come; `without`, the phases to leave out;
+    # `values`, the folder for what it compares.
+    analysis: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:

@@ -97,8 +97,10 @@ def _before(recording: Recording, group: tuple[str, ...], gradient: str) -> bool
     return max(recording.steps[name] for name in group) < recording.steps[gradient]
 
 
-def cut_at_first_wrong(engine: Engine, state: State) -> State:
+def cut_at_first_wrong(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
     """The state as a few calls that end in the first whose value is wrong, where one question can tell which that is.
+
+    An analysis may have told which: the first of `seeds` is asked about by itself.
 
     One of each kind of call is evaluated as lowered, all values returned: for no part of a large graph is a kernel
     compiled before it is known where to look. Where that shows nothing, the state is as it was.
@@ -107,6 +109,9 @@ def cut_at_first_wrong(engine: Engine, state: State) -> State:
         return state
     recording = engine.oracle.recording(state) or record_here(state)
     groups = units(recording)
+    named = [(number,) for number, group in enumerate(groups) if seeds and seeds[0] in group]
+    if named and _Asker(engine, state, recording, groups)(named) is not None:
+        return engine.best
     if _bytes_of(recording, groups) > MOST_EXPOSED:
         return state
     elements = elements_of(recording, groups, (), alike=state.any_values)

@@ -122,7 +122,7 @@ def _quickly(engine: Engine, seeds: Sequence[str], calls_only: bool) -> bool:
     """
     state = engine.best
     if calls_of(state.graph) >= WORTH_A_SHORTCUT and engine.begins("nodes"):
-        state = cut_at_first_wrong(engine, state)
+        state = cut_at_first_wrong(engine, state, seeds)
     quicker = engine.oracle.quicker(state) if calls_of(state.graph) >= WORTH_A_SHORTCUT else None
     if quicker is None:
         return False

@@ -21,7 +21,7 @@ from torchsleuth.torch_internals.inductor_ir import why_not_interpretable
 from torchsleuth.torch_internals.inductor_ir.expressions import NotInterpretable
 from torchsleuth.torch_internals.inductor_ir.graph import run_graph
 
-__all__ = ["NotInterpretable", "interpreted_lowering"]
+__all__ = ["NotInterpretable", "interpreted_lowering", "without_caches"]
 
 # A cached compile would skip the lowering, and ours must not be found by the next one.
 _CACHES = {
@@ -44,15 +44,22 @@ def interpreted_lowering() -> Iterator[None]:
         raise NotInterpretable(why)
     lowering = importlib.import_module("torch._inductor.graph").GraphLowering
     original = lowering.compile_to_module
-    with contextlib.ExitStack() as stack:
-        for module, keys in _CACHES.items():
-            config = importlib.import_module(module)
-            stack.enter_context(config.patch({key: False for key in keys if hasattr(config, key)}))
+    with without_caches():
         lowering.compile_to_module = _interpreted_module
         try:
             yield
         finally:
             lowering.compile_to_module = original
+
+
+@contextlib.contextmanager
+def without_caches() -> Iterator[None]:
+    """Inside, every compile goes all its way: `with without_caches(): torch.compile(torch.relu)(x)`."""
+    with contextlib.ExitStack() as stack:
+        for module, keys in _CACHES.items():
+            config = importlib.import_module(module)
+            stack.enter_context(config.patch({key: False for key in keys if hasattr(config, key)}))
+        yield
 
 
 def _interpreted_module(graph: Any) -> Any:

@@ -1,0 +1,259 @@
+"""Does `analyze` name the right node, and at what cost? Injected faults, beside `analyze` of PyTorch's after-AOT repro.
+
+    python benchmarks/analyze.py injected --calls 100,300,1000,3000 --out rows.json
+    python benchmarks/analyze.py corpus --corpus FOLDER --out rows.json
+    python benchmarks/analyze.py table --out rows.json
+
+`injected` compiles a stack of transformer blocks in which the lowering of one node, chosen by the seed, is wrong. Each
+way runs in a process of its own on the same graph: `ours` is `torchsleuth.repro_analyze`, `torch` PyTorch's own, with
+its defaults, `runs` the yardstick: one run in eager float64 and two compiled ones, compile apart. `corpus` runs every
+program of a folder with known culprits under `torchsleuth run --check-accuracy --record-only`, and analyses its cases.
+CPU seconds are counted, children included, because a machine may be busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+WAYS = ("runs", "ours", "torch")
+# Operators whose lowering is made wrong, each with what is done to its result.
+FAULTY = ("tanh", "exp", "rsqrt", "amax", "relu", "sigmoid")
+WIDTH, ROWS = 64, 32
+
+
+def model(blocks: int) -> Callable[..., Any]:
+    def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        scores = torch.softmax(x @ x.T / 8, -1)
+        h = F.layer_norm(x + scores @ x, (WIDTH,))
+        h = torch.tanh(h @ w) * torch.sigmoid(h)
+        return F.layer_norm(x + torch.relu(h), (WIDTH,))
+
+    def forward(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor]:
+        for w in weights:
+            x = block(x, w)
+        return (x,)
+
+    return forward
+
+
+def graph_of(calls: int) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """About so many aten calls, as Inductor gets them, and inputs."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def traced(blocks: int) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+        torch.manual_seed(0)
+        inputs = [torch.randn(ROWS, WIDTH), *(torch.randn(WIDTH, WIDTH) / 8 for _ in range(blocks))]
+        made = make_fx(model(blocks), decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs)
+        return made, inputs
+
+    one = sum(n.op == "call_function" for n in traced(1)[0].graph.nodes)
+    return traced(max(1, round(calls / one)))
+
+
+def plant(graph: torch.fx.GraphModule, seed: int) -> str:
+    """Makes the lowering of one node wrong, wherever a node of that name is lowered; its name."""
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
+
+    nodes = [
+        n for n in graph.graph.nodes if n.op == "call_function" and n.target.__name__.split(".")[0] in FAULTY
+    ]
+    chosen = random.Random(seed).choice(nodes)
+    original = lowerings[chosen.target]
+
+    @functools.wraps(original)
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        here = getattr(V.graph, "current_node", None)
+        wrong = here is not None and here.name == chosen.name
+        return lowerings[torch.ops.aten.mul.Tensor](out, 1.25) if wrong else out
+
+    lowerings[chosen.target] = faulty
+    return chosen.name
+
+
+def one(way: str, calls: int, seed: int) -> dict[str, Any]:
+    """One way on one graph, in this process."""
+    graph, inputs = graph_of(calls)
+    node = plant(graph, seed)
+    found: dict[str, Any] = {"calls": sum(n.op == "call_function" for n in graph.graph.nodes), "node": node}
+    before, spent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, cpu()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        if way == "ours":
+            from torchsleuth.analyze.graphs import repro_analyze
+
+            told = repro_analyze(graph, inputs)
+            found["found"] = told.culprit.node if told.culprit else None
+            found["phases"] = told.seconds
+        elif way == "torch":
+            found["found"] = torchs_own(graph, inputs, folder)
+        else:
+            found |= yardstick(graph, inputs)
+        found["written"] = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cost = {"seconds": round(time.monotonic() - started, 2), "cpu": round(cpu() - spent, 2)}
+    return {**found, **cost, "peak_mib": after >> 10, "risen_mib": (after - before) >> 10}
+
+
+def cpu() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def yardstick(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> dict[str, float]:
+    """CPU seconds of one eager float64 run, of two compiled runs, and of the compile."""
+    from torchsleuth.compare.divergence.compiling import aten_ways
+    from torchsleuth.compare.reference.float64 import widen_graph, widen_inputs
+
+    with torch.no_grad():
+        wide, given = widen_graph(graph), widen_inputs(inputs)
+        begun = cpu()
+        torch.fx.Interpreter(wide).run(*given)
+        float64, begun = cpu() - begun, cpu()
+        compiled = aten_ways({"is_inference": True}).compiled(graph, inputs)
+        compiling, begun = cpu() - begun, cpu()
+        for _ in range(2):
+            compiled(list(inputs))
+    return {"float64": round(float64, 4), "compile": round(compiling, 2), "two_runs": round(cpu() - begun, 4)}
+
+
+def torchs_own(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], folder: str) -> str | None:
+    """PyTorch's `analyze` with its defaults; the first node it calls diverging, where it names one."""
+    import contextlib
+    import io
+
+    from torch._dynamo.repro.after_aot import repro_analyze
+
+    def load_args(reader: Any) -> None:
+        # The first reader only counts.
+        getattr(reader, "args", []).extend(each.clone() for each in inputs)
+
+    load_args._version = 0  # type: ignore[attr-defined]
+    options = argparse.Namespace(
+        save_dir=folder,
+        tracing_mode="real",
+        skip_saving_inductor_intermediates=False,
+        skip_saving_float64_intermediates=False,
+        skip_check_deterministic=False,
+        stable_hash=False,
+    )
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), torch.no_grad():
+        repro_analyze(options, graph, load_args)
+    named = re.findall(r"DIVERGED at (\w+)", said.getvalue())
+    return named[0] if named else None
+
+
+def asked(*arguments: str, timeout: float) -> dict[str, Any]:
+    command = [sys.executable, __file__, "one", *arguments]
+    with tempfile.TemporaryDirectory() as cache:
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        try:
+            ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+            return json.loads(ran.stdout.splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            return {"error": f"not done after {timeout:g} s"}
+        except (IndexError, ValueError):
+            return {"error": ran.stderr.strip().splitlines()[-1:] or ["no answer"]}
+
+
+def corpus(folder: Path, timeout: float) -> list[dict[str, Any]]:
+    """Every wrong result that the programs of a folder leave, analysed."""
+    rows = []
+    for program in sorted(folder.rglob("*.py")):
+        with tempfile.TemporaryDirectory() as cases:
+            env = {**os.environ, "TORCHSLEUTH_CASES": cases, "TORCHINDUCTOR_CACHE_DIR": f"{cases}/.cache"}
+            sleuth = [sys.executable, "-m", "torchsleuth"]
+            watched = [*sleuth, "run", "--check-accuracy", "--record-only", "--json", str(program)]
+            subprocess.run(watched, env=env, capture_output=True, timeout=timeout)
+            for case in Path(cases).glob("*/case.json"):
+                kind = json.loads(case.read_text())["kind"]
+                if kind != "accuracy":
+                    continue
+                ran = subprocess.run(
+                    [*sleuth, "analyze", "--json", str(case.parent)], env=env, capture_output=True, text=True
+                )
+                told = json.loads(ran.stdout) if ran.stdout else {"words": ran.stderr.strip()}
+                culprit = told.get("culprit") or {}
+                rows.append(
+                    {
+                        "program": program.name,
+                        "op": culprit.get("op"),
+                        "line": culprit.get("user_line"),
+                        "confirmed": culprit.get("confirmed"),
+                        "recovers": culprit.get("recovers"),
+                        "words": told["words"],
+                    }
+                )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> None:
+    print("| way | calls | right node | CPU s | wall s | peak MiB | written MiB |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        if "way" not in row:
+            print(
+                f"| {row['program']} | {row['op']} | {row['line']} | {row['confirmed']} | {row['recovers']} | | |"
+            )
+        elif "error" in row:
+            print(f"| {row['way']} | {row['asked']} | {row['error']} | | | | |")
+        else:
+            right = (
+                "-" if "found" not in row else "yes" if row["found"] == row["node"] else f"no: {row['found']}"
+            )
+            print(
+                f"| {row['way']} | {row['calls']} | {right} | {row['cpu']} | {row['seconds']} | {row['peak_mib']} "
+                f"| {row['written'] / 2**20:.1f} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["injected", "corpus", "table", "one"])
+    parser.add_argument("--calls", default="100,300,1000,3000")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--corpus", type=Path)
+    parser.add_argument("--timeout", type=float, default=1200)
+    parser.add_argument("--out", type=Path, default=Path("analyze-rows.json"))
+    options = parser.parse_args()
+    if options.what == "one":
+        print(json.dumps(one(options.ways, int(options.calls), options.seeds)))
+        return
+    rows = json.loads(options.out.read_text()) if options.out.exists() else []
+    if options.what == "injected":
+        for calls in map(int, options.calls.split(",")):
+            for seed in range(options.seeds):
+                for way in options.ways.split(","):
+                    given = ("--calls", str(calls), "--seeds", str(seed), "--ways", way)
+                    rows.append({"way": way, "asked": calls, **asked(*given, timeout=options.timeout)})
+                    options.out.write_text(json.dumps(rows, indent=1))
+    elif options.what == "corpus":
+        rows += corpus(options.corpus, options.timeout)
+        options.out.write_text(json.dumps(rows, indent=1))
+    table(rows)
+
+
+if __name__ == "__main__":
+    main()

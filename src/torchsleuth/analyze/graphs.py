@@ -1,0 +1,76 @@
+"""The analysis of a graph at hand, in this process: what `analyze` does for a case, for whoever holds the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torchsleuth.analyze.answer import analysis_of
+from torchsleuth.cases.analysis import Analysis
+from torchsleuth.compare.divergence.analysis import Wishes, analyze
+from torchsleuth.compare.divergence.compiling import aten_ways
+from torchsleuth.compare.divergence.exposed import analyze_exposed
+from torchsleuth.compare.divergence.measure import Subject, written_inputs
+from torchsleuth.compare.divergence.steps import run_once
+from torchsleuth.compare.reference import opkinds
+from torchsleuth.compare.reference.cloning import clone_inputs
+from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept
+from torchsleuth.graphs.provenance import source_line
+from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.torch_internals.compiled_calls import compiled_anew
+from torchsleuth.torch_internals.generated_code import CompiledCode, observed_code
+
+
+def repro_analyze(gm: GraphModule, inputs: Sequence[Any], *, without: Collection[str] = ()) -> Analysis:
+    """Where a graph of aten operators, compiled by Inductor, leaves eager's way on these inputs.
+
+    `without` are phases to leave out: "accumulated", "local", "determinism", "inside", "substitution". Inputs and
+    random numbers are left as they were. A compiler that crashes takes this process along: `torchsleuth analyze` of a
+    case does not. Used as `print(repro_analyze(gm, [x]).words)`.
+    """
+    graph = with_reshapes(gm)
+    kept = clone_inputs(list(inputs))
+    ways = aten_ways({"is_inference": not any(getattr(value, "requires_grad", False) for value in kept)})
+    with rng_kept() as state, torch.no_grad(), compiled_anew(), observed_code() as observed:
+        compiled = ways.compiled(gm, clone_inputs(kept))
+        code = observed.codes[0] if observed.codes else None
+        subject = None if code is None else subject_of(graph, kept, compiled, code, state)
+        if subject is None or not subject.seen:
+            why = "its code shows no values" if code is None else code.blind or "its code shows no values"
+            parts = analyze_exposed(graph, lambda: clone_inputs(kept), ways, lambda message: None, why)
+        else:
+            parts = analyze(subject, ways, lambda message: None, Wishes(without))
+    return finished(graph, parts)
+
+
+def subject_of(
+    graph: GraphModule,
+    inputs: list[Any],
+    call: Callable[[list[Any]], Any],
+    code: CompiledCode,
+    state: RngState,
+) -> Subject:
+    """A compiled aten graph whose nodes have the names of `graph`; every call draws from the random state `state`."""
+
+    def seeded(values: list[Any]) -> Any:
+        restore_rng(state)
+        return call(values)
+
+    drawn = None
+    if any(opkinds.may_draw(node) for node in graph.graph.nodes):
+        restore_rng(state)
+        drawn = run_once(graph, inputs)
+    calls = {node.name for node in graph.graph.nodes if node.op.startswith("call_")}
+    names = {name: name for name in code.nodes if name in calls} | written_inputs(graph)
+    return Subject(graph, lambda: clone_inputs(inputs), seeded, code, names, drawn)
+
+
+def finished(graph: GraphModule, parts: dict[str, Any]) -> Analysis:
+    """The parts of an answer as an analysis, with the lines that the graph's nodes know."""
+    found = {node.name: source_line(node) for node in graph.graph.nodes}
+    lines = {name: line for name, line in found.items() if line is not None}
+    return replace(analysis_of(parts, lines), complete=True)

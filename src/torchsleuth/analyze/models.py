@@ -1,0 +1,329 @@
+"""Two ways to run the same model, compared: `compare_models(eager, compiled, inputs)`; no case is needed.
+
+Three runs on the same inputs, weights and random numbers: without the compiler; as Dynamo captures it, each graph run
+by eager's kernels; compiled, each graph judged as it is called. What differs between the first two is Dynamo's doing;
+the first graph that is judged wrong in the third is analysed value by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torchsleuth.analyze.graphs import finished, subject_of
+from torchsleuth.cases.analysis import Analysis
+from torchsleuth.compare.compat.models import reduce_to_scalar_loss
+from torchsleuth.compare.divergence.analysis import analyze
+from torchsleuth.compare.divergence.compiling import aten_ways
+from torchsleuth.compare.divergence.distance import distance
+from torchsleuth.compare.divergence.exposed import analyze_exposed
+from torchsleuth.compare.divergence.parts import Compilers
+from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors, restore, snapshot
+from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.reference.trees import leaves
+from torchsleuth.compare.verdict.judge import judge_results
+from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
+from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals.compiled_calls import compiled_anew
+from torchsleuth.torch_internals.generated_code import Observed, observed_code
+
+
+@dataclass(frozen=True)
+class GraphComparison:
+    """One call of one graph: its level ("dynamo" or "aot"), its direction, how many calls it makes, the verdict."""
+
+    level: str
+    direction: str
+    calls: int
+    verdict: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """What came of `compare_models`: read `agrees` and `words`.
+
+    `component` is "dynamo" where capture went wrong, "inductor" where one of its graphs is wrong, "aot_autograd" where
+    only a captured graph as a whole is, "backend" of another backend. `module`, `node` and `line` are where the first
+    wrong graph begins to be wrong; `differences` are whole results that differ, by path.
+    """
+
+    agrees: bool
+    words: str
+    component: str | None = None
+    module: str | None = None
+    node: str | None = None
+    line: str | None = None
+    differences: tuple[str, ...] = ()
+    graphs: tuple[GraphComparison, ...] = ()
+    analysis: Analysis | None = None
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def compare_models(
+    eager: Callable[..., Any],
+    compiled: Callable[..., Any] | str,
+    inputs: Sequence[Any],
+    *,
+    backward: bool = False,
+) -> ModelComparison:
+    """Compares a model with itself compiled: outputs, inputs and buffers that it changes, with `backward` gradients.
+
+    `compiled` is what `torch.compile` gave, another module or function, or the name of a backend. Weights, inputs and
+    random numbers are left as they were; what Dynamo had compiled in this process is forgotten.
+
+    Used as `print(compare_models(model, torch.compile(model), [x]).words)`.
+    """
+    other = torch.compile(eager, backend=compiled) if isinstance(compiled, str) else compiled
+    watcher = _Watcher()
+    models = (eager, other)
+    with rng_kept() as start, compiled_anew():
+        plain = _ran(eager, models, inputs, start, backward)
+        with _hooked(seams.hook_backend_calls, lambda call: call.graph):
+            captured = _ran(other, models, inputs, start, backward)
+    with rng_kept() as start, compiled_anew(), observed_code() as observed:
+        watcher.observed = observed
+        with (
+            _hooked(seams.hook_backend_calls, watcher.on_backend),
+            _hooked(seams.hook_inner_compiles, watcher.on_inner),
+        ):
+            result = _ran(other, models, inputs, start, backward)
+    return _told(watcher, _differences(plain, captured), _differences(plain, result))
+
+
+def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelComparison:
+    graphs = tuple(watcher.graphs)
+    if by_capture:
+        words = (
+            f"captured wrongly: run as Dynamo captures it, with eager's own kernels, it differs in "
+            f"{', '.join(by_capture[:3])}; every graph may agree with eager, the function does not"
+        )
+        return ModelComparison(False, words, "dynamo", differences=tuple(by_capture), graphs=graphs)
+    wrong = next((graph for graph in graphs if graph.verdict == DIVERGED and graph.level == "aot"), None)
+    wrong = wrong or next((graph for graph in graphs if graph.verdict == DIVERGED), None)
+    if wrong is None:
+        count = sum(graph.level == "dynamo" for graph in graphs)
+        if not graphs:
+            different = f"they differ in {', '.join(in_all[:3])}" if in_all else "they agree"
+            words = f"nothing was compiled in the call; {different}"
+            return ModelComparison(not in_all, words, differences=tuple(in_all))
+        many = "1 graph" if count == 1 else f"{count} graphs"
+        words = f"eager and compiled agree: {many}, and what it changes"
+        unclear = [graph.sentence for graph in graphs if graph.verdict == INCONCLUSIVE]
+        if unclear:
+            words += f"; {len(unclear)} of them cannot be judged ({unclear[0]})"
+        return ModelComparison(True, words, graphs=graphs)
+    component = {"aot": "inductor"}.get(wrong.level, "aot_autograd" if watcher.inner else "backend")
+    found = watcher.analysis
+    culprit = found.culprit if found is not None else None
+    where = found.words if found is not None else wrong.sentence
+    return ModelComparison(
+        False,
+        f"{component}, {wrong.direction}: {where}",
+        component,
+        culprit.module if culprit is not None else None,
+        culprit.node if culprit is not None else None,
+        culprit.user_line if culprit is not None else None,
+        tuple(in_all),
+        graphs,
+        found,
+    )
+
+
+@dataclass
+class _Watcher:
+    """Judges each graph as it is called, and analyses the first that is wrong."""
+
+    graphs: list[GraphComparison] = field(default_factory=list)
+    analysis: Analysis | None = None
+    observed: Observed | None = None
+    inner: int = 0
+    busy: bool = False
+
+    def on_backend(self, call: seams.BackendCall) -> Callable[..., Any]:
+        if self.busy:
+            return call.as_without_us()
+        graph = _copied(call.graph)
+        compiled = call.as_without_us()
+
+        def run(*args: Any) -> Any:
+            return self._judged(
+                "dynamo", "forward", graph, compiled, args, lambda: self._exposed(graph, call, args)
+            )
+
+        return run
+
+    def on_inner(self, call: seams.InnerCompile) -> Any:
+        if self.busy:
+            return call.as_without_us()
+        graph = with_reshapes(_copied(call.graph))
+        compiled = call.as_without_us()
+        self.inner += 1
+        code = self.observed.codes[-1] if self.observed is not None and self.observed.codes else None
+        direction = "backward" if call.kwargs.get("is_backward") else "forward"
+
+        def wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
+            def run(args: list[Any]) -> Any:
+                before, state = clone_inputs(list(args)), save_rng()
+
+                def analysed() -> Analysis | None:
+                    if code is None or not code.written:
+                        return None
+                    subject = subject_of(graph, before, inner, code, state)
+                    parts = analyze(subject, aten_ways(call.kwargs), lambda message: None)
+                    return finished(graph, parts)
+
+                return self._judged("aot", direction, graph, inner, args, analysed, before, state)
+
+            return run
+
+        return seams.replace_callable(compiled, wrapped)
+
+    def _judged(
+        self,
+        level: str,
+        direction: str,
+        graph: GraphModule,
+        compiled: Callable[..., Any],
+        args: Any,
+        analysed: Callable[[], Analysis | None],
+        before: list[Any] | None = None,
+        state: RngState | None = None,
+    ) -> Any:
+        """The call as it is, with a verdict on what it returns and writes."""
+        if self.busy:
+            return compiled(args) if level == "aot" else compiled(*args)
+        before = clone_inputs(list(args)) if before is None else before
+        state = save_rng() if state is None else state
+        held = list(args)
+        result = compiled(args) if level == "aot" else compiled(*args)
+        self.busy = True
+        try:
+            with rng_kept(), torch.no_grad():
+                after = None if direction == "backward" else held
+                verdict = judge_results(
+                    graph,
+                    before,
+                    None,
+                    _detached(result),
+                    mutated_inputs_after=after,
+                    rng_matched=True,
+                    rng_state=state,
+                )
+                self._note(level, direction, graph, verdict)
+                if verdict.kind == DIVERGED and self.analysis is None:
+                    self.analysis = analysed()
+        finally:
+            self.busy = False
+        return result
+
+    def _note(self, level: str, direction: str, graph: GraphModule, verdict: Verdict) -> None:
+        calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
+        self.graphs.append(GraphComparison(level, direction, calls, verdict.kind, verdict.sentence))
+
+    def _exposed(self, graph: GraphModule, call: seams.BackendCall, args: Sequence[Any]) -> Analysis | None:
+        """A captured graph that is wrong as a whole, compiled once more with every value returned."""
+        kept = clone_inputs(list(args))
+
+        def compiled(part: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            run = call.compile(_copied(part), list(values))
+            return lambda given: run(*given)
+
+        why = "the graphs that Inductor got agree" if self.inner else f"{call.name} shows no values"
+        parts = analyze_exposed(
+            graph, lambda: clone_inputs(kept), Compilers(compiled), lambda message: None, why
+        )
+        return finished(graph, parts)
+
+
+def _copied(graph: GraphModule) -> GraphModule:
+    """The graph before a compiler changes it, on the same tensors."""
+    return GraphModule(graph, copy.deepcopy(graph.graph))
+
+
+def _detached(tree: Any) -> Any:
+    return map_tensors(tree, torch.Tensor.detach)
+
+
+# -- whole runs
+
+
+def _ran(
+    model: Callable[..., Any], models: Sequence[Any], inputs: Sequence[Any], start: RngState, backward: bool
+) -> dict[str, Any]:
+    """What a call returns and changes, by path; afterwards everything is as it was."""
+    held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
+    named = {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
+    state = snapshot(list(named.values()))
+    gradients = {name: t.grad for name, t in named.items() if t.requires_grad}
+    given = clone_inputs(list(inputs))
+    restore_rng(start)
+    try:
+        for name in gradients:
+            named[name].grad = None
+        out = model(*given)
+        if backward:
+            reduce_to_scalar_loss(out).backward()
+        found = dict(leaves(clone_inputs(_detached(out))))
+        found |= {f"inputs[{place}]": _plain(value) for place, value in enumerate(given)}
+        found |= {_own_name(name): _plain(tensor) for name, tensor in named.items()}
+        if backward:
+            wanting = [(f"inputs[{p}].grad", v) for p, v in enumerate(given) if _wants_gradient(v)]
+            wanting += [(f"{_own_name(name)}.grad", named[name]) for name in gradients]
+            found |= {name: clone_inputs(value.grad) for name, value in wanting if value.grad is not None}
+        return found
+    finally:
+        restore(state)
+        for name, gradient in gradients.items():
+            named[name].grad = gradient
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+def _own_name(name: str) -> str:
+    """`torch.compile` of a module puts its own name in front of every other."""
+    return name.removeprefix("_orig_mod.")
+
+
+def _plain(value: Any) -> Any:
+    return clone_inputs(value.detach()) if isinstance(value, torch.Tensor) else value
+
+
+def _differences(eager: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The paths at which two runs differ by more than the last bits."""
+    found = [path for path in eager if path not in other] + [path for path in other if path not in eager]
+    for path in eager.keys() & other.keys():
+        ours, theirs = eager[path], other[path]
+        if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
+            alike = ours.shape == theirs.shape and ours.dtype == theirs.dtype
+            if not alike or distance(theirs, ours, None).far:
+                found.append(path)
+        elif type(ours) is not type(theirs) or not _equal(ours, theirs):
+            found.append(path)
+    return sorted(found)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    with contextlib.suppress(Exception):  # a user's own type may not know
+        return bool(ours == theirs or ours != ours)
+    return True
+
+
+@contextlib.contextmanager
+def _hooked(hook: Callable[..., Callable[[], None]], handler: Callable[..., Any]) -> Iterator[None]:
+    undo = hook(handler)
+    try:
+        yield
+    finally:
+        undo()

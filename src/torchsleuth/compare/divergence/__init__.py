@@ -1,0 +1,1 @@
+"""Where a compiled graph leaves eager's way: node by node, kernel by kernel, as a stream."""

@@ -1,0 +1,209 @@
+"""The analysis of one compiled graph: its runs, the culprit among its kernels, the node inside it, and the proof.
+
+Every part of the answer is told as soon as it is known, as plain data: whoever stops it early has what there was.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from torchsleuth.compare.divergence.distance import FAR, Distance
+from torchsleuth.compare.divergence.measure import (
+    Keep,
+    Measured,
+    Subject,
+    Value,
+    accumulated,
+    differing,
+    local,
+    substituted,
+)
+from torchsleuth.compare.divergence.parts import Compilers, Inside, calls_between, look_inside
+from torchsleuth.torch_internals.hooks import target_name
+
+ACCUMULATED = "accumulated"
+LOCAL = "local"
+DETERMINISM = "determinism"
+INSIDE = "inside"
+SUBSTITUTION = "substitution"
+PHASES = (ACCUMULATED, LOCAL, DETERMINISM, INSIDE, SUBSTITUTION)
+
+MOST_CANDIDATES = 4
+"""Kernels that are looked into, each by itself, until one is wrong."""
+
+BEYOND_DOUBT = 1000.0
+"""So many times what rounding explains is wrong, even where the kernel's calls alone are right."""
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What of an analysis is left out, and who is given each value."""
+
+    without: Collection[str] = ()
+    keep: Keep | None = None
+
+
+def analyze(subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes | None = None) -> dict[str, Any]:
+    """The parts of the answer by name, each of which was told before; `rows` and `culprit` are the ones to read first.
+
+    Used as `analyze(subject, compilers, print)["culprit"]["node"]`.
+    """
+    return _Analysis(subject, ways, tell, wishes or Wishes()).run()
+
+
+class _Analysis:
+    def __init__(self, subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes) -> None:
+        self.subject, self.ways, self.told, self.wishes = subject, ways, tell, wishes
+        self.nodes: dict[str, Node] = {n.name: n for n in subject.graph.graph.nodes}
+        self.parts: dict[str, Any] = {"seconds": {}}
+
+    def run(self) -> dict[str, Any]:
+        self._tell("seen", self._coverage())
+        free = self._phase(ACCUMULATED, lambda tick: accumulated(self.subject, tick, self.wishes.keep))
+        if free is not None:
+            self._tell_values(ACCUMULATED, free)
+            self._tell("outputs", {path: _numbers(off) for path, off in free.outputs.items()})
+        own = self._phase(LOCAL, lambda tick: local(self.subject, tick))
+        if own is not None:
+            self._tell_values(LOCAL, own)
+        if free is not None:
+            first = free
+            apart = self._phase(DETERMINISM, lambda tick: differing(self.subject, tick, first))
+            if apart is not None:
+                self._tell("nondeterministic", apart)
+        if own is not None:
+            self._tell("culprit", self._culprit(own, free))
+        return self.parts
+
+    def _phase(self, name: str, run: Callable[[Callable[[int, int], None]], Any]) -> Any:
+        if name in self.wishes.without:
+            return None
+        started = time.monotonic()
+        self.told({"phase": name, "done": 0, "of": 0})
+        found = run(lambda done, of: self.told({"phase": name, "done": done, "of": of}))
+        self.parts["seconds"][name] = round(time.monotonic() - started, 3)
+        return found
+
+    def _tell(self, name: str, value: Any) -> None:
+        self.parts[name] = value
+        self.told({"part": name, "value": value})
+
+    def _coverage(self) -> dict[str, Any]:
+        """How much a compiled run shows: other values are inside kernels, or the compiler's passes replaced them."""
+        calls = [name for name, node in self.nodes.items() if node.op.startswith("call_")]
+        return {"calls": len(calls), "seen": len(self.subject.seen), "why_not": self.subject.code.blind}
+
+    def _tell_values(self, name: str, measured: Measured) -> None:
+        rows = [
+            {
+                "node": v.node,
+                "op": operator_of(self.nodes[v.node]),
+                "kernel": v.kernel,
+                **_numbers(v.distance),
+            }
+            for v in measured.values.values()
+        ]
+        self._tell(name, rows)
+        if measured.fallbacks:
+            self._tell("fallbacks", dict(measured.fallbacks))
+        if measured.skipped:
+            self._tell("skipped", dict(measured.skipped))
+
+    # -- the culprit
+
+    def _candidates(self, own: Measured) -> Iterator[str]:
+        """Nodes worth a look: the first of the graph that are far off; where none is, the furthest."""
+        far = [name for name in self.nodes if name in own.values and own.values[name].distance.far]
+        rest = sorted(own.values.values(), key=lambda value: -value.distance.times)
+        doubtful = [v.node for v in rest if v.node not in far and v.distance.times > FAR / 4]
+        yield from [*far, *doubtful][:MOST_CANDIDATES]
+
+    def _culprit(self, own: Measured, free: Measured | None) -> dict[str, Any] | None:
+        wrong = free is None or any(off.far for off in free.outputs.values())
+        for name in self._candidates(own):
+            value = own.values[name]
+            inside = self._inside(name, own)
+            if inside is None or not inside.diverges:
+                sure = (
+                    value.distance.made > 0 or value.distance.lost > 0 or value.distance.times > BEYOND_DOUBT
+                )
+                if not (wrong and value.distance.far and (sure or inside is None)):
+                    continue
+            return self._described(name, own, inside, free)
+        return None
+
+    def _inside(self, name: str, own: Measured) -> Inside | None:
+        """What the kernel's calls are by themselves; None where that is left out."""
+        calls = calls_between(self.subject.graph, name, own.values.keys())
+
+        def look(tick: Callable[[int, int], None]) -> Inside:
+            return look_inside(
+                self.subject.graph, self.subject.inputs, name, calls, self.ways, self.subject.drawn
+            )
+
+        return self._phase(INSIDE, look)
+
+    def _described(
+        self, name: str, own: Measured, inside: Inside | None, free: Measured | None
+    ) -> dict[str, Any]:
+        value = own.values[name]
+        node = inside.node if inside is not None and inside.node is not None else name
+        also = [v for v in own.values.values() if v.call != value.call and v.distance.far]
+        return {
+            "node": node,
+            "op": operator_of(self.nodes[node]),
+            "seen_at": name,
+            "kernel": value.kernel,
+            "calls": list(calls_between(self.subject.graph, name, own.values.keys())),
+            **_numbers(value.distance),
+            "confirmed": inside is not None and inside.diverges,
+            "how": inside.how if inside is not None else "",
+            "verdict": inside.sentence if inside is not None else "",
+            **self._recovery({value.call}, also, own, free),
+        }
+
+    def _recovery(
+        self, calls: Collection[int], also: Sequence[Value], own: Measured, free: Measured | None
+    ) -> dict[str, Any]:
+        """Whether the rest recovers, and which other values have to be eager's as well for that.
+
+        A value that a kernel keeps and that stands for no node cannot be eager's: what reads it is off, too.
+        """
+        alone = self._recovers(calls, own, free)
+        if alone is not False or not also:
+            return {"recovers": alone, "also": [] if alone else [v.node for v in also]}
+        together = self._recovers({*calls, *(v.call for v in also)}, own, free)
+        return {"recovers": together, "also": [v.node for v in also]}
+
+    def _recovers(self, calls: Collection[int], own: Measured, free: Measured | None) -> bool | None:
+        """Whether all results are right with eager's values in the place of these kernels'; None where not tried."""
+        if free is None or not any(off.far for off in free.outputs.values()):
+            return None
+        nodes = [v.node for v in own.values.values() if v.call in calls]
+        replaced = self._phase(SUBSTITUTION, lambda tick: substituted(self.subject, tick, nodes))
+        return None if replaced is None else not any(off.far for off in replaced.outputs.values())
+
+
+def operator_of(node: Node) -> str:
+    """What a node calls; of a part of a result what made it, and of a functional form the operator that is meant.
+
+    >>> operator_of(node)
+    'torch.relu'
+    """
+    while node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
+    wrapped = node.args[0] if node.args and "auto_functionalized" in str(node.target) else node
+    return target_name(wrapped)
+
+
+def _numbers(off: Distance) -> dict[str, Any]:
+    found = asdict(off)
+    return {key: value for key, value in found.items() if value or key in ("off", "noise", "times")}

@@ -1,0 +1,63 @@
+"""Ways to compile a part of a graph as the graph is compiled: after AOTAutograd, or as Dynamo captured it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from torchsleuth.compare.divergence.parts import Compilers
+from torchsleuth.script_runtime.compiling import aten_compiler, captured_compiler
+from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
+from torchsleuth.tensors.specs import describe_inputs
+from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering, without_caches
+
+Ambience = Callable[[], contextlib.AbstractContextManager[Any]]
+# Of what Inductor was told about a graph, what holds for its parts as well.
+_OF_PARTS = ("is_inference", "is_backward")
+
+
+def aten_ways(
+    kwargs: Mapping[str, Any], compiler: Any = None, ambience: Ambience = contextlib.nullcontext
+) -> Compilers:
+    """For aten graphs, which go to Inductor or to `compiler`: `aten_ways({}).compiled(part, [x])`."""
+    own = {key: value for key, value in kwargs.items() if key in _OF_PARTS}
+
+    def make(graph: GraphModule, values: Sequence[Any]) -> Callable[[], Callable[[list[Any]], Any]]:
+        fakes, mode = symbolic_inputs(describe_inputs(list(values)).to_json(), list(values))
+        return aten_compiler(copy.deepcopy(graph), fakes, mode, {}, own, compiler)
+
+    return _ways(make, ambience)
+
+
+def captured_ways(
+    backend: Any, options: Mapping[str, Any], ambience: Ambience = contextlib.nullcontext
+) -> Compilers:
+    """For captured graphs, which go to `backend`: `captured_ways("inductor", {}).lowered(part, [x])`."""
+
+    def make(graph: GraphModule, values: Sequence[Any]) -> Callable[[], Callable[[list[Any]], Any]]:
+        return captured_compiler(copy.deepcopy(graph), list(values), backend, dict(options))
+
+    return _ways(make, ambience)
+
+
+def _ways(make: Callable[..., Any], ambience: Ambience) -> Compilers:
+    def compiled(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        compile_it = make(graph, values)
+        with ambience(), without_caches():
+            run = compile_it()
+
+        def call(given: list[Any]) -> Any:
+            with ambience():
+                return run(given)
+
+        return call
+
+    def lowered(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        with interpreted_lowering():
+            return compiled(graph, values)
+
+    return Compilers(compiled, lowered)

@@ -1,0 +1,105 @@
+"""The analysis of a graph whose compiled code shows no values: it is compiled once more with every value returned.
+
+That changes what is fused with what, so it is said. The first value that is wrong though those before it are right is
+the culprit's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torchsleuth.compare.divergence.analysis import operator_of
+from torchsleuth.compare.divergence.distance import distance
+from torchsleuth.compare.divergence.parts import Compilers, calls_between, look_inside, part_of
+from torchsleuth.compare.divergence.steps import EagerSteps, Float64Steps
+from torchsleuth.compare.reference.eager import EagerRun
+
+HOW = "every value returned, which changes fusion"
+
+
+def analyze_exposed(
+    graph: GraphModule,
+    inputs: Callable[[], list[Any]],
+    ways: Compilers,
+    tell: Callable[[Mapping[str, Any]], None],
+    why: str,
+    drawn: EagerRun | None = None,
+) -> dict[str, Any]:
+    """The parts of the answer, as `analysis.analyze` gives them; `why` says why the code itself shows nothing."""
+    started = time.monotonic()
+    calls = [n.name for n in graph.graph.nodes if n.op.startswith("call_")]
+    given = inputs()
+    tensors = _tensors(graph, given, calls, drawn)
+    tell({"phase": "accumulated", "done": 0, "of": len(tensors)})
+    part = part_of(graph, given, calls, tensors, drawn)
+    results = ways.compiled(part.graph, list(part.inputs))([*inputs_of(part.inputs)])
+    eager = EagerSteps(graph, given, tensors, drawn)
+    truth = Float64Steps(graph, given, tensors, eager.dtypes, drawn)
+    rows = []
+    with torch.no_grad():
+        for place, (name, compiled) in enumerate(zip(tensors, results)):
+            known = eager.value(name)
+            if (
+                isinstance(compiled, torch.Tensor)
+                and compiled.shape == known.shape
+                and compiled.dtype == known.dtype
+            ):
+                off = distance(compiled.detach(), known, truth.value(name))
+                rows.append((name, off))
+            eager.done(name)
+            truth.done(name)
+            tell({"phase": "accumulated", "done": place + 1, "of": len(tensors)})
+    nodes = {n.name: n for n in graph.graph.nodes}
+    told = [{"node": name, "op": operator_of(nodes[name]), "kernel": "", **asdict(off)} for name, off in rows]
+    parts: dict[str, Any] = {
+        "seen": {"calls": len(calls), "seen": len(rows), "why_not": f"{why}; seen with {HOW}"},
+        "accumulated": told,
+        "seconds": {},
+    }
+    first = next(((name, off) for name, off in rows if off.far), None)
+    culprit = None
+    if first is not None:
+        name, off = first
+        inside = look_inside(graph, inputs, name, calls_between(graph, name, set(tensors)), ways, drawn)
+        culprit = {
+            "node": inside.node or name,
+            "op": operator_of(nodes[inside.node or name]),
+            "seen_at": name,
+            "kernel": "",
+            "calls": [name],
+            **asdict(off),
+            "confirmed": inside.diverges,
+            "how": inside.how,
+            "verdict": inside.sentence,
+            "recovers": None,
+            "also": [],
+        }
+    parts["culprit"] = culprit
+    parts["seconds"]["accumulated"] = round(time.monotonic() - started, 3)
+    for key, value in parts.items():
+        tell({"part": key, "value": value})
+    return parts
+
+
+def inputs_of(values: Sequence[Any]) -> list[Any]:
+    """A fresh copy of each tensor: a compiled function may write into what it is given."""
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def _tensors(
+    graph: GraphModule, given: Sequence[Any], calls: Sequence[str], drawn: EagerRun | None
+) -> list[str]:
+    steps = EagerSteps(graph, given, calls, drawn)
+    found = []
+    with torch.no_grad():
+        for name in calls:
+            if isinstance(steps.value(name), torch.Tensor):
+                found.append(name)
+            steps.done(name)
+    return found

@@ -1,0 +1,223 @@
+"""The runs of one compiled graph that tell where it leaves eager's way; each is a stream, of which numbers are kept.
+
+*Accumulated* is how far a value is from the truth in a run as it was: what became visible. *Local* is how far the
+kernel that makes it goes off by itself: in a second run each kernel is given eager's values, because what was written
+is replaced by eager's as soon as it has been compared. A third run as it was tells what differs from run to run; in a
+fourth only the culprit's values are replaced, which shows whether the rest recovers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torchsleuth.compare.divergence.distance import Distance, checksum, distance
+from torchsleuth.compare.divergence.steps import EagerSteps, Float64Steps, Steps
+from torchsleuth.compare.reference.eager import EagerRun
+from torchsleuth.compare.reference.trees import leaves
+from torchsleuth.torch_internals.generated_code import CompiledCode, Written
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A compiled graph that can be run: `call` takes a list of inputs, `inputs` makes them anew.
+
+    `graph` is what eager runs; `node_of` has its node for each node of the compiled graph that stands for the same.
+    """
+
+    graph: GraphModule
+    inputs: Callable[[], list[Any]]
+    call: Callable[[list[Any]], Any]
+    code: CompiledCode
+    node_of: Mapping[str, str]
+    drawn: EagerRun | None = None
+
+    @property
+    def seen(self) -> dict[str, Written]:
+        """What can be seen of the compiled run, by the graph's node."""
+        return {self.node_of[w.node]: w for w in self.code.written if w.node in self.node_of}
+
+    @property
+    def returned(self) -> list[tuple[str, str]]:
+        """Path and node of each result of the graph."""
+        output = self.graph.graph.output_node().args[0]
+        return [(path, leaf.name) for path, leaf in leaves(output) if isinstance(leaf, torch.fx.Node)]
+
+
+def written_inputs(graph: GraphModule) -> dict[str, str]:
+    """For each input that the graph writes at its end, the node whose value it gets.
+
+    >>> written_inputs(gm)
+    {}
+    """
+    found = {}
+    for node in graph.graph.nodes:
+        source = node.args[1] if node.target is torch.ops.aten.copy_.default else None
+        if isinstance(source, torch.fx.Node) and getattr(node.args[0], "op", "") == "placeholder":
+            found[node.args[0].name] = source.name
+    inputs = {node.name for node in graph.graph.nodes if node.op == "placeholder"}
+    return {name: source for name, source in found.items() if source not in inputs}
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of the compiled run: which call of which kernel made it, how far it is off, a number for its bits."""
+
+    node: str
+    kernel: str
+    call: int
+    distance: Distance
+    bits: int = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run showed: its values in the order of execution, its results by path, and what was not compared."""
+
+    values: Mapping[str, Value]
+    outputs: Mapping[str, Distance]
+    fallbacks: Mapping[str, str]
+    skipped: Mapping[str, str]
+
+
+Tick = Callable[[int, int], None]
+Keep = Callable[[str, torch.Tensor, torch.Tensor], None]
+
+
+def accumulated(subject: Subject, tick: Tick, keep: Keep | None = None) -> Measured:
+    """How far each value of a run as it was is from the truth; `keep` is given each value and eager's."""
+    return _run(subject, tick, forced=(), rebased=False, keep=keep)
+
+
+def local(subject: Subject, tick: Tick) -> Measured:
+    """How far each kernel goes off by itself, given eager's values."""
+    return _run(subject, tick, forced=subject.seen, rebased=True)
+
+
+def substituted(subject: Subject, tick: Tick, nodes: Collection[str]) -> Measured:
+    """As `accumulated`, with eager's values in the place of those of `nodes`."""
+    return _run(subject, tick, forced=nodes, rebased=False)
+
+
+def differing(subject: Subject, tick: Tick, first: Measured) -> dict[str, float]:
+    """Values that another run as it was makes differently, with how far the two are apart, where that can be told."""
+    found: dict[str, torch.Tensor] = {}
+    count = 0
+
+    def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
+        nonlocal count
+        for each, tensor in zip(written, tensors):
+            known = first.values.get(subject.node_of.get(each.node, ""))
+            if known is not None:
+                count += 1
+                tick(count, len(first.values))
+                if checksum(tensor) != known.bits:
+                    found[known.node] = tensor.clone()
+
+    _call(subject, look)
+    if not found:
+        return {}
+    apart: dict[str, float] = {}
+
+    def again(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
+        for each, tensor in zip(written, tensors):
+            name = subject.node_of.get(each.node, "")
+            if name in found:
+                off = (tensor.double() - found.pop(name).double()).abs()
+                apart[name] = float(off.nan_to_num(0.0, 0.0, 0.0).max()) if off.numel() else 0.0
+
+    _call(subject, again)
+    return apart
+
+
+def _call(subject: Subject, look: Any) -> Any:
+    subject.code.look = look
+    try:
+        return subject.call(subject.inputs())
+    finally:
+        subject.code.look = None
+
+
+def _run(
+    subject: Subject, tick: Tick, *, forced: Collection[str], rebased: bool, keep: Keep | None = None
+) -> Measured:
+    returned = subject.returned
+    names = subject.seen
+    wanted = {*names, *(name for _, name in returned)}
+    given = subject.inputs()
+    eager = EagerSteps(subject.graph, given, wanted, subject.drawn)
+    truth = Float64Steps(subject.graph, given, wanted, eager.dtypes, subject.drawn)
+    order = {name: place for place, name in enumerate(eager.nodes)}
+    values: dict[str, Value] = {}
+    skipped: dict[str, str] = {}
+
+    def compare(each: Written, compiled: torch.Tensor) -> tuple[str, torch.Tensor] | None:
+        name = subject.node_of[each.node]
+        known = eager.value(name)
+        why = _not_comparable(compiled, known)
+        if why is not None:
+            skipped[name] = why
+            return None
+        found = distance(compiled, known, truth.value(name))
+        bits = 0 if rebased else checksum(compiled)
+        values[name] = Value(name, each.kernel, each.call, found, bits)
+        if keep is not None:
+            keep(name, compiled, known)
+        return name, known
+
+    def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
+        # An input that is written may hold a value that was seen in a buffer before.
+        pairs = [
+            (w, t) for w, t in zip(written, tensors) if subject.node_of.get(w.node, w.node) not in values
+        ]
+        pairs = [(w, t) for w, t in pairs if w.node in subject.node_of]
+        pairs.sort(key=lambda pair: order[subject.node_of[pair[0].node]])
+        with torch.no_grad():
+            for each, compiled in pairs:
+                found = compare(each, compiled)
+                if found is not None and found[0] in forced:
+                    compiled.copy_(found[1])
+            for each, _ in pairs:
+                name = subject.node_of[each.node]
+                if rebased and name in values:
+                    truth.rebase(name, eager.value(name))
+                for steps in (eager, truth):
+                    if all(name != returns for _, returns in returned):
+                        steps.done(name)
+        tick(len(values), len(names))
+
+    out = _call(subject, look)
+    outputs = dict(leaves(out if isinstance(out, (list, tuple)) else [out]))
+    with torch.no_grad():
+        results = _results(returned, outputs, eager, truth)
+    dropped = "there is not enough memory to keep eager's value until the compiled run comes to it"
+    skipped |= dict.fromkeys(eager.dropped - values.keys(), dropped)
+    return Measured(values, results, truth.fallbacks, skipped)
+
+
+def _results(
+    returned: Sequence[tuple[str, str]], outputs: Mapping[str, Any], eager: Steps, truth: Steps
+) -> dict[str, Distance]:
+    found = {}
+    for path, name in returned:
+        key = path if path in outputs else f"{path}[0]"
+        known, compiled = eager.value(name), outputs.get(key)
+        if isinstance(compiled, torch.Tensor) and _not_comparable(compiled, known) is None:
+            found[path] = distance(compiled.detach(), known, truth.value(name))
+    return found
+
+
+def _not_comparable(compiled: torch.Tensor, eager: Any) -> str | None:
+    if eager is None:
+        return "eager's value was let go for want of memory"
+    if not isinstance(eager, torch.Tensor):
+        return f"eager has {type(eager).__name__} there"
+    if eager.layout != torch.strided or eager.is_quantized:
+        return "eager's value has no plain memory"
+    if compiled.shape != eager.shape or compiled.dtype != eager.dtype:
+        return "the compiled graph keeps it in another shape or dtype"
+    return None

@@ -1,0 +1,198 @@
+"""What one kernel computes as a graph of its own, on eager's values: is it wrong by itself, and at which node?
+
+The calls between a wrong value and those before it that were seen and are right. A part is judged with rounding noise
+that is measured for it. Inside, each node's value is returned: as lowered first, without code; then compiled; and where
+returning values undoes the fusion that the fault needs, by ever longer beginnings of the part, returning the last only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from torchsleuth.compare.divergence.steps import EagerSteps
+from torchsleuth.compare.reference.cloning import clone_inputs
+from torchsleuth.compare.reference.eager import EagerRun
+from torchsleuth.compare.verdict.judge import judge
+from torchsleuth.compare.verdict.verdict import DIVERGED, Verdict
+
+MOST_EXPOSED = 256 << 20
+"""Bytes of values that a part may return at once."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some calls of a graph, in order, with the values that they are given."""
+
+    graph: GraphModule
+    inputs: tuple[Any, ...]
+    calls: tuple[str, ...]
+    returned: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Compilers:
+    """Ways to run a part: `compiled` as the case is compiled, `lowered` without generated code, where that is known.
+
+    Each gives a function of a list of inputs, or raises.
+    """
+
+    compiled: Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]
+    lowered: Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What came of looking into a part: whether it is wrong by itself, and the first node at which it is.
+
+    `how` says how the node was found: "lowered", "compiled", "beginnings"; "" where there is but one.
+    """
+
+    diverges: bool
+    node: str | None = None
+    how: str = ""
+    sentence: str = ""
+
+
+def calls_between(graph: GraphModule, node: str, known: Collection[str]) -> tuple[str, ...]:
+    """The calls that make a node's value from known ones, in order; views and literals of known ones included.
+
+    >>> calls_between(gm, "relu", {"x"})
+    ('relu',)
+    """
+    nodes = {n.name: n for n in graph.graph.nodes}
+    found: set[Node] = set()
+    todo = [nodes[node]]
+    while todo:
+        each = todo.pop()
+        if each in found or not each.op.startswith("call_") or (each.name in known and each.name != node):
+            continue
+        found.add(each)
+        todo += each.all_input_nodes
+    return tuple(name for name, each in nodes.items() if each in found)
+
+
+def part_of(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    calls: Sequence[str],
+    returned: Sequence[str],
+    drawn: EagerRun | None = None,
+) -> Part:
+    """These calls as a graph of their own, fed with eager's values."""
+    nodes = {n.name: n for n in graph.graph.nodes}
+    chosen = set(calls)
+    outer = list(
+        dict.fromkeys(
+            source.name
+            for name in calls
+            for source in nodes[name].all_input_nodes
+            if source.name not in chosen and source.op != "get_attr"
+        )
+    )
+    steps = EagerSteps(graph, inputs, outer, drawn)
+    values = {}
+    for name in outer:
+        values[name] = clone_inputs(steps.value(name))
+        steps.done(name)
+    made: dict[str, Any] = {}
+    small = Graph()
+    for name, value in values.items():
+        # A plain number is written where it is used.
+        made[name] = small.placeholder(name) if isinstance(value, torch.Tensor) else value
+    for name in calls:
+        node = nodes[name]
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source.name not in made:
+                made[source.name] = small.create_node("get_attr", source.target, name=source.name)
+        args = torch.fx.map_arg(node.args, lambda n: made[n.name])
+        kwargs = torch.fx.map_arg(node.kwargs, lambda n: made[n.name])
+        made[name] = small.create_node(node.op, node.target, args, kwargs, name=name)
+    small.output(tuple(made[name] for name in returned))
+    given = tuple(value for value in values.values() if isinstance(value, torch.Tensor))
+    return Part(GraphModule(graph, small), given, tuple(calls), tuple(returned))
+
+
+def look_inside(
+    graph: GraphModule,
+    inputs: Callable[[], list[Any]],
+    node: str,
+    calls: Sequence[str],
+    ways: Compilers,
+    drawn: EagerRun | None = None,
+) -> Inside:
+    """Whether the calls that make `node` are wrong by themselves, and which of them is the first that is."""
+
+    def part(names: Sequence[str], returned: Sequence[str]) -> Part:
+        return part_of(graph, inputs(), names, returned, drawn)
+
+    alone = part(calls, [node])
+    told = _judged(alone, ways.compiled)
+    if told is None or told.kind != DIVERGED:
+        return Inside(False, sentence="" if told is None else told.sentence)
+    tensors = _returning(alone)
+    if len(tensors) < 2:
+        return Inside(True, node, "", told.sentence)
+    exposed = part(calls, tensors)
+    for way, name in ((ways.lowered, "lowered"), (ways.compiled, "compiled")):
+        found = _first_wrong(exposed, way) if way is not None else None
+        if found is not None:
+            return Inside(True, *found[:1], name, found[1])
+    first = _first_beginning(tensors, part, calls, ways, graph)
+    return Inside(True, first or node, "beginnings" if first else "", told.sentence)
+
+
+def _judged(part: Part, way: Callable[..., Any]) -> Verdict | None:
+    """The verdict on a part that is run this way; None where it cannot be run so."""
+    try:
+        compiled = way(part.graph, list(part.inputs))
+        return judge(part.graph, list(part.inputs), compiled, boxed=True, repeat=False, rng_matched=True)
+    except Exception:  # the compiler may refuse a part of what it compiles as a whole
+        return None
+
+
+def _first_wrong(part: Part, way: Callable[..., Any]) -> tuple[str, str] | None:
+    told = _judged(part, way)
+    wrong = {leaf.path: leaf for leaf in told.leaves if leaf.kind == DIVERGED} if told is not None else {}
+    for place, name in enumerate(part.returned):
+        if f"outputs[{place}]" in wrong:
+            return name, wrong[f"outputs[{place}]"].sentence
+    return None
+
+
+def _first_beginning(
+    tensors: Sequence[str],
+    part: Callable[[Sequence[str], Sequence[str]], Part],
+    calls: Sequence[str],
+    ways: Compilers,
+    graph: GraphModule,
+) -> str | None:
+    """The first node whose value is wrong where only it is returned; by halves, since what follows inherits it."""
+    low, high = 0, len(tensors) - 1
+    while low < high:
+        middle = (low + high) // 2
+        name = tensors[middle]
+        known = {n.name for n in graph.graph.nodes} - set(calls)
+        told = _judged(part(calls_between(graph, name, known), [name]), ways.compiled)
+        if told is not None and told.kind == DIVERGED:
+            high = middle
+        else:
+            low = middle + 1
+    return tensors[low]
+
+
+def _returning(part: Part) -> list[str]:
+    """The calls of a part whose value is a tensor, as long as they take little memory together."""
+    steps = EagerSteps(part.graph, part.inputs, part.calls)
+    found, taken = [], 0
+    for name in part.calls:
+        value = steps.value(name)
+        steps.done(name)
+        if isinstance(value, torch.Tensor):
+            taken += value.numel() * value.element_size()
+            found.append(name)
+    return found if taken <= MOST_EXPOSED else list(part.returned)

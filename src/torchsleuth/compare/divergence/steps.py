@@ -1,0 +1,222 @@
+"""A graph's values one at a time, on demand: computed when somebody asks, let go when nobody will ask again.
+
+A compiled graph finishes its values in an order of its own. To compare each with eager and with float64 as it comes,
+these two are computed just as far as needed; at any time there are only the values that still have a reader. A graph
+that writes into memory it has read before has one order only, and is run in that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from torchsleuth.compare.reference.cloning import clone_inputs, tensors_in
+from torchsleuth.compare.reference.eager import EagerRun, substitutes
+from torchsleuth.compare.reference.float64 import (
+    Float64Run,
+    dtypes_of,
+    widen,
+    widen_graph,
+    widen_inputs,
+)
+from torchsleuth.torch_internals.schemas import may_write, written_arguments
+
+MOST_WAITING = 1 << 30
+"""Bytes of values that wait for the compiled run to come to them; beyond, they are let go, and not compared."""
+
+
+class Steps:
+    """The values of a graph's nodes, on demand; `wanted` are the names that will be asked for, each once.
+
+    Used as `Steps(graph, evaluate, {"relu"}).value("relu")`; `evaluate` computes a node from the values in `env`.
+    """
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        evaluate: Callable[[Node], Any],
+        env: dict[Node, Any],
+        wanted: Collection[str],
+    ) -> None:
+        self.nodes = {n.name: n for n in graph.graph.nodes}
+        self.env = env
+        self.dropped: set[str] = set()
+        self._evaluate = evaluate
+        self._order = list(graph.graph.nodes)
+        self._next = 0
+        self._in_order = writes_what_is_read(graph)
+        # Of a graph that writes: values as they were made, for whoever asks later.
+        self._as_made: dict[Node, Any] = {}
+        self._waiting = {self.nodes[name] for name in wanted if name in self.nodes}
+        self._readers = self._count_readers()
+        self._asked: Node | None = None
+        self._idle: dict[Node, int] = {}
+
+    def _count_readers(self) -> dict[Node, int]:
+        """How many nodes that will be computed read each node."""
+        needed: set[Node] = set(self._order) if self._in_order else set()
+        todo = [] if self._in_order else list(self._waiting)
+        while todo:
+            node = todo.pop()
+            if node not in needed:
+                needed.add(node)
+                todo += node.all_input_nodes
+        return {node: sum(user in needed and user.op != "output" for user in node.users) for node in needed}
+
+    def value(self, name: str) -> Any:
+        """The value of a node; None where it was let go for want of memory."""
+        node = self._asked = self.nodes[name]
+        if node not in self.env and node not in self._as_made and name not in self.dropped:
+            self._compute(node)
+        return self._as_made.get(node, self.env.get(node))
+
+    def done(self, name: str) -> None:
+        """Nobody will ask for this value again."""
+        node = self.nodes[name]
+        if node in self._waiting:
+            self._waiting.discard(node)
+            self._as_made.pop(node, None)
+            self._idle.pop(node, None)
+            if self._readers.get(node, 0) <= 0:
+                self.env.pop(node, None)
+
+    def replace(self, name: str, value: Any) -> None:
+        """From here on the graph goes on with another value of a node."""
+        if self.nodes[name] in self.env:
+            self.env[self.nodes[name]] = value
+
+    def _compute(self, wanted: Node) -> None:
+        if self._in_order:
+            while wanted not in self.env and self._next < len(self._order):
+                node = self._order[self._next]
+                self._next += 1
+                if node.op != "output":
+                    self._one(node)
+            return
+        todo = [wanted]
+        while todo:
+            node = todo[-1]
+            missing = [n for n in node.all_input_nodes if n not in self.env] if node not in self.env else []
+            if missing:
+                todo += missing
+                continue
+            todo.pop()
+            if node not in self.env:
+                self._one(node)
+
+    def _one(self, node: Node) -> None:
+        value = self.env[node] = self._evaluate(node)
+        if self._in_order and node in self._waiting:
+            self._as_made[node] = clone_inputs(value)
+        for each in (node, *node.all_input_nodes):
+            if each is not node:
+                self._readers[each] = self._readers.get(each, 0) - 1
+            if self._readers.get(each, 0) <= 0:
+                self._unread(each)
+
+    def _unread(self, node: Node) -> None:
+        """No node reads this value any more; it stays only for whoever will ask, as long as there is room."""
+        if node not in self._waiting:
+            self.env.pop(node, None)
+            return
+        if node.op == "placeholder" or node is self._asked or node in self._idle:
+            return
+        kept = tensors_in([self.env.get(node), self._as_made.get(node)])
+        self._idle[node] = sum(t.untyped_storage().nbytes() for t in kept if t.layout == torch.strided)
+        if sum(self._idle.values()) > MOST_WAITING:
+            self.dropped.add(node.name)
+            self.done(node.name)
+
+
+def writes_what_is_read(graph: GraphModule) -> bool:
+    """Whether the graph writes into memory of which a later node, or anyone at all but its caller, reads.
+
+    What Inductor gets writes into inputs at its end, when everything was read.
+    """
+    place = {node: number for number, node in enumerate(graph.graph.nodes)}
+    for node in graph.graph.nodes:
+        if not may_write(node):
+            continue
+        targets = written_arguments(node)
+        if node.op != "call_function" or not targets or any(t.op != "placeholder" for t in targets):
+            return True
+        if any(place[user] > place[node] and user.op != "output" for t in targets for user in t.users):
+            return True
+    return False
+
+
+class EagerSteps(Steps):
+    """Eager's values. What a graph draws at random is given as one run of it has drawn it (`drawn`)."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        inputs: Sequence[Any],
+        wanted: Collection[str],
+        drawn: EagerRun | None = None,
+    ) -> None:
+        self.run = EagerRun(graph)
+        self.given = dict(zip((n for n in graph.graph.nodes if n.op == "placeholder"), inputs))
+        self.drawn: Mapping[str, Any] = drawn.drawn if drawn is not None else {}
+        self.dtypes: dict[str, Any] = self.run.dtypes
+        super().__init__(graph, self._node, self.run.env, wanted)
+
+    def _node(self, node: Node) -> Any:
+        if node in self.given:
+            value = self.given[node]
+            self.dtypes[node.name] = dtypes_of(value)
+            return value
+        if node.name in self.drawn:
+            value = clone_inputs(self.drawn[node.name])
+            self.dtypes[node.name] = dtypes_of(value)
+            return value
+        return self.run.run_node(node)
+
+
+class Float64Steps(Steps):
+    """The values in float64. What has no float64 kernel is run in its own dtype, and is in `fallbacks`."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        inputs: Sequence[Any],
+        wanted: Collection[str],
+        dtypes: dict[str, Any],
+        drawn: EagerRun | None = None,
+    ) -> None:
+        wide = widen_graph(graph)
+        draws = substitutes(graph, drawn) if drawn is not None else {}
+
+        def substitute(node: Node, args: tuple, kwargs: dict) -> Any:
+            draw = draws.get(node.name)
+            return NotImplemented if draw is None else draw(*args, **kwargs)
+
+        self.run = Float64Run(wide, graph, dtypes, substitute)
+        self.given = dict(zip((n for n in wide.graph.nodes if n.op == "placeholder"), inputs))
+        super().__init__(wide, self._node, self.run.env, wanted)
+        if self._in_order:  # inputs may share memory, which a write has to reach
+            self.given = dict(zip(self.given, widen_inputs(list(inputs))))
+
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        return self.run.findings.fallbacks
+
+    def _node(self, node: Node) -> Any:
+        if node in self.given:
+            return self.given[node] if self._in_order else widen_inputs([self.given[node]])[0]
+        return self.run.run_node(node)
+
+    def rebase(self, name: str, eager: Any) -> None:
+        """From here on float64 goes on from eager's value of a node: what comes after it is judged by itself."""
+        if not self._in_order:
+            self.replace(name, widen(clone_inputs(eager)))
+
+
+def run_once(graph: GraphModule, inputs: Sequence[Any]) -> EagerRun:
+    """One whole eager run, for what it draws at random: `run_once(graph, inputs).drawn`."""
+    recorder = EagerRun(graph)
+    Interpreter.run(recorder, *clone_inputs(list(inputs)))
+    return recorder

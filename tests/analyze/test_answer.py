@@ -1,0 +1,96 @@
+"""What a person gets of an analysis: the sentence, the table, the picture; also of one that was stopped, or is hostile."""
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+
+from cases.made import make
+from torchsleuth.analyze.analyze_case import analyze_case
+from torchsleuth.analyze.answer import analysis_of
+from torchsleuth.analyze.picture import picture
+from torchsleuth.cases.analysis import (
+    Analysis,
+    Culprit,
+    NotNumerical,
+    ValueAnalysis,
+    analysis_from_json,
+    worst,
+)
+from torchsleuth.cases.errors import DamagedCase
+from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.graphs.source_line import SourceLine
+
+CULPRIT = Culprit(
+    "softmax",
+    "aten._softmax.default",
+    "softmax",
+    "cpp_fused__softmax_3",
+    off=4.1e-2,
+    noise=3e-7,
+    times=1e5,
+    confirmed=True,
+    recovers=True,
+    user_line="model.py:61",
+    module="encoder.layers.2.attn",
+)
+
+
+def test_the_answer_in_words():
+    assert Analysis("3f9a0000", culprit=CULPRIT).words == (
+        "`_softmax` in `encoder.layers.2.attn` (model.py:61), kernel `cpp_fused__softmax_3`: 4.1e-02 off where rounding "
+        "explains 3e-07; everything after it inherits the error: with eager's value in its place the results are right"
+    )
+
+
+def test_an_analysis_that_was_stopped_says_what_it_had():
+    rows = [
+        {"node": "relu", "op": "aten.relu.default", "kernel": "k", "off": 1.0, "noise": 1e-7, "times": 1e7}
+    ]
+    lines = {"relu": SourceLine("model.py", 7, module="mlp")}
+    found = analysis_of({"accumulated": rows, "seen": {"calls": 9, "seen": 1}}, lines, case="3f9a0000")
+    assert "the time was up" in found.words
+    assert (found.values[0].line, found.values[0].module, found.values[0].local_off) == (
+        "model.py:7",
+        "mlp",
+        None,
+    )
+
+
+def test_it_is_written_and_read_again():
+    values = tuple(
+        ValueAnalysis(f"n{i}", off=10.0**-i, noise=1e-9, times=float(i), local_times=float(i))
+        for i in range(5)
+    )
+    found = Analysis("3f9a0000", values, CULPRIT, complete=True, seconds={"local": 1.5})
+    again = analysis_from_json(json.loads(json.dumps(found.to_json())))
+    assert again == found
+    assert worst(again, 1)[0].node == "n4"
+    assert again.summary().node == "softmax"
+
+
+@pytest.mark.parametrize(
+    "doc", [[], {"schema": 9}, {"schema": 1}, {"schema": 1, "case": "x", "values": [{"node": 3}]}]
+)
+def test_a_damaged_analysis_is_said_to_be_one(doc):
+    with pytest.raises(DamagedCase):
+        analysis_from_json(doc)
+
+
+def test_the_picture_is_one_whatever_names_a_stranger_gave():
+    nasty = "</svg><script>alert(1)</script>"
+    values = tuple(ValueAnalysis(f"{nasty}{i}", off=0.0 if i % 7 else 1.0, noise=1e-7) for i in range(3000))
+    culprit = replace(CULPRIT, op=nasty, seen_at=values[1500].node)
+    drawn = picture(Analysis("3f9a0000", values, culprit))
+    root = ET.fromstring(drawn)
+    assert root.tag.endswith("svg") and "<script" not in drawn
+    assert any(nasty in (text.text or "") for text in root.iter("{http://www.w3.org/2000/svg}text"))
+    assert len(drawn) < 100_000
+    ET.fromstring(picture(Analysis("3f9a0000")))
+
+
+def test_a_failure_without_numbers_is_sent_to_triage(tmp_path):
+    case = replace(make(), kind="crash")
+    with pytest.raises(NotNumerical, match=r"no wrong result .*torchsleuth triage"):
+        analyze_case(CaseFolder(tmp_path, case), questions=None)

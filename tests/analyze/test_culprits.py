@@ -1,0 +1,170 @@
+"""The exact node at which a wrong result begins, in real compiles with a fault planted in this process."""
+
+import pytest
+import torch
+from planted import aten, lowerings, wrong_code, wrong_lowering
+from torch import nn
+from torch.nn import functional as F
+
+import torchsleuth
+
+
+def scaled(out):
+    return lowerings[aten.mul.Tensor](out, 1.02)
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.norm(self.lin(x)).relu() * 2
+
+
+class Conv(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return torch.sigmoid(self.norm(self.conv(x))).amax((2, 3))
+
+
+def attention(x):
+    return torch.softmax(x @ x.T, -1) @ x
+
+
+def scatter(x):
+    places = torch.arange(x.shape[0]).unsqueeze(1).expand_as(x) // 2
+    return torch.zeros_like(x).scatter_add(0, places, x.exp()).tanh()
+
+
+def in_place(x):
+    y = x.clone()
+    y.add_(1)
+    z = y.sin()
+    y.mul_(2)
+    return y + z, z
+
+
+ROWS = {
+    "pointwise": (lambda x: (x * 2).sin().exp() + 1, wrong_lowering(aten.sin.default), "sin"),
+    "reduction": (lambda x: x.exp().amax(-1).sin() + 1, wrong_lowering(aten.amax.default, scaled), "amax"),
+    "softmax": (attention, wrong_lowering(aten.exp.default), "exp"),
+    "norm": (Norm(), wrong_lowering(aten.rsqrt.default, scaled), "rsqrt"),
+    "conv epilogue": (Conv(), wrong_lowering(aten.sigmoid.default), "sigmoid"),
+    "matmul epilogue": (
+        lambda x: torch.tanh(x @ x.T + 1).cumsum(0),
+        wrong_lowering(aten.tanh.default),
+        "tanh",
+    ),
+    "scatter": (scatter, wrong_lowering(aten.scatter_add.default, scaled), "scatter_add"),
+    "random": (lambda x: F.dropout(x.sin(), 0.5) * 2, wrong_lowering(aten.sin.default), "sin"),
+    "in place": (in_place, wrong_lowering(aten.sin.default), "sin"),
+    "an input is written": (lambda x: x.mul_(2).sin(), wrong_lowering(aten.sin.default), "sin"),
+    "generated code": (lambda x: (x * 2).sin().exp() + 1, wrong_code("sin"), "sin"),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_node_at_which_a_wrong_result_begins(row):
+    torch.manual_seed(0)
+    model, fault, culprit = ROWS[row]
+    x = torch.randn(2, 3, 8, 8) if row == "conv epilogue" else torch.randn(16, 16)
+    with fault:
+        found = torchsleuth.compare_models(model, torch.compile(model), [x])
+    assert (found.agrees, found.component, found.node) == (False, "inductor", culprit), found.words
+    told = found.analysis.culprit
+    assert told.confirmed and told.recovers
+    assert told.user_line.startswith("test_culprits.py:")
+    assert told.kernel in found.words and told.user_line in found.words
+    if isinstance(model, Norm):
+        assert found.module == "norm"
+
+
+def test_a_fault_in_a_backward_names_the_op_it_is_the_gradient_of():
+    x = torch.randn(16, 16, requires_grad=True)
+
+    def model(x):
+        return (x.sin() * x).tanh()
+
+    with wrong_lowering(aten.cos.default):
+        found = torchsleuth.compare_models(model, torch.compile(model), [x], backward=True)
+    assert (found.component, found.node) == ("inductor", "cos")
+    assert found.words.startswith("inductor, backward: ")
+    assert found.analysis.culprit.forward_op == "sin"
+    assert x.grad is None
+
+
+def test_the_first_value_that_is_nan_where_eager_is_finite():
+    plain = lowerings[aten.log.default]
+
+    def model(x):
+        return (x.abs() + 1).log().cos() * 3
+
+    def of_negative(out):
+        return plain(lowerings[aten.neg.default](lowerings[aten.exp.default](out)))
+
+    with wrong_lowering(aten.log.default, of_negative):
+        found = torchsleuth.compare_models(model, torch.compile(model), [torch.randn(8, 16)])
+    assert found.node == "log"
+    assert found.analysis.culprit.made == 128
+    assert "makes 128 elements infinite or NaN where eager and float64 are finite" in found.words
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_healthy_model_is_clean_also_where_compiled_is_the_more_accurate(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(Norm(), nn.GELU(), Norm()).to(dtype)
+    found = torchsleuth.compare_models(
+        model, torch.compile(model), [torch.randn(32, 16, dtype=dtype)], backward=True
+    )
+    assert found.agrees, found.words
+    assert found.analysis is None
+
+
+def test_across_graph_breaks_and_what_changes_in_buffers():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(16)
+
+        def forward(self, x):
+            y = self.norm(x).sin()
+            torch._dynamo.graph_break()
+            return y.cos() + 1
+
+    model = Broken()
+    before = model.norm.running_mean.clone()
+    with wrong_lowering(aten.cos.default):
+        found = torchsleuth.compare_models(model, "inductor", [torch.randn(16, 16)])
+    assert found.node == "cos"
+    assert [graph.verdict for graph in found.graphs if graph.level == "aot"] == ["WITHIN_NOISE", "DIVERGED"]
+    assert torch.equal(model.norm.running_mean, before)
+
+
+def test_a_capture_that_goes_wrong_is_dynamos():
+    def model(x):
+        return x + 1 if torch.compiler.is_compiling() else x
+
+    found = torchsleuth.compare_models(model, torch.compile(model), [torch.ones(4)])
+    assert (found.agrees, found.component, found.differences) == (False, "dynamo", ("outputs",))
+    assert all(graph.verdict == "WITHIN_NOISE" for graph in found.graphs)
+
+
+def test_another_backend_is_looked_at_with_every_value_returned():
+    def model(x):
+        return (torch.relu(x) * 2).sin()
+
+    found = torchsleuth.compare_models(model, "sleuth_relu_accuracy_error", [torch.randn(8)])
+    assert (found.component, found.node) == ("backend", "relu")
+    assert "every value returned" in found.analysis.why_not
+
+
+def test_two_plain_models_are_compared_as_a_whole():
+    model = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    assert torchsleuth.compare_models(model, model, [x]).agrees
+    other = torchsleuth.compare_models(model, lambda x: model(x) + 1, [x])
+    assert (other.agrees, other.differences) == (False, ("outputs",))

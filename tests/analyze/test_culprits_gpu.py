@@ -1,0 +1,56 @@
+"""The exact node at which a wrong result begins, in Triton kernels and library kernels on a device."""
+
+import pytest
+import torch
+from planted import aten, wrong_lowering
+from test_culprits import Conv, Norm, attention, scaled
+
+import torchsleuth
+
+pytestmark = pytest.mark.gpu
+
+ROWS = {
+    "pointwise": (lambda x: (x * 2).sin().exp() + 1, aten.sin.default, None, "sin"),
+    "reduction": (lambda x: x.exp().amax(-1).sin() + 1, aten.amax.default, scaled, "amax"),
+    "softmax": (attention, aten.exp.default, None, "exp"),
+    "norm": (Norm(), aten.rsqrt.default, scaled, "rsqrt"),
+    "conv epilogue": (Conv(), aten.sigmoid.default, None, "sigmoid"),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_node_at_which_a_wrong_result_begins_on_a_device(row):
+    torch.manual_seed(0)
+    model, op, change, culprit = ROWS[row]
+    model = model.cuda() if isinstance(model, torch.nn.Module) else model
+    x = torch.randn(2, 3, 8, 8) if row == "conv epilogue" else torch.randn(64, 16)
+    with wrong_lowering(op, change):
+        found = torchsleuth.compare_models(model, torch.compile(model), [x.cuda()])
+    assert (found.component, found.node) == ("inductor", culprit), found.words
+    assert found.analysis.culprit.kernel.startswith("triton_")
+    assert found.analysis.culprit.recovers
+
+
+def test_a_scatter_on_a_device():
+    def model(x):
+        places = torch.arange(x.shape[0], device=x.device).unsqueeze(1).expand_as(x) // 2
+        return torch.zeros_like(x).scatter_add(0, places, x.exp()).tanh()
+
+    with wrong_lowering(aten.scatter_add.default, scaled):
+        found = torchsleuth.compare_models(model, torch.compile(model), [torch.randn(64, 16).cuda()])
+    assert found.node == "scatter_add", found.words
+
+
+def test_a_backward_and_a_healthy_bfloat16_model_on_a_device():
+    x = torch.randn(16, 16, device="cuda", requires_grad=True)
+
+    def model(x):
+        return (x.sin() * x).tanh()
+
+    with wrong_lowering(aten.cos.default):
+        found = torchsleuth.compare_models(model, torch.compile(model), [x], backward=True)
+    assert found.node == "cos", found.words
+    healthy = torch.nn.Sequential(Norm(), torch.nn.GELU(), Norm()).cuda().bfloat16()
+    x = torch.randn(32, 16, device="cuda", dtype=torch.bfloat16)
+    found = torchsleuth.compare_models(healthy, torch.compile(healthy), [x], backward=True)
+    assert found.agrees, found.words

@@ -1,0 +1,139 @@
+"""The runs of an analysis on code that is made up: what is compared, what is let go, what differs."""
+
+import operator
+
+import pytest
+import torch
+
+from torchsleuth.compare.divergence.distance import checksum, distance
+from torchsleuth.compare.divergence.measure import Subject, accumulated, differing, local, substituted
+from torchsleuth.compare.divergence.steps import EagerSteps, writes_what_is_read
+from torchsleuth.torch_internals.generated_code import CompiledCode, Written
+
+
+def silent(done, of):
+    pass
+
+
+def chain(length):
+    """x + 1 + 1 + ...: each value is read by the next alone."""
+    graph = torch.fx.Graph()
+    value = graph.placeholder("x")
+    for place in range(length):
+        value = graph.create_node("call_function", torch.add, (value, 1), name=f"add_{place}")
+    graph.output((value,))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def made_up(graph, off, x):
+    """Code that makes each value of a chain, wrong by `off[name]`, with a look after each."""
+    names = [n.name for n in graph.graph.nodes if n.op == "call_function"]
+    written = tuple(Written(name, name, f"kernel_{place}", place) for place, name in enumerate(names))
+    code = CompiledCode({n.name: n for n in graph.graph.nodes}, written)
+
+    def call(values):
+        (value,) = values
+        for each in written:
+            value = value + 1 + off(each.node)
+            if code.look is not None:
+                code.look([each], [value])
+        return (value,)
+
+    return Subject(graph, lambda: [x.clone()], call, code, {name: name for name in names})
+
+
+def test_what_became_visible_and_what_a_kernel_does_by_itself():
+    subject = made_up(chain(6), lambda name: 0.5 if name in ("add_2", "add_4") else 0.0, torch.randn(8))
+    free, own = accumulated(subject, silent), local(subject, silent)
+    assert [value.distance.far for value in free.values.values()] == [False, False, True, True, True, True]
+    assert [name for name, value in own.values.items() if value.distance.far] == ["add_2", "add_4"]
+    assert free.outputs["outputs[0]"].off == pytest.approx(1.0)
+    assert substituted(subject, silent, ["add_2"]).outputs["outputs[0]"].off == pytest.approx(0.5)
+    assert not substituted(subject, silent, ["add_2", "add_4"]).outputs["outputs[0]"].far
+
+
+def test_values_that_differ_from_run_to_run_are_named_with_how_far():
+    runs = iter([0.0, 0.25, 0.0])
+    chosen = {}
+
+    def off(name):
+        if name == "add_0":
+            chosen["now"] = next(runs)
+        return chosen["now"] if name == "add_3" else 0.0
+
+    subject = made_up(chain(4), off, torch.zeros(8))
+    first = accumulated(subject, silent)
+    assert differing(subject, silent, first) == {"add_3": 0.25}
+
+
+def test_only_values_that_still_have_a_reader_are_held():
+    graph = chain(50)
+    names = [n.name for n in graph.graph.nodes if n.op == "call_function"]
+    steps = EagerSteps(graph, [torch.zeros(4)], names)
+    for name in names:
+        assert float(steps.value(name)[0]) == names.index(name) + 1
+        steps.done(name)
+        assert len(steps.env) <= 2
+
+
+def test_what_waits_too_long_is_let_go_and_said(monkeypatch):
+    monkeypatch.setattr("torchsleuth.compare.divergence.steps.MOST_WAITING", 1024)
+    steps = EagerSteps(chain(4), [torch.zeros(1024)], ["add_0", "add_3"])
+    assert float(steps.value("add_3")[0]) == 4.0
+    assert steps.value("add_0") is None and steps.dropped == {"add_0"}
+
+
+def test_a_graph_that_writes_what_it_has_read_is_run_in_its_order():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.create_node("call_function", torch.ops.aten.clone.default, (x,), name="y")
+    z = graph.create_node("call_function", torch.ops.aten.sin.default, (y,), name="z")
+    written = graph.create_node("call_function", torch.ops.aten.add_.Tensor, (y, 1), name="written")
+    last = graph.create_node("call_function", operator.mul, (y, z), name="last")
+    graph.output((last, written))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    assert writes_what_is_read(module)
+    steps = EagerSteps(module, [torch.ones(2)], ["y", "last"])
+    assert float(steps.value("last")[0]) == pytest.approx(2 * torch.ones(1).sin().item())
+    assert float(steps.value("y")[0]) == 1.0
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    "compiled, eager, made, lost",
+    [
+        ([1.0, NAN], [1.0, 2.0], 1, 0),
+        ([1.0, 2.0], [1.0, NAN], 0, 1),
+        ([INF, INF], [NAN, INF], 0, 1),
+        ([-INF, NAN], [INF, NAN], 0, 1),
+        ([NAN, INF], [NAN, INF], 0, 0),
+    ],
+)
+def test_infinities_and_nan_are_counted_apart(compiled, eager, made, lost):
+    c, e = torch.tensor(compiled), torch.tensor(eager)
+    found = distance(c, e, e.double())
+    assert (found.made, found.lost) == (made, lost)
+    assert found.far == bool(made or lost)
+
+
+def test_compiled_bfloat16_that_is_closer_to_the_truth_than_eager_is_not_far():
+    truth = torch.randn(4096, dtype=torch.float64).cumsum(0)
+    eager, compiled = (truth * 1.01).bfloat16(), truth.bfloat16()
+    assert not distance(compiled, eager, truth).far
+    assert distance((truth * 1.5).bfloat16(), compiled, truth).far
+
+
+def test_whole_numbers_may_differ_only_where_rounding_decides():
+    eager = torch.arange(100)
+    assert not distance(eager, eager, eager).far
+    assert distance(eager + 1, eager, eager).far
+
+
+def test_a_checksum_tells_any_bit_and_any_order():
+    a = torch.arange(7, dtype=torch.float32)
+    b = a.clone()
+    b[3] = torch.nextafter(b[3], torch.tensor(9.0))
+    assert len({checksum(each) for each in (a, b, a.flip(0))}) == 3
+    assert checksum(a) == checksum(a.clone())
