@@ -27,7 +27,7 @@ class Overrides:
     `graph_breaks` each may break its graph, as if `fullgraph=True` was not there; with `fullgraph` none may.
     `dynamic_dims` are (function, argument, dimension) to be marked as if by `mark_dynamic` before the call. `backend`
     and `mode` take the place of those that torch.compile is given. `dtype` is what the program computes in unless it
-    says otherwise itself: under autocast for `bfloat16` and `float16`, as the default dtype for `float32` and `float64`.
+    says otherwise itself: under autocast for `bfloat16` and `float16`, as default dtype for `float32` and `float64`.
 
     >>> Overrides(backend="aot_eager").to_environment()
     {'TORCHSLEUTH_OVERRIDES': '{"backend": "aot_eager"}'}
