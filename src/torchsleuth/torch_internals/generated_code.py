@@ -134,7 +134,7 @@ def _values_of(graph: Any) -> dict[str, str]:
     """For each buffer that holds the value of a node, the node's name; an input is its own."""
     found = {name: name for name in graph.graph_input_names}
     for buffer in graph.buffers:
-        node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
+        node = getattr(buffer, "origin_node", None)
         if node is not None:
             found[buffer.get_name()] = node.name
     return found
