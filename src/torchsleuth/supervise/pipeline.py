@@ -38,7 +38,9 @@ from torchsleuth.supervise.verification import (
 WORK = "minify"
 # Most of a budget is for making the case small; what is not used goes to the next step.
 TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
-ANALYZE_SECONDS, ANALYZE_SHARE = 120.0, 0.3
+ANALYZE_SECONDS, ANALYZE_SHARE = 120.0, 0.25
+# Calls from which on it is worth to know where a wrong result begins before the graph is made small.
+ANALYZE_FIRST = 50
 WORKAROUND_SECONDS = 120.0
 # Of the time for all steps. A way around it is worth more to a person than the last call less.
 KEPT_FOR_WORKAROUND = 0.2
@@ -297,7 +299,7 @@ def investigate(
             yield ask_the_program(folder, deadline, say)
             return
         whole = deadline - time.monotonic()
-        for step in (_blame, _analyze, _shrink, _blame_the_smallest, _work_around):
+        for step in (_blame, _analyze_first, _shrink, _blame_the_smallest, _work_around, _analyze):
             left = deadline - time.monotonic()
             if left >= 5:
                 kept = _kept_for_later(step, folder, whole)
@@ -385,13 +387,22 @@ def _told(folder: CaseFolder, say: Say) -> CaseFolder:
     return folder
 
 
+def _analyze_first(
+    folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear
+) -> CaseFolder:
+    """Where a wrong result of a large graph begins: what is made small next starts there."""
+    large = folder.case.graph is not None and folder.case.graph.calls >= ANALYZE_FIRST
+    return _analyze(folder, processes, left * ANALYZE_SHARE, say, heard) if large else folder
+
+
 def _analyze(folder: CaseFolder, processes: Processes, left: float, say: Say, heard: Hear) -> CaseFolder:
-    """Of a wrong result, where it begins: what is made small next starts there."""
-    if folder.case.kind != "accuracy" or _is_the_programs(folder):
+    """Of a wrong result, where it begins, unless that was looked for."""
+    known = folder.case.analysis is not None
+    if folder.case.kind != "accuracy" or known or _is_the_programs(folder):
         return folder
     say(f"case {folder.case.id}: looking where the wrong result begins")
     try:
-        folder = analyze_step(folder, processes, min(ANALYZE_SECONDS, left * ANALYZE_SHARE), say)
+        folder = analyze_step(folder, processes, min(ANALYZE_SECONDS, left), say)
     except StepRefused as why:
         say(f"case {folder.case.id} was not analysed: {why}")
         return reopened(folder)
