@@ -83,6 +83,8 @@ def test_the_debug_folder_holds_each_stage_and_its_scripts_run_by_themselves(who
     assert json.loads((debug / "index.json").read_text())["files"] == told["debug"]["files"]
     stages = {(each["graph"], each["stage"]): debug / each["file"] for each in told["debug"]["files"]}
     for stage in (
+        "bytecode",
+        "new-bytecode",
         "captured",
         "captured-runnable",
         "captured-diagram",
@@ -93,6 +95,8 @@ def test_the_debug_folder_holds_each_stage_and_its_scripts_run_by_themselves(who
         assert stages["0/0", stage].is_file(), stage
         assert f"]({stages['0/0', stage].relative_to(debug)})" in (debug / "index.md").read_text()
     assert "relu" in stages["0/0", "captured"].read_text()
+    assert "LOAD_GLOBAL" in stages["0/0", "bytecode"].read_text()
+    assert "__compiled_fn" in stages["0/0", "new-bytecode"].read_text()
     # Without anything of torchsleuth's, from another folder, in a fresh process.
     script = stages["0/0", "captured-runnable"]
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchsleuth.torch_internals.hooks import UnsupportedTorch
+
 BEGIN, END, MARK = "begin", "end", "mark"
 # Where a look-up takes place: module, class, method.
 _LOOK_UPS = (
@@ -57,7 +59,9 @@ def listen_to_compile_events(listener: Listener) -> Callable[[], None]:
     >>> seen[0].kind
     'begin'
     """
-    logger = importlib.import_module("torch._dynamo.utils").ChromiumEventLogger
+    logger = getattr(importlib.import_module("torch._dynamo.utils"), "ChromiumEventLogger", None)
+    if logger is None:
+        raise UnsupportedTorch("this torch does not tell how long its compiler's steps take")
     told = _Teller(listener)
 
     def around(name: str, tell: Callable[..., None]) -> Callable[[], None]:

@@ -89,6 +89,12 @@ def copy_of_graph(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
 
 
+def compiled_code(result: Any) -> CodeType | None:
+    """The code that runs instead of the frame's own, from what `compile()` gave; None where there is none."""
+    code = getattr(getattr(result, "guarded_code", result), "code", None)
+    return code if isinstance(code, CodeType) else None
+
+
 def original_function(code: CodeType) -> tuple[str, str, int]:
     """(name, file, line) of the function as the user wrote it, also for the rest of one after a graph break."""
     resume: Any = importlib.import_module("torch._dynamo.resume_execution")

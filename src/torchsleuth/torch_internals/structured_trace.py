@@ -1,4 +1,4 @@
-"""torch's structured trace, read in the process that writes it: graphs at each stage, bytecode, generated code.
+"""torch's structured trace, read in the process that writes it: graphs at each stage, generated code.
 
 With a handler there torch writes down what it otherwise does not; the lines are those of `TORCH_TRACE`, which tlparse
 reads.
@@ -70,10 +70,6 @@ class _Handler(logging.Handler):
 def _what(metadata: dict[str, Any]) -> str | None:
     named = metadata.get("artifact")
     name = named.get("name", "") if isinstance(named, dict) else ""
-    if name.endswith("_ORIGINAL_BYTECODE"):
-        return "bytecode"
-    if name.endswith("_MODIFIED_BYTECODE"):
-        return "new-bytecode"
     return _ARTIFACTS.get(name) or next((_ENTRIES[key] for key in metadata if key in _ENTRIES), None)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import cProfile
+import dis
 import io
 import os
 import pstats
@@ -23,6 +24,7 @@ from torchsleuth.watched.observe_settings import ARTEFACTS_VARIABLE, TORCH_TRACE
 from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:
+    from torchsleuth.torch_internals.frame_compiles import FrameCompile
     from torchsleuth.torch_internals.hooks import InnerCompile
     from torchsleuth.torch_internals.structured_trace import TraceEntry
 
@@ -64,7 +66,13 @@ def install(settings: Settings, events: EventWriter) -> None:
 
         hook_inner_compiles(collector.compile)
 
+    def frames(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
+
+        hook_frame_compiles(collector.frame)
+
     after_import(module_names.LOGGING, trace)
+    after_import(module_names.FRAME_CAPTURE, frames)
     after_import(module_names.FUSION, fusion)
     after_import(module_names.INNER_COMPILE, inner)
 
@@ -80,6 +88,20 @@ class _Collector:
     def entry(self, entry: TraceEntry) -> None:
         """One text of torch's own trace."""
         self.keep(entry.what, entry.text, graph=entry.graph, attempt=entry.attempt)
+
+    def frame(self, seen: FrameCompile) -> Any:
+        """One frame is compiled: its bytecode, and what runs instead."""
+        from torchsleuth.torch_internals.frame_compiles import compiled_code
+
+        result = None
+        try:
+            result = seen.compile()
+            return result
+        finally:
+            with contextlib.suppress(Exception):
+                for what, code in (("bytecode", seen.code), ("new-bytecode", compiled_code(result))):
+                    if code is not None:
+                        self.keep(what, dis.Bytecode(code).dis(), graph=seen.compile_id)
 
     def keep(self, what: str, text: str, **facts: Any) -> None:
         """Writes one artefact, unless it is not wanted or there is too much already; never raises."""
