@@ -264,8 +264,11 @@ def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float)
             say(line)
         run.keep_logs()
         say(f"see {run.folder / INDEX}")
-    except (SleuthError, OSError) as why:
+    except SleuthError as why:
         say(f"what was collected cannot be written: {why}")
+        return None
+    except Exception as error:  # the cases, and the program's own status, do not depend on it
+        our_fault(error)
         return None
     return run.id
 

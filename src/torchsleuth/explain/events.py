@@ -63,4 +63,4 @@ def parse_events(lines: Iterable[bytes | str], pid: int = 0) -> list[Event]:
 
 def was_cut(events: Iterable[Event]) -> bool:
     """Whether a process had more to say than is kept."""
-    return any(event.kind == "cut" for event in events)
+    return any(event.kind in ("cut", "too_long") for event in events)

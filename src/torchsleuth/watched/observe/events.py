@@ -19,7 +19,7 @@ from torchsleuth.script_runtime.hiding import hide_in_words
 
 # A program that recompiles for hours must not fill the disk; what is kept is what came first.
 MOST_BYTES = 64 << 20
-MOST_LINE = 1 << 20
+MOST_LINE = 4 << 20
 
 _silent = False
 
@@ -81,7 +81,8 @@ class EventWriter:
         event = {"kind": kind, "at": round(time.time(), 6), **fields}
         line = json.dumps(event, default=str).encode() + b"\n"
         if len(line) > MOST_LINE:
-            line = json.dumps({"kind": kind, "at": event["at"], "too_long": len(line)}).encode() + b"\n"
+            told = {"kind": "too_long", "at": event["at"], "of": kind, "bytes": len(line)}
+            line = json.dumps(told).encode() + b"\n"
         return line
 
     def _open(self) -> None:
