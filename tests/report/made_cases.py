@@ -166,7 +166,9 @@ def accuracy(cases: Path, **changes: object) -> CaseFolder:
 
 def compile_error(cases: Path) -> CaseFolder:
     """A compile error with a script of the whole graph only: nothing was searched."""
-    case = make(id="a0000002", verified=Verified(1, 1, True))
+    word = "a::word::without::an::end::" * 5
+    signature = Signature("compile_error", "compile", ("ValueError",), f"bad {word}")
+    case = make(id="a0000002", signature=signature, verified=Verified(1, 1, True))
     return write_case(cases, case, {**_less("repro.py"), "original.py": "import torch\n" * 40})
 
 

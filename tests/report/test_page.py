@@ -7,7 +7,7 @@ import pytest
 from made_cases import FILES, KINDS, accuracy, capture_error, compile_error, crash, hang, programs_own
 from page_parts import Parts
 
-from torchsleuth.cases.folder import put_files
+from torchsleuth.cases.folder import open_case, put_files
 from torchsleuth.report.evidence import gather
 from torchsleuth.report.html import page
 
@@ -129,7 +129,13 @@ def test_a_graph_of_3000_calls_stays_below_a_megabyte(tmp_path):
 
 def test_what_analysis_and_observed_runs_left_is_shown(tmp_path):
     words = "aten.erf at model.py:9 is the first that is off"
-    folder = accuracy(tmp_path, extra={"run": "20260102-030405-abcdef", "analysis": {"words": words}})
+    folder = accuracy(tmp_path)
+    doc = json.loads(folder.text("case.json"))
+    put_files(
+        folder.path,
+        {"case.json": json.dumps({**doc, "run": "20260102-030405-abcdef", "analysis": {"words": words}})},
+    )
+    folder = open_case(tmp_path, "a0000001")
     put_files(
         folder.path,
         {"analysis.json": json.dumps({"culprit": "call_7", "nodes": [{"name": "call_7", "local": 3.5}]})},

@@ -171,3 +171,17 @@ def test_a_hostile_case_runs_nothing(opened, tmp_path, by):
     )
     seen = opened(hostile)
     assert seen.locator("script").count() == 1 and seen.locator("iframe").count() == 0
+
+
+def test_even_what_was_not_escaped_would_not_run(browser, tmp_path):
+    hole = "<script>document.title = 'owned'</script><img src='data:,' onerror=\"document.title = 'owned'\">"
+    path = tmp_path / "hole.html"
+    path.write_text(page(gather(accuracy(tmp_path))).replace("</main>", f"{hole}</main>"), encoding="utf-8")
+    context = browser.new_context()
+    seen = context.new_page()
+    refused: list[str] = []
+    seen.on("console", lambda said: refused.append(said.text))
+    seen.goto(path.as_uri())
+    assert seen.title() == "torchsleuth: case a0000001" and seen.locator("main script").count() == 1
+    assert len(refused) >= 2 and all("Content Security Policy" in text for text in refused)
+    context.close()
