@@ -16,6 +16,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_title = f"torchsleuth {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+smartquotes = False  # `--level` is no dash
 exclude_patterns = ["_build"]
 # Docstrings write code in single backquotes.
 default_role = "code"

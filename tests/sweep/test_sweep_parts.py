@@ -94,6 +94,16 @@ def test_failures_alike_are_one_bucket_whose_smallest_graph_stands_for_it():
     assert "AssertionError" in own.summary and own.cells == (("own.py", "inductor"),)
 
 
+def test_wrong_numbers_of_two_programs_may_be_two_bugs():
+    wrong = failing("", "aaaaaaaa", 5, kind="accuracy")
+    cells = [
+        cell("a.py", ProgramRun(0, 1.0, cases=(wrong,))),
+        cell("a.py", ProgramRun(0, 1.0, cases=(wrong,)), Setting("inductor", dtype="bfloat16")),
+        cell("b.py", ProgramRun(0, 1.0, cases=(wrong,))),
+    ]
+    assert sorted(len(bucket.cells) for bucket in buckets_of(cells, {})) == [1, 2]
+
+
 def test_the_log_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path):
     log = SweepLog(tmp_path / "results.jsonl")
     first = cell("a.py", ProgramRun(1, 2.0, cases=(failing("x", "aaaaaaaa", 5),)))

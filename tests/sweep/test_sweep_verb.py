@@ -25,15 +25,16 @@ ITS_OWN = HEALTHY + "    raise ValueError('mine')\n"
 
 def test_a_sweep_is_kept_and_the_same_command_runs_nothing_again(tmp_path):
     for name, text in (("good", HEALTHY), ("bad", BROKEN), ("own", ITS_OWN)):
+        text = text.replace("inductor", "sleuth_relu_compile_error")
         write_program(tmp_path / "models", text, f"{name}.py")
-    command = ["sweep", "models", "--backends", "sleuth_relu_compile_error", "--no-minify", "--json"]
+    command = ["sweep", "models", "--backends", "as-is", "--no-minify", "--json"]
     ran = sleuth(*command, cwd=tmp_path)
     assert ran.status == 1, ran.stderr
     found = json.loads(ran.stdout)
     counts = {"passes": 1, "fails": 1, "late": 0, "program": 1, "not run": 0, "wanted": 3}
     assert found["counts"] == counts, ran.stderr
     (bucket,) = found["buckets"]
-    assert bucket["kind"] == "compile_error" and bucket["cells"] == [["bad.py", "sleuth_relu_compile_error"]]
+    assert bucket["kind"] == "compile_error" and bucket["cells"] == [["bad.py", "as is"]]
     assert ran.case["backend"] == "sleuth_relu_compile_error"
     table = (tmp_path / "torchsleuth-sweep" / "sweep.html").read_text()
     assert "ReluCompileError" in table and "good.py" in table
@@ -62,6 +63,7 @@ def test_one_failure_of_a_bucket_is_made_small_under_the_setting_it_was_seen_wit
         (["nowhere"], "no folder, list or script"),
         (["models/a.txt", "--dtypes", "float8"], "float8"),
         (["models/a.txt", "--backends", "inductor,,eager"], "empty name"),
+        (["models/a.txt", "--modes", "fastest"], "there is no 'fastest'"),
         (["models/a.txt", "--known", "models/a.txt"], "sweep.json"),
     ],
 )

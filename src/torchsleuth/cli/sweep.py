@@ -157,16 +157,17 @@ def sweep_verb(
 
 def _check_names(backends: Sequence[str], modes: Sequence[str], dtypes: Sequence[str]) -> None:
     """Whether this torch knows what was named: else every program would fail at it."""
-    if not {*backends, *modes, *dtypes} - {AS_IS, "inductor", *DTYPES}:
-        torch: dict[str, Any] = {}  # which takes seconds to ask
-    else:
+    _check("dtypes", dtypes, DTYPES)
+    if {*backends, *modes} - {AS_IS, "inductor"}:  # which takes seconds to ask
         torch = ask_torch()
-    known = {"backends": torch.get("backends"), "modes": torch.get("modes"), "dtypes": list(DTYPES)}
-    for name, wanted in (("backends", backends), ("modes", modes), ("dtypes", dtypes)):
-        names = known[name]
-        for each in wanted:
-            if names is not None and each != AS_IS and each not in names and not each.startswith("sleuth_"):
-                raise NothingToSweep(f"--{name}: there is no {each!r}; there are {AS_IS}, {', '.join(names)}")
+        _check("backends", [each for each in backends if not each.startswith("sleuth_")], torch["backends"])
+        _check("modes", modes, torch["modes"])
+
+
+def _check(option: str, wanted: Sequence[str], known: Sequence[str]) -> None:
+    for each in wanted:
+        if each != AS_IS and each not in known:
+            raise NothingToSweep(f"--{option}: there is no {each!r}; there are {AS_IS}, {', '.join(known)}")
 
 
 def _written(out: Path, document: dict[str, Any], cases_dir: Path) -> Path:

@@ -1,6 +1,8 @@
 """What a sweep has found out: one cell for each program and setting, kept in a log, and failures put into buckets.
 
-Failures with one signature are one bucket, whichever programs and settings they were seen with.
+Failures with one signature are one bucket, whichever programs and settings they were seen with. A signature that
+does not say where it happened (wrong numbers, a signal, a hang) is a bucket for each program: else a second bug would
+hide in it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from typing import Any
 
 from torchsleuth.cases.model import WrongShape, read_dataclass
 from torchsleuth.program.runs import ProgramRun
-from torchsleuth.script_runtime.signature import fingerprint
+from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.sweep.grid import Setting, SweptProgram
 
 PASSES, FAILS, LATE = "passes", "fails", "late"
+# Signatures of these kinds say what happened, not where.
+ANYWHERE = ("accuracy", "crash", "hang")
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,22 @@ def key_of(program: SweptProgram, setting: Setting, about: Mapping[str, Any]) ->
         dataclasses.astuple(setting),
         dict(about),
     ]
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    return _hash(json.dumps(what, sort_keys=True))
+
+
+def bucket_of(signature: Signature, program: str) -> str:
+    """The bucket that a failure of a program belongs to.
+
+    >>> crash, error = Signature("crash", "run", signal="SIGSEGV"), Signature("compile_error", "compile", message="no")
+    >>> bucket_of(crash, "a.py") == bucket_of(crash, "b.py"), bucket_of(error, "a.py") == bucket_of(error, "b.py")
+    (False, True)
+    """
+    key = fingerprint(signature)
+    return _hash(f"{key} {program}") if signature.kind in ANYWHERE else key
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def cell_of(key: str, program: SweptProgram, setting: Setting, run: ProgramRun) -> Cell:
@@ -79,7 +98,13 @@ def cell_of(key: str, program: SweptProgram, setting: Setting, run: ProgramRun) 
     'the program ends with status 1: ValueError'
     """
     failures = tuple(
-        Failure(fingerprint(signature), str(case["kind"]), signature.summary, str(case["id"]), _calls(case))
+        Failure(
+            bucket_of(signature, program.name),
+            str(case["kind"]),
+            signature.summary,
+            str(case["id"]),
+            _calls(case),
+        )
         for case, signature in zip(run.cases, run.signatures)
     )
     last = next((line for line in reversed(run.tail.splitlines()) if line.strip()), "")[:300]
@@ -89,7 +114,7 @@ def cell_of(key: str, program: SweptProgram, setting: Setting, run: ProgramRun) 
         return Cell(key, program.name, setting.name, PASSES, run.seconds, run.status)
     if not failures:
         how = f"the program ends with status {run.status}" + (f": {run.last_word}" if run.last_word else "")
-        failures = (Failure(hashlib.sha256(how.encode()).hexdigest()[:16], "status", how),)
+        failures = (Failure(_hash(f"{how} {program.name}"), "status", how),)
     return Cell(key, program.name, setting.name, FAILS, run.seconds, run.status, failures, last)
 
 

@@ -40,7 +40,7 @@ class Setting:
     """How a program is compiled; None leaves it as the program has it.
 
     >>> Setting("inductor", "max-autotune", "bfloat16").name, Setting().name, Setting(uncompiled=True).name
-    ('inductor max-autotune bfloat16', 'as is', 'eager')
+    ('inductor max-autotune bfloat16', 'as is', 'not compiled')
     """
 
     backend: str | None = None
@@ -50,7 +50,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        first = "eager" if self.uncompiled else self.backend
+        first = "not compiled" if self.uncompiled else self.backend
         return " ".join(filter(None, (first, self.mode, self.dtype))) or "as is"
 
     @property

@@ -23,8 +23,7 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.processes.last_will import ends_with_us
 from torchsleuth.processes.tree import kill_group
 from torchsleuth.program.runs import CannotRunProgram, ProgramRun, run_program, watch_program
-from torchsleuth.script_runtime.signature import fingerprint
-from torchsleuth.sweep.cells import PASSES, Bucket, Cell, SweepLog, buckets_of, cell_of, key_of
+from torchsleuth.sweep.cells import PASSES, Bucket, Cell, SweepLog, bucket_of, buckets_of, cell_of, key_of
 from torchsleuth.sweep.grid import Setting, SweptProgram
 
 # A program may take this many times what one compile may take before it is a hang.
@@ -175,7 +174,9 @@ class Sweep:
             cases_dir=self.cases_dir,
             record_only=False,
         )
-        alike = [case for case, s in zip(run.cases, run.signatures) if fingerprint(s) == bucket.key]
+        alike = [
+            case for case, s in zip(run.cases, run.signatures) if bucket_of(s, program.name) == bucket.key
+        ]
         found = alike or (list(run.cases) if bucket.kind == "status" else [])
         why_not = None if found else "it was not seen again when the program was run once more"
         self.log.add_look(bucket.key, found[0] if found else None, why_not)
