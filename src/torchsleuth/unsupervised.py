@@ -1,7 +1,8 @@
 """`TORCHSLEUTH=1 python train.py`: the watch and the collectors where the command line cannot change.
 
-torch loads the entry points of the group `torch.backends` at the end of its own import; ours is `start_if_asked`,
-which returns at once where the variable is not set. A program may call `torchsleuth.start()` instead. Failures become
+`torchsleuth.pth`, which is installed beside the package, looks for the variable when Python starts, and only where it
+is set imports this module; once torch has been imported, the watch begins. Whoever does not ask for it never loads any
+of it. A program may call `torchsleuth.start()` instead. Failures become
 cases at once, as with `torchsleuth.watch`; what was collected is written when the process ends. Processes that it
 starts inherit the watch and write into the same run.
 """
@@ -22,13 +23,21 @@ SWITCH = "TORCHSLEUTH"
 OFF = ("", "0", "false", "no", "off")
 
 
-def start_if_asked() -> None:
-    """Called by torch at the end of its import: starts where TORCHSLEUTH says so. Never raises."""
-    if os.environ.get(SWITCH, "").lower() not in OFF:
+def start_with_torch() -> None:
+    """Called when Python starts: where TORCHSLEUTH says so, the watch begins once torch is there. Never raises."""
+    if os.environ.get(SWITCH, "").lower() in OFF:
+        return
+
+    def begin(_torch: object) -> None:
         try:
             start()
         except Exception as error:  # the user's program comes first
             sys.stderr.write(f"torchsleuth: not watching: {type(error).__name__}: {error}\n")
+
+    from torchsleuth.torch_internals.module_names import TORCH
+    from torchsleuth.watched.install import after_import
+
+    after_import(TORCH, begin)
 
 
 def start(cases: str | os.PathLike[str] | None = None) -> None:

@@ -1,7 +1,6 @@
 """`run --explain` and `TORCHSLEUTH=1 python program.py`: everything in one run."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -48,20 +47,8 @@ def test_run_collects_everything_beside_its_cases(tmp_path):
     assert "damaged" not in sleuth("list", cwd=tmp_path).stdout
 
 
-def installed(folder):
-    """What pip writes down of torchsleuth's entry points, for an environment in which it may not be installed."""
-    info = folder / "site" / "torchsleuth_switch-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchsleuth-switch\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(
-        "[torch.backends]\ntorchsleuth_switch = torchsleuth.unsupervised:start_if_asked\n"
-    )
-    return str(info.parent)
-
-
 def python(folder, **more):
     env = environment(folder, TORCHSLEUTH_CASES=str(folder / "cases"), **more)
-    env["PYTHONPATH"] = os.pathsep.join([installed(folder), env["PYTHONPATH"]])
     return subprocess.run(
         [sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=200
     )

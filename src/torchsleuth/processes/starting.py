@@ -51,13 +51,13 @@ def fresh_environment(environment: Mapping[str, str], cache: Path) -> dict[str, 
     """The environment of a fresh process: not watched, with a kernel cache of its own, and without the settings of the
     person's shell, which another machine has not.
 
-    >>> fresh_environment({"TORCHSLEUTH_LEVEL": "4", "TORCHDYNAMO_REPRO_LEVEL": "4"}, Path("cache"))
+    >>> fresh_environment({"TORCHSLEUTH": "1", "TORCHDYNAMO_REPRO_LEVEL": "4"}, Path("cache"))
     {'TORCHINDUCTOR_CACHE_DIR': 'cache', 'PYTHONUNBUFFERED': '1'}
     """
     kept = {
         k: v
         for k, v in environment.items()
-        if not k.startswith("TORCHSLEUTH_") and not is_compiler_setting(k)
+        if k != "TORCHSLEUTH" and not k.startswith("TORCHSLEUTH_") and not is_compiler_setting(k)
     }
     paths = [p for p in kept.get("PYTHONPATH", "").split(os.pathsep) if not p.endswith(_INJECT)]
     kept["PYTHONPATH"] = os.pathsep.join(paths)
