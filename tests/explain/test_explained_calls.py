@@ -236,3 +236,19 @@ def test_a_size_that_the_code_asks_for_is_told_as_a_bound():
 
 def test_a_profiler_with_which_nothing_was_compiled_says_so():
     assert "nothing was compiled" in torchsleuth.CompileProfiler().report()
+
+
+def test_a_number_that_a_break_leaves_on_the_stack_is_told_in_words():
+    profiler = torchsleuth.CompileProfiler()
+
+    @torch.compile(backend=profiler)
+    def f(x):
+        torch._dynamo.graph_break()
+        print("mean", round(x.mean().item(), 3))
+        return x.sin()
+
+    f(torch.ones(3)), f(torch.ones(3) * 2)
+    report = profiler.report()
+    assert "___stack" not in report
+    assert "a value from before the graph break: 1.0 → 2.0" in report
+    assert "take away the graph break in that line" in report

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+AT_A_BREAK = "a value from before the graph break"
+
 
 @dataclass(frozen=True)
 class Cure:
@@ -26,6 +28,8 @@ def cure_of(cause: str, name: str, index: int | None, value: str, arguments: Seq
     >>> cure_of("shape", "x", 0, "3", ["x"]).how
     'torch._dynamo.mark_dynamic(x, 0) before the call, or torch.compile(..., dynamic=True)'
     """
+    if name == AT_A_BREAK:
+        return Cure("take away the graph break in that line: see torchsleuth explain")
     if cause == "shape":
         return _shape(name, index, value, arguments)
     if cause == "python number":

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchsleuth.explain.breaks import Place
 from torchsleuth.explain.events import Event
-from torchsleuth.explain.recompile_cures import Cure, cure_of
+from torchsleuth.explain.recompile_cures import AT_A_BREAK, Cure, cure_of
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_.*_at_(\d+)")
 
@@ -235,6 +235,8 @@ def readable(source: str) -> str:
     """
     text = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source)
     text = re.sub(r"[LG]\['(\w+)'\]", r"\1", text)
+    # What lay on Python's stack when a graph broke goes on under such a name.
+    text = re.sub(r"\b___stack\d+\b", AT_A_BREAK, text)
     return text.removesuffix(".__code__")
 
 
