@@ -87,6 +87,15 @@ def test_a_function_comes_with_what_it_uses_and_nothing_else(load: Callable, tmp
     assert embedded.notes == ("backend: source from train.py",)
 
 
+def test_an_import_line_is_cut_down_to_what_is_used(load: Callable, tmp_path: Path) -> None:
+    module = load(
+        "mixed", "import unittest.mock as mock, json, os.path, sys\ndef backend(x): return json.dumps(x)\n"
+    )
+    embedded = embed({"backend": module.backend})
+    assert run(embedded, "print(backend([1]))", tmp_path) == "[1]"
+    assert "import json\n" in embedded.source and "mock" not in embedded.source
+
+
 def test_the_wanted_name_may_differ_from_the_users(load: Callable, tmp_path: Path) -> None:
     module = load("train", TRAIN)
     embedded = embed({"first": module.helper, "second": module.the_pass})

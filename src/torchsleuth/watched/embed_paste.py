@@ -252,7 +252,12 @@ class Paste:
             if isinstance(statement.node, ast.ImportFrom):
                 self._import_from(part, statement, statement.node, used)
             elif isinstance(statement.node, ast.Import):
-                for alias in statement.node.names:
+                names = statement.node.names
+                wanted = [a for a in names if (a.asname or a.name.partition(".")[0]) in used] or names
+                if len(wanted) < len(names):
+                    text = f"import {', '.join(map(ast.unparse, wanted))}"
+                    part.rewritten[part.file.statements.index(statement)] = text
+                for alias in wanted:
                     self._by_path(sys.modules.get(alias.name))
                     self._needs(alias.name)
         for name in sorted(missing - part.given.keys() - part.given_late.keys()):
