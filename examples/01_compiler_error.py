@@ -2,11 +2,12 @@
 
 $ torchsleuth run 01_compiler_error.py
 $ torchsleuth show last
-your line  01_compiler_error.py:20: return torch.relu(y).mean()
+your line  01_compiler_error.py:21: return torch.relu(y).mean()
 at fault   backend, sleuth_relu_compile_error torch.relu
-works      function model eager: @torch.compiler.disable
+works      function model eager; paste:
+           @torch.compiler.disable
 minified   1 call: torch.relu
-repro      repro.py, failed the same way in 3 of 3 fresh processes
+repro      repro.py; verified: failed the same way in 3 of 3 fresh processes
 """
 
 import torch

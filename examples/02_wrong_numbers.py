@@ -6,7 +6,7 @@ error      wrong result: outputs[0]
 your line  02_wrong_numbers.py:17: return torch.relu(x.sin()).sum(dim=-1)
 at fault   backend, sleuth_relu_accuracy_error torch.relu
 minified   1 call: torch.relu
-repro      repro.py, failed the same way in 3 of 3 fresh processes
+repro      repro.py; verified: failed the same way in 3 of 3 fresh processes
 """
 
 import torch

@@ -5,7 +5,7 @@ $ torchsleuth show last
 error      hang while compiling
 your line  04_hang.py:22: return torch.cumsum(x.cos(), 0) + 1
 at fault   backend, stuck torch.cumsum
-repro      repro.py, failed the same way in 3 of 3 fresh processes
+repro      repro.py; verified: failed the same way in 3 of 3 fresh processes
 """
 
 import torch

@@ -6,7 +6,7 @@ error      Unsupported: Failed to trace builtin operator
 your line  05_graph_break.py:17
 at fault   dynamo, capture
 works      fullgraph=False
-repro      repro.py, failed the same way in 3 of 3 fresh processes
+repro      repro.py; verified: failed the same way in 3 of 3 fresh processes
 """
 
 import torch
