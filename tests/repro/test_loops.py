@@ -61,6 +61,18 @@ def test_loops_make_the_same_calls_and_return_the_same(lines):
     assert calls_made(rolled(lines, {"x", "y", "op"}), arguments) == calls_made(lines, arguments)
 
 
+def test_a_loop_takes_its_first_value_from_the_list_of_an_earlier_loop():
+    lines = [f"a{i} = op('s', x)" for i in range(8)]
+    for i in range(8, 20, 4):
+        lines += [f"a{i} = op('s', y)", f"a{i + 1} = op('s', x)", f"a{i + 2} = op('s', a{i - 2})"]
+        lines += [f"a{i + 3} = op('s', x)"]
+    lines += ["return a6, a18"]
+    arguments = {"x": 3, "y": 5}
+    short = rolled(lines, {"x", "y", "op"})
+    assert sum(line.startswith("for ") for line in short) == 2
+    assert calls_made(short, arguments) == calls_made(lines, arguments)
+
+
 def test_a_recurrence_and_its_gradient_become_two_loops():
     lines = ["a0 = x + y", "m0 = x * y"]
     for i in range(1, 10):

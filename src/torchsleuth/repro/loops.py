@@ -69,7 +69,7 @@ def rolled(lines: Sequence[str], taken: Collection[str]) -> list[str]:
     words = {*taken, *_words(lines)}
     names = (name for name in ("v", "w", *(f"v{n}" for n in range(2, MOST_LINES))) if name not in words)
     counter = next(name for name in ("i", "j", *(f"i{n}" for n in range(len(words)))) if name not in words)
-    return [line for part in _rolled(statements, counter, names) for line in part]
+    return _rolled(statements, counter, names)[0]
 
 
 def made_together(lines: Sequence[str]) -> list[str]:
@@ -88,27 +88,31 @@ def made_together(lines: Sequence[str]) -> list[str]:
     return written
 
 
-def _rolled(statements: list[_Statement], counter: str, names: Iterator[str]) -> list[list[str]]:
-    """The longest saving first; what lies before and behind it in the same way."""
-    loop = _best_loop(statements)
-    if loop is None:
-        return [[_written(s)] for s in statements]
-    name = next(names)
-    end = loop.first + loop.period * loop.turns
-    start = len(loop.before)
-    items: dict[str, _Operand] = {
-        s.target: _Item(name, start + i)
-        for i, s in enumerate(statements[loop.first : end])
-        if s.target is not None
-    }
-    behind = [
-        replace(s, operands=tuple(items.get(o, o) if isinstance(o, str) else o for o in s.operands))
-        for s in statements[end:]
-    ]
+def _rolled(
+    statements: Sequence[_Statement], counter: str, names: Iterator[str]
+) -> tuple[list[str], dict[str, _Operand]]:
+    """The longest saving first, what lies before and behind it in the same way; with where each value now lies.
+
+    What lies before comes first: the loop and what is behind it name its values by where they lie by then.
+    """
+    found = _best_loop(statements)
+    if found is None:
+        return [_written(s) for s in statements], {}
+    lines, items = _rolled(statements[: found.first], counter, names)
+    rest = _relocated(statements[found.first :], items)
+    loop = _loop_of(rest, 0, found.period, found.turns)
+    assert loop is not None, "a loop stays one when what it takes from before it moves into a list"
+    name, end, start = next(names), loop.period * loop.turns, len(loop.before)
+    items |= {s.target: _Item(name, start + i) for i, s in enumerate(rest[:end]) if s.target is not None}
+    behind, further = _rolled(_relocated(rest[end:], items), counter, names)
+    return [*lines, *_loop_lines(rest, loop, name, counter), *behind], items | further
+
+
+def _relocated(statements: Sequence[_Statement], items: dict[str, _Operand]) -> list[_Statement]:
+    """The statements with every operand that lies in a list by now taken from there."""
     return [
-        *_rolled(statements[: loop.first], counter, names),
-        _loop_lines(statements, loop, name, counter),
-        *_rolled(behind, counter, names),
+        replace(s, operands=tuple(items.get(o, o) if isinstance(o, str) else o for o in s.operands))
+        for s in statements
     ]
 
 
