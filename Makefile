@@ -12,8 +12,9 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu" --hypothesis-profile=ci
 
+# With examples of its own each time, where `test` takes the same ones: a change is judged by what it changed.
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
 
