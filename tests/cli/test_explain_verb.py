@@ -93,6 +93,83 @@ def test_a_program_that_compiles_nothing_is_told_where_torch_compile_would_go(tm
     assert "net = torch.compile(net), after program.py:8" in ran.stderr
 
 
+FAILING = """
+    import torch
+
+    def refuse(graph, inputs):
+        raise RuntimeError("this backend cannot do it")
+
+    @torch.compile(backend=refuse)
+    def scale(x):
+        return x.sin() * 2
+
+    @torch.compile(backend="eager")
+    def fine(x):
+        return x.cos()
+
+    if {compiles_another}:
+        fine(torch.ones(2))
+    try:
+        scale(torch.ones(2))
+    except Exception:
+        print("went on")
+"""
+
+
+@pytest.mark.parametrize("verb", ["explain", "recompiles", "profile", "trace"])
+def test_a_compile_that_failed_is_told_and_not_called_nothing(tmp_path, verb):
+    write_program(tmp_path, FAILING.format(compiles_another=False))
+    ran = sleuth(verb, "--json", "program.py", cwd=tmp_path)
+    assert ran.status == 0 and "went on" in ran.stderr
+    assert "compile of `scale` (program.py:7) failed: RuntimeError: this backend cannot do it" in ran.stderr
+    assert "torchsleuth run" in ran.stderr
+    assert "that works on tensors" not in ran.stderr and "could go here" not in ran.stderr
+    (failed,) = json.loads(ran.stdout)["failed_compiles"]
+    assert (failed["function"], failed["line"]) == ("scale", 7)
+    assert "this backend cannot do it" in failed["error"]
+
+
+def test_a_failed_compile_beside_one_that_worked_is_told_as_well(tmp_path):
+    write_program(tmp_path, FAILING.format(compiles_another=True))
+    ran = sleuth("explain", "program.py", cwd=tmp_path)
+    assert "0 graph breaks; 1 graph with 1 operation captured" in ran.stdout
+    assert "compile of `scale` (program.py:7) failed" in ran.stderr
+
+
+def test_a_graph_break_is_no_failed_compile(tmp_path):
+    write_program(tmp_path, PROGRAM)
+    ran = sleuth("explain", "--fullgraph", "--json", "program.py", cwd=tmp_path)
+    assert ran.status == 1 and json.loads(ran.stdout)["failed_compiles"] == []
+
+
+def test_a_name_that_no_compiled_function_has_is_told(tmp_path):
+    write_program(tmp_path, FAILING.format(compiles_another=True))
+    ran = sleuth("explain", "--only", "nobody", "program.py", cwd=tmp_path)
+    assert ran.status == 0 and "no function called nobody was compiled" in ran.stderr
+    assert "that works on tensors" not in ran.stderr
+
+
+def test_a_compiled_function_without_tensors_is_not_to_be_compiled_again(tmp_path):
+    write_program(
+        tmp_path,
+        """
+        import torch
+
+        @torch.compile(backend="eager")
+        def add(a, b):
+            return a + b
+
+        def double(x):
+            return x * 2
+
+        print(add(1, 2), torch.compile(double)(3))
+        """,
+    )
+    ran = sleuth("explain", "program.py", cwd=tmp_path)
+    assert ran.status == 0 and "that works on tensors" in ran.stderr
+    assert "could go here" not in ran.stderr
+
+
 def test_a_program_that_never_ends_is_ended_when_its_time_is_up(tmp_path):
     write_program(tmp_path, "import time\nprint('begun', flush=True)\ntime.sleep(1000)")
     ran = sleuth("explain", "--for", "3", "program.py", cwd=tmp_path)

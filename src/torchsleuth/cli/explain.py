@@ -35,7 +35,7 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool) -> int:
         document = {**run.facts(), **found.to_json()}
         run.keep("breaks.json", document)
         if not found.breaks and not found.graphs:
-            say_nothing_compiled(program.line)
+            say_nothing_compiled(program, run)
         if program.as_json:
             print_json(document)
         elif found.breaks or found.graphs:

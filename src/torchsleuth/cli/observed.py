@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 import shutil
 import signal
 import time
@@ -30,6 +31,7 @@ from torchsleuth.cli.options import cases_option, json_option
 from torchsleuth.cli.output import say
 from torchsleuth.cli.program_line import STDERR, module_option, program_line
 from torchsleuth.explain.events import Event, read_events, was_cut
+from torchsleuth.explain.failed_compiles import failed_compiles
 from torchsleuth.supervise.leftovers import new_spool
 from torchsleuth.supervise.program import Supervised, supervise
 from torchsleuth.watched.overrides import Overrides
@@ -37,6 +39,8 @@ from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 # With this, Inductor's kernels draw the numbers that eager would draw.
 SAME_RANDOM = Overrides(config={"torch._inductor.config": {"fallback_random": "True"}})
+
+MOST_FAILURES_SAID = 5
 
 same_random_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
     "--same-random",
@@ -92,6 +96,7 @@ class ObservedRun:
             "ended_early": self.late,
             "seconds": round(self.seconds, 3),
             "truncated": was_cut(self.events),
+            "failed_compiles": [failed.to_json() for failed in failed_compiles(self.events)],
         }
 
     def keep(self, name: str, result: Any) -> Path:
@@ -177,7 +182,9 @@ def observed_run(
             ends_after=program.ends_after,
         )
         _say_how_it_ended(result, program)
-        yield run_of(spool, program.cases_dir, result, time.monotonic() - started)
+        run = run_of(spool, program.cases_dir, result, time.monotonic() - started)
+        _say_what_failed(run, program)
+        yield run
     finally:
         shutil.rmtree(spool, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -195,6 +202,16 @@ def run_of(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> 
         late=result.late,
         seconds=seconds,
     )
+
+
+def _say_what_failed(run: ObservedRun, program: ProgramToObserve) -> None:
+    failed = failed_compiles(run.events)
+    for each in failed[:MOST_FAILURES_SAID]:
+        say(f"the {each}")
+    if len(failed) > MOST_FAILURES_SAID:
+        say(f"{len(failed) - MOST_FAILURES_SAID} more compiles failed")
+    if failed:
+        say(f"`torchsleuth run {shlex.join(program.line[1:])}` finds out why, and what to do about it")
 
 
 def _say_how_it_ended(result: Supervised, program: ProgramToObserve) -> None:

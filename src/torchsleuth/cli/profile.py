@@ -30,7 +30,7 @@ def profile_verb(program: ProgramToObserve) -> int:
         for name, result in files.items():
             run.keep(name, result)
         if not profile.steps:
-            say_nothing_compiled(program.line)
+            say_nothing_compiled(program, run)
         if program.as_json:
             print_json({**files["times.json"], "files": list(files)})
         elif profile.steps:

@@ -53,7 +53,7 @@ def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> i
         document = {**run.facts(), **found.to_json()}
         run.keep("recompiles.json", document)
         if not found.compiles and not found.functions:
-            say_nothing_compiled(program.line)
+            say_nothing_compiled(program, run)
         if program.as_json:
             print_json(document)
         elif found.compiles:

@@ -84,7 +84,7 @@ def trace_verb(
         run.keep("trace.json", document)
         run.keep("trace.html", trace_page(f"trace of {' '.join(program.line[1:])}", trace))
         if not trace.frames:
-            say_nothing_compiled(program.line)
+            say_nothing_compiled(program, run)
         if program.as_json:
             print_json({**document, "debug": index})
         elif trace.frames:

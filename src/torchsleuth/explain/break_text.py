@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from torchsleuth.explain.breaks import Breaks, GraphBreak
+from torchsleuth.explain.plurals import counted
 
 # A stack of a deep model is long; the calls next to the break are the ones to look at.
 MOST_STACK = 6
@@ -21,8 +22,8 @@ def break_lines(found: Breaks, shorten: Callable[[str], str] = str) -> Iterator[
 def _headline(found: Breaks) -> str:
     again = f" (with {found.recompilations} recompilations)" if found.recompilations else ""
     return (
-        f"{_count(found.graph_break_count, 'graph break')}; {_count(found.graph_count, 'graph')} with "
-        f"{_count(found.op_count, 'operation')} captured in {_count(found.functions, 'function')}{again}"
+        f"{counted(found.graph_break_count, 'graph break')}; {counted(found.graph_count, 'graph')} with "
+        f"{counted(found.op_count, 'operation')} captured in {counted(found.functions, 'function')}{again}"
     )
 
 
@@ -46,7 +47,3 @@ def _one(number: int, each: GraphBreak, shorten: Callable[[str], str]) -> Iterat
     for position, place in enumerate(calls):
         head = "called  " if position == 0 else "        "
         yield f"   {head}{shorten(place.file)}:{place.line} in {place.function}: {place.code}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

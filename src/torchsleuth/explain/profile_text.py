@@ -10,6 +10,7 @@ from typing import Any
 from torchsleuth.explain.chrome_trace import chrome_trace
 from torchsleuth.explain.flame import flame_lines, flame_of, flame_svg
 from torchsleuth.explain.phases import PHASES
+from torchsleuth.explain.plurals import counted
 from torchsleuth.explain.profile import Profile, Row
 
 MOST_ROWS = 20
@@ -46,7 +47,7 @@ def profile_lines(profile: Profile) -> Iterator[str]:
 
 def headline(profile: Profile) -> str:
     """The whole in one line."""
-    return f"compile time: {profile.seconds:.3f} s in {len(profile.steps)} compiles"
+    return f"compile time: {profile.seconds:.3f} s in {counted(len(profile.steps), 'compile')}"
 
 
 def profile_files(profile: Profile) -> dict[str, Any]:

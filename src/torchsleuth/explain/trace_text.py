@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.explain.plurals import counted
 from torchsleuth.explain.trace_tree import Node, Trace, TracedFrame
 
 MOST_FRAMES = 50
@@ -21,7 +22,7 @@ def trace_lines(trace: Trace) -> Iterator[str]:
     """
     frames = trace.frames
     instructions = sum(attempt.total("instructions") for frame in frames for attempt in frame.attempts)
-    yield f"capture: {len(frames)} frames, {instructions} instructions"
+    yield f"capture: {counted(len(frames), 'frame')}, {counted(instructions, 'instruction')}"
     for frame in frames[:MOST_FRAMES]:
         yield ""
         yield from frame_lines(frame)

@@ -30,6 +30,7 @@ _OURS = str(Path(__file__).parents[1])
 _PYTHON = str(Path(linecache.__file__).parent)
 # Of the calls that led to the compiled function, the nearest.
 MOST_ABOVE = 20
+MOST_FAILURE_TEXT = 300
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,17 @@ def is_graph_break(error: BaseException) -> bool:
     exc: Any = importlib.import_module("torch._dynamo.exc")
     kinds = tuple(k for n in ("Unsupported", "UserError") if (k := getattr(exc, n, None)) is not None)
     return isinstance(error, kinds) and "recompile limit" not in (getattr(error, "gb_type", "") or "")
+
+
+def failure_text(error: BaseException) -> str | None:
+    """What a compile failed with, in one line; None where Python gets the frame, or it was interrupted."""
+    exc: Any = importlib.import_module("torch._dynamo.exc")
+    skip = getattr(exc, "SkipFrame", ())
+    if not isinstance(error, Exception) or isinstance(error, skip) or is_graph_break(error):
+        return None
+    inner = getattr(error, "inner_exception", None) or error
+    first = next(filter(None, map(str.strip, str(inner).splitlines())), "")
+    return f"{type(inner).__name__}: {first}"[:MOST_FAILURE_TEXT] if first else type(inner).__name__
 
 
 def _seen(tracer: Any, error: BaseException, resumes: bool) -> BreakSeen:

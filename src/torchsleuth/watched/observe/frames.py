@@ -48,16 +48,17 @@ def install(settings: Settings, events: EventWriter) -> None:
 def note_frame(seen: Any, events: Any, only: str | None) -> Any:
     """Lets one frame be compiled and writes what came of it."""
     from torchsleuth.torch_internals.frame_compiles import original_function, was_compiled
+    from torchsleuth.torch_internals.graph_breaks import failure_text
 
     number = next(_numbers)
     _under_way.frames.append(number)
-    started, outcome = time.perf_counter(), "error"
+    started, outcome, failed = time.perf_counter(), "error", None
     try:
         result = seen.compile()
         outcome = "compiled" if was_compiled(result) else "skipped"
         return result
     except BaseException as error:
-        outcome = type(error).__name__
+        outcome, failed = type(error).__name__, failure_text(error)
         raise
     finally:
         _under_way.frames.pop()
@@ -73,6 +74,7 @@ def note_frame(seen: Any, events: Any, only: str | None) -> Any:
                 code=seen.code.co_name,
                 recompiled=bool(seen.entries),
                 outcome=outcome,
+                failed=failed,
                 seconds=round(time.perf_counter() - started, 6),
             )
 
