@@ -6,7 +6,7 @@ import os
 
 import click
 
-from torchsleuth.cli.nothing_compiled import say_nothing_compiled
+from torchsleuth.cli.nothing_compiled import say_no_graph
 from torchsleuth.cli.observed import ProgramToObserve, observed_run, program_to_observe
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.program_line import ProgramCommand
@@ -35,7 +35,7 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool) -> int:
         document = {**run.facts(), **found.to_json()}
         run.keep("breaks.json", document)
         if not found.breaks and not found.graphs:
-            say_nothing_compiled(program, run)
+            say_no_graph(program, run)
         if program.as_json:
             print_json(document)
         elif found.breaks or found.graphs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from torchsleuth.cli.nothing_compiled import say_nothing_compiled
+from torchsleuth.cli.nothing_compiled import say_no_graph
 from torchsleuth.cli.observed import ProgramToObserve, observed_run, program_to_observe
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.program_line import ProgramCommand
@@ -30,7 +30,7 @@ def profile_verb(program: ProgramToObserve) -> int:
         for name, result in files.items():
             run.keep(name, result)
         if not profile.steps:
-            say_nothing_compiled(program, run)
+            say_no_graph(program, run)
         if program.as_json:
             print_json({**files["times.json"], "files": list(files)})
         elif profile.steps:

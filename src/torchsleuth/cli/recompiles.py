@@ -7,7 +7,7 @@ import time
 import click
 
 from torchsleuth.cli.explain import shorter
-from torchsleuth.cli.nothing_compiled import say_nothing_compiled
+from torchsleuth.cli.nothing_compiled import say_no_graph
 from torchsleuth.cli.observed import ProgramToObserve, observed_run, program_to_observe
 from torchsleuth.cli.options import budget_option
 from torchsleuth.cli.output import print_json, say, show
@@ -53,7 +53,7 @@ def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> i
         document = {**run.facts(), **found.to_json()}
         run.keep("recompiles.json", document)
         if not found.compiles and not found.functions:
-            say_nothing_compiled(program, run)
+            say_no_graph(program, run)
         if program.as_json:
             print_json(document)
         elif found.compiles:

@@ -9,7 +9,7 @@ import click
 
 from torchsleuth.cli.debug_folder import DEBUG, write_debug_folder
 from torchsleuth.cli.log_option import log_environment, log_option
-from torchsleuth.cli.nothing_compiled import say_nothing_compiled
+from torchsleuth.cli.nothing_compiled import say_no_graph
 from torchsleuth.cli.observed import ProgramToObserve, observed_run, program_to_observe
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.program_line import ProgramCommand
@@ -84,7 +84,7 @@ def trace_verb(
         run.keep("trace.json", document)
         run.keep("trace.html", trace_page(f"trace of {' '.join(program.line[1:])}", trace))
         if not trace.frames:
-            say_nothing_compiled(program, run)
+            say_no_graph(program, run)
         if program.as_json:
             print_json({**document, "debug": index})
         elif trace.frames:
