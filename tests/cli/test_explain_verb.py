@@ -136,6 +136,16 @@ def test_a_failed_compile_beside_one_that_worked_is_told_as_well(tmp_path):
     assert "compile of `scale` (program.py:7) failed" in ran.stderr
 
 
+def test_a_program_that_ends_in_the_middle_of_a_compile_is_not_said_to_compile_nothing(tmp_path):
+    dies = FAILING.format(compiles_another=False).replace(
+        'raise RuntimeError("this backend cannot do it")', "os._exit(5)"
+    )
+    write_program(tmp_path, dies.replace("import torch", "import os, torch"))
+    ran = sleuth("explain", "program.py", cwd=tmp_path)
+    assert ran.status == 5 and "compile of `scale` (program.py:7) was under way at the end" in ran.stderr
+    assert "that works on tensors" not in ran.stderr
+
+
 def test_a_graph_break_is_no_failed_compile(tmp_path):
     write_program(tmp_path, PROGRAM)
     ran = sleuth("explain", "--fullgraph", "--json", "program.py", cwd=tmp_path)

@@ -89,5 +89,6 @@ def trace_verb(
             print_json({**document, "debug": index})
         elif trace.frames:
             show("\n".join(trace_lines(trace)), lines=True)
-            say(f"open {run.folder / 'trace.html'}; graphs at every stage: {run.folder / DEBUG / 'index.md'}")
+            stages = f"; graphs at every stage: {run.folder / DEBUG / 'index.md'}" if kinds else ""
+            say(f"open {run.folder / 'trace.html'}{stages}")
     return run.status

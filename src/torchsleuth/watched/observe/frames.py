@@ -35,7 +35,7 @@ def frame_under_way() -> int | None:
 
 
 def install(settings: Settings, events: EventWriter) -> None:
-    """Waits for Dynamo and then writes a `frame` event for each compile."""
+    """Waits for Dynamo and then writes a `frame_begin` and, once it has ended, a `frame` event for each compile."""
 
     def put_in(_module: ModuleType) -> None:
         from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
@@ -51,6 +51,11 @@ def note_frame(seen: Any, events: Any, only: str | None) -> Any:
     from torchsleuth.torch_internals.graph_breaks import failure_text
 
     number = next(_numbers)
+    function, file, line = original_function(seen.code)
+    whose = {"frame": number, "id": seen.compile_id, "function": function, "file": file, "line": line}
+    told = wanted(function, only)
+    if told:
+        events.write("frame_begin", **whose)
     _under_way.frames.append(number)
     started, outcome, failed = time.perf_counter(), "error", None
     try:
@@ -62,15 +67,10 @@ def note_frame(seen: Any, events: Any, only: str | None) -> Any:
         raise
     finally:
         _under_way.frames.pop()
-        function, file, line = original_function(seen.code)
-        if wanted(function, only):
+        if told:
             events.write(
                 "frame",
-                frame=number,
-                id=seen.compile_id,
-                function=function,
-                file=file,
-                line=line,
+                **whose,
                 code=seen.code.co_name,
                 recompiled=bool(seen.entries),
                 outcome=outcome,
