@@ -431,6 +431,9 @@ def main() -> int:
     parser.add_argument("--column", default="", help="only columns that this matches")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
+    # A shell that starts this in the background has these ignored, and so would every front.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     wanted = [
         (row, column)
         for row in rows()

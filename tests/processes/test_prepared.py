@@ -214,6 +214,35 @@ def test_a_forked_server_that_is_killed_is_replaced_and_leaves_nothing(home, tmp
         assert workers._token != token and not marked_processes(token)
 
 
+def running_with_token_of(workers, count: int) -> list[int]:
+    """The processes of a trial that started others, once they are there."""
+    while len(found := marked_processes(workers._token)) < count:
+        time.sleep(0.05)
+    return found
+
+
+def test_what_a_trial_started_goes_when_whoever_asked_for_it_is_gone(home, tmp_path, monkeypatch):
+    """As when the search host is killed while a C++ compiler runs below a trial."""
+    monkeypatch.setattr("torchsleuth.workers.pool.kill_marked", lambda token: 0)  # who is gone ends nothing
+    control = home.join()
+    workers = forked_workers(PreparedInterpreter.joined(control, NO_DEVICE), tmp_path)
+    workers.submit(trial("grandchild wait"))
+    started = running_with_token_of(workers, 4)  # the server, the trial and two of its own
+    control.close()
+    wait_until_gone(started)
+    assert alive(home._process.pid)
+
+
+def test_what_a_trial_started_goes_with_the_interpreter(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(WORKERS), os.environ.get("PYTHONPATH", "")]))
+    home = PreparedInterpreter({**os.environ, **without_devices()})
+    workers = forked_workers(home, tmp_path)
+    workers.submit(trial("grandchild wait"))
+    started = running_with_token_of(workers, 4)
+    home.close()
+    assert not [pid for pid in started if alive(pid)]
+
+
 def test_where_a_device_can_be_seen_forks_without_it_serve_once_one_answered_as_the_script_alone(
     tmp_path, monkeypatch
 ):

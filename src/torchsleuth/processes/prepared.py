@@ -7,8 +7,10 @@ one cannot be forked; a script in a fork of it sees none either.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from typing import Any, Self
 from torchsleuth.processes.frames import BrokenFrame, Frames, frame
 from torchsleuth.processes.last_will import scratch
 from torchsleuth.processes.starting import fresh_environment, python_command, sees_devices, without_devices
-from torchsleuth.processes.tree import TOKEN, UNMARKED, kill_group, marked
+from torchsleuth.processes.tree import TOKEN, UNMARKED, descendants_of, kill_group, marked, send, started_at
 
 POLL_SECONDS = 0.02
 # For a killed process to be gone, so that nothing writes into its folder any more.
@@ -140,11 +142,18 @@ class PreparedInterpreter:
     def close(self) -> None:
         """Ends the interpreter and everything that was forked from it."""
         self.closed = True
+        below = {} if self._process is None else {p: started_at(p) for p in descendants_of(self._process.pid)}
         self._control.close()
         if self._process is not None:
+            if below:  # it ends them itself, and what they started meanwhile
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(GONE_SECONDS)
             if self._process.poll() is None:
                 kill_group(self._process.pid)
             self._process.wait()
+            for pid, started in below.items():
+                if started_at(pid) == started:
+                    send(pid, signal.SIGKILL)
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def __enter__(self) -> Self:

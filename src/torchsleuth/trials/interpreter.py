@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import Any
 
-from torchsleuth.processes.tree import TOKEN, mark_this_process
+from torchsleuth.processes.tree import TOKEN, adopt_orphans, mark_this_process
 from torchsleuth.torch_internals.loading import (
     heed_compile_disable,
     load_compiler,
@@ -33,6 +33,7 @@ from torchsleuth.trials.server import Server
 def main(arguments: list[str]) -> None:
     """Started by `processes.prepared` with the number of its socket."""
     control = socket.socket(fileno=int(arguments[0]))
+    adopt_orphans()
     load_compiler()
     # Which vector instructions the C++ compiler knows is asked in six small processes, a second, for each first kernel.
     recall_vector_instructions(noted_answers())

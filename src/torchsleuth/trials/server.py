@@ -53,6 +53,7 @@ WARM_UP_SECONDS = 120
 LEARNER = 0
 # Descriptors that may come with one order.
 MOST_DESCRIPTORS = 4
+MOST_GENERATIONS = 50
 
 
 @dataclass
@@ -427,6 +428,12 @@ class Server:
         token = os.environ.get(TOKEN, UNMARKED)
         if token != UNMARKED:  # else it would end the prepared interpreters of everyone
             kill_marked(token)
+        # What a killed process had started becomes our child, and may have children itself.
+        for _ in range(MOST_GENERATIONS):
+            if not (below := descendants_of(os.getpid())):
+                break
+            self.signal(below, signal.SIGKILL)
+            time.sleep(0.01)
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
         os._exit(0)
