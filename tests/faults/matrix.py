@@ -43,8 +43,8 @@ PLANTED = {
     "os._exit": "exit",
 }
 DISKS = {"disk full": "ENOSPC", "read-only folder": "EROFS"}
-# From which write of each process on.
-WRITES = (1, 2, 4, 8, 16)
+# A small disk of its own, where one can be mounted: bytes that it holds.
+SMALL_DISKS = (0, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 KILLS = ("KILL", "TERM", "HUP", "INT")
 VICTIMS = ("front", "search host", "fork server", "trial child", "program")
 LEFT_SECONDS, BUDGET, HANG_SECONDS = 10.0, "40", "6"
@@ -71,6 +71,10 @@ sys.exit(5)
 
 class Wrong(Exception):
     """What a cell found that must not be."""
+
+
+class NotHere(Exception):
+    """This machine does not allow what the cell needs."""
 
 
 @dataclass
@@ -287,26 +291,78 @@ def planted(cell: Cell) -> None:
 
 
 def broken_disk(cell: Cell) -> None:
-    for number in (1,) if cell.row == "read-only folder" else WRITES:
-        shutil.rmtree(cell.cases, ignore_errors=True)
-        cell.extra = {}
-        if cell.column in ("watching", "recording"):
-            (cell.folder / "program.py").write_text(PROGRAM)
-            arguments: tuple[str, ...] = ("run", "--record-only", "program.py")
-        else:
-            arguments = verb(cell, copied(cell, "raise"))
+    """The disk refuses from one write of each process on: every write in turn."""
+    last = 1 if cell.row == "read-only folder" else writes_of(cell)
+    for number in range(1, last + 1):
+        prepare(cell)
         cell.extra = {"SLEUTH_TEST_DISK": f"{DISKS[cell.row]}:{number}:{cell.cases}"}
-        status = cell.ended(cell.start(*arguments, fault="raise"))
-        if "Traceback" in cell.said and "torchsleuth/cli" in cell.said:
-            raise Wrong(f"write {number}: a traceback of ours: {cell.said[-300:]}")
-        refused = status == 2 and cell.row == "read-only folder"  # before anything is started
-        if arguments[0] == "run" and not refused and (status, cell.printed) != (1, "before\n"):
-            raise Wrong(f"write {number}: the program: {status}, {cell.printed!r}, {cell.said[-300:]}")
-        if arguments[0] != "run" and status not in (0, 1, 2):  # 2: there is nowhere to write
-            raise Wrong(f"write {number}: status {status}: {cell.said[-200:]}")
-        cell.extra = {}
-        cell.check_cases(scripts=True)
-        cell.check_left()
+        on_broken_disk(cell, f"write {number}")
+
+
+def writes_of(cell: Cell) -> int:
+    """How many writes below the cases the process makes that makes most."""
+    prepare(cell)
+    counts = cell.folder / "tmp" / "counts"
+    counts.mkdir()
+    cell.extra = {"SLEUTH_TEST_DISK": f"ENOSPC:1:{cell.cases}", "SLEUTH_TEST_WRITES": str(counts)}
+    cell.ended(cell.start(*disk_command(cell), fault="raise"))
+    found = max(path.stat().st_size for path in counts.iterdir())
+    shutil.rmtree(counts)
+    return found
+
+
+def small_disk(cell: Cell) -> None:
+    """The cases lie on a disk that is full after so many bytes; nothing is planted but the disk itself."""
+    for size in SMALL_DISKS:
+        prepare(cell)
+        kept = cell.folder / "tmp" / "kept"
+        if cell.cases.exists():
+            cell.cases.rename(kept)
+        cell.cases.mkdir()
+        used = sum(path.stat().st_size + 4096 for path in kept.rglob("*")) if kept.exists() else 0
+        options = f"size={used + size + 4096},mode=700"
+        if subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", cell.cases], capture_output=True
+        ).returncode:
+            raise NotHere("no disk can be mounted")
+        try:
+            if kept.exists():
+                shutil.copytree(kept, cell.cases, dirs_exist_ok=True)
+                shutil.rmtree(kept)
+            on_broken_disk(cell, f"{size} bytes")
+        finally:
+            subprocess.run(["umount", "--lazy", cell.cases], check=True)
+
+
+def prepare(cell: Cell) -> None:
+    """The folder of the cell as it is before the command that meets the disk."""
+    shutil.rmtree(cell.cases, ignore_errors=True)
+    cell.extra = {}
+    if cell.column in ("watching", "recording"):
+        (cell.folder / "program.py").write_text(PROGRAM)
+    else:
+        copied(cell, "raise")
+
+
+def disk_command(cell: Cell) -> tuple[str, ...]:
+    if cell.column in ("watching", "recording"):
+        return ("run", "--record-only", "program.py")
+    return verb(cell, "last")
+
+
+def on_broken_disk(cell: Cell, where: str) -> None:
+    arguments = disk_command(cell)
+    status = cell.ended(cell.start(*arguments, fault="raise"))
+    if "Traceback" in cell.said and "torchsleuth/cli" in cell.said:
+        raise Wrong(f"{where}: a traceback of ours: {cell.said[-300:]}")
+    refused = status == 2 and cell.row == "read-only folder"  # before anything is started
+    if arguments[0] == "run" and not refused and (status, cell.printed) != (1, "before\n"):
+        raise Wrong(f"{where}: the program: {status}, {cell.printed!r}, {cell.said[-300:]}")
+    if arguments[0] != "run" and status not in (0, 1, 2):  # 2: there is nowhere to write
+        raise Wrong(f"{where}: status {status}: {cell.said[-200:]}")
+    cell.extra = {}
+    cell.check_cases(scripts=True)
+    cell.check_left()
 
 
 def killed(cell: Cell) -> None:
@@ -382,6 +438,7 @@ def rows() -> dict[str, Callable[[Cell], None]]:
     return {
         **dict.fromkeys(PLANTED, planted),
         **dict.fromkeys(DISKS, broken_disk),
+        "small disk": small_disk,
         **dict.fromkeys(kills, killed),
     }
 
@@ -406,6 +463,8 @@ def run_cell(row: str, column: str, root: Path) -> str:
     try:
         rows()[row](cell)
         cell.check_left()
+    except NotHere:
+        return "-"
     except Wrong as why:
         with contextlib.suppress(Wrong):
             cell.check_left()

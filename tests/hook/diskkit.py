@@ -1,6 +1,7 @@
 """Faults of the disk: from the Nth write of a process on, the folder of the cases is full or read-only.
 
-SLEUTH_TEST_DISK is `ENOSPC:3:/path/to/cases`. With SLEUTH_TEST_PAUSE=FILE a process that is about to put a case.json
+SLEUTH_TEST_DISK is `ENOSPC:3:/path/to/cases`: from the third write of each process on. With SLEUTH_TEST_WRITES=FOLDER
+none is refused, and each process counts its writes in a file there. With SLEUTH_TEST_PAUSE=FILE a process that is about to put a case.json
 into its place makes FILE and waits, so that it can be killed right there.
 """
 
@@ -21,13 +22,16 @@ def install() -> None:
 
 
 def limit_writes(code: int, first: int, folder: str) -> None:
-    seen = [0]
+    seen, counts = [0], os.environ.get("SLEUTH_TEST_WRITES")
 
     def refuse(path) -> None:
         if isinstance(path, int) or not os.path.abspath(os.fsdecode(path)).startswith(folder):
             return
         seen[0] += 1
-        if seen[0] >= first:
+        if counts:
+            with real_open(os.path.join(counts, str(os.getpid())), "a") as file:
+                file.write("x")
+        elif seen[0] >= first:
             raise OSError(code, os.strerror(code), os.fsdecode(path))
 
     real_open, real_mkdir, real_os_open = io.open, os.mkdir, os.open
