@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from torchsleuth.program.runs import ProgramRun
+from torchsleuth.program.runs import Program, ProgramRun
 from torchsleuth.script_runtime.signature import Signature, normalise_message
 from torchsleuth.sweep.cells import SweepLog, buckets_of, cell_of
 from torchsleuth.sweep.grid import NothingToSweep, Setting, SweptProgram, programs_in, settings_of
 from torchsleuth.sweep.page import page_of
+from torchsleuth.sweep.running import Limits, Sweep, document_of, is_green, known_buckets
+from torchsleuth.sweep.same_bug import bug_of, merged
 
 AS_IS = ["as-is"]
 
@@ -87,7 +89,7 @@ def test_failures_alike_are_one_bucket_whose_smallest_graph_stands_for_it():
         cell("fine.py", ProgramRun(0, 1.0)),
     ]
     assert [c.answer for c in cells] == ["fails"] * 4 + ["late", "passes"]
-    found = buckets_of(cells, {})
+    found = merged(buckets_of(cells, {}))
     assert [len(bucket.cells) for bucket in found] == [2, 1, 1]
     assert found[0].sample == ("small.py", "inductor")
     own = next(bucket for bucket in found if bucket.kind == "status")
@@ -102,6 +104,108 @@ def test_wrong_numbers_of_two_programs_may_be_two_bugs():
         cell("b.py", ProgramRun(0, 1.0, cases=(wrong,))),
     ]
     assert sorted(len(bucket.cells) for bucket in buckets_of(cells, {})) == [1, 2]
+
+
+REPRO = '''"""wrong result: outputs[0] (torch 2.13.0, case a0000001)"""
+
+import sys
+import torch
+
+EXPECTED = {'kind': 'accuracy', 'outputs': ('outputs[0]',)}
+
+
+def f(x):
+    return torch.relu(x).sum(1)
+
+
+torch.manual_seed(0)
+x = torch.randn(2, 3)
+print("torchsleuth: compiling", file=sys.stderr)
+try:
+    wanted, got = f(x), torch.compile(f, backend="one")(x)
+except Exception as error:
+    sys.exit(2)
+if not torch.allclose(wanted, got, rtol=0, atol=1e-06, equal_nan=True):
+    print('REPRODUCED: wrong result: outputs[0]')
+'''
+BLAMED = {"kind": "accuracy", "triage": {"component": "inductor", "part": "codegen"}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x)": "y)", "x =": "y ="},  # names
+        {
+            "randn(2, 3)": "randn(-4, 1)",
+            "1e-06": "2e-05",
+            "outputs[0]": "outputs[3]",
+        },  # numbers of inputs and results
+        {'backend="one"': 'backend="other"', "a0000001": "a0000002"},
+    ],
+)
+def test_repros_that_differ_in_nothing_that_matters_are_one_bug(changes):
+    other = REPRO
+    for old, new in changes.items():
+        assert old in other
+        other = other.replace(old, new)
+    assert bug_of(BLAMED, REPRO) == bug_of(BLAMED, other)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("sum(1)", "sum(0)"),
+        ("torch.relu", "torch.tanh"),
+        ("torch.randn(2, 3)", "torch.randn(2, 3, dtype=torch.bfloat16)"),
+        ("torch.relu(x)", "torch.relu(x + x)"),
+    ],
+)
+def test_another_call_number_or_dtype_may_be_another_bug(old, new):
+    assert old in REPRO and bug_of(BLAMED, REPRO) != bug_of(BLAMED, REPRO.replace(old, new))
+
+
+def test_another_part_at_fault_is_another_bug_and_what_cannot_be_read_is_none():
+    elsewhere = {"kind": "accuracy", "triage": {"component": "inductor", "part": "lowering"}}
+    assert bug_of(BLAMED, REPRO) != bug_of(elsewhere, REPRO) != bug_of({"kind": "crash"}, REPRO)
+    assert bug_of(BLAMED, "def f(") is None and bug_of(BLAMED, "") is None and bug_of(BLAMED, "\0") is None
+
+
+def swept(tmp_path, *programs: str) -> Sweep:
+    """A sweep in which every program is wrong, each in a bucket of its own."""
+    tmp_path.mkdir(exist_ok=True)
+    known = [SweptProgram(name, Program(("python", name))) for name in programs]
+    log = SweepLog(tmp_path / "results.jsonl")
+    sweep = Sweep(known, [Setting()], log, Limits(0, 1, 1), tmp_path, {"torch": "2.13.0"})
+    for number, each in enumerate(known):
+        run = ProgramRun(0, 1.0, cases=(failing("", f"{number}" * 8, 5, kind="accuracy"),))
+        log.add_cell(cell_of(sweep.key(each, Setting()), each, Setting(), run))
+    return sweep
+
+
+def test_buckets_that_turn_out_to_be_one_bug_are_counted_as_one_and_known_as_one(tmp_path):
+    sweep = swept(tmp_path, "a.py", "b.py", "c.py")
+    assert len(sweep.buckets()) == 3
+    for bucket, bug in zip(sweep.buckets(), ("same", "same", None)):
+        case = {
+            "id": f"{bucket.sample[0][0]}aaaaaaa",
+            **dict.fromkeys(("triage", "workarounds", "verified")),
+        }
+        sweep.log.add_look(bucket.key, case, None, bug)
+    sweep.log = SweepLog(sweep.log.path)  # as the same command finds it later
+    document = document_of(sweep, frozenset())
+    one, other = document["buckets"]
+    assert [program for program, _ in one["cells"]] == ["a.py", "b.py"]
+    assert [each["case"]["id"] for each in (one, *one["same"], other)] == ["aaaaaaaa", "baaaaaaa", "caaaaaaa"]
+    page = page_of(document, {})
+    assert page.count('href="#bucket-1"') == 2 and "counted as one bug" in page
+
+    (tmp_path / "sweep.json").write_text(json.dumps({**document, "buckets": [one]}))
+    known = known_buckets(tmp_path / "sweep.json")
+    again = document_of(sweep, known)
+    assert [bucket["known"] for bucket in again["buckets"]] == [True, False] and not is_green(again)
+    fresh = swept(tmp_path / "later", "d.py")  # a program that the earlier sweep did not have
+    fresh.log.add_look(fresh.buckets()[0].key, {"id": "dddddddd"}, None, "same")
+    assert is_green(document_of(fresh, known))
 
 
 def test_the_log_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path):
@@ -144,6 +248,7 @@ def test_nothing_of_a_program_is_obeyed_by_the_page():
                 "cells": [[evil, evil]],
                 "known": False,
                 "why_not": None,
+                "same": [{"key": "b", "kind": evil, "summary": evil, "case": {"id": evil}}],
                 "case": {
                     "id": evil,
                     "triage": {

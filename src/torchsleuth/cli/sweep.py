@@ -14,8 +14,7 @@ from typing import Any
 import click
 
 from torchsleuth._version import __version__
-from torchsleuth.cases.errors import SleuthError, error_of_oserror
-from torchsleuth.cases.folder import open_case
+from torchsleuth.cases.errors import error_of_oserror
 from torchsleuth.cli.ending import AskedToEnd
 from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say, show
@@ -23,7 +22,7 @@ from torchsleuth.cli.torch_check import ask_torch
 from torchsleuth.sweep.cells import SweepLog
 from torchsleuth.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
 from torchsleuth.sweep.page import write_page
-from torchsleuth.sweep.running import Limits, Sweep, document_of, is_green, known_buckets
+from torchsleuth.sweep.running import Limits, Sweep, document_of, is_green, known_buckets, repro_of
 
 # Of the time, what is kept for looking into failures; runs of programs have the rest.
 SHARE_FOR_LOOKING = 0.3
@@ -171,13 +170,8 @@ def _check(option: str, wanted: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _written(out: Path, document: dict[str, Any], cases_dir: Path) -> Path:
-    scripts = {}
-    for bucket in document["buckets"]:
-        if bucket["case"]:
-            try:
-                scripts[bucket["key"]] = open_case(cases_dir, str(bucket["case"]["id"])).text("repro.py")
-            except (SleuthError, ValueError):  # it has none, or the case is gone
-                pass
+    looked_into = {bucket["key"]: bucket["case"] for bucket in document["buckets"] if bucket["case"]}
+    scripts = {key: text for key, case in looked_into.items() if (text := repro_of(cases_dir, case))}
     try:
         part = out / ".sweep.json.part"
         part.write_text(json.dumps(document, indent=1), encoding="utf-8")
@@ -215,6 +209,10 @@ def _show(document: dict[str, Any], page: Path) -> None:
         if works is not None:
             show(f"    works      {works['name']}")
         show(f"    case       torchsleuth show {case['id']}")
+        for other in bucket["same"]:
+            show(
+                f"    same bug   {other['summary']} (torchsleuth show {other['case']['id']}): its repro is the same"
+            )
     show()
     show(f"table: {page}")
 

@@ -2,7 +2,7 @@
 
 Failures with one signature are one bucket, whichever programs and settings they were seen with. A signature that
 does not say where it happened (wrong numbers, a signal, a hang) is a bucket for each program: else a second bug would
-hide in it.
+hide in it. Those that turn out to be one bug once they are small are put together again (`same_bug.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Failures that are alike; `case` is what is known of the one that was looked into, as case.json has it."""
+    """Failures that are alike; `case` is what is known of the one that was looked into, as case.json has it.
+
+    `bug` is what its repro shows, and `same` are the buckets whose repros show that, too.
+    """
 
     key: str
     kind: str
@@ -61,6 +64,8 @@ class Bucket:
     sample: tuple[str, str]
     case: Mapping[str, Any] | None = None
     why_not: str | None = None
+    bug: str | None = None
+    same: tuple[Bucket, ...] = ()
 
 
 def key_of(program: SweptProgram, setting: Setting, about: Mapping[str, Any]) -> str:
@@ -124,7 +129,7 @@ def _calls(case: Mapping[str, Any]) -> int | None:
 
 
 def buckets_of(cells: Iterable[Cell], looked_into: Mapping[str, Mapping[str, Any]]) -> list[Bucket]:
-    """The failures by how they fail, the widespread first; the sample is the one with the smallest graph."""
+    """The failures by how they fail; the sample is the one with the smallest graph."""
     seen: dict[str, list[tuple[Cell, Failure]]] = {}
     for cell in cells:
         for failure in cell.failures:
@@ -138,9 +143,18 @@ def buckets_of(cells: Iterable[Cell], looked_into: Mapping[str, Mapping[str, Any
         where = tuple(dict.fromkeys((cell.program, cell.setting) for cell, _ in members))
         at = (sample.program, sample.setting)
         found.append(
-            Bucket(key, first.kind, first.summary, where, at, known.get("case"), known.get("why_not"))
+            Bucket(
+                key,
+                first.kind,
+                first.summary,
+                where,
+                at,
+                known.get("case"),
+                known.get("why_not"),
+                known.get("bug"),
+            )
         )
-    return sorted(found, key=lambda bucket: (-len(bucket.cells), bucket.summary))
+    return found
 
 
 class SweepLog:
@@ -174,9 +188,11 @@ class SweepLog:
         self.cells[cell.key] = cell
         self._write(dataclasses.asdict(cell))
 
-    def add_look(self, bucket: str, case: Mapping[str, Any] | None, why_not: str | None) -> None:
+    def add_look(
+        self, bucket: str, case: Mapping[str, Any] | None, why_not: str | None, bug: str | None = None
+    ) -> None:
         """What came of looking into one failure of a bucket."""
-        document = {"bucket": bucket, "case": case, "why_not": why_not}
+        document = {"bucket": bucket, "case": case, "why_not": why_not, "bug": bug}
         self.looked_into[bucket] = document
         self._write(document)
 

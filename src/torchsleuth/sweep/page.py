@@ -22,7 +22,11 @@ def page_of(document: Mapping[str, Any], scripts: Mapping[str, str]) -> str:
     """The page; `scripts` are the repros by bucket: `page_of(document_of(sweep, known), {})`."""
     eager = {(cell["program"], cell["setting"]): cell for cell in document["eager"]}
     cells = {(cell["program"], cell["setting"]): cell for cell in document["cells"]}
-    numbers = {bucket["key"]: number for number, bucket in enumerate(document["buckets"], 1)}
+    numbers = {
+        each["key"]: number
+        for number, bucket in enumerate(document["buckets"], 1)
+        for each in (bucket, *bucket["same"])
+    }
     columns = list(dict.fromkeys(cell["setting"] for cell in document["eager"]))
     rows = [
         (

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.cases.errors import SleuthError
+from torchsleuth.cases.folder import open_case
 from torchsleuth.processes.last_will import ends_with_us
 from torchsleuth.processes.tree import kill_group
 from torchsleuth.program.runs import CannotRunProgram, ProgramRun, run_program, watch_program
 from torchsleuth.sweep.cells import PASSES, Bucket, Cell, SweepLog, bucket_of, buckets_of, cell_of, key_of
 from torchsleuth.sweep.grid import Setting, SweptProgram
+from torchsleuth.sweep.same_bug import bug_of, merged
 
 # A program may take this many times what one compile may take before it is a hang.
 WHOLE_PROGRAM = 3
@@ -85,7 +87,7 @@ class Sweep:
         return [(p, s) for p, s, cell in eager if cell is not None and cell.answer == PASSES]
 
     def buckets(self) -> list[Bucket]:
-        return buckets_of(self.cells(), self.log.looked_into)
+        return merged(buckets_of(self.cells(), self.log.looked_into))
 
     def run(self) -> None:
         """Every cell that is not known yet, as long as there is time."""
@@ -179,7 +181,20 @@ class Sweep:
         ]
         found = alike or (list(run.cases) if bucket.kind == "status" else [])
         why_not = None if found else "it was not seen again when the program was run once more"
-        self.log.add_look(bucket.key, found[0] if found else None, why_not)
+        self.log.add_look(
+            bucket.key, found[0] if found else None, why_not, self._bug(found[0]) if found else None
+        )
+        one = next(each for each in self.buckets() if bucket.key in keys_of(each))
+        if one.same:
+            others = [each.summary for each in (one, *one.same) if each.key != bucket.key]
+            self.say(f"once made small, it is the same bug as {others[0]}")
+
+    def _bug(self, case: Mapping[str, Any]) -> str | None:
+        """What its repro shows, where that was seen to fail as the case does."""
+        script = (
+            repro_of(self.cases_dir, case) if (case.get("verified") or {}).get("same_signature") else None
+        )
+        return bug_of(case, script) if script else None
 
     def _on_ray(
         self, jobs: Sequence[tuple[SweptProgram, Setting]]
@@ -223,12 +238,26 @@ class Sweep:
             over()
 
 
-def known_buckets(path: Path) -> frozenset[str]:
-    """The buckets of an earlier sweep, from its sweep.json."""
+def repro_of(cases_dir: Path, case: Mapping[str, Any]) -> str | None:
+    """The repro of a case that was looked into; None where it has none, or the case is gone."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return frozenset(str(bucket["key"]) for bucket in document["buckets"])
-    except (OSError, ValueError, KeyError, TypeError) as why:
+        return open_case(cases_dir, str(case["id"])).text("repro.py")
+    except (SleuthError, ValueError):
+        return None
+
+
+def keys_of(bucket: Bucket) -> set[str]:
+    """A bucket, those put together with it, and the bug: whatever of them is known, the failure is."""
+    return {*filter(None, (bucket.key, bucket.bug)), *(each.key for each in bucket.same)}
+
+
+def known_buckets(path: Path) -> frozenset[str]:
+    """The buckets of an earlier sweep and the bugs they turned out to be, from its sweep.json."""
+    try:
+        buckets = json.loads(path.read_text(encoding="utf-8"))["buckets"]
+        every = [each for bucket in buckets for each in (bucket, *bucket.get("same", ()))]
+        return frozenset(str(key) for each in every for key in (each["key"], each.get("bug")) if key)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
         raise SleuthError(f"{path} cannot be read as the sweep.json of a sweep ({why})") from None
 
 
@@ -255,7 +284,10 @@ def document_of(sweep: Sweep, known: frozenset[str]) -> dict[str, Any]:
         "counts": {**counts, "program": own, "not run": wanted - len(cells) - own, "wanted": wanted},
         "eager": [dataclasses.asdict(cell) for cell in sorted(eager, key=lambda c: (c.program, c.setting))],
         "cells": [dataclasses.asdict(cell) for cell in cells],
-        "buckets": [{**dataclasses.asdict(bucket), "known": bucket.key in known} for bucket in buckets],
+        "buckets": [
+            {**dataclasses.asdict(bucket), "known": not known.isdisjoint(keys_of(bucket))}
+            for bucket in buckets
+        ],
     }
 
 
@@ -263,10 +295,12 @@ def is_green(document: Mapping[str, Any]) -> bool:
     """Whether every program passed with every setting, but for buckets that are known.
 
     >>> is_green({"counts": {"passes": 2, "wanted": 3}, "cells": [{"failures": [{"bucket": "a"}]}],
-    ...           "buckets": [{"key": "a", "known": True}]})
+    ...           "buckets": [{"key": "b", "known": True, "same": [{"key": "a"}]}]})
     True
     """
-    known = {bucket["key"] for bucket in document["buckets"] if bucket["known"]}
+    known = {
+        each["key"] for bucket in document["buckets"] if bucket["known"] for each in (bucket, *bucket["same"])
+    }
     forgiven = sum(
         bool(cell["failures"]) and all(f["bucket"] in known for f in cell["failures"])
         for cell in document["cells"]
