@@ -15,7 +15,14 @@ import click
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.cli.agreement import agree_to, yes_option
-from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
+from torchsleuth.cli.options import (
+    budget_option,
+    cases_option,
+    json_option,
+    path_option,
+    seconds_option,
+    workers_option,
+)
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.progress import StatusLine
 from torchsleuth.processes.limits import NO_TIMEOUT
@@ -37,15 +44,8 @@ class NotWritten(SleuthError):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @budget_option(600)
 @yes_option
-@click.option(
-    "--timeout", type=float, metavar="S", help="Seconds that a run of a program may take before it is a hang."
-)
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Also write the small script here.",
-)
+@seconds_option("--timeout", "Seconds that a run of a program may take before it is a hang.")
+@path_option("--out", about="Also write the small script here.")
 @workers_option
 @cases_option
 @json_option

@@ -67,16 +67,42 @@ def workers_option(function: Function) -> Function:
     )(function)
 
 
+def seconds_option(
+    name: str,
+    about: str,
+    *,
+    default: float | None = None,
+    least: float | None = None,
+    envvar: str | None = None,
+) -> Callable[[Function], Function]:
+    """`--timeout S` and its kind: seconds from `least` on, or more than none."""
+    return click.option(
+        name,
+        type=click.FloatRange(min=least or 0, min_open=least is None),
+        default=default,
+        show_default=default is not None,
+        metavar="S",
+        envvar=envvar,
+        help=about,
+    )
+
+
 def budget_option(
     seconds: float, about: str = "Seconds to spend.", *, least: float = 1, envvar: str | None = None
 ) -> Callable[[Function], Function]:
     """`--budget S`, with the seconds a verb takes by default."""
+    return seconds_option("--budget", about, default=seconds, least=least, envvar=envvar)
+
+
+def path_option(
+    *names: str, about: str, folder: bool = False, default: str | None = None
+) -> Callable[[Function], Function]:
+    """`--out FILE`, or `--out DIR` for a `folder`."""
     return click.option(
-        "--budget",
-        type=click.FloatRange(min=least),
-        default=seconds,
-        show_default=True,
-        metavar="S",
-        envvar=envvar,
+        *names,
+        type=click.Path(file_okay=not folder, dir_okay=folder, path_type=Path),
+        default=default,
+        show_default=default is not None,
+        metavar="DIR" if folder else "FILE",
         help=about,
     )

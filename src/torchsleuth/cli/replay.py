@@ -9,7 +9,7 @@ import click
 
 from torchsleuth.cases.answer import Answer
 from torchsleuth.cli.agreement import case_to_execute, yes_option
-from torchsleuth.cli.options import cases_option, json_option
+from torchsleuth.cli.options import cases_option, json_option, seconds_option
 from torchsleuth.cli.output import print_json, show
 from torchsleuth.supervise.replay import Replay, replay_case
 
@@ -26,7 +26,7 @@ _WORDS = {
 @click.option(
     "--pdb", "debugger", is_flag=True, help="Python's debugger where it fails; with --eager, at the call."
 )
-@click.option("--timeout", type=float, metavar="S", help="Seconds after which it counts as a hang.")
+@seconds_option("--timeout", "Seconds after which it counts as a hang.")
 @yes_option
 @cases_option
 @json_option

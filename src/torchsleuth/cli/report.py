@@ -9,7 +9,7 @@ import click
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.packing import is_packed
 from torchsleuth.cases.salvage import salvaged_case
-from torchsleuth.cli.options import cases_option, json_option
+from torchsleuth.cli.options import cases_option, json_option, path_option
 from torchsleuth.cli.output import print_json, say, show
 
 
@@ -19,13 +19,7 @@ class Packed(SleuthError):
 
 @click.command("report")
 @click.argument("case", default="last")
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Where to; the case's own folder by default.",
-)
+@path_option("-o", "--out", about="Where to; the case's own folder by default.", folder=True)
 @cases_option
 @json_option
 def report_verb(case: str, out: Path | None, cases_dir: Path, as_json: bool) -> int:

@@ -17,7 +17,7 @@ from torchsleuth.cli.ending import AskedToEnd, our_fault
 from torchsleuth.cli.log_option import log_environment, log_option
 from torchsleuth.cli.nothing_compiled import say_nothing_compiled
 from torchsleuth.cli.observed import SAME_RANDOM, same_random_option
-from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
+from torchsleuth.cli.options import budget_option, cases_option, json_option, seconds_option, workers_option
 from torchsleuth.cli.output import print_json, say
 from torchsleuth.cli.program_line import STDERR, ProgramCommand, module_option, program_line
 from torchsleuth.explain.run_report import INDEX, KINDS, write_run
@@ -63,12 +63,10 @@ EXIT_CASE = 3
 @click.option(
     "--record-only", is_flag=True, envvar="TORCHSLEUTH_RECORD_ONLY", help="Stop once cases are written."
 )
-@click.option(
+@seconds_option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="S",
+    "A compile or compiled call that takes longer is a hang: it becomes a case and the program is ended.",
     envvar="TORCHSLEUTH_TIMEOUT",
-    help="A compile or compiled call that takes longer is a hang: it becomes a case and the program is ended.",
 )
 @budget_option(
     600, "Seconds for everything after the program has ended.", least=0, envvar="TORCHSLEUTH_BUDGET"

@@ -16,7 +16,14 @@ import click
 from torchsleuth._version import __version__
 from torchsleuth.cases.errors import error_of_oserror
 from torchsleuth.cli.ending import AskedToEnd
-from torchsleuth.cli.options import budget_option, cases_option, json_option, workers_option
+from torchsleuth.cli.options import (
+    budget_option,
+    cases_option,
+    json_option,
+    path_option,
+    seconds_option,
+    workers_option,
+)
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.torch_check import ask_torch
 from torchsleuth.sweep.cells import SweepLog
@@ -50,39 +57,23 @@ def _words(name: str, default: str, about: str) -> Any:
 @_words("--modes", AS_IS, "Modes of Inductor: default, reduce-overhead, max-autotune, …")
 @_words("--dtypes", AS_IS, "bfloat16 and float16: under autocast; float32 and float64: as the default dtype.")
 @click.option("--check-accuracy", is_flag=True, help="Compare every graph's first calls with eager, too.")
-@click.option(
+@seconds_option(
     "--timeout",
-    type=click.FloatRange(min=1),
+    "One compile or compiled call that takes longer is a hang; a program has three times as long.",
     default=300,
-    show_default=True,
-    metavar="S",
-    help="One compile or compiled call that takes longer is a hang; a program has three times as long.",
+    least=1,
 )
 @budget_option(3600, "Seconds for everything.")
-@click.option(
-    "--each",
-    type=click.FloatRange(min=10),
-    default=300,
-    show_default=True,
-    metavar="S",
-    help="Seconds for making one failure of a bucket small.",
-)
+@seconds_option("--each", "Seconds for making one failure of a bucket small.", default=300, least=10)
 @click.option("--no-minify", is_flag=True, help="Only run the programs; look into no failure.")
-@click.option(
+@path_option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    about="Folder of sweep.html, sweep.json and results.jsonl, from which the same command goes on.",
+    folder=True,
     default="torchsleuth-sweep",
-    show_default=True,
-    metavar="DIR",
-    help="Folder of sweep.html, sweep.json and results.jsonl, from which the same command goes on.",
 )
 @click.option("--fresh", is_flag=True, help="Forget what an earlier sweep left in --out.")
-@click.option(
-    "--known",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="An earlier sweep.json: failures that it has do not count for the exit status.",
-)
+@path_option("--known", about="An earlier sweep.json: failures that it has do not count for the exit status.")
 @workers_option
 @cases_option
 @json_option

@@ -11,7 +11,7 @@ from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.cases.model import Verified
 from torchsleuth.cli.agreement import agree_to, yes_option
-from torchsleuth.cli.options import cases_option, json_option
+from torchsleuth.cli.options import cases_option, json_option, seconds_option
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
@@ -27,9 +27,7 @@ class NoRepro(SleuthError):
 @click.option(
     "--times", type=click.IntRange(1), default=3, show_default=True, help="How many fresh processes."
 )
-@click.option(
-    "--timeout", type=float, metavar="S", help="Seconds a compile or run may take before it is a hang."
-)
+@seconds_option("--timeout", "Seconds a compile or run may take before it is a hang.")
 @yes_option
 @cases_option
 @json_option
