@@ -186,3 +186,9 @@ def do_close_everything(trial, announce):
 def do_read_store(trial, announce):
     path = Path(trial.store, "storages", "abc.safetensors")
     return Outcome(None, 0.0, text=f"{path}|{path.read_text()}")
+
+
+def do_write_store(trial, announce):
+    path = Path(trial.store, "storages", "new.safetensors")
+    path.write_text("new values")
+    return Outcome(None, 0.0, text=str(path))

@@ -163,6 +163,15 @@ def test_kept_values_reach_a_node_without_a_shared_folder(workers, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_what_a_trial_writes_on_a_node_comes_back_with_its_answer(workers, tmp_path):
+    asked = dataclasses.replace(trial("write_store"), store=str(tmp_path / "store"))
+    place = workers.run(asked).text
+    assert not place.startswith(str(tmp_path))
+    assert (tmp_path / "store" / "storages" / "new.safetensors").read_text() == "new values"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_answers_from_the_cluster_are_remembered_here(workers):
     assert not workers.run(trial("fail")).cached
     assert workers.run(trial("fail")).cached

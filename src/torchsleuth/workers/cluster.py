@@ -3,16 +3,17 @@
 None is ever looked for: what RAY_ADDRESS or a file of Ray's names may be anybody's, and its nodes run what we send.
 
 On each node one actor hosts the same isolated processes as on this machine, so a segfault never takes a Ray worker
-down. Kept values travel with the first trial that needs them and stay with the node: no shared folder is needed.
+down. Kept values travel with the first trial that needs them and stay with the node, and what a trial writes comes back
+with its answer: no shared folder is needed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import os
 import queue
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +23,17 @@ import torchsleuth
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.processes.limits import Limits, limits_from_json
 from torchsleuth.processes.prepared import PreparedInterpreter
-from torchsleuth.trials.trial import Trial, outcome_from_json, outcome_to_json, trial_from_json, trial_to_json
+from torchsleuth.trials.trial import (
+    Outcome,
+    Trial,
+    outcome_from_json,
+    outcome_to_json,
+    trial_from_json,
+    trial_to_json,
+)
 from torchsleuth.workers.pool import Workers
 from torchsleuth.workers.queue import Ticket, TrialQueue
+from torchsleuth.workers.rooms import STORE, bring_back, files_in, in_room
 from torchsleuth.workers.trial_log import settings_in
 
 # For a node to unpack torchsleuth and to load torch from a cold disk.
@@ -52,26 +61,30 @@ class Host:
         return self.workers.wait_ready(READY_SECONDS)
 
     def run(self, number: int, trial: dict[str, Any], limits: dict[str, Any], values: dict[str, Any]) -> Any:
-        """The outcome of one trial as a message; None where it was cancelled."""
+        """The outcome of one trial as a message, and the files it wrote; None where it was cancelled."""
         import ray
 
-        for digest, reference in values.items():
-            path = self.folder / "storages" / f"{digest}.safetensors"
-            if not path.exists():
-                part = path.with_suffix(f".{number}")
-                part.write_bytes(ray.get(reference))
-                part.replace(path)
-        here = dataclasses.replace(trial_from_json(trial), store=str(self.folder) if values else None)
-        ticket = self.workers.submit(here, limits=limits_from_json(limits), fresh=True)
-        self.tickets[number] = ticket
-        try:
-            return outcome_to_json(ticket.result())
-        except BaseException:
-            if ticket.cancelled():
-                return None
-            raise
-        finally:
-            del self.tickets[number]
+        with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as made:
+            room = Path(made)
+            (room / STORE / "storages").mkdir(parents=True)
+            for digest, reference in values.items():
+                path = self.folder / "storages" / f"{digest}.safetensors"
+                if not path.exists():
+                    part = path.with_suffix(f".{number}")
+                    part.write_bytes(ray.get(reference))
+                    part.replace(path)
+                os.link(path, room / STORE / "storages" / path.name)
+            here = in_room(trial_from_json(trial), room)
+            ticket = self.workers.submit(here, limits=limits_from_json(limits), fresh=True)
+            self.tickets[number] = ticket
+            try:
+                return outcome_to_json(ticket.result()), files_in(room, values)
+            except BaseException:
+                if ticket.cancelled():
+                    return None
+                raise
+            finally:
+                del self.tickets[number]
 
     def cancel(self, number: int) -> None:
         if number in self.tickets:
@@ -185,7 +198,7 @@ class RayWorkers(TrialQueue):
                     self.count -= self._hosts.pop(host, 0)  # its node is gone; the others go on
                 self._try_again([ticket], f"the trial could not be run on the Ray cluster ({error})")
             else:
-                self._conclude(ticket, outcome_from_json(future.result()))
+                self._conclude(ticket, _with_files(ticket.trial, *future.result()))
             self._dispatch()
 
     def _drop(self, ticket: Ticket) -> None:
@@ -205,6 +218,16 @@ class RayWorkers(TrialQueue):
             self._ray.kill(host)
         if self._joined:
             self._ray.shutdown()
+
+
+def _with_files(trial: Trial, outcome: Mapping[str, Any], files: Mapping[str, bytes]) -> Outcome:
+    try:
+        bring_back(trial, files)
+    except (OSError, ValueError) as why:
+        return Outcome(
+            None, 0.0, error=f"what the trial wrote could not be brought back from the node ({why})"
+        )
+    return outcome_from_json(outcome)
 
 
 def ray_here() -> Any:
