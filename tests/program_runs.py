@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,12 @@ from pathlib import Path
 from typing import Any
 
 HOOK = Path(__file__).parent / "hook"
+# What a person types, as this interpreter runs it; the plugin is this tree's, whatever is installed.
+TYPED = {
+    "python": [],
+    "torchsleuth": ["-m", "torchsleuth"],
+    "pytest": ["-m", "pytest", "-p", "torchsleuth.pytest_plugin", "-p", "no:torchsleuth", "-p", "no:xdist"],
+}
 
 
 @dataclass(frozen=True)
@@ -99,4 +106,20 @@ def run_bare(
         capture_output=True,
         text=True,
         timeout=280,
+    )
+
+
+def run_typed(
+    line: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """Runs a line of the documentation as it stands there: `run_typed("pytest -q test_model.py", tmp_path)`."""
+    first, *rest = shlex.split(line)
+    return subprocess.run(
+        [sys.executable, *TYPED[first], *rest],
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
     )

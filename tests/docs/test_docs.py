@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import torchsleuth
+from program_runs import run_typed
 from torchsleuth.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,26 +63,8 @@ def blocks():
 def test_the_python_of_a_guide_runs(text, tmp_path):
     script = tmp_path / "test_guide.py"
     script.write_text(text)
-    is_test = "def test_" in text
-    command = [
-        "-m",
-        "pytest",
-        "-p",
-        "torchsleuth.pytest_plugin",
-        "-p",
-        "no:torchsleuth",
-        "-p",
-        "no:xdist",
-        "-q",
-    ]
-    ran = subprocess.run(
-        [sys.executable, *(command if is_test else []), str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = run_typed(f"{'pytest -q' if 'def test_' in text else 'python'} {script.name}", tmp_path)
+    assert ran.returncode == 0, ran.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

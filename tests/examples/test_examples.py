@@ -3,13 +3,11 @@
 import ast
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from program_runs import environment
+from program_runs import environment, run_typed
 from torchsleuth.cli.main import VERBS
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
@@ -22,34 +20,6 @@ def told(path: Path) -> tuple[list[str], list[str]]:
     first = next(number for number, line in enumerate(lines) if line.startswith("$ "))
     block = lines[first:]
     return [line[2:] for line in block if line[:2] == "$ "], [line for line in block if line[:2] != "$ "]
-
-
-def run(command: str, env: dict[str, str], cwd: Path) -> str:
-    first, *rest = shlex.split(command)
-    words = {
-        "python": [],
-        "torchsleuth": ["-m", "torchsleuth"],
-        "pytest": [
-            "-m",
-            "pytest",
-            "-p",
-            "torchsleuth.pytest_plugin",
-            "-p",
-            "no:torchsleuth",
-            "-p",
-            "no:xdist",
-        ],
-    }[first]
-    ran = subprocess.run(
-        [sys.executable, *words, *rest],
-        cwd=cwd,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=800,
-    )
-    return ran.stdout
 
 
 @pytest.mark.slow
@@ -66,7 +36,7 @@ def test_an_example_prints_what_it_says(path, tmp_path):
     for each in FOLDER.glob("*.py"):  # whatever is left behind is left in a folder of the test
         (tmp_path / each.name).write_text(each.read_text())
     env = {**environment(tmp_path), "COLUMNS": "200"}
-    said = "\n".join(run(command, env, tmp_path) for command in commands)
+    said = "\n".join(run_typed(command, tmp_path, env, 800).stdout for command in commands)
     plain = " ".join(said.split())
     for line in lines:
         # What a fact is called and where it stands is the terminal's business.
