@@ -60,6 +60,9 @@ def test_a_failing_capture_ends_with_a_small_program_and_a_way_around_it(tmp_pat
 
 def test_the_recorded_call_fails_by_itself_and_passes_uncompiled(tmp_path):
     ran = run_watched(tmp_path, BRANCH, "--record-only")
+    line = int(ran.case["triage"]["user_line"].rpartition(":")[2])
+    assert ran.case["triage"]["code"] == (tmp_path / "program.py").read_text().splitlines()[line - 1].strip()
+    assert ran.case["triage"]["labels"] == ["oncall: pt2", "module: dynamo"]
     original = tmp_path / "cases" / ran.case["id"] / "original.py"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -2,13 +2,15 @@
 
 import re
 import socket
+from dataclasses import replace
 
 import pytest
 from golden_files import agreed
-from made_cases import KINDS, accuracy, hang
+from made_cases import KINDS, accuracy, capture_error, hang
 
 from torchsleuth.report.evidence import gather
 from torchsleuth.report.issue import MOST, issue
+from torchsleuth.script_runtime.signature import Signature
 
 # As the form that PyTorch offers for torch.compile renders them.
 HEADINGS = ["### 🐛 Describe the bug", "### Error logs", "### Versions"]
@@ -43,6 +45,24 @@ def test_the_repro_in_it_is_the_repro(tmp_path):
 
 def test_a_repro_that_is_missing_is_said_to_be(tmp_path):
     assert "None: an input is a tensor subclass" in text_of(hang(tmp_path))
+
+
+def test_a_path_that_torch_cut_on_the_left_is_taken_out_as_well(tmp_path):
+    folder = accuracy(tmp_path)
+    (folder.path / "traceback.txt").write_text(
+        "Caused by: y = x  # ome/ada/lab/model.py:35 in forward (_dynamo/variables/tensor.py:2606 in evaluate)"
+    )
+    text = text_of(folder)
+    assert "# model.py:35 in forward (_dynamo/variables/tensor.py:2606" in text and "ada/lab" not in text
+
+
+def test_a_title_is_cut_between_words_and_what_is_not_known_takes_no_room(tmp_path):
+    folder = capture_error(tmp_path)
+    long = Signature("capture_error", "capture", ("Unsupported",), "expression x > y (seen: x > y) " * 6)
+    text = text_of(replace(folder, case=replace(folder.case, signature=long, backend="none")))
+    title = re.search(r"A title: (.*) -->", text)[1]
+    assert len(title) <= 120 and title.endswith(" …") and "x › y" in title and "characters" not in title
+    assert "What was tried" not in text and "labels" not in text and "backend none" not in text
 
 
 def test_nothing_private_is_in_it_and_each_removal_is_told(tmp_path, monkeypatch):

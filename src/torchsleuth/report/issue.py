@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import socket
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
 
 from torchsleuth._version import __version__
-from torchsleuth.cases.model import Triage
+from torchsleuth.cases.model import Case, Triage
 from torchsleuth.cases.printable import printable
 from torchsleuth.cases.scrub import scrubbed
 from torchsleuth.report import words
@@ -31,6 +32,7 @@ _MOST_REPRO, _MOST_VERSIONS, _MOST_PASTED, _MOST_LINE, _MOST_CELL, _MOST_RUNGS =
     120,
     30,
 )
+_MOST_FILES = 20
 # As much of the error as there is room for.
 _MOST_ERROR = (12_000, 6_000, 1_000)
 _PATH = re.compile(
@@ -53,7 +55,7 @@ def issue(evidence: Evidence) -> str:
 def _issue(evidence: Evidence, most_error: int) -> str:
     case = evidence.folder.case
     triage = case.triage or Triage()
-    taken = _Taken()
+    taken = _Taken(_files_of(case))
     repro = _repro(evidence, taken)
     works, gentler = words.to_paste(case)
     shown = gentler or works
@@ -77,10 +79,10 @@ def _issue(evidence: Evidence, most_error: int) -> str:
             (taken.prose(rung.what, _MOST_CELL), taken.prose(rung.answer, _MOST_CELL))
             for rung in triage.rungs[:_MOST_RUNGS]
         ],
-        no_rungs=taken.prose(triage.error or "it was not looked into"),
+        no_rungs="" if triage.component else taken.prose(triage.error or "it was not looked into"),
         workaround=taken.prose(words.about_workaround(shown) if shown else words.no_workaround(case)),
         paste=taken.text("paste.py", shown.how, _MOST_PASTED) if shown else "",
-        labels=", ".join(taken.prose(each, _MOST_CELL) for each in triage.labels[:10]) or "none",
+        labels=", ".join(taken.prose(each, _MOST_CELL) for each in triage.labels[:10]),
         error=_error(evidence, taken, most_error),
         versions=_versions(evidence, taken),
         removed=taken.told(),
@@ -89,8 +91,12 @@ def _issue(evidence: Evidence, most_error: int) -> str:
 
 @dataclass
 class _Taken:
-    """Takes out what is private, and remembers what was taken out and how often."""
+    """Takes out what is private, and remembers what was taken out and how often.
 
+    `files` are those of the program: torch shortens long paths from the left, so that only their ends tell them.
+    """
+
+    files: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
 
     def text(self, name: str, text: str, most: int) -> str:
@@ -113,6 +119,9 @@ class _Taken:
             return "".join(map(self._prose_of_code, text.splitlines(keepends=True)))
         text = self._replaced("folders of installed packages", _INSTALLED, "", text)
         text = self._replaced("paths of the machine", _PATH, _last_part, text)
+        for file in self.files:
+            cut_path = re.compile(rf"(?<![\w.+@%~/-])[\w.+@%~/-]*/{re.escape(file)}(?![\w.])")
+            text = self._replaced("paths of the machine", cut_path, _last_part, text)
         for what, own in (("host", socket.gethostname()), ("user", _user())):
             if len(own) > 2 and own.lower() not in _WORDS:
                 name_of = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)")
@@ -147,8 +156,19 @@ def _user() -> str:
 def _title(evidence: Evidence, taken: _Taken) -> str:
     triage = evidence.folder.case.triage
     component = f"[{triage.component}] " if triage is not None and triage.component else ""
-    text = words.one_line(component + words.what_happened(evidence.folder.case))
-    return taken.text("title", text, _MOST_CELL).translate({ord("<"): None, ord(">"): None})
+    text = taken.text("title", component + words.what_happened(evidence.folder.case), _MOST_LINE)
+    # It stands in a comment, which nothing in it may end.
+    return textwrap.shorten(text.translate({ord("<"): "‹", ord(">"): "›"}), _MOST_CELL, placeholder=" …")
+
+
+def _files_of(case: Case) -> tuple[str, ...]:
+    """The names of the program's files that the case tells of: `("train.py", "model.py")`."""
+    line = (case.triage.user_line or "",) if case.triage else ()
+    lines = [*line, *(case.graph.source_lines if case.graph else ())]
+    names = [place.rpartition(":")[0] for place in lines] + [
+        os.path.basename(word) for word in case.script[:1]
+    ]
+    return tuple(dict.fromkeys(name for name in names if name.endswith(".py")))[:_MOST_FILES]
 
 
 def _last_part(found: re.Match[str]) -> str:
@@ -175,7 +195,8 @@ def _error(evidence: Evidence, taken: _Taken, most: int) -> str:
 
 def _versions(evidence: Evidence, taken: _Taken) -> str:
     case = evidence.folder.case
-    kept = [f"torch {case.torch}, backend {case.backend}, device {case.device}", f"torchsleuth {__version__}"]
+    backend = "" if case.backend == "none" else f", backend {case.backend}"
+    kept = [f"torch {case.torch}{backend}, device {case.device}", f"torchsleuth {__version__}"]
     for line in (evidence.environment.thing or "").splitlines():
         if re.match(r"[A-Z][A-Z0-9_]*=.*/", line):
             taken.count("variables that hold a path", 1)

@@ -92,6 +92,13 @@ def how_sure(case: Case) -> str:
     return said
 
 
+def nothing_tried(triage: Triage) -> str:
+    """Why no experiment asked who is at fault: `"Nothing: the error itself says where it comes from."`."""
+    if triage.error:
+        return f"Nothing: {one_line(triage.error)}"
+    return "Nothing: the error itself says where it comes from." if triage.component else "Nothing was tried."
+
+
 def to_paste(case: Case) -> tuple[Workaround | None, Workaround | None]:
     """The workaround to show first, and a gentler one that is too long for a screen; None where there is none."""
     tried = case.workarounds or ()

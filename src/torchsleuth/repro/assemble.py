@@ -176,18 +176,17 @@ def _no_call(failure: Mapping[str, Any]) -> str | None:
 
 def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
     """An operator that fails on real tensors of the same shapes is the program's own bug."""
-    line = _place(failure)
     ops = (failure["op"],) if failure.get("op") else ()
+    code = "".join((failure.get("user_line") or [])[2:]) or None
+    found = Triage(component="dynamo", part="capture", ops=ops, user_line=_place(failure), code=code)
     if failure.get("fails_in_eager"):
-        return Triage(component="program", part="operator", ops=ops, user_line=line)
+        return replace(found, component="program", part="operator")
+    found = replace(found, labels=("oncall: pt2", "module: dynamo"))
     if "capture" in failure:
         said = "; ".join(failure["capture"]["sentences"][:3])
         detail = f"the function differs from eager though each of its graphs does not: {said}"
-        function = failure.get("function")
-        return Triage(
-            component="dynamo", part="capture", user_line=line, detail=detail, pinned=True, function=function
-        )
-    return Triage(component="dynamo", part="capture", ops=ops, user_line=line)
+        return replace(found, detail=detail, pinned=True, function=failure.get("function"))
+    return found
 
 
 def graph_files(

@@ -102,8 +102,9 @@ class Sweep:
             if self.limits.left < LEAST_SECONDS:
                 self.say(f"no time is left to look into {len(new) - number + 1} kinds of failures")
                 return
-            self.say(f"looking into {bucket.summary} ({number} of {len(new)})")
-            self._look_into(bucket, min(self.limits.each, self.limits.left / (len(new) - number + 1)))
+            seconds = min(self.limits.each, self.limits.left / (len(new) - number + 1))
+            self.say(f"{number} of {len(new)}: looking into {bucket.summary} (for {seconds:.0f} s at most)")
+            self._look_into(bucket, seconds)
 
     def _all(self, jobs: Iterable[tuple[SweptProgram, Setting]], how: str) -> None:
         missing = [job for job in jobs if self.cell(*job) is None]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import linecache
 import shutil
 import sys
 import time
@@ -192,6 +193,7 @@ def report_capture_error(
     # The line a person can change: theirs, where the failure is in a library that they call.
     own = [frame for frame in stack if not _is_installed(frame.filename)]
     user = (own or stack)[-1] if stack else None
+    place = (user.filename, user.lineno or 0) if user else (frame.file, frame.line)
     call = seams.failed_call(error)
     recorded: dict[str, Any] = {}
     with watch.our_own_work():
@@ -204,7 +206,7 @@ def report_capture_error(
             "time": time.time(),
             "function": frame.function,
             "torch": torch.__version__,
-            "user_line": [user.filename, user.lineno] if user else [frame.file, frame.line],
+            "user_line": [*place, linecache.getline(*place).strip()],
             "frames": [[each.filename, each.lineno, each.name] for each in _without_transforms(stack)],
             "program": {"command": hide_in_words(sys.orig_argv), "cwd": started_in},
             "call": recorded,
@@ -253,7 +255,7 @@ def report_wrong_capture(
             "time": time.time(),
             "function": function,
             "torch": torch.__version__,
-            "user_line": [file, line],
+            "user_line": [file, line, linecache.getline(file, line).strip()],
             "capture": {
                 "sentences": list(sentences),
                 "place": [file, function, line],
