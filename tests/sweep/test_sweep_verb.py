@@ -39,6 +39,10 @@ def test_a_sweep_is_kept_and_the_same_command_runs_nothing_again(tmp_path):
     table = (tmp_path / "torchsleuth-sweep" / "sweep.html").read_text()
     assert "ReluCompileError" in table and "good.py" in table
 
+    shown = sleuth(*command[:-1], cwd=tmp_path).stdout
+    assert "1 of 3 runs pass, 1 fail in one way, 1 left out" in shown
+    assert "own.py, not compiled: the program ends with status 1: ValueError" in shown
+
     (tmp_path / "models" / "own.py").unlink()
     known = tmp_path / "torchsleuth-sweep" / "sweep.json"
     again = sleuth(*command, "--known", known, cwd=tmp_path)

@@ -26,9 +26,9 @@ from torchsleuth.cli.options import (
 )
 from torchsleuth.cli.output import print_json, say, show
 from torchsleuth.cli.torch_check import ask_torch
-from torchsleuth.sweep.cells import SweepLog
+from torchsleuth.sweep.cells import PASSES, SweepLog
 from torchsleuth.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
-from torchsleuth.sweep.page import write_page
+from torchsleuth.sweep.page import others_in_words, write_page
 from torchsleuth.sweep.running import Limits, Sweep, document_of, is_green, known_buckets, repro_of
 
 # Of the time, what is kept for looking into failures; runs of programs have the rest.
@@ -175,14 +175,11 @@ def _written(out: Path, document: dict[str, Any], cases_dir: Path) -> Path:
 def _show(document: dict[str, Any], page: Path) -> None:
     """For a person: how many pass, the ways in which the others fail, and where the table is."""
     counts = document["counts"]
-    rest = {
-        "fail": counts["fails"],
-        "were not done in time": counts["late"],
-        "belong to programs that fail without the compiler, too": counts["program"],
-        "were not run": counts["not run"],
-    }
-    others = "".join(f", {number} {what}" for what, number in rest.items() if number)
-    show(f"{counts['passes']} of {counts['wanted']} runs pass{others}")
+    show(", ".join([f"{counts['passes']} of {counts['wanted']} runs pass", *others_in_words(document)]))
+    for cell in document["eager"]:
+        if cell["answer"] != PASSES:
+            how = cell["failures"][0]["summary"] if cell["failures"] else cell["why"]
+            show(f"    left out   {cell['program']}, {cell['setting']}: {how}")
     for number, bucket in enumerate(document["buckets"], 1):
         show()
         show(f"#{number}  {bucket['kind']}: {bucket['summary']}{' (known)' if bucket['known'] else ''}")

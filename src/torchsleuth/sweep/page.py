@@ -45,8 +45,29 @@ def page_of(document: Mapping[str, Any], scripts: Mapping[str, str]) -> str:
     )
     environment.filters["safe_text"] = lambda text: hide_secrets(printable(str(text), True, MOST_OF_A_SCRIPT))
     return environment.get_template("sweep.html.jinja").render(
-        document=document, rows=rows, columns=columns, numbers=numbers, scripts=scripts
+        document=document,
+        rows=rows,
+        columns=columns,
+        numbers=numbers,
+        scripts=scripts,
+        others=others_in_words(document),
     )
+
+
+def others_in_words(document: Mapping[str, Any]) -> list[str]:
+    """What came of the runs that do not pass, for terminal and page.
+
+    >>> others_in_words({"counts": {"fails": 3, "late": 0, "program": 1, "not run": 0}, "buckets": [{}, {}]})
+    ['3 fail in 2 different ways', '1 left out because the program fails without the compiler, too']
+    """
+    ways = len(document["buckets"])
+    said = {
+        "fails": f"fail in {ways} different ways" if ways != 1 else "fail in one way",
+        "late": "not done in time",
+        "program": "left out because the program fails without the compiler, too",
+        "not run": "not run",
+    }
+    return [f"{number} {what}" for key, what in said.items() if (number := document["counts"][key])]
 
 
 def write_page(folder: Path, document: Mapping[str, Any], scripts: Mapping[str, str]) -> Path:
