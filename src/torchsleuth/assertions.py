@@ -25,6 +25,8 @@ from torchsleuth.torch_internals.compile_counters import (
 )
 from torchsleuth.torch_internals.saved_code import keeps_state, runnable_copy
 
+# The attribute of an AssertionError that is about what the compiler did, not about a failure of it.
+REFUTED_BY = "torchsleuth_verb"
 # Of many breaks or recompilations, those that a message names.
 MOST_NAMED = 5
 
@@ -45,7 +47,7 @@ def no_graph_breaks() -> Iterator[None]:
     yield
     breaks = graph_breaks_since(before)
     if breaks:
-        raise AssertionError(_listed(f"{len(breaks)} graph {_plural('break', breaks)}", breaks))
+        raise _refuted(_listed(f"{len(breaks)} graph {_plural('break', breaks)}", breaks), "explain")
     if not compilations_since(before):
         raise AssertionError(
             "nothing was compiled in here, so nothing is known about graph breaks; compile a function of your own "
@@ -66,7 +68,7 @@ def no_recompilations() -> Iterator[None]:
     again = [each for each in compilations_since(before) if each.again is not None]
     if again:
         what = [f"{each.function} ({each.file}:{each.line}): {_first_line(each.again)}" for each in again]
-        raise AssertionError(_listed(f"{len(again)} {_plural('recompilation', again)}", what))
+        raise _refuted(_listed(f"{len(again)} {_plural('recompilation', again)}", what), "recompiles")
 
 
 @contextlib.contextmanager
@@ -125,6 +127,16 @@ def _verdict(eager: torch.fx.GraphModule, args: list[Any], compiled: Callable[..
     return (
         judge_gradients(eager, args, compiled, rng_matched=True) if trains and not first.diverged else first
     )
+
+
+def _refuted(said: str, verb: str) -> AssertionError:
+    """What a test report says; `verb` shows more, and marks that nothing of the compiler has failed."""
+    error = AssertionError(said)
+    error.add_note(
+        f"lines, reasons and cures: torchsleuth {verb} script.py, or torchsleuth {verb} -m pytest test.py"
+    )
+    vars(error)[REFUTED_BY] = verb
+    return error
 
 
 def _listed(what: str, lines: list[str]) -> str:

@@ -25,6 +25,8 @@ MARKERS = {
 }
 # Beyond its budget: for the test itself, whose fixtures may take a while.
 SECONDS_FOR_THE_TEST = 600.0
+# Of a repro, what the report of a test shows.
+MOST_LINES = 60
 # What must not happen twice (other workers, reports written over), and what is ours; those with a value of their own.
 _LEFT_OUT = (
     "--torchsleuth",
@@ -113,13 +115,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Says in the report whether anything was compiled: only the process of the test knows."""
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Says in the report whether anything was compiled, and may have failed: only the process of the test knows."""
     report = yield
     if report.failed and _is_asked(item.config) and "torch._dynamo" in sys.modules:
+        from torchsleuth.assertions import REFUTED_BY
         from torchsleuth.torch_internals.compile_counters import has_compiled
 
-        report.torchsleuth_compiled = has_compiled()  # type: ignore[attr-defined]
+        refuted = call.excinfo is not None and hasattr(call.excinfo.value, REFUTED_BY)
+        report.torchsleuth_compiled = has_compiled() and not refuted  # type: ignore[attr-defined]
     return report
 
 
@@ -247,7 +253,9 @@ def told(case: Mapping[str, Any]) -> str:
         with contextlib.suppress(ValueError):
             text = text_inside(folder, name)
             lines.append(f"repro      {folder / name}{times}")
-            lines += [f"    {line}" for line in text.splitlines()] if name == "repro.py" else []
+            shown = text.splitlines() if name == "repro.py" else []
+            more = [f"… {len(shown) - MOST_LINES} more lines"] if len(shown) > MOST_LINES else []
+            lines += [f"    {line}" for line in [*shown[:MOST_LINES], *more]]
             break
     else:
         lines.append(f"repro      none: {case.get('no_repro') or 'no script was written'}")

@@ -171,13 +171,30 @@ def test_what_a_test_claims_is_held_against_the_compiler(session):
     ran.stdout.fnmatch_lines(
         [
             "E*AssertionError: 1 graph break:",
+            "E*torchsleuth explain *",
             "E*nothing was compiled in here*",
             "E*AssertionError: 1 recompilation:",
             "E*rank mismatch*",
+            "E*torchsleuth recompiles *",
             "E*AssertionError: the compiled result is wrong:",
             "E*DIVERGED*",
         ]
     )
+
+
+def test_a_claim_about_what_the_compiler_did_is_not_looked_into(session, pytester):
+    ran = session(CLAIMS, "--torchsleuth", "-k", "test_breaks or test_recompiles")
+    ran.assert_outcomes(failed=2)
+    ran.stdout.no_fnmatch_line("*no case*")
+    assert not (pytester.path / "torchsleuth-cases").exists()
+
+
+def test_a_long_repro_is_cut_in_the_report(tmp_path):
+    from torchsleuth.pytest_plugin import told
+
+    (tmp_path / "repro.py").write_text("\n".join(f"line_{n}" for n in range(100)))
+    text = told({"id": "a" * 8, "kind": "crash", "signature": {"summary": "it died"}, "path": str(tmp_path)})
+    assert "line_59" in text and "line_60" not in text and text.endswith("40 more lines")
 
 
 @pytest.mark.slow
