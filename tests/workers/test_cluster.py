@@ -106,7 +106,8 @@ def test_a_busy_head_is_asked_again_and_one_that_never_answers_is_given_up():
 def cluster_of_two():
     ray = pytest.importorskip("ray")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [before])])
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
@@ -116,6 +117,7 @@ def cluster_of_two():
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+    os.environ["PYTHONPATH"] = before or ""
 
 
 @pytest.fixture
