@@ -1,4 +1,4 @@
-"""`sweep` and `minify` on a real Ray cluster on this machine, joined by its address; skipped where there is no Ray."""
+"""`sweep`, which makes failures small, on a real Ray cluster here, joined by its address; skipped where there is no Ray."""
 
 import contextlib
 import json
