@@ -5,7 +5,7 @@ $ torchsleuth show last
 error      Unsupported: Failed to trace builtin operator
 your line  05_graph_break.py:17
 at fault   dynamo, capture
-works      fullgraph=False
+works      setting reorderable_logging_functions
 repro      repro.py; verified: failed the same way in 3 of 3 fresh processes
 """
 

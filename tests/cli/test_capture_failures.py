@@ -55,7 +55,13 @@ def test_a_failing_capture_ends_with_a_small_program_and_a_way_around_it(tmp_pat
     assert "Options" not in text and "table" not in text and "a gate is made" not in text, text
     assert case["minified"]["lines"] <= 40
     best = case["workarounds"][0]
-    assert (best["name"], best["verified"], best["program"]) == ("fullgraph=False", True, True)
+    assert (best["name"], best["verified"], best["program"]) == ("torch.where in place of if", True, True)
+    assert best["how"].splitlines() == [
+        "# program.py:20-21, in place of",
+        "#     if h.mean() > 100:",
+        "#         h = h * self.options.scale",
+        "h = torch.where(h.mean() > 100, h * self.options.scale, h)",
+    ]
 
 
 def test_the_recorded_call_fails_by_itself_and_passes_uncompiled(tmp_path):

@@ -67,6 +67,38 @@ def test_a_setting_that_torch_advises_is_tried_first_and_one_it_only_tells_of_is
     assert not any("trace_numpy" in attempt.workaround.how for attempt in found)
 
 
+def test_what_torch_says_of_functions_it_cannot_look_into_is_tried(capture_case):
+    printed = (
+        "Hint: If you are attempting to call a logging function (e.g. `_warnings.warn`), you can try adding it to "
+        "`torch._dynamo.config.reorderable_logging_functions`.\n"
+    )
+    in_c = (
+        "Developer debug context: module: my.scaling, qualname: twice, skip reason: "
+        "cannot determine source file for my.scaling (likely a C extension or builtin)\n"
+    )
+    told = update_case(capture_case, {"traceback.txt": printed + in_c})
+    prints, allowed, *_ = program_attempts(told)
+    warn = "torch._dynamo.config.reorderable_logging_functions.add(warnings.warn)"
+    assert prints.workaround.how == f"import warnings\n{warn}" == prints.overrides.snippet
+    assert allowed.workaround.how == "import my.scaling\ntorch.compiler.allow_in_graph(my.scaling.twice)"
+
+
+def test_a_line_is_rewritten_before_anything_is_left_out(capture_case, tmp_path):
+    text = MODEL.replace("return x + 1", "return x if x.sum() > 0 else -x")
+    (tmp_path / "model.py").write_text("import torch\n" + text)
+    frames = [[file, line + 1, name] for file, line, name in capture_case.case.extra["frames"]]
+    whole = update_case(capture_case, extra={**capture_case.case.extra, "frames": frames, "fullgraph": True})
+    first, second, third, *_ = program_attempts(whole)
+    assert first.workaround.how.splitlines() == [
+        "# model.py:8, in place of",
+        "#     return x if x.sum() > 0 else -x",
+        "return torch.where(x.sum() > 0, x, -x)",
+    ]
+    assert first.overrides.rewritten[0][1:3] == (8, 8)
+    assert second.workaround.name == "function inner traced as a whole"
+    assert third.workaround.name == "fullgraph=False"
+
+
 def test_the_first_with_which_the_program_passes_ends_the_search_and_comes_first(capture_case, monkeypatch):
     asked = []
 

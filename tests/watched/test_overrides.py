@@ -81,6 +81,9 @@ texts = st.text(max_size=20)
         uncompiled=st.booleans(),
         graph_breaks=st.booleans(),
         fullgraph=st.booleans(),
+        rewritten=st.lists(st.tuples(texts, st.integers(1, 9), st.integers(1, 9), texts), max_size=1).map(
+            tuple
+        ),
         dynamic_dims=st.lists(st.tuples(texts, texts, st.integers(0, 9)), max_size=1).map(tuple),
     )
 )

@@ -1,4 +1,4 @@
-"""Workarounds that only the whole program can try: a function that stays eager, or errors passed over.
+"""Workarounds that only the whole program can try: a line written another way, a function that stays eager.
 
 They are for failures of capture and of tracing, where no graph can be run with something changed, and for a graph that
 nothing smaller than another backend makes pass. Each is put into the program from outside and counts only if the
@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Workaround
 from torchsleuth.cases.record import read_record
 from torchsleuth.program.attempt import Attempt
+from torchsleuth.program.rewrites import Rewrite, rewrites_of
 from torchsleuth.program.runs import CannotRunProgram, program_of, watch_program
 from torchsleuth.program.workarounds import watch_options, why_unhealthy
 from torchsleuth.watched.overrides import Overrides
@@ -29,6 +31,9 @@ MOST_RUNS = 6
 LEAST_SECONDS = 15.0
 # For a program whose functions are compiled too often.
 MORE_COMPILES = 64
+# Of the functions around a fault, how many are tried as one step of the graph; rewrites that are tried.
+MOST_TRACED = 2
+MOST_REWRITTEN = 2
 CHECKED = "--check-accuracy"
 TRACEBACK = "traceback.txt"
 _LIMIT = "LimitHit"
@@ -36,6 +41,11 @@ _LIMIT = "LimitHit"
 _HINT = re.compile(
     r"(?i:set|try|enabl\w+|use|using)\b[^.\n]{0,40}?(torch\._\w+\.config)\.(\w+) ?= ?(True|False|\d+)\b"
 )
+_PRINTS = re.compile(
+    r"logging function \(e\.g\. `([\w.]+)`\), you can try adding it to `torch\._dynamo\.config\.reorderable"
+)
+# "module: scaling, qualname: twice, skip reason: ... (likely a C extension or builtin)"
+_IN_C = re.compile(r"module: ([A-Za-z][\w.]*), qualname: (\w+), skip reason: .*C extension")
 _AND_BREAKS = "  # and no fullgraph=True"
 Place = tuple[str, str, int]  # file, function, and one of its lines
 
@@ -62,8 +72,9 @@ def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], Non
         if left < LEAST_SECONDS or attempt.overrides is None:
             break
         say(f"case {folder.case.id}: running the program with: {attempt.workaround.name}")
-        # What is not looked into may become a constant: only a comparison with eager shows that.
-        options = [CHECKED] if attempt.overrides.traced else watch_options(folder.case)
+        # What is not looked into may become a constant, what is rewritten another thing: a comparison shows that.
+        compared = attempt.overrides.traced or attempt.overrides.rewritten or attempt.overrides.snippet
+        options = [CHECKED] if compared else watch_options(folder.case)
         run = watch_program(program, attempt.overrides, options=options, timeout=left)
         why = why_unhealthy(folder.case, run)
         passed = why is None
@@ -83,11 +94,16 @@ def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
     whole = bool(case.extra.get("fullgraph"))
     if any(_LIMIT in name for name in case.signature.exceptions):
         yield from _fewer_compiles()
-    yield from _hinted_settings(folder.text(TRACEBACK) if folder.has(TRACEBACK) else "")
+    told = folder.text(TRACEBACK) if folder.has(TRACEBACK) else ""
+    yield from _hinted_settings(told)
+    yield from _hinted_calls(told)
     places = places_at_fault(folder)
     own = [place for place in places if not _is_installed(place[0])] or places
-    if whole and len(own) > 1:
-        yield _traced_whole(*own[0])
+    if case.phase == "capture" and case.kind == "capture_error":
+        yield from _rewritten(own)
+    if whole:  # what is compiled itself cannot be a step of its own graph
+        for place in own[:-1][:MOST_TRACED]:
+            yield _traced_whole(*place)
     if whole:  # nothing can stay eager in the midst of a graph that must not break
         yield _attempt(
             "fullgraph=False",
@@ -133,6 +149,53 @@ def _hinted_settings(text: str) -> Iterator[Attempt]:
             "nothing else: torch's message names this setting",
             Overrides(config={module: {name: value}}),
         )
+
+
+def _hinted_calls(text: str) -> Iterator[Attempt]:
+    """What torch's own message advises for a function that Dynamo cannot look into."""
+    for name in dict.fromkeys(_PRINTS.findall(text)):
+        shown = name.lstrip("_")
+        how = f"torch._dynamo.config.reorderable_logging_functions.add({shown})"
+        module = shown.rpartition(".")[0]
+        yield _attempt(
+            "setting reorderable_logging_functions",
+            f"import {module}\n{how}" if module else how,
+            f"the order: what {shown} shows comes once the graph around it has run",
+            Overrides(snippet=f"import {module}\n{how}" if module else how),
+        )
+    for module, function in dict.fromkeys(_IN_C.findall(text)):
+        how = f"import {module}\ntorch.compiler.allow_in_graph({module}.{function})"
+        yield _attempt(
+            f"function {module}.{function} in the graph",
+            how,
+            f"Dynamo's checks of {function}: it becomes one step of the graph, run with tensors without numbers first",
+            Overrides(snippet=how),
+        )
+
+
+def _rewritten(places: Sequence[Place]) -> Iterator[Attempt]:
+    """The line at fault written another way, in the innermost function for which there is one."""
+    for file, function, line in places[:MOST_REWRITTEN]:
+        try:
+            found = rewrites_of(Path(file).read_text(encoding="utf-8"), function, line)
+        except (OSError, ValueError):
+            continue
+        for each in found[:MOST_REWRITTEN]:
+            yield _attempt(
+                each.name,
+                _instead_of(Path(file).name, each),
+                each.gives_up,
+                Overrides(rewritten=((file, each.first, each.last, each.after),)),
+            )
+        if found:
+            return
+
+
+def _instead_of(file: str, rewrite: Rewrite) -> str:
+    """The lines to paste, below those they take the place of."""
+    lines = f"{rewrite.first}" + (f"-{rewrite.last}" if rewrite.last > rewrite.first else "")
+    before, after = (dedent(text).splitlines() for text in (rewrite.before, rewrite.after))
+    return "\n".join([f"# {file}:{lines}, in place of", *(f"#     {line}" for line in before), *after])
 
 
 def _traced_whole(file: str, function: str, line: int) -> Attempt:

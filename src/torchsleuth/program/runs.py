@@ -93,6 +93,16 @@ class ProgramRun:
         return ""
 
     @property
+    def cannot_override(self) -> str:
+        """Why the program was ended before it ran with what was asked for; empty where it was not.
+
+        >>> ProgramRun(2, 0.1, tail="torchsleuth: cannot override: this torch has no such thing").cannot_override
+        'this torch has no such thing'
+        """
+        _, found, why = self.tail.rpartition("torchsleuth: cannot override: ")
+        return why.splitlines()[0] if found and self.status == 2 else ""
+
+    @property
     def signatures(self) -> list[Signature]:
         """How the failures look that were recorded, where the run was watched."""
         return [signature_from_json(dict(case["signature"])) for case in self.cases]

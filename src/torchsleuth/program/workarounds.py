@@ -71,6 +71,8 @@ def why_unhealthy(case: Case, run: ProgramRun) -> str | None:
         return "the program fails as before"
     if run.signatures:
         return f"the program fails in another way: {run.signatures[0].summary}"
+    if run.cannot_override:
+        return run.cannot_override
     if not run.healthy:
         word = f" ({run.last_word})" if run.last_word else ""
         return f"the program ends with status {run.status}{word}"

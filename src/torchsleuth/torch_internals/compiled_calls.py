@@ -14,6 +14,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def hook_compiled_calls(begin: Callable[[CompiledCall], Callable[[], None] | Non
 
     def callback_from_stance(callback: Any) -> Any:
         chosen = choose(callback)
-        frame = sys._getframe(1)
+        frame = _caller()
         if callable(chosen) and frame.f_code.co_name == WRAPPER and not open_calls:
             seen = frame.f_locals
             if seen.get("prior") in (None, False) and {"self", "fn", "args", "kwargs"} <= seen.keys():
@@ -79,7 +80,7 @@ def hook_compiled_calls(begin: Callable[[CompiledCall], Callable[[], None] | Non
         return chosen
 
     def maybe_set_eval_frame(callback: Any) -> Any:
-        if open_calls and open_calls[0][0] is sys._getframe(1):
+        if open_calls and open_calls[0][0] is _caller():
             if open_calls[0][2]:
                 open_calls.pop()[1]()
             else:
@@ -93,6 +94,14 @@ def hook_compiled_calls(begin: Callable[[CompiledCall], Callable[[], None] | Non
         eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = choose, put
 
     return undo
+
+
+def _caller() -> FrameType:
+    """The frame that came to these hooks, of which there may be several, one in the other."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def is_dynamos_own(error: BaseException) -> bool:

@@ -104,6 +104,12 @@ def _override(wanted: Overrides) -> None:
 
         forced.force_fullgraph(wanted.fullgraph)
 
+    def rewrite(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compiled_calls import hook_compiled_calls
+        from torchsleuth.watched import rewritten
+
+        hook_compiled_calls(rewritten.before_calls(wanted.rewritten))
+
     if wanted.uncompiled:
         _when(module_names.DYNAMO, compile_nothing)
     if wanted.backend or wanted.mode:
@@ -112,6 +118,8 @@ def _override(wanted: Overrides) -> None:
         _when(module_names.TORCH, functools.partial(_compute_in, wanted.dtype))
     if wanted.graph_breaks or wanted.fullgraph:
         _when(module_names.DYNAMO, break_graphs)
+    if wanted.rewritten:
+        _when(module_names.COMPILED_CALL, rewrite)
     if wanted.dynamic is False:
         _when(module_names.DYNAMO, at_dynamo)
     _when(module_names.FRAME_CAPTURE, at_capture)

@@ -25,6 +25,7 @@ class Overrides:
     `traced` are functions, known like `functions`, whose inside Dynamo does not look at: they go into the graph whole.
     `snippet` is Python that runs before the first compile; `uncompiled` leaves every torch.compile out; with
     `graph_breaks` each may break its graph, as if `fullgraph=True` was not there; with `fullgraph` none may.
+    `rewritten` are (file, first line, last line, text): the functions of that file run as if the text stood there.
     `dynamic_dims` are (function, argument, dimension) to be marked as if by `mark_dynamic` before the call. `backend`
     and `mode` take the place of those that torch.compile is given. `dtype` is what the program computes in unless it
     says otherwise itself: under autocast for `bfloat16` and `float16`, as default dtype for `float32` and `float64`.
@@ -48,6 +49,7 @@ class Overrides:
     uncompiled: bool = False
     graph_breaks: bool = False
     fullgraph: bool = False
+    rewritten: tuple[tuple[str, int, int, str], ...] = ()
     dynamic_dims: tuple[tuple[str, str, int], ...] = ()
 
     def to_environment(self) -> dict[str, str]:
@@ -86,4 +88,17 @@ def overrides_from_json(document: Mapping[str, Any]) -> Overrides:
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
     for key in ("functions", "traced", "dynamic_dims"):
         given[key] = tuple((first, second, number) for first, second, number in given.get(key, ()))
+    given["rewritten"] = tuple((f, first, last, text) for f, first, last, text in given.get("rewritten", ()))
     return Overrides(**given)
+
+
+def with_lines(text: str, first: int, last: int, after: str) -> str:
+    """The text of a file with other lines in place of some, filled up so that those below keep their numbers.
+
+    >>> with_lines("a\\nb\\nc\\nd", 2, 3, "e")
+    'a\\ne\\n\\nd'
+    """
+    lines = text.splitlines()
+    new = after.splitlines()
+    new += [""] * (last - first + 1 - len(new))
+    return "\n".join([*lines[: first - 1], *new, *lines[last:]])
