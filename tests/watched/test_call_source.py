@@ -199,6 +199,54 @@ def test_what_differs_has_its_names_in_the_program():
     assert forms[0].call[-2:] == ("result = compiled(x)", "wrong = [result[1], x.grad, model.shift, count]")
 
 
+def test_gradients_and_printed_text_have_lines_of_their_own():
+    call = CallUnderWay(made_net(), (torch.ones(4, requires_grad=True),), {}, backend="eager")
+    forms, _ = call_sources(call, Around(global_state(), wrong=["the gradient of args[0]"]))
+    assert forms[0].call[-1] == "wrong = [torch.autograd.grad(result.sum(), x, allow_unused=True)[0]]"
+    forms, _ = call_sources(call, Around(global_state(), wrong=["what it prints"]))
+    assert forms[0].call[-4:] == (
+        "printed = io.StringIO()",
+        "with contextlib.redirect_stdout(printed):",
+        "    compiled(x)",
+        "wrong = [printed.getvalue()]",
+    )
+    assert {"import io", "import contextlib"} <= set(forms[0].imports)
+
+
+SCALE = 1
+
+
+def by_the_way(x):
+    return x * SCALE
+
+
+def test_what_a_call_read_before_is_set_as_it_was_then_and_as_it_is_now(monkeypatch):
+    monkeypatch.setitem(globals(), "SCALE", 2)
+    call, calls = CallUnderWay(by_the_way, (torch.ones(4),), {}, backend="eager"), EarlierCalls()
+    calls.note(call)
+    monkeypatch.setitem(globals(), "SCALE", 5)
+    forms, _ = call_sources(call, Around(global_state(), calls.before(call), wrong=["result"]))
+    assert forms[-1].call == (
+        "SCALE = 2",
+        "compiled(x)",
+        "SCALE = 5",
+        "result = compiled(x_2)",
+        "wrong = [result]",
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 2 if x.sum() > 0 else x,
+        lambda x: (lambda y: y + 1 if y.sum() > 0 else y)(x),
+        (lambda k: lambda x: x * k)(3),
+    ],
+)
+def test_a_lambda_is_found_by_what_it_holds(function):
+    assert read_back(function)(torch.ones(1)) == function(torch.ones(1))
+
+
 def test_objects_are_rebuilt_without_their_constructors():
     net = made_net()
     again = read_back(net)

@@ -20,6 +20,8 @@ import torch
 from torchsleuth.torch_internals.hooks import backend_options, is_inductor, ships_with_torch, user_backend
 
 _WRAPPER = "compile_wrapper"
+# The one entry of options= that is Dynamo's and not the backend's.
+GUARD_FILTER = "guard_filter_fn"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ def call_of_wrapper(local: Mapping[str, Any]) -> CallUnderWay:
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     options = backend_options(backend, {})
+    kept_guards = getattr(getattr(context, "_hooks", None), GUARD_FILTER, None)
+    if kept_guards is not None:
+        options = {**options, GUARD_FILTER: kept_guards}
     backend = user_backend(backend)
     if is_inductor(backend):
         backend = "inductor"

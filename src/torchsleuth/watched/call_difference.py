@@ -14,6 +14,8 @@ import torch
 from torchsleuth.compare.reference.cloning import same_bits
 from torchsleuth.watched.call_state import Leaf, Leaves
 
+# A path that is no name in a program.
+PRINTED = "what it prints"
 ROOM = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 # An assertion on a tensor becomes a check inside the graph, which raises this: torch says so in its manual.
 SAME_ERRORS = {"raises AssertionError", "raises RuntimeError"}

@@ -18,11 +18,15 @@ import torch
 from torchsleuth.cases.record import WRONG
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay
 from torchsleuth.torch_internals.configuration import changed_settings
-from torchsleuth.watched.call_difference import is_below
+from torchsleuth.watched.call_difference import PRINTED, is_below
+from torchsleuth.watched.earlier_calls import EarlierCall, values_read
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed
 from torchsleuth.watched.value_source import ValueSource
 
+_PRINTS = ("import contextlib", "import io")
+_SAID = "printed.getvalue()"
+_GRADIENT = "the gradient of "
 # What dynamic= of torch.compile sets while the function runs.
 _SET_BY_DYNAMIC = {"assume_static_by_default", "automatic_dynamic_shapes"}
 
@@ -51,7 +55,7 @@ class Around:
     """
 
     state: Mapping[str, Any]
-    earlier: Sequence[CallUnderWay] = ()
+    earlier: Sequence[EarlierCall] = ()
     wrong: Sequence[str] = ()
     at_limit: bool = False
 
@@ -83,26 +87,37 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
     function = paste.expression(call.function, _name_of(call.function))
     how = list(_compile_arguments(call, paste))
     lines: list[str] = []
+    now = values_read(call) if around.earlier else {}
     for past in around.earlier:
-        before = "compiled"
-        if past.function is not call.function:  # the same code, with another closure
-            before = f"torch.compile({', '.join([paste.expression(past.function, _name_of(past.function)), *how])})"
-        lines.append(f"{before}({', '.join(_given(past, values))})")
+        before, made = "compiled", past.call.function
+        if made is not call.function:  # the same code, with another closure
+            before = f"torch.compile({', '.join([paste.expression(made, _name_of(made)), *how])})"
+        other = {path: value for path, value in past.read.items() if path in now and now[path] != value}
+        lines += _set(other, function)
+        lines.append(f"{before}({', '.join(_given(past.call, values))})")
+        lines += _set({path: now[path] for path in other}, function)
     given = _given(call, values)
     shown = _shown(around.wrong, function, given)
-    lines += _call_lines(f"compiled({', '.join(given)})", around.wrong)
+    lines += _call_lines(f"compiled({', '.join(given)})", around.wrong, shown)
     embedded = paste.finish()
     contexts = list(_contexts(around.state))
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
     return CallSource(
-        imports=tuple(dict.fromkeys(("import torch", *embedded.imports))),
+        imports=tuple(
+            dict.fromkeys(("import torch", *embedded.imports, *(_PRINTS if _SAID in shown else ())))
+        ),
         source=embedded.source,
         setup=(*_settings(call, around.at_limit), f"compiled = torch.compile({', '.join([function, *how])})"),
         call=(*lines, *([f"{WRONG} = [{', '.join(shown)}]"] if around.wrong else [])),
         notes=embedded.notes,
         replaced=tuple(values.replaced),
     )
+
+
+def _set(values: Mapping[str, Any], function: str) -> list[str]:
+    """The lines that give plain values to what a call reads."""
+    return [f"{_shown([path], function, [])[0]} = {value!r}" for path, value in values.items()]
 
 
 def _given(call: CallUnderWay, values: ValueSource) -> list[str]:
@@ -113,10 +128,12 @@ def _given(call: CallUnderWay, values: ValueSource) -> list[str]:
     ]
 
 
-def _call_lines(call: str, wrong: Sequence[str]) -> list[str]:
+def _call_lines(call: str, wrong: Sequence[str], shown: Sequence[str]) -> list[str]:
     """The statements of the call; where one of the two raises and the other does not, that is its result."""
     if "the call" in wrong:
         return ["try:", f"    result = {call}", "except Exception as error:", "    result = type(error)"]
+    if _SAID in shown:
+        return ["printed = io.StringIO()", "with contextlib.redirect_stdout(printed):", f"    {call}"]
     return [f"result = {call}" if wrong else call]
 
 
@@ -132,14 +149,24 @@ def _shown(wrong: Sequence[str], function: str, given: Sequence[str]) -> list[st
             continue
         root = next((name for name in names if is_below(path, name)), None)
         text = path.replace(" (global)", "", 1) if root is None else names[root] + path[len(root) :]
-        try:
-            ast.parse(text, mode="eval")
-        except SyntaxError:  # what is printed, a gradient
-            continue
-        found.append(text)
+        found += [text] if _is_expression(text) else []
+    if not found:  # these take lines of their own, and a result of one tensor
+        of = [path.removeprefix(_GRADIENT) for path in wrong if path.startswith(_GRADIENT)]
+        inputs = [text for path in of for text in _shown([path], function, given)]
+        found = [f"torch.autograd.grad(result.sum(), {text}, allow_unused=True)[0]" for text in inputs]
+    if not found and PRINTED in wrong:
+        found = [_SAID]
     if wrong and not found:
         raise CannotEmbed(f"what differs ({', '.join(wrong[:3])}) has no name in a script.")
     return list(dict.fromkeys(found))
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError:
+        return False
+    return True
 
 
 def _name_of(function: Any) -> str:

@@ -7,7 +7,7 @@ given is kept lightly: tensors by their form, with their numbers where those are
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -17,12 +17,13 @@ import torch
 from torchsleuth.tensors.specs import TensorSpec, Unsupported, describe_tensor
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay
 from torchsleuth.torch_internals.tensors import has_no_values
-from torchsleuth.watched.call_state import user_function
+from torchsleuth.watched.call_state import roots_of, user_function
 
 # Up to this many numbers of a tensor are kept and written out; of others the form is enough, mostly.
 FEW_VALUES = 16
 # Of one function, and functions in all.
 MOST_CALLS, MOST_FUNCTIONS = 12, 256
+_ATOMS = (bool, int, float, complex, str, type(None))
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -43,10 +44,11 @@ class KeptObject:
 
 @dataclass(frozen=True)
 class EarlierCall:
-    """A call that compiled something, its arguments kept."""
+    """A call that compiled something, its arguments kept, and the plain values that it could read besides them."""
 
     call: CallUnderWay
     form: str
+    read: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,16 +63,31 @@ class EarlierCalls:
         if function is None or (function.__code__ not in self.calls and len(self.calls) >= MOST_FUNCTIONS):
             return
         known = self.calls.setdefault(function.__code__, [])
-        kept = EarlierCall(_kept_call(call), repr((id(call.function), *map(_form, (call.args, call.kwargs)))))
+        read = values_read(call)
+        form = repr((id(call.function), *map(_form, (call.args, call.kwargs)), read))
+        kept = EarlierCall(_kept_call(call), form, read)
         if not known or known[-1].form != kept.form:
             known.append(kept)
             del known[:-MOST_CALLS]
 
-    def before(self, call: CallUnderWay) -> list[CallUnderWay]:
+    def before(self, call: CallUnderWay) -> list[EarlierCall]:
         """The calls of the same function, the earliest first."""
         function = user_function(call.function)
         known = [] if function is None else self.calls.get(function.__code__, [])
-        return [each.call for each in known]
+        return list(known)
+
+
+def values_read(call: CallUnderWay) -> dict[str, Any]:
+    """Numbers, texts and flags that a call reads by name, globals and attributes: `{"scale (global)": 2.0}`."""
+    function = call.function
+    owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+    attributes = {f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
+    found = {**attributes, **dict(roots_of(function, (), {}))}
+    return {
+        path: value
+        for path, value in found.items()
+        if type(value) in _ATOMS and (path.startswith("self.") or path.endswith(" (global)"))
+    }
 
 
 def _kept_call(call: CallUnderWay) -> CallUnderWay:

@@ -146,14 +146,11 @@ def registrations(node: ast.AST, ops: set[str], live: Mapping[str, Any]) -> Iter
 
 def find_function(file: SourceFile, code: types.CodeType) -> ast.FunctionDef | ast.Lambda:
     """The definition in the file that this code object was compiled from."""
-    positions = {p for p in code.co_positions() if None not in p}
     found: list[ast.FunctionDef | ast.Lambda] = []
+    if code.co_name == "<lambda>":
+        found += _lambdas(file, code)
     for node in ast.walk(file.tree):
-        if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
-            body = node.body
-            if (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset) in positions:
-                found.append(node)
-        elif isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             if first == code.co_firstlineno:
                 found.append(node)
@@ -162,6 +159,20 @@ def find_function(file: SourceFile, code: types.CodeType) -> ast.FunctionDef | a
             f"its definition is not at line {code.co_firstlineno} of {os.path.basename(file.path)}."
         )
     return found[0]
+
+
+def _lambdas(file: SourceFile, code: types.CodeType) -> list[ast.Lambda]:
+    """The innermost lambdas whose body holds every place of the code."""
+    places = {p for p in code.co_positions() if None not in p and p[2:] != (0, 0)}  # the last: of no text
+    begin = min(((line, column) for line, _, column, _ in places), default=(0, 0))
+    end = max(((line, column) for _, line, _, column in places), default=(0, 0))
+
+    def holds(node: ast.expr) -> bool:
+        last = (node.end_lineno or 0, node.end_col_offset or 0)
+        return (node.lineno, node.col_offset) <= begin and end <= last
+
+    found = [node for node in ast.walk(file.tree) if isinstance(node, ast.Lambda) and holds(node.body)]
+    return found[-1:]  # one that is inside of another is found after it
 
 
 def find_class(file: SourceFile, name: str, lines: set[int]) -> ast.ClassDef:

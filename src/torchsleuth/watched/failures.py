@@ -10,6 +10,7 @@ import contextlib
 import linecache
 import shutil
 import sys
+import sysconfig
 import time
 import traceback
 import zlib
@@ -41,6 +42,7 @@ KEPT_BYTES = 256 << 20
 # Where a script did not fail without them, values are worth more room.
 SECOND_LOOK_BYTES = 4 << 30
 
+_STANDARD = sysconfig.get_paths()["stdlib"]
 _MARK = "__torchsleuth_reported__"
 # In the names of what Dynamo raises where a function was compiled too often.
 _LIMIT = "LimitHit"
@@ -275,7 +277,8 @@ def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceba
 
 
 def _is_installed(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file
+    """Whether a file is a library's, Python's own included."""
+    return "site-packages" in file or "dist-packages" in file or file.startswith(_STANDARD)
 
 
 def _traceback_text(error: BaseException) -> str:

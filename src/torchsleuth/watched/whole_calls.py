@@ -36,11 +36,12 @@ from torchsleuth.processes.sealed import (
     seal,
     why_not_sealable,
 )
+from torchsleuth.torch_internals.calls_under_way import GUARD_FILTER
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, is_dynamos_own
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes, tracing_under_way
 from torchsleuth.watched import failures, rewritten
-from torchsleuth.watched.call_difference import Difference, differences, is_below
+from torchsleuth.watched.call_difference import PRINTED, Difference, differences, is_below
 from torchsleuth.watched.call_state import (
     Leaf,
     Leaves,
@@ -247,7 +248,6 @@ def _line_of_definition(code: CodeType) -> int:
 # ---- the sealed processes
 
 CALL = "the call"
-PRINTED = "what it prints"
 REMARK = "a remark"
 SOURCE = "the call as a program"
 
@@ -362,7 +362,8 @@ def _as_written(run: Callable[[], Any]) -> Any:
 def _source_of(watch: Watch, call: CompiledCall, wrong: list[str]) -> dict[str, Any]:
     """The call as a program; capture alone is wrong, so no backend is needed to see it."""
     state = global_state()
-    bare = replace(call.under_way, backend="eager", options={})
+    of_dynamo = {name: value for name, value in call.under_way.options.items() if name == GUARD_FILTER}
+    bare = replace(call.under_way, backend="eager", options=of_dynamo)
     try:
         with outside_all_modes(), torch.no_grad():
             return failures.recorded_call(watch, bare, state, wrong=wrong)
