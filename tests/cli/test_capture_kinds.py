@@ -1,8 +1,12 @@
 """Frames of every kind that cannot be captured, and captures that are wrong, each with a script that fails by itself."""
 
+import shutil
+import subprocess
+import sysconfig
+
 import pytest
 
-from program_runs import run_watched
+from program_runs import run_watched, sleuth
 from torchsleuth.processes.sealed import why_not_sealable
 
 FRAMES = """
@@ -54,6 +58,59 @@ def test_resumed_async_generator_and_unnamed_frames_fail_by_themselves(tmp_path)
     for case in ran.cases:
         assert (case["kind"], case["no_repro"]) == ("capture_error", None), case["no_repro"]
         assert case["verified"]["reproduced"] == 1, ran.stderr
+
+
+GUARDED = """
+    import torch
+    from torch._dynamo import guards
+
+    guards.GuardManagerWrapper.check = lambda self, scope: False  # as if what a guard reads changed meanwhile
+
+    def step(x):
+        return x + 1
+
+    torch.compile(step, backend="eager")(torch.ones(2))
+"""
+
+
+def test_a_guard_that_fails_at_once_is_a_failure_of_capture(tmp_path):
+    ran = run_watched(tmp_path, GUARDED, "--record-only")
+    assert (ran.case["kind"], ran.case["triage"]["component"]) == ("capture_error", "dynamo")
+    assert "Guard failed on the same frame" in ran.case["signature"]["summary"]
+    assert ran.case["triage"]["user_line"] == "program.py:7"
+
+
+EXTENSION = r"""
+#include <Python.h>
+
+static PyObject *twice(PyObject *self, PyObject *value) { return PyNumber_Add(value, value); }
+static PyMethodDef methods[] = {{"twice", twice, METH_O, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "scaling", NULL, -1, methods};
+PyMODINIT_FUNC PyInit_scaling(void) { return PyModule_Create(&module); }
+"""
+IN_C = """
+    import scaling
+    import torch
+
+    def step(x):
+        return scaling.twice(x.sin()) + 1
+
+    torch.compile(step, fullgraph=True, backend="aot_eager")(torch.ones(2))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_function_of_a_c_extension_is_allowed_in_the_graph(tmp_path):
+    (tmp_path / "scaling.c").write_text(EXTENSION)
+    include = sysconfig.get_paths()["include"]
+    build = ["cc", "-shared", "-fPIC", f"-I{include}", "scaling.c", "-o", "scaling.so"]
+    subprocess.run(build, cwd=tmp_path, check=True)
+    run_watched(tmp_path, IN_C, "--record-only")
+    tried = sleuth("workaround", "last", cwd=tmp_path)
+    best = tried.case["workarounds"][0]
+    assert best["how"] == "import scaling\ntorch.compiler.allow_in_graph(scaling.twice)", tried.stderr
+    assert (tried.status, best["verified"], best["program"]) == (0, True, True), tried.stderr
 
 
 UNGUARDED = """

@@ -100,7 +100,7 @@ def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround |
         show()
         show(f"  switches off: {best.disables or '-'}")
         show(f"  cost: {_cost(best)}")
-        show(f"  verified: {_verified(best)}")
+        show(f"  verified: {_verified(case, best)}")
     others = [each for each in found if each is not best]
     if others:
         show()
@@ -133,7 +133,9 @@ def _cost(each: Workaround) -> str:
     return f"{each.cost:.2f} times the run of the fully compiled graph"
 
 
-def _verified(each: Workaround) -> str:
+def _verified(case: Case, each: Workaround) -> str:
+    if case.graph is None:
+        return "the whole program passes"
     graph = "the whole captured graph compiles, runs and gives eager's numbers"
     if each.program:
         return f"{graph}, and the whole program passes"
