@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from torchsleuth.torch_internals.inductor_ir.lowering import without_caches
+from torchsleuth.torch_internals.kernel_builds import built_together
 
 # Calls that make memory or another view of it; they compute nothing.
 _MEMORY = re.compile(r"(torch\.)?(empty|reinterpret_tensor|alloc_from_pool|_uninitialized)|as_strided$")
@@ -86,7 +87,7 @@ def observed_code() -> Iterator[Observed]:
             observed.codes.append(_watched_module(graph, module))
         return module
 
-    with without_caches():
+    with without_caches(), built_together():
         lowering.compile_to_module = compile_to_module
         try:
             yield observed

@@ -14,6 +14,7 @@ from torchsleuth.script_runtime.compiling import aten_compiler, captured_compile
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering, without_caches
+from torchsleuth.torch_internals.vector_instructions import with_believed_instructions
 
 Ambience = Callable[[], contextlib.AbstractContextManager[Any]]
 # Of what Inductor was told about a graph, what holds for its parts as well.
@@ -46,9 +47,12 @@ def captured_ways(
 
 def _ways(make: Callable[..., Any], ambience: Ambience) -> Compilers:
     def compiled(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        compile_it = make(graph, values)
-        with ambience(), without_caches():
-            run = compile_it()
+        def build() -> Callable[[list[Any]], Any]:
+            compile_it = make(graph, values)
+            with ambience(), without_caches():
+                return compile_it()
+
+        run = with_believed_instructions(build)
 
         def call(given: list[Any]) -> Any:
             with ambience():
