@@ -26,6 +26,7 @@ DOING = {
     "determinism": "running it once more",
     "inside": "looking into the kernel",
     "substitution": "putting eager's values in its place",
+    "gradients": "looking for the call whose gradient is wrong",
 }
 BAR = 24
 
@@ -196,6 +197,7 @@ def _confirmed(confirmed: bool, how: str) -> str:
     inside = {
         "lowered": "; the node is wrong as Inductor lowers it, before any code is generated",
         "compiled": "; the node is wrong in generated code",
+        "gradients": ", with eager's kernels, too",
         "beginnings": "; the node is the first at which a kernel that ends there is wrong",
     }
     return f"its calls, compiled by themselves, are wrong as well{inside.get(how, '')}"

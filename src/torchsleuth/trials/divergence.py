@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from torchsleuth.compare.divergence.analysis import Wishes, analyze
-from torchsleuth.compare.divergence.compiling import aten_ways, captured_ways
+from torchsleuth.compare.divergence.compiling import AOT_ALONE, aten_ways, captured_ways
 from torchsleuth.compare.divergence.exposed import analyze_exposed
+from torchsleuth.compare.divergence.gradients import PHASE, wrong_gradient
 from torchsleuth.compare.divergence.measure import Keep, Subject, written_inputs
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.divergence.steps import run_once
@@ -73,7 +74,13 @@ def divergence(trial: Trial) -> dict[str, Any]:
     if not subject.seen:
         why = "the compiler's passes replaced every value that its code keeps"
         return analyze_exposed(ready.eager, ready.inputs, ways, tell, why, drawn)
-    return analyze(subject, ways, tell, wishes)
+    parts = analyze(subject, ways, tell, wishes)
+    if captured and ready.facts["gradients"] and parts.get("culprit") is None and PHASE not in wishes.without:
+        parts["culprit"] = wrong_gradient(
+            ready.eager, ready.inputs, ways, tell, drawn, captured_ways(AOT_ALONE, {}, ready.ambient)
+        )
+        tell({"part": "culprit", "value": parts["culprit"]})
+    return parts
 
 
 def _last_of_each(code: CompiledCode) -> dict[str, str]:

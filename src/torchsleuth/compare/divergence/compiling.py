@@ -16,6 +16,9 @@ from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering, without_caches
 from torchsleuth.torch_internals.vector_instructions import with_believed_instructions
 
+AOT_ALONE = "aot_eager_decomp_partition"
+"""The backend of torch's that does all of AOTAutograd and hands its graphs to eager's kernels."""
+
 Ambience = Callable[[], contextlib.AbstractContextManager[Any]]
 # Of what Inductor was told about a graph, what holds for its parts as well.
 _OF_PARTS = ("is_inference", "is_backward")
