@@ -194,6 +194,8 @@ def show_analysis(found: Analysis, folder: CaseFolder) -> None:
 def _confirmed(confirmed: bool, how: str) -> str:
     if not confirmed:
         return "no: its calls are right where they are compiled by themselves, only the whole graph's code is wrong"
+    if how == "beginning":
+        return "its calls are right by themselves; compiled with all that comes before them, they are wrong as well"
     inside = {
         "lowered": "; the node is wrong as Inductor lowers it, before any code is generated",
         "compiled": "; the node is wrong in generated code",

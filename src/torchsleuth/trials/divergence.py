@@ -97,7 +97,7 @@ def _ways(ready: runner.ReproTrial) -> Compilers:
     """Ways to compile a part of the graph as the graph is compiled."""
     facts, own = ready.facts, ready.namespace.get("backend")
     if facts["level"] == "aot":
-        return aten_ways(facts["compile_kwargs"], own, ready.ambient)
+        return aten_ways(facts["compile_kwargs"], own, ready.ambient, facts["inputs"])
     options = {key: eval(text, dict(ready.namespace)) for key, text in facts["options"].items()}
     return captured_ways(own or facts["backend"], options, ready.ambient)
 
