@@ -83,11 +83,12 @@ def observed_code() -> Iterator[Observed]:
 
     def compile_to_module(graph: Any) -> Any:
         module = original(graph)
+        build()
         if getattr(graph, "parent", None) is None:
             observed.codes.append(_watched_module(graph, module))
         return module
 
-    with without_caches(), built_together():
+    with without_caches(), built_together() as build:
         lowering.compile_to_module = compile_to_module
         try:
             yield observed

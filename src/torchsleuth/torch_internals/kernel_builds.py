@@ -14,7 +14,7 @@ import ctypes
 import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 MOST_TOGETHER = 16
@@ -26,73 +26,68 @@ _NUMBERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float, "double": ctypes
 
 
 @contextlib.contextmanager
-def built_together() -> Iterator[None]:
-    """Inside, the C++ kernels of each generated module are built in few source files.
+def built_together() -> Iterator[Callable[[], None]]:
+    """Inside, the C++ kernels of a generated module are built in few source files, when what this gives is called.
 
-    Used as `with built_together(): torch.compile(model)(x)`.
+    Used as `with built_together() as build: module = load(); build()`.
     """
     compiling: Any = importlib.import_module("torch._inductor.async_compile").AsyncCompile
     caching: Any = importlib.import_module("torch._inductor.codecache")
     original = getattr(compiling, "cpp_pybinding", None)
     library = getattr(caching, "CppPythonBindingsCodeCache", None)
-    future = getattr(caching, "LambdaFuture", None)
-    threads = importlib.import_module("torch._inductor.async_compile").get_compile_threads
-    if original is None or library is None or future is None or not hasattr(library, "load_async"):
-        yield
+    if original is None or not hasattr(library, "load_async"):
+        yield lambda: None
         return
-    modules: dict[int, _Together] = {}
+    load = _loader(library, compiling.submit)
+    waiting: list[_Kernel] = []
 
     def cpp_pybinding(module: Any, argtypes: Sequence[str], source: str) -> Any:
-        # One thread builds at once, before the module names its next kernel.
-        if threads() <= 1 or not _can_share(argtypes, source):
+        def alone() -> Any:
             return original(module, argtypes, source)
-        together = modules.setdefault(id(module), _Together(module, _loader(library, compiling.submit), original))
-        return future(together.add(tuple(argtypes), source))
+
+        if not _can_share(argtypes, source):
+            return alone()
+        waiting.append(_Kernel(tuple(argtypes), source, alone))
+        return waiting[-1]
+
+    def build() -> None:
+        kernels = list(waiting)
+        waiting.clear()
+        _build(kernels, load)
 
     compiling.cpp_pybinding = cpp_pybinding
     try:
-        yield
+        yield build
     finally:
         compiling.cpp_pybinding = original
 
 
 @dataclass
-class _Together:
-    """The kernels of one module; they are built when the first of them is asked for."""
+class _Kernel:
+    """What the generated code calls; `run` once it is built."""
 
-    module: Any
-    load: Callable[[str], Callable[[], Any]]
-    alone: Callable[..., Any]
-    kernels: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
-    built: list[Callable[..., Any]] = field(default_factory=list)
+    argtypes: tuple[str, ...]
+    source: str
+    alone: Callable[[], Any]
+    run: Callable[..., None] | None = None
 
-    def add(self, argtypes: tuple[str, ...], source: str) -> Callable[[], Any]:
-        place = len(self.kernels)
-        self.kernels.append((argtypes, source))
+    def __call__(self, *args: Any) -> None:
+        assert self.run is not None, "the kernels are built before they run"
+        self.run(*args)
 
-        def result() -> Any:
-            if not self.built:
-                self.built = self._built()
-            return self.built[place]
 
-        return result
-
-    def _built(self) -> list[Callable[..., Any]]:
-        try:
-            return self._shared()
-        except Exception:  # helpers of two kernels may not go together; then each by itself, as Inductor does
-            alone = [self.alone(self.module, list(types), source) for types, source in self.kernels]
-            return [each.result() if hasattr(each, "result") else each for each in alone]
-
-    def _shared(self) -> list[Callable[..., Any]]:
-        places = range(0, len(self.kernels), MOST_TOGETHER)
-        groups = [self.kernels[start : start + MOST_TOGETHER] for start in places]
-        loads = [self.load(source_of(group)) for group in groups]
-        return [
-            _function(getattr(library, f"entry_{place}"), types)
-            for group, library in zip(groups, [load() for load in loads])
-            for place, (types, _) in enumerate(group)
-        ]
+def _build(kernels: Sequence[_Kernel], load: Callable[[str], Callable[[], Any]]) -> None:
+    groups = [kernels[start : start + MOST_TOGETHER] for start in range(0, len(kernels), MOST_TOGETHER)]
+    try:
+        loads = [load(source_of([(each.argtypes, each.source) for each in group])) for group in groups]
+        for group, loaded in zip(groups, loads):
+            entries = loaded()
+            for place, kernel in enumerate(group):
+                kernel.run = _function(getattr(entries, f"entry_{place}"), kernel.argtypes)
+    except Exception:  # helpers of two kernels may not go together; then each by itself, as Inductor does
+        made = [(kernel, kernel.alone()) for kernel in kernels]
+        for kernel, each in made:
+            kernel.run = each.result() if hasattr(each, "result") else each
 
 
 def _can_share(argtypes: Sequence[str], source: str) -> bool:
