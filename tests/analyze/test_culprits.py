@@ -117,7 +117,9 @@ def test_a_gradient_that_only_aotautograd_makes_wrong(wrong_tanh_backward):
     found = torchsleuth.compare_models(halves, "aot_eager_decomp_partition", given, backward=True)
     assert (found.agrees, found.component, found.node) == (False, "aot_autograd", "tanh"), found.words
     assert "the gradient of `torch.tanh` (test_culprits.py:" in found.words
-    assert "all values of the forward are right; AOTAutograd wrote or parted its backward wrongly" in found.words
+    assert (
+        "all values of the forward are right; AOTAutograd wrote or parted its backward wrongly" in found.words
+    )
     assert found.differences == ("inputs[0].grad", "inputs[1].grad")
 
 

@@ -62,7 +62,9 @@ def test_what_a_kernel_throws_is_raised(builds):
 def test_each_kernel_keeps_its_own_helpers():
     kernel = '#include <cmath>\nstatic int helper() {{ return {}; }}\nextern "C"  void kernel(float* p)\n{{ p[0] = helper(); }}'
     text = source_of([(["float*"], kernel.format(1)), (["float*"], kernel.format(2))])
-    assert text.count("#include <cmath>") == 1 and "kernel_0(float* p)" in text and "kernel_1(float* p)" in text
+    assert (
+        text.count("#include <cmath>") == 1 and "kernel_0(float* p)" in text and "kernel_1(float* p)" in text
+    )
     assert text.index("namespace together_0") < text.index("return 1;") < text.index("namespace together_1")
 
 

@@ -248,9 +248,7 @@ class _Watcher:
         """A captured graph that is wrong as a whole, compiled once more with every value returned."""
         kept = clone_inputs(list(args))
         why = "the graphs that Inductor got agree" if self.inner else f"{call.name} shows no values"
-        parts = analyze_exposed(
-            graph, lambda: clone_inputs(kept), _ways_of(call), lambda message: None, why
-        )
+        parts = analyze_exposed(graph, lambda: clone_inputs(kept), _ways_of(call), lambda message: None, why)
         return finished(graph, parts)
 
     def trace_gradients(self) -> None:

@@ -98,7 +98,7 @@ def _can_share(argtypes: Sequence[str], source: str) -> bool:
 def source_of(kernels: Sequence[tuple[Sequence[str], str]]) -> str:
     """One source file of several kernels, each with an entry that hands on what was thrown.
 
-    >>> 'extern "C" const char* entry_0(float* a0) noexcept' in source_of([(["float*"], 'extern "C" void kernel(float* p) {}')])
+    >>> "entry_0(float* a0) noexcept" in source_of([(["float*"], 'extern "C" void kernel(float* p) {}')])
     True
     """
     includes = dict.fromkeys(line.strip() for _, source in kernels for line in _INCLUDE.findall(source))
@@ -127,7 +127,9 @@ def _function(entry: Any, argtypes: Sequence[str]) -> Callable[..., None]:
     ]
 
     def kernel(*args: Any) -> None:
-        why = entry(*(arg.data_ptr() if pointer else arg for pointer, arg in zip(pointers, args, strict=True)))
+        why = entry(
+            *(arg.data_ptr() if pointer else arg for pointer, arg in zip(pointers, args, strict=True))
+        )
         if why is not None:
             raise RuntimeError(why.decode(errors="replace"))
 
@@ -137,7 +139,7 @@ def _function(entry: Any, argtypes: Sequence[str]) -> Callable[..., None]:
 def _loader(library: Any, submit: Callable[..., Any]) -> Callable[[str], Callable[[], Any]]:
     """Builds a source as Inductor builds a kernel, and loads it as a plain library."""
 
-    class Library(library):  # type: ignore[misc]
+    class Library(library):
         cache: dict[str, Any] = {}
 
         @classmethod

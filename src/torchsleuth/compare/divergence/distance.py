@@ -115,6 +115,11 @@ def checksum(value: torch.Tensor) -> int:
     if value.numel() == 0:
         return 0
     bits = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    words = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(torch.int64)
-    # Odd multipliers, modulo 2**64: no word's contribution vanishes, and each place counts differently.
-    return int((torch.arange(words.numel(), device=words.device).mul_(2).add_(1) * words).sum())
+    total = place = 0
+    for piece in bits.split(8 * SMALL):
+        words = torch.nn.functional.pad(piece, (0, -piece.numel() % 8)).view(torch.int64)
+        # Odd multipliers, modulo 2**64: no word's contribution vanishes, and each place counts differently.
+        factors = torch.arange(place, place + words.numel(), device=words.device).mul_(2).add_(1)
+        total += int(factors.mul_(words).sum())
+        place += words.numel()
+    return total % 2**64

@@ -1,7 +1,7 @@
 """A gradient that is wrong though all values of the forward are right: the call whose gradient it is.
 
-AOTAutograd writes the backward of a captured graph and parts it from the forward. Where that goes wrong, both graphs agree
-with what they say, so no generated code shows it. What is left is to take some calls of the captured graph by
+AOTAutograd writes the backward of a captured graph and parts it from the forward. Where that goes wrong, both graphs
+agree with what they say, so no generated code shows it. What is left is to take some calls of the captured graph by
 themselves, on eager's values, to compile them with their backward and to judge the gradients; by halves, the later half
 first, because a backward begins at the end.
 """

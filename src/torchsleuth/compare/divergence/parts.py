@@ -140,7 +140,8 @@ def beginning_of(graph: GraphModule, node: str, inputs: Sequence[Any]) -> Part:
         follows = each.target is operator.getitem or may_write(each)
         if follows and all(source in kept or source.op == "placeholder" for source in each.all_input_nodes):
             kept.add(each)
-    small, made = Graph(), {}
+    small = Graph()
+    made: dict[Node, Node] = {}
     for each in graph.graph.nodes:
         if each in kept or each.op == "placeholder":
             made[each] = small.node_copy(each, made.__getitem__)
