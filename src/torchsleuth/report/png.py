@@ -5,7 +5,6 @@ An SVG is drawn by one library with fonts, or not at all: drawing it a second ti
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ def png_writer(path: Path) -> Callable[[str], None]:
     """What writes the text of an SVG to `path` as PNG; raises `NoPng` where nothing can: `png_writer(path)(svg)`."""
     try:
         # OSError: the package is there, the library under it is not.
-        cairosvg = importlib.import_module("cairosvg")
+        import cairosvg
     except (ImportError, OSError):
         raise NoPng(
             "a PNG is drawn by cairosvg, which does not work here: pip install 'torchsleuth[png]'; "
