@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,45 +176,61 @@ def asked(*arguments: str, timeout: float) -> dict[str, Any]:
 
 
 def corpus(folder: Path, timeout: float) -> list[dict[str, Any]]:
-    """Every wrong result that the programs of a folder leave, analysed."""
+    """Every wrong result that the programs of a corpus leave, analysed; beside it what is known of the program."""
     rows = []
-    for program in sorted(folder.rglob("*.py")):
+    for program, facts in accuracy_programs(folder):
         with tempfile.TemporaryDirectory() as cases:
             env = {**os.environ, "TORCHSLEUTH_CASES": cases, "TORCHINDUCTOR_CACHE_DIR": f"{cases}/.cache"}
+            if "fault" in facts:  # planted, also in the processes that analyse
+                paths = [str(folder.absolute() / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])]
+                env |= {"FAULT": facts["fault"], "PYTHONPATH": os.pathsep.join(paths)}
             sleuth = [sys.executable, "-m", "torchsleuth"]
             watched = [*sleuth, "run", "--check-accuracy", "--record-only", "--json", str(program)]
             subprocess.run(watched, env=env, capture_output=True, timeout=timeout)
+            known = {"program": program.stem, "expected": facts.get("culprit")}
+            found = []
             for case in Path(cases).glob("*/case.json"):
-                kind = json.loads(case.read_text())["kind"]
-                if kind != "accuracy":
+                if json.loads(case.read_text())["kind"] != "accuracy":
                     continue
                 ran = subprocess.run(
-                    [*sleuth, "analyze", "--json", str(case.parent)], env=env, capture_output=True, text=True
+                    [*sleuth, "analyze", "--yes", "--json", str(case.parent)],
+                    env=env,
+                    capture_output=True,
+                    text=True,
                 )
                 told = json.loads(ran.stdout) if ran.stdout else {"words": ran.stderr.strip()}
                 culprit = told.get("culprit") or {}
-                rows.append(
-                    {
-                        "program": program.name,
-                        "op": culprit.get("op"),
-                        "line": culprit.get("user_line"),
-                        "confirmed": culprit.get("confirmed"),
-                        "recovers": culprit.get("recovers"),
-                        "words": told["words"],
-                    }
-                )
+                keys = ("op", "calls", "user_line", "confirmed", "recovers")
+                found.append({**known, **{key: culprit.get(key) for key in keys}, "words": told["words"]})
+            rows += found or [{**known, "words": "no wrong result was recorded"}]
     return rows
 
 
+def accuracy_programs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The programs of a corpus that end in wrong numbers, with the facts that lie beside them."""
+    for facts in folder.rglob("*.json"):
+        known = json.loads(facts.read_text())
+        for each in known if isinstance(known, list) else [{**known, "program": f"{facts.stem}.py"}]:
+            if each.get("kind") == "accuracy":
+                yield facts.parent / each["program"], each
+
+
 def table(rows: list[dict[str, Any]]) -> None:
-    print("| way | calls | right node | CPU s | wall s | peak MiB | written MiB |")
-    print("|---|---|---|---|---|---|---|")
+    named = [row for row in rows if "way" not in row]
+    if named:
+        print("| program | known culprit | named | line | confirmed | recovers |")
+        print("|---|---|---|---|---|---|")
+    for row in named:
+        shown = [row.get(key) for key in ("program", "expected", "op", "user_line", "confirmed", "recovers")]
+        print(f"| {' | '.join(map(str, shown))} |")
+        if not row.get("op"):
+            print(f"| | {row['words']} | | | | |")
+    rows = [row for row in rows if "way" in row]
+    if rows:
+        print("| way | calls | right node | CPU s | wall s | peak MiB | written MiB |")
+        print("|---|---|---|---|---|---|---|")
     for row in rows:
-        if "way" not in row:
-            print(
-                f"| {row['program']} | {row['op']} | {row['line']} | {row['confirmed']} | {row['recovers']} | | |"
-            )
-        elif "error" in row:
+        if "error" in row:
             print(f"| {row['way']} | {row['asked']} | {row['error']} | | | | |")
         else:
             right = (

@@ -1,8 +1,10 @@
 """What a person gets of an analysis: the sentence, the table, the picture; also of one that was stopped, or is hostile."""
 
 import json
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
@@ -20,7 +22,9 @@ from torchsleuth.cases.analysis import (
 )
 from torchsleuth.cases.errors import DamagedCase
 from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cli.analyze import analyze_verb
 from torchsleuth.graphs.source_line import SourceLine
+from torchsleuth.report.png import NoPng, png_writer
 
 CULPRIT = Culprit(
     "softmax",
@@ -94,3 +98,20 @@ def test_a_failure_without_numbers_is_sent_to_triage(tmp_path):
     case = replace(make(), kind="crash")
     with pytest.raises(NotNumerical, match=r"no wrong result .*torchsleuth triage"):
         analyze_case(CaseFolder(tmp_path, case), questions=None)
+
+
+def test_a_png_is_drawn_from_the_svg(tmp_path, monkeypatch):
+    drawing = ModuleType("cairosvg")
+    drawing.svg2png = lambda *, bytestring, output_width: b"\x89PNG" + bytestring[:4]
+    monkeypatch.setitem(sys.modules, "cairosvg", drawing)
+    png_writer(tmp_path / "error.png")(picture(Analysis("3f9a0000")))
+    assert (tmp_path / "error.png").read_bytes() == b"\x89PNG<svg"
+    with pytest.raises(NoPng, match="cannot be written"):
+        png_writer(tmp_path / "nowhere" / "error.png")("<svg/>")
+
+
+def test_without_cairosvg_a_png_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cairosvg", None)
+    asked = ["3f9a", "--look", "--png", str(tmp_path / "error.png"), "--cases", str(tmp_path)]
+    with pytest.raises(NoPng, match=r"pip install 'torchsleuth\[png\]'"):
+        analyze_verb.main(asked, standalone_mode=False)

@@ -97,6 +97,32 @@ def test_a_fault_in_a_backward_names_the_op_it_is_the_gradient_of():
     assert x.grad is None
 
 
+@pytest.fixture
+def wrong_tanh_backward(monkeypatch):
+    """AOTAutograd writes the backward of tanh wrongly; each graph that it makes is right by itself."""
+    from torch._inductor import decomposition
+
+    monkeypatch.setitem(
+        decomposition.decompositions, aten.tanh_backward.default, lambda grad, out: grad * (1 - out)
+    )
+
+
+def halves(x, w):
+    a, b = torch.tanh((x @ w).sin()).split(8, -1)
+    return (a * b).exp().sum(-1)
+
+
+def test_a_gradient_that_only_aotautograd_makes_wrong(wrong_tanh_backward):
+    given = [torch.randn(16, 16, requires_grad=True) for _ in range(2)]
+    found = torchsleuth.compare_models(halves, "aot_eager_decomp_partition", given, backward=True)
+    assert (found.agrees, found.component, found.node) == (False, "aot_autograd", "tanh"), found.words
+    assert "the gradient of `torch.tanh` (test_culprits.py:" in found.words
+    assert (
+        "all values of the forward are right; AOTAutograd wrote or parted its backward wrongly" in found.words
+    )
+    assert found.differences == ("inputs[0].grad", "inputs[1].grad")
+
+
 def test_the_first_value_that_is_nan_where_eager_is_finite():
     plain = lowerings[aten.log.default]
 

@@ -7,6 +7,7 @@ import torch
 
 from torchsleuth.compare.divergence.distance import checksum, distance
 from torchsleuth.compare.divergence.measure import Subject, accumulated, differing, local, substituted
+from torchsleuth.compare.divergence.parts import Compilers, beginning_of, look_inside
 from torchsleuth.compare.divergence.steps import EagerSteps, writes_what_is_read
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
 
@@ -137,3 +138,31 @@ def test_a_checksum_tells_any_bit_and_any_order():
     b[3] = torch.nextafter(b[3], torch.tensor(9.0))
     assert len({checksum(each) for each in (a, b, a.flip(0))}) == 3
     assert checksum(a) == checksum(a.clone())
+
+
+def test_calls_that_are_wrong_only_with_what_comes_before_them_are_confirmed():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.placeholder("unused")
+    made = graph.create_node("call_function", torch.ops.aten.sin.default, (x,), name="sin")
+    last = graph.create_node("call_function", torch.ops.aten.exp.default, (made,), name="exp")
+    later = graph.create_node("call_function", torch.ops.aten.cos.default, (last,), name="cos")
+    graph.create_node("call_function", torch.ops.aten.copy_.default, (x, made), name="written")
+    graph.output((later,))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+
+    def inputs():
+        return [torch.ones(4), torch.ones(2)]
+
+    part = beginning_of(module, "exp", inputs())
+    assert part.calls == ("sin", "exp", "written") and len(part.inputs) == 2
+
+    def right(part, values):
+        return lambda given: part(*given)
+
+    def wrong(part, values):
+        return lambda given: tuple(out + 1 for out in part(*given))
+
+    told = look_inside(module, inputs, "exp", ["exp"], Compilers(right, whole=wrong))
+    assert (told.diverges, told.node, told.how) == (True, "exp", "beginning")
+    assert not look_inside(module, inputs, "exp", ["exp"], Compilers(right, whole=right)).diverges

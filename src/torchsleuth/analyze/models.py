@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +21,10 @@ from torchsleuth.analyze.graphs import finished, subject_of
 from torchsleuth.cases.analysis import Analysis
 from torchsleuth.compare.compat.models import reduce_to_scalar_loss
 from torchsleuth.compare.divergence.analysis import analyze
-from torchsleuth.compare.divergence.compiling import aten_ways
+from torchsleuth.compare.divergence.compiling import AOT_ALONE, aten_ways, captured_ways
 from torchsleuth.compare.divergence.distance import distance
 from torchsleuth.compare.divergence.exposed import analyze_exposed
+from torchsleuth.compare.divergence.gradients import OF_AOTAUTOGRAD, wrong_gradient
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors, restore, snapshot
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
@@ -84,7 +86,7 @@ def compare_models(
     Used as `print(compare_models(model, torch.compile(model), [x]).words)`.
     """
     other = torch.compile(eager, backend=compiled) if isinstance(compiled, str) else compiled
-    watcher = _Watcher()
+    watcher = _Watcher(backward)
     models = (eager, other)
     with rng_kept() as start, compiled_anew():
         plain = _ran(eager, models, inputs, start, backward)
@@ -97,7 +99,11 @@ def compare_models(
             _hooked(seams.hook_inner_compiles, watcher.on_inner),
         ):
             result = _ran(other, models, inputs, start, backward)
-    return _told(watcher, _differences(plain, captured), _differences(plain, result))
+        by_capture, in_all = _differences(plain, captured), _differences(plain, result)
+        gradients = any(path.endswith(".grad") for path in in_all)
+        if gradients and not by_capture and all(graph.verdict != DIVERGED for graph in watcher.graphs):
+            watcher.trace_gradients()
+    return _told(watcher, by_capture, in_all)
 
 
 def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelComparison:
@@ -121,10 +127,13 @@ def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelC
         unclear = [graph.sentence for graph in graphs if graph.verdict == INCONCLUSIVE]
         if unclear:
             words += f"; {len(unclear)} of them cannot be judged ({unclear[0]})"
+        if in_all:
+            words += f"; {', '.join(in_all[:3])} differ in more than the last bits, as far as rounding may move them"
         return ModelComparison(True, words, graphs=graphs)
-    component = {"aot": "inductor"}.get(wrong.level, "aot_autograd" if watcher.inner else "backend")
     found = watcher.analysis
     culprit = found.culprit if found is not None else None
+    of_aot = watcher.inner or (culprit is not None and culprit.how == OF_AOTAUTOGRAD)
+    component = {"aot": "inductor"}.get(wrong.level, "aot_autograd" if of_aot else "backend")
     where = found.words if found is not None else wrong.sentence
     return ModelComparison(
         False,
@@ -143,8 +152,11 @@ def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelC
 class _Watcher:
     """Judges each graph as it is called, and analyses the first that is wrong."""
 
+    backward: bool = False
     graphs: list[GraphComparison] = field(default_factory=list)
     analysis: Analysis | None = None
+    # Of a call with backward, what is needed to take a captured graph apart afterwards.
+    captured: list[tuple[GraphModule, seams.BackendCall, list[Any]]] = field(default_factory=list)
     observed: Observed | None = None
     inner: int = 0
     busy: bool = False
@@ -156,6 +168,8 @@ class _Watcher:
         compiled = call.as_without_us()
 
         def run(*args: Any) -> Any:
+            if self.backward and not self.busy:
+                self.captured.append((graph, call, clone_inputs(list(args))))
             return self._judged(
                 "dynamo", "forward", graph, compiled, args, lambda: self._exposed(graph, call, args)
             )
@@ -233,16 +247,32 @@ class _Watcher:
     def _exposed(self, graph: GraphModule, call: seams.BackendCall, args: Sequence[Any]) -> Analysis | None:
         """A captured graph that is wrong as a whole, compiled once more with every value returned."""
         kept = clone_inputs(list(args))
-
-        def compiled(part: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
-            run = call.compile(_copied(part), list(values))
-            return lambda given: run(*given)
-
         why = "the graphs that Inductor got agree" if self.inner else f"{call.name} shows no values"
-        parts = analyze_exposed(
-            graph, lambda: clone_inputs(kept), Compilers(compiled), lambda message: None, why
-        )
+        parts = analyze_exposed(graph, lambda: clone_inputs(kept), _ways_of(call), lambda message: None, why)
         return finished(graph, parts)
+
+    def trace_gradients(self) -> None:
+        """Where every graph is right and gradients are not: the call of a captured graph whose gradient is wrong."""
+        alone = captured_ways(AOT_ALONE, {})
+        for graph, call, args in self.captured:
+            inputs = functools.partial(clone_inputs, args)
+            culprit = wrong_gradient(graph, inputs, _ways_of(call), lambda message: None, None, alone)
+            if culprit is not None:
+                self.analysis = finished(graph, {"culprit": culprit})
+                calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
+                sentence = self.analysis.words
+                self.graphs.append(GraphComparison("dynamo", "backward", calls, DIVERGED, sentence))
+                return
+
+
+def _ways_of(call: seams.BackendCall) -> Compilers:
+    """Parts of a captured graph go the way of the whole."""
+
+    def compiled(part: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        run = call.compile(_copied(part), list(values))
+        return lambda given: run(*given)
+
+    return Compilers(compiled)
 
 
 def _copied(graph: GraphModule) -> GraphModule:

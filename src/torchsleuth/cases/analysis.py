@@ -55,8 +55,9 @@ class Culprit:
     """Where the error begins: the first kernel that is off by itself, and the node in it.
 
     `seen_at` is the value at which it was seen; `calls` are those that the kernel makes it of. `confirmed` where these
-    calls, compiled by themselves, are wrong as well; `how` tells how the node among them was found. `recovers` where
-    everything is right with eager's values in the place of this kernel's and of `also`: other values that are off, too.
+    calls, compiled by themselves, are wrong as well; `how` tells how the node among them was found (a key of GRADIENTS
+    where only the node's gradient is wrong). `recovers` where everything is right with eager's values in the place of
+    this kernel's and of `also`: other values that are off, too.
     """
 
     node: str
@@ -185,11 +186,24 @@ def worst(analysis: Analysis, most: int = 10) -> list[ValueAnalysis]:
     return own[:most]
 
 
+# How a wrong gradient was found -> what that means.
+GRADIENTS = {
+    "gradients": "AOTAutograd wrote or parted its backward wrongly: with eager's kernels it is wrong as well",
+    "compiled gradients": "only the compiled backward is wrong",
+}
+
+
 def _blame(culprit: Culprit) -> str:
     place = f" in `{culprit.module}`" if culprit.module else ""
     line = f" ({culprit.user_line})" if culprit.user_line else ""
     kernel = f", kernel `{culprit.kernel}`" if culprit.kernel else ""
     gradient = f", of the gradient of {culprit.forward_op}" if culprit.forward_op else ""
+    if culprit.how in GRADIENTS:
+        many = f", together with {len(culprit.calls) - 1} calls before it" if len(culprit.calls) > 1 else ""
+        return (
+            f"the gradient of `{_short(culprit.op)}`{place}{line}{many}: {culprit.verdict}; all values of the forward "
+            f"are right; {GRADIENTS[culprit.how]}"
+        )
     if culprit.made:
         off = f"makes {culprit.made} elements infinite or NaN where eager and float64 are finite"
     elif culprit.lost:

@@ -10,12 +10,14 @@ from typing import Any
 import click
 
 from torchsleuth.cases.analysis import FILE, PICTURE, Analysis, analysis_from_json, require_numbers, worst
+from torchsleuth.cases.door import NotRead
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.cli.agreement import agree_to, yes_option
 from torchsleuth.cli.minify import adopted, known_case
 from torchsleuth.cli.options import Function, budget_option, cases_option, json_option, workers_option
 from torchsleuth.cli.output import print_json, say, show, status
+from torchsleuth.report.png import NoPng, png_writer
 from torchsleuth.supervise.pipeline import analyze_step, processes_for
 
 # Phase -> what a person reads while it runs.
@@ -26,6 +28,7 @@ DOING = {
     "determinism": "running it once more",
     "inside": "looking into the kernel",
     "substitution": "putting eager's values in its place",
+    "gradients": "looking for the call whose gradient is wrong",
 }
 BAR = 24
 
@@ -46,6 +49,9 @@ def _phase_options(function: Function) -> Function:
 @click.argument("case_or_script", default="last")
 @click.option("--save", is_flag=True, help="Keep every value, and eager's, in the case's folder `values`.")
 @click.option("--look", is_flag=True, help="Show the analysis that is in the case; runs nothing.")
+@click.option(
+    "--png", type=click.Path(path_type=Path, dir_okay=False), help="Write the picture as PNG to this file."
+)
 @_phase_options
 @budget_option(300)
 @yes_option
@@ -56,6 +62,7 @@ def analyze_verb(
     case_or_script: str,
     save: bool,
     look: bool,
+    png: Path | None,
     budget: float,
     yes: bool,
     workers: str,
@@ -73,8 +80,10 @@ def analyze_verb(
     \b
     torchsleuth analyze last
     torchsleuth analyze 3f9a --look --json
+    torchsleuth analyze 3f9a --look --png error.png
     torchsleuth analyze original.py
     """
+    write_png = png_writer(png) if png is not None else None
     if look:
         folder = open_case(cases_dir, case_or_script)
     else:
@@ -87,6 +96,11 @@ def analyze_verb(
     if not folder.has(FILE):
         raise NotAnalyzed(f"case {folder.case.id} has no analysis yet: torchsleuth analyze {folder.case.id}")
     found = analysis_from_json(folder.json(FILE), str(folder.file(FILE)))
+    if write_png is not None and folder.has(PICTURE):
+        try:
+            write_png(folder.text(PICTURE))
+        except NotRead as why:
+            raise NoPng(str(why)) from None
     if as_json:
         print_json({**found.to_json(), "path": str(folder.path)})
     else:
@@ -193,9 +207,12 @@ def show_analysis(found: Analysis, folder: CaseFolder) -> None:
 def _confirmed(confirmed: bool, how: str) -> str:
     if not confirmed:
         return "no: its calls are right where they are compiled by themselves, only the whole graph's code is wrong"
+    if how == "beginning":
+        return "its calls are right by themselves; compiled with all that comes before them, they are wrong as well"
     inside = {
         "lowered": "; the node is wrong as Inductor lowers it, before any code is generated",
         "compiled": "; the node is wrong in generated code",
+        "gradients": ", with eager's kernels, too",
         "beginnings": "; the node is the first at which a kernel that ends there is wrong",
     }
     return f"its calls, compiled by themselves, are wrong as well{inside.get(how, '')}"

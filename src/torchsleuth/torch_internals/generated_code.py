@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from torchsleuth.torch_internals.inductor_ir.lowering import without_caches
+from torchsleuth.torch_internals.kernel_builds import built_together
 
 # Calls that make memory or another view of it; they compute nothing.
 _MEMORY = re.compile(r"(torch\.)?(empty|reinterpret_tensor|alloc_from_pool|_uninitialized)|as_strided$")
@@ -82,11 +83,14 @@ def observed_code() -> Iterator[Observed]:
 
     def compile_to_module(graph: Any) -> Any:
         module = original(graph)
+        build()
         if getattr(graph, "parent", None) is None:
+            # A recorded CUDA graph replays kernels, not this code, and nothing may be looked at while it is recorded.
+            graph.disable_cudagraphs_reason = "its values are looked at while it runs"
             observed.codes.append(_watched_module(graph, module))
         return module
 
-    with without_caches():
+    with without_caches(), built_together() as build:
         lowering.compile_to_module = compile_to_module
         try:
             yield observed
@@ -153,11 +157,13 @@ def _kernels(tree: ast.Module) -> dict[str, list[bool]]:
             types = [str(each.value) for each in arguments[0].elts if isinstance(each, ast.Constant)]
             found[name] = ["*" in kind and not kind.startswith("const") for kind in types]
         elif called.startswith("async_compile.") and arguments:
-            text = str(getattr(arguments[-1], "value", ""))
-            parameters = re.search(rf"def {re.escape(name)}\(([^)]*)\)", text)
+            # Its function may have a plainer name than the kernel (`unique_kernel_names`), and is the first argument.
+            function, text = (str(getattr(each, "value", "")) for each in (arguments[0], arguments[-1]))
+            parameters = re.search(rf"def {re.escape(function)}\(([^)]*)\)", text)
             if parameters is not None:
                 names = [each.split(":")[0].strip() for each in parameters[1].split(",")]
-                found[name] = [each.startswith(("out_ptr", "in_out_ptr")) for each in names]
+                users = "custom_kernel=True" in text  # a kernel of the user's may write any of them
+                found[name] = [users or each.startswith(("out_ptr", "in_out_ptr")) for each in names]
     return found
 
 

@@ -8,13 +8,14 @@ Versions: 2.11 to 2.15 ask through `VecISA.check_build`; where that is missing, 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,42 @@ def recall_vector_instructions(answers: Mapping[str, bool]) -> bool:
         return bool(answers) and _ask(recalling)
     except KeyError:
         return False
+
+
+def with_believed_instructions(build: Callable[[], Any]) -> Any:
+    """What `build` compiles, Inductor having been told that the compiler can do whatever the processor can.
+
+    The kernels' own build is the test of that: where it fails, Inductor asks, and `build` is called once more. What it
+    was told is forgotten at the end; where it has asked before, nothing changes. Used as
+    `with_believed_instructions(lambda: compile_fx_inner(graph, inputs))`.
+    """
+    with _belief() as believed:
+        try:
+            return build()
+        except Exception:
+            if not believed:
+                raise
+    return build()
+
+
+@contextlib.contextmanager
+def _belief() -> Iterator[bool]:
+    module: Any = importlib.import_module("torch._inductor.cpu_vec_isa")
+    answered = getattr(module.valid_vec_isa_list, "cache_info", None)
+    known = answered is None or answered().currsize > 0 or not hasattr(module, "supported_vec_isa_list")
+    states = [] if known else [(isa, dict(vars(isa))) for isa in module.supported_vec_isa_list]
+    if known or not _ask(lambda original: lambda isa, code: True):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        _forget()
+        for isa, state in states:
+            vars(isa).clear()
+            vars(isa).update(state)
+            for each in [each for kind in type(isa).__mro__ for each in vars(kind).values()]:
+                getattr(each, "cache_clear", lambda: None)()
 
 
 def forget_vector_instructions(config: Mapping[str, Mapping[str, str]]) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 
 from torchsleuth.compare.divergence.analysis import Wishes, analyze
-from torchsleuth.compare.divergence.compiling import aten_ways, captured_ways
+from torchsleuth.compare.divergence.compiling import AOT_ALONE, aten_ways, captured_ways
 from torchsleuth.compare.divergence.exposed import analyze_exposed
+from torchsleuth.compare.divergence.gradients import PHASE, wrong_gradient
 from torchsleuth.compare.divergence.measure import Keep, Subject, written_inputs
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.divergence.steps import run_once
 from torchsleuth.compare.reference import opkinds
+from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.script_runtime import runner
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.generated_code import CompiledCode, observed_code
@@ -60,11 +62,30 @@ def divergence(trial: Trial) -> dict[str, Any]:
     ways = _ways(ready)
     wishes = Wishes(trial.analysis.get("without", ()), _keeper(trial.analysis.get("values")))
     code = next((each for each in observed.codes if not each.backward or not captured), None)
+    parts = _values(ready, code, call, ways, tell, wishes, drawn)
+    if captured and ready.facts["gradients"] and parts.get("culprit") is None and PHASE not in wishes.without:
+        parts["culprit"] = wrong_gradient(
+            ready.eager, ready.inputs, ways, tell, drawn, captured_ways(AOT_ALONE, {}, ready.ambient)
+        )
+        tell({"part": "culprit", "value": parts["culprit"]})
+    return parts
+
+
+def _values(
+    ready: runner.ReproTrial,
+    code: CompiledCode | None,
+    call: Callable[[list[Any]], Any],
+    ways: Compilers,
+    tell: Callable[[Mapping[str, Any]], None],
+    wishes: Wishes,
+    drawn: EagerRun | None,
+) -> dict[str, Any]:
+    """The parts of the answer that come of values: those that the code shows, else all of them, returned."""
     if code is None or not code.written:
         why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"
         return analyze_exposed(ready.eager, ready.inputs, ways, tell, why, drawn)
     calls = [name for name, node in code.nodes.items() if node.op.startswith("call_")]
-    names = _last_of_each(code) if captured else dict(zip(calls, calls))
+    names = _last_of_each(code) if ready.facts["level"] == "dynamo" else dict(zip(calls, calls))
     known = {node.name for node in ready.eager.graph.nodes}
     node_of = {name: origin for name, origin in names.items() if origin in known} | written_inputs(
         ready.eager
@@ -90,7 +111,7 @@ def _ways(ready: runner.ReproTrial) -> Compilers:
     """Ways to compile a part of the graph as the graph is compiled."""
     facts, own = ready.facts, ready.namespace.get("backend")
     if facts["level"] == "aot":
-        return aten_ways(facts["compile_kwargs"], own, ready.ambient)
+        return aten_ways(facts["compile_kwargs"], own, ready.ambient, facts["inputs"])
     options = {key: eval(text, dict(ready.namespace)) for key, text in facts["options"].items()}
     return captured_ways(own or facts["backend"], options, ready.ambient)
 

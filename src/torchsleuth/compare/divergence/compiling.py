@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import GraphModule
@@ -14,23 +15,38 @@ from torchsleuth.script_runtime.compiling import aten_compiler, captured_compile
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
 from torchsleuth.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering, without_caches
+from torchsleuth.torch_internals.vector_instructions import with_believed_instructions
+
+AOT_ALONE = "aot_eager_decomp_partition"
+"""The backend of torch's that does all of AOTAutograd and hands its graphs to eager's kernels."""
 
 Ambience = Callable[[], contextlib.AbstractContextManager[Any]]
+Make = Callable[[GraphModule, Sequence[Any]], Callable[[], Callable[[list[Any]], Any]]]
 # Of what Inductor was told about a graph, what holds for its parts as well.
 _OF_PARTS = ("is_inference", "is_backward")
 
 
 def aten_ways(
-    kwargs: Mapping[str, Any], compiler: Any = None, ambience: Ambience = contextlib.nullcontext
+    kwargs: Mapping[str, Any],
+    compiler: Any = None,
+    ambience: Ambience = contextlib.nullcontext,
+    description: Mapping[str, Any] | None = None,
 ) -> Compilers:
-    """For aten graphs, which go to Inductor or to `compiler`: `aten_ways({}).compiled(part, [x])`."""
+    """For aten graphs, which go to Inductor or to `compiler`: `aten_ways({}).compiled(part, [x])`.
+
+    `description` is that of the whole graph's inputs, where it is known.
+    """
     own = {key: value for key, value in kwargs.items() if key in _OF_PARTS}
 
-    def make(graph: GraphModule, values: Sequence[Any]) -> Callable[[], Callable[[list[Any]], Any]]:
-        fakes, mode = symbolic_inputs(describe_inputs(list(values)).to_json(), list(values))
-        return aten_compiler(copy.deepcopy(graph), fakes, mode, {}, own, compiler)
+    def making(described: Mapping[str, Any] | None) -> Make:
+        def make(graph: GraphModule, values: Sequence[Any]) -> Callable[[], Callable[[list[Any]], Any]]:
+            given = described or describe_inputs(list(values)).to_json()
+            fakes, mode = symbolic_inputs(dict(given), list(values))
+            return aten_compiler(copy.deepcopy(graph), fakes, mode, {}, own, compiler)
 
-    return _ways(make, ambience)
+        return make
+
+    return replace(_ways(making(None), ambience), whole=_ways(making(description), ambience).compiled)
 
 
 def captured_ways(
@@ -44,11 +60,14 @@ def captured_ways(
     return _ways(make, ambience)
 
 
-def _ways(make: Callable[..., Any], ambience: Ambience) -> Compilers:
+def _ways(make: Make, ambience: Ambience) -> Compilers:
     def compiled(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        compile_it = make(graph, values)
-        with ambience(), without_caches():
-            run = compile_it()
+        def build() -> Callable[[list[Any]], Any]:
+            compile_it = make(graph, values)
+            with ambience(), without_caches():
+                return compile_it()
+
+        run = with_believed_instructions(build)
 
         def call(given: list[Any]) -> Any:
             with ambience():

@@ -75,19 +75,18 @@ def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) ->
     biggest = torch.finfo(eager.dtype).max
     for c, e, t in pieces(compiled, eager, truth, size=SMALL):
         c, e, t = c.double(), e.double(), t.double()
-        away, own_away = c - t, e - t
-        if not math.isfinite(float(away.sum()) + float(own_away.sum())):
+        rows = torch.stack([c - t, e - t, t]).flatten(1)
+        numbers = _largest_and_squares(rows)
+        if not all(map(math.isfinite, numbers[:3])):
             finite = [torch.isfinite(each) for each in (c, e, t)]
             made += int((~finite[0] & finite[1] & finite[2] & (t.abs() < biggest / 2)).sum())
             lost += int((~finite[1] & ~finite[2] & (_kind(e) == _kind(t)) & (_kind(c) != _kind(e))).sum())
             usable = finite[0] & finite[1] & finite[2]
-            away, own_away, t = (torch.where(usable, each, 0.0) for each in (away, own_away, t))
-        off = max(off, float(away.abs().max()))
-        own = max(own, float(own_away.abs().max()))
-        largest = max(largest, float(t.abs().max()))
-        off_square += float(away.square().sum())
-        own_square += float(own_away.square().sum())
-        square += float(t.square().sum())
+            numbers = _largest_and_squares(torch.where(usable.flatten(), rows, 0.0))
+        off, own, largest = (max(pair) for pair in zip((off, own, largest), numbers[:3]))
+        off_square, own_square, square = (
+            old + new for old, new in zip((off_square, own_square, square), numbers[3:])
+        )
     step = torch.finfo(eager.dtype).eps
     tiny = torch.finfo(eager.dtype).smallest_normal
     noise = max(own, step * largest, tiny)
@@ -95,6 +94,11 @@ def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) ->
     rms_noise = max(math.sqrt(own_square / count), step * math.sqrt(square / count), tiny)
     times = max(off / noise, math.sqrt(off_square / count) / rms_noise)
     return Distance(off, noise, times, made, lost)
+
+
+def _largest_and_squares(rows: torch.Tensor) -> list[float]:
+    """Of each row the largest magnitude, then of each the sum of squares; the device is waited for once."""
+    return torch.cat([rows.abs().amax(1), rows.square().sum(1)]).tolist()
 
 
 def _kind(value: torch.Tensor) -> torch.Tensor:
@@ -111,6 +115,11 @@ def checksum(value: torch.Tensor) -> int:
     if value.numel() == 0:
         return 0
     bits = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    words = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(torch.int64)
-    # Odd multipliers, modulo 2**64: no word's contribution vanishes, and each place counts differently.
-    return int((torch.arange(words.numel(), device=words.device).mul_(2).add_(1) * words).sum())
+    total = place = 0
+    for piece in bits.split(8 * SMALL):
+        words = torch.nn.functional.pad(piece, (0, -piece.numel() % 8)).view(torch.int64)
+        # Odd multipliers, modulo 2**64: no word's contribution vanishes, and each place counts differently.
+        factors = torch.arange(place, place + words.numel(), device=words.device).mul_(2).add_(1)
+        total += int(factors.mul_(words).sum())
+        place += words.numel()
+    return total % 2**64

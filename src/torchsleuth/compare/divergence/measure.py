@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from torchsleuth.compare.divergence.distance import Distance, checksum, distance
-from torchsleuth.compare.divergence.steps import EagerSteps, Float64Steps, Steps
+from torchsleuth.compare.divergence.steps import EagerSteps, Float64Steps, Steps, writes_what_is_read
 from torchsleuth.compare.reference.eager import EagerRun
+from torchsleuth.compare.reference.float64 import widen_graph
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
 
@@ -35,6 +37,11 @@ class Subject:
     code: CompiledCode
     node_of: Mapping[str, str]
     drawn: EagerRun | None = None
+
+    @cached_property
+    def wide(self) -> GraphModule | None:
+        """The graph in float64, for all runs; None where a run may write into its constants."""
+        return None if writes_what_is_read(self.graph) else widen_graph(self.graph)
 
     @property
     def seen(self) -> dict[str, Written]:
@@ -146,11 +153,12 @@ def _run(
     subject: Subject, tick: Tick, *, forced: Collection[str], rebased: bool, keep: Keep | None = None
 ) -> Measured:
     returned = subject.returned
+    results_of = {name for _, name in returned}
     names = subject.seen
-    wanted = {*names, *(name for _, name in returned)}
+    wanted = {*names, *results_of}
     given = subject.inputs()
     eager = EagerSteps(subject.graph, given, wanted, subject.drawn)
-    truth = Float64Steps(subject.graph, given, wanted, eager.dtypes, subject.drawn)
+    truth = Float64Steps(subject.graph, given, wanted, eager.dtypes, subject.drawn, subject.wide)
     order = {name: place for place, name in enumerate(eager.nodes)}
     values: dict[str, Value] = {}
     skipped: dict[str, str] = {}
@@ -186,7 +194,7 @@ def _run(
                 if rebased and name in values:
                     truth.rebase(name, eager.value(name))
                 for steps in (eager, truth):
-                    if all(name != returns for _, returns in returned):
+                    if name not in results_of:
                         steps.done(name)
         tick(len(values), len(names))
 

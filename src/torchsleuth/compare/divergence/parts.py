@@ -7,6 +7,7 @@ returning values undoes the fusion that the fault needs, by ever longer beginnin
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from torchsleuth.compare.reference.cloning import clone_inputs
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.compare.verdict.judge import judge
 from torchsleuth.compare.verdict.verdict import DIVERGED, Verdict
+from torchsleuth.torch_internals.schemas import may_write
 
 MOST_EXPOSED = 256 << 20
 """Bytes of values that a part may return at once."""
@@ -38,18 +40,21 @@ class Part:
 class Compilers:
     """Ways to run a part: `compiled` as the case is compiled, `lowered` without generated code, where that is known.
 
-    Each gives a function of a list of inputs, or raises.
+    `whole` is for graphs that take all inputs of the whole one, with its symbolic sizes and the memory that inputs
+    share. Each gives a function of a list of inputs, or raises.
     """
 
     compiled: Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]
     lowered: Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]] | None = None
+    whole: Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]] | None = None
 
 
 @dataclass(frozen=True)
 class Inside:
     """What came of looking into a part: whether it is wrong by itself, and the first node at which it is.
 
-    `how` says how the node was found: "lowered", "compiled", "beginnings"; "" where there is but one.
+    `how` says how the node was found: "lowered", "compiled", "beginnings"; "" where there is but one; "beginning" where
+    the part is right by itself, but not with all that comes before it.
     """
 
     diverges: bool
@@ -117,6 +122,34 @@ def part_of(
     return Part(GraphModule(graph, small), given, tuple(calls), tuple(returned))
 
 
+def beginning_of(graph: GraphModule, node: str, inputs: Sequence[Any]) -> Part:
+    """The graph up to a node, on its own inputs, with what is written into them on the way; only the node is returned.
+
+    >>> beginning_of(gm, "relu", [torch.ones(2)]).calls
+    ('relu',)
+    """
+    nodes = {n.name: n for n in graph.graph.nodes}
+    kept: set[Node] = set()
+    todo = [nodes[node]]
+    while todo:
+        each = todo.pop()
+        if each not in kept:
+            kept.add(each)
+            todo += each.all_input_nodes
+    for each in graph.graph.nodes:
+        follows = each.target is operator.getitem or may_write(each)
+        if follows and all(source in kept or source.op == "placeholder" for source in each.all_input_nodes):
+            kept.add(each)
+    small = Graph()
+    made: dict[Node, Node] = {}
+    for each in graph.graph.nodes:
+        if each in kept or each.op == "placeholder":
+            made[each] = small.node_copy(each, made.__getitem__)
+    small.output((made[nodes[node]],))
+    calls = tuple(each.name for each in made if each.op.startswith("call_"))
+    return Part(GraphModule(graph, small), tuple(inputs), calls, (node,))
+
+
 def look_inside(
     graph: GraphModule,
     inputs: Callable[[], list[Any]],
@@ -133,6 +166,9 @@ def look_inside(
     alone = part(calls, [node])
     told = _judged(alone, ways.compiled)
     if told is None or told.kind != DIVERGED:
+        began = _judged(beginning_of(graph, node, inputs()), ways.whole or ways.compiled)
+        if began is not None and began.kind == DIVERGED:
+            return Inside(True, node, "beginning", began.sentence)
         return Inside(False, sentence="" if told is None else told.sentence)
     tensors = _returning(alone)
     if len(tensors) < 2:

@@ -186,8 +186,9 @@ class Float64Steps(Steps):
         wanted: Collection[str],
         dtypes: dict[str, Any],
         drawn: EagerRun | None = None,
+        wide: GraphModule | None = None,
     ) -> None:
-        wide = widen_graph(graph)
+        wide = widen_graph(graph) if wide is None else wide
         draws = substitutes(graph, drawn) if drawn is not None else {}
 
         def substitute(node: Node, args: tuple, kwargs: dict) -> Any:

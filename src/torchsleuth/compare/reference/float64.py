@@ -127,9 +127,7 @@ def widen_graph(graph: GraphModule, device: torch.device | None = None) -> Graph
         elif node.op in ("call_function", "call_method") and not keeps_bits(node):
             _widen_arguments(node, device)
             node.target = any_layout(node.target)
-    wide = GraphModule(attributes, twin)
-    wide.recompile()
-    return wide
+    return GraphModule(attributes, twin)
 
 
 def widen_late(wide: GraphModule, positions: Sequence[int], device: torch.device | None = None) -> None:
