@@ -284,6 +284,36 @@ def test_dropout_as_a_module_keeps_its_mask_in_the_reference():
     assert verdict.kind == WITHIN_NOISE
 
 
+def filled(with_what):
+    """What is in memory that nobody has written: anything."""
+    return lambda x: (x + 1, torch.full((8, 8), with_what), torch.full((8, 8), with_what)[:2] * 2)
+
+
+def test_memory_that_nobody_wrote_is_not_compared():
+    def program(x):
+        memory = x.new_empty(8, 8)
+        return x + 1, memory, memory[:2] * 2
+
+    for found in (0.0, 1e30, math.nan):
+        assert verdict_on(program, [torch.ones(3)], filled(found)).kind == WITHIN_NOISE
+    assert verdict_on(program, [torch.ones(3)], lambda x: (x + 2, *filled(0.0)(x)[1:])).kind == DIVERGED
+
+
+def test_memory_that_is_written_or_has_no_elements_is_compared():
+    def written(x):
+        memory = x.new_empty(3)
+        memory.copy_(x)
+        return memory * 2
+
+    def grown(x):
+        return torch.cat([x.new_empty(0), x]) * 2, torch.zeros_like(x.new_empty(3)) + x
+
+    x = torch.ones(3)
+    assert verdict_on(written, [x], lambda x: x * 3).kind == DIVERGED
+    assert verdict_on(grown, [x], lambda x: (x * 3, x)).kind == DIVERGED
+    assert verdict_on(grown, [x], lambda x: (x * 2, x + 1)).kind == DIVERGED
+
+
 def test_nondeterminism_is_reported_and_not_blamed_on_accuracy():
     calls = []
 

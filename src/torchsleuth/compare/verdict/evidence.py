@@ -8,7 +8,7 @@ leaves together would take too much memory, a piece of them is gathered and judg
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +39,7 @@ from torchsleuth.compare.reference.inlining import inlined
 from torchsleuth.compare.reference.rng import RngState, rng_kept
 from torchsleuth.compare.reference.room import room
 from torchsleuth.compare.reference.trees import leaves
+from torchsleuth.compare.reference.unwritten import from_unwritten
 from torchsleuth.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
 from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, USUAL, Spread, sampled
@@ -75,6 +76,8 @@ class Leaf:
     fallbacks: tuple[str, ...] = ()
     means_nothing: bool = False
     """Whether it is memory that nobody wrote, returned for a reason that does not apply here."""
+    unwritten: bool = False
+    """Whether it comes from memory that the graph asks for and does not write."""
 
     def on_cpu(self) -> Leaf:
         """The same leaf where there is more memory."""
@@ -325,7 +328,11 @@ def _assemble(
     graph = reference.graph
     origins = _origins(graph, findings.aliasing)
     drawn = {n.name for n in graph.graph.nodes if opkinds.draws(n)}
-    empty = set(_meaningless(graph))
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    returned = {path: leaf for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)}
+    chance = from_unwritten(graph, findings.aliasing)
+    empty = {path for path, node in returned.items() if opkinds.means_nothing(node)}
+    unwritten = {path for path, node in returned.items() if node.name in chance}
     everything = {n.name for n in graph.graph.nodes}
     found = []
     for path, value in reference.eager.values.items():
@@ -334,15 +341,9 @@ def _assemble(
         behind = next((names for prefix, names in origins.items() if path.startswith(prefix)), everything)
         fallbacks = tuple(sorted(behind & set(findings.fallbacks)))
         random = bool(behind & drawn)
-        found.append(Leaf(path, value, truth.get(path), spreads[path], random, fallbacks, path in empty))
+        why_not = path in empty, path in unwritten
+        found.append(Leaf(path, value, truth.get(path), spreads[path], random, fallbacks, *why_not))
     return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), reference.mutated)
-
-
-def _meaningless(graph: GraphModule) -> Iterator[str]:
-    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    for path, leaf in leaves(output.args[0]):
-        if isinstance(leaf, Node) and opkinds.means_nothing(leaf):
-            yield path
 
 
 def _owned(outputs: Any, held: list[Any]) -> Any:
