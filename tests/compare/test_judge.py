@@ -284,19 +284,39 @@ def test_dropout_as_a_module_keeps_its_mask_in_the_reference():
     assert verdict.kind == WITHIN_NOISE
 
 
-def filled(with_what):
-    """What is in memory that nobody has written: anything."""
-    return lambda x: (x + 1, torch.full((8, 8), with_what), torch.full((8, 8), with_what)[:2] * 2)
+def some_memory(x):
+    memory = x.new_empty(8, 8)
+    part = x.new_empty(6)
+    part.narrow(0, 0, 3).copy_(x)
+    counts = x.new_empty(4, dtype=torch.int64)
+    return x + 1, memory, memory[:2] * 2, part, counts, memory > 0
 
 
-def test_memory_that_nobody_wrote_is_not_compared():
-    def program(x):
-        memory = x.new_empty(8, 8)
-        return x + 1, memory, memory[:2] * 2
+def with_garbage(number):
+    """The same where the memory that nobody has written holds something."""
 
-    for found in (0.0, 1e30, math.nan):
-        assert verdict_on(program, [torch.ones(3)], filled(found)).kind == WITHIN_NOISE
-    assert verdict_on(program, [torch.ones(3)], lambda x: (x + 2, *filled(0.0)(x)[1:])).kind == DIVERGED
+    def run(x):
+        memory = torch.full((8, 8), number)
+        part = torch.cat([x, torch.full((3,), number)])
+        return x + 1, memory, memory[:2] * 2, part, torch.full((4,), 7), memory > 0
+
+    return run
+
+
+@pytest.mark.parametrize("number", [0.0, -1e30, math.nan])
+def test_memory_that_nobody_wrote_is_not_compared(number):
+    assert verdict_on(some_memory, [torch.ones(3)], with_garbage(number)).kind == WITHIN_NOISE
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_what_is_beside_memory_that_nobody_wrote_is_compared(place):
+    def wrong(x):
+        results = list(with_garbage(0.0)(x))
+        results[place][1] += 1
+        return tuple(results)
+
+    verdict = verdict_on(some_memory, [torch.ones(3)], wrong)
+    assert [leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED] == [f"outputs[{place}]"]
 
 
 def test_memory_that_is_written_or_has_no_elements_is_compared():

@@ -1,47 +1,60 @@
-"""Memory that a graph asks for and nobody writes: what is in it is anybody's guess, in eager as well."""
+"""Memory that a graph asks for and does not write, or not all of it: eager, too, finds anything in it.
+
+A run with such memory full of zeros is the reference; where another with something else in it gives other values, they
+come from that memory, and are not to be compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
+from torchsleuth.compare.reference.float64 import widen
 from torchsleuth.compare.reference.opkinds import plain_name
-from torchsleuth.torch_internals.schemas import written_arguments
 
 _MAKES = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+# What no program writes by itself, and what does not disappear beside other numbers.
+_OTHER = 1.7e30
 
 
-def from_unwritten(graph: GraphModule, aliasing: Collection[str]) -> set[str]:
-    """The nodes whose values come from such memory; `aliasing` are those that share memory with their first input.
+def filled_memory(graph: GraphModule, zeros: bool) -> dict[str, Callable[..., Any]]:
+    """For each call that only asks for memory, a function that gives it full of zeros, or of something else.
 
-    Memory that is written in part counts as written.
-
-    >>> graph = torch.fx.symbolic_trace(lambda x: (x.new_empty(2), x + 1))
-    >>> from_unwritten(graph, ())
-    {'new_empty'}
+    >>> list(filled_memory(torch.fx.symbolic_trace(lambda x: x.new_empty(2) + x), zeros=True))
+    ['new_empty']
     """
-    base: dict[str, str] = {}
-    written: set[str] = set()
-    for node in graph.graph.nodes:
-        shares = node.name in aliasing and bool(node.all_input_nodes)
-        base[node.name] = base[node.all_input_nodes[0].name] if shares else node.name
-        written |= {base[each.name] for each in written_arguments(node)}
-    found: set[str] = set()
-    for node in graph.graph.nodes:
-        name = plain_name(node)
-        if name in _MAKES:
-            comes_from_it = node.name not in written and _has_elements(node)
+    return {node.name: _filled(node, zeros) for node in graph.graph.nodes if plain_name(node) in _MAKES}
+
+
+def _filled(node: Node, zeros: bool) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if node.op == "call_method":
+            memory = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
-            takes_the_form = name.endswith("_like") or name.startswith("new_")
-            comes_from_it = not takes_the_form and any(n.name in found for n in node.all_input_nodes)
-        if comes_from_it:
-            found.add(node.name)
+            memory = node.target(*args, **kwargs)
+        wide = memory.is_floating_point() or memory.is_complex()
+        return widen(memory.fill_(0 if zeros else _OTHER if wide else 1))
+
+    return make
+
+
+def of_unwritten_memory(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """By path, which elements are others where the memory holds something else; paths without any are left out.
+
+    >>> of_unwritten_memory({"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 3.0])})
+    {'a': tensor([False,  True])}
+    """
+    found = {}
+    for path, value in values.items():
+        other = others.get(path)
+        if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+            if value.shape != other.shape:
+                found[path] = torch.ones_like(value, dtype=torch.bool)
+                continue
+            differs = (value != other) & ~((value != value) & (other != other))
+            if bool(differs.any()):
+                found[path] = differs
     return found
-
-
-def _has_elements(node: Node) -> bool:
-    known = node.meta.get("val", node.meta.get("example_value"))
-    if known is not None:
-        return known.numel() != 0
-    return 0 not in node.args

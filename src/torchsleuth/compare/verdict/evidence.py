@@ -39,7 +39,7 @@ from torchsleuth.compare.reference.inlining import inlined
 from torchsleuth.compare.reference.rng import RngState, rng_kept
 from torchsleuth.compare.reference.room import room
 from torchsleuth.compare.reference.trees import leaves
-from torchsleuth.compare.reference.unwritten import from_unwritten
+from torchsleuth.compare.reference.unwritten import filled_memory, of_unwritten_memory
 from torchsleuth.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
 from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, USUAL, Spread, sampled
@@ -76,13 +76,20 @@ class Leaf:
     fallbacks: tuple[str, ...] = ()
     means_nothing: bool = False
     """Whether it is memory that nobody wrote, returned for a reason that does not apply here."""
-    unwritten: bool = False
-    """Whether it comes from memory that the graph asks for and does not write."""
+    unwritten: torch.Tensor | None = None
+    """Which elements come from memory that the graph asks for and does not write."""
 
     def on_cpu(self) -> Leaf:
         """The same leaf where there is more memory."""
         self.spread.to_cpu()
         return replace(self, eager=self.eager.cpu(), truth=self.truth.cpu())
+
+    def with_zeros_for_unwritten(self) -> Leaf:
+        """The same leaf where what comes from memory that nobody wrote is zero."""
+        if self.unwritten is None:
+            return self
+        eager, truth = (with_zeros(value, self.unwritten) for value in (self.eager, self.truth))
+        return replace(self, eager=eager, truth=truth, unwritten=None)
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,11 @@ class Reference:
             parts[-1].append(path)
             taken += size
         return parts
+
+
+def with_zeros(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """The values with zeros at some places: `with_zeros(torch.ones(2), torch.tensor([True, False]))`."""
+    return value.masked_fill(where.to(value.device), 0)
 
 
 def reference_run(
@@ -217,7 +229,8 @@ def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) 
     # Only what the graph writes needs to be copied for each run, and memory that such inputs share stays shared.
     early = [i for i in range(len(reference.inputs)) if i not in late]
     wide_inputs = dict(zip(early, widen_inputs([reference.inputs[i] for i in early], places.here)))
-    draws = substitutes(graph, recorder, places)
+    memory = filled_memory(graph, zeros=True)
+    draws = {**substitutes(graph, recorder, places), **memory}
     state = snapshot(graph_state(wide))
     writes = any(may_write(n) for n in graph.graph.nodes)
     held = graph_state(wide)
@@ -233,12 +246,23 @@ def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) 
     kept = sum(reference.bytes_of(path) for path in wanted)
     watch = _memory_watch(reference.device, places, kept)
     run = Float64Run(wide, graph, recorder.dtypes, substitute, places, watch)
-    given = fresh_inputs()
-    outputs = run.run(*given)
-    truth = result_of(
-        clone_inputs(outputs) if writes else _owned(outputs, [given, *held]), given, mutated
-    ).values
-    restore(state)
+
+    def values_of(run: Float64Run) -> dict[str, Any]:
+        given = fresh_inputs()
+        outputs = run.run(*given)
+        found = result_of(
+            clone_inputs(outputs) if writes else _owned(outputs, [given, *held]), given, mutated
+        ).values
+        restore(state)
+        return found
+
+    truth = values_of(run)
+    unwritten: dict[str, torch.Tensor] = {}
+    if memory:
+        draws |= filled_memory(graph, zeros=False)
+        other = Float64Run(wide, graph, recorder.dtypes, substitute, places, watch)
+        unwritten = of_unwritten_memory({path: truth.get(path) for path in wanted}, values_of(other))
+        draws |= memory
     run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
     source = NoiseSource(places.here or reference.device, seed=reference.seed)
     noisy = noisy_graph(wide, graph, recorder.dtypes, run.findings, source, draws, places)
@@ -259,14 +283,14 @@ def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) 
                 restore(state)
         return count
 
-    made = 1 + perturbed(USUAL, 1.0, reference.runs)
+    made = 1 + bool(memory) + perturbed(USUAL, 1.0, reference.runs)
     names = {opkinds.plain_name(n) for n in graph.graph.nodes}
     if names & opkinds.DISCRETE:
         made += perturbed(AMPLIFIED, AMPLIFICATION, max(2, reference.runs // 2))
     source.reverse_decisions = True
     if names & {*COMPARE, GATE}:
         made += perturbed(REVERSED, 1.0, 1)
-    return _assemble(reference, wanted, truth, spreads, run.findings, made)
+    return _assemble(reference, wanted, truth, spreads, unwritten, run.findings, made)
 
 
 def _widens_late(value: Any) -> bool:
@@ -322,6 +346,7 @@ def _assemble(
     wanted: Collection[str],
     truth: dict[str, Any],
     spreads: dict[str, Spread],
+    unwritten: dict[str, torch.Tensor],
     findings: Findings,
     runs: int,
 ) -> Evidence:
@@ -330,9 +355,7 @@ def _assemble(
     drawn = {n.name for n in graph.graph.nodes if opkinds.draws(n)}
     output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
     returned = {path: leaf for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)}
-    chance = from_unwritten(graph, findings.aliasing)
     empty = {path for path, node in returned.items() if opkinds.means_nothing(node)}
-    unwritten = {path for path, node in returned.items() if node.name in chance}
     everything = {n.name for n in graph.graph.nodes}
     found = []
     for path, value in reference.eager.values.items():
@@ -341,7 +364,7 @@ def _assemble(
         behind = next((names for prefix, names in origins.items() if path.startswith(prefix)), everything)
         fallbacks = tuple(sorted(behind & set(findings.fallbacks)))
         random = bool(behind & drawn)
-        why_not = path in empty, path in unwritten
+        why_not = path in empty, unwritten.get(path)
         found.append(Leaf(path, value, truth.get(path), spreads[path], random, fallbacks, *why_not))
     return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), reference.mutated)
 

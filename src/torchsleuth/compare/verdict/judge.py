@@ -22,7 +22,14 @@ from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, s
 from torchsleuth.compare.reference.room import room
 from torchsleuth.compare.verdict.calibration import Calibration, load_calibration
 from torchsleuth.compare.verdict.discrete import judge_discrete
-from torchsleuth.compare.verdict.evidence import Evidence, Leaf, Reference, evidence_on, reference_run
+from torchsleuth.compare.verdict.evidence import (
+    Evidence,
+    Leaf,
+    Reference,
+    evidence_on,
+    reference_run,
+    with_zeros,
+)
 from torchsleuth.compare.verdict.floats import judge_floats
 from torchsleuth.compare.verdict.spread import REVERSED, Spread
 from torchsleuth.compare.verdict.verdict import (
@@ -252,8 +259,6 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
         ours, theirs = getattr(leaf.eager, name), getattr(compiled, name)
         if ours != theirs:
             return LeafVerdict(leaf.path, DIVERGED, f"{name} {_short(ours)} became {_short(theirs)}", name)
-    if leaf.unwritten:
-        return LeafVerdict(leaf.path, WITHIN_NOISE, "memory that nobody wrote: its values are not compared")
     if not isinstance(leaf.truth, torch.Tensor) or leaf.truth.shape != compiled.shape:
         text = "float64 gives another shape here: it depends on values that rounding decides"
         return LeafVerdict(leaf.path, INCONCLUSIVE, text, "reference")
@@ -265,6 +270,8 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
             else (INCONCLUSIVE, "quantised values differ: no reference")
         )
         return LeafVerdict(leaf.path, kind, text, "quantised")
+    if leaf.unwritten is not None:
+        leaf, compiled = leaf.with_zeros_for_unwritten(), with_zeros(compiled, leaf.unwritten)
     if not (compiled.is_floating_point() or compiled.is_complex()):
         return judge_discrete(leaf, compiled)
     if JUDGING_BYTES * compiled.numel() > room(compiled.device):
