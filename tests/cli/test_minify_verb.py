@@ -44,6 +44,7 @@ def test_run_ends_with_a_minimal_verified_script(tmp_path):
     assert again.returncode == 1 and again.stdout.splitlines()[-1].startswith("REPRODUCED: ")
 
 
+@pytest.mark.slow
 def test_a_case_that_no_longer_fails_is_said_in_one_sentence(tmp_path):
     ran = run_watched(tmp_path, DEEP, "--record-only", fault="aten.atan.default:raise")
     healthy = sleuth("minify", ran.case["id"], "--json", cwd=tmp_path, env=environment(tmp_path))

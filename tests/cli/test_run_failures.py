@@ -148,6 +148,7 @@ def test_a_hang_becomes_a_case_with_stacks_and_the_program_is_ended(tmp_path, ac
     assert "faultkit.py" in ran.file("traceback.txt") and "Thread" in ran.file("traceback.txt")
 
 
+@pytest.mark.slow
 def test_a_hang_at_run_time_is_reproduced_under_the_clock_of_verify(tmp_path):
     ran = run_watched(
         tmp_path, THREE_LAYERS, "--timeout", "20", "--record-only", fault="aten.sin.default:run_hang"

@@ -61,6 +61,7 @@ def test_a_healthy_program_prints_returns_and_exits_as_it_does_without_us(tmp_pa
     assert not (tmp_path / "watched" / "cases" / ".spool").exists()
 
 
+@pytest.mark.slow
 def test_dropout_mutation_aliasing_and_dynamic_shapes_do_not_look_like_wrong_results(tmp_path):
     ran = run_watched(tmp_path, HEALTHY.replace("sys.exit(5)", ""), "--check-accuracy")
     assert (ran.status, ran.cases) == (0, []), ran.stderr

@@ -172,6 +172,7 @@ FAKE = """
 """
 
 
+@pytest.mark.slow
 def test_a_fake_kernel_that_does_not_say_what_the_real_one_does_is_found(tmp_path):
     found, ran = triaged(tmp_path, program("torch.ops.mylib.columns(y) * 2 + x", FAKE))
     assert (found["component"], found["part"]) == ("aot_autograd", "fake kernel"), ran.stderr
@@ -189,6 +190,7 @@ BACKEND = """
 """
 
 
+@pytest.mark.slow
 def test_a_backend_of_the_program_is_told_from_the_compiler(tmp_path):
     found, ran = triaged(tmp_path, program("torch.sigmoid(y) + x", BACKEND, ", backend=my_backend"))
     assert (found["component"], found["part"], found["ops"]) == ("backend", "my_backend", ["torch.sigmoid"])
@@ -234,6 +236,7 @@ def test_the_gradient_of_a_call_is_told_with_the_call(tmp_path):
     assert ran.case["direction"] == "forward" or "logsigmoid" in found["forward_op"]
 
 
+@pytest.mark.slow
 def test_a_case_that_does_not_fail_any_more_is_said_in_one_sentence(tmp_path):
     recorded = run_watched(
         tmp_path, program("torch.sin(y) + x"), "--record-only", fault="aten.sin.default:raise"

@@ -131,6 +131,7 @@ def test_a_host_that_dies_while_it_makes_a_case_small_is_started_again_without_t
     assert open_case(folder.path.parent, str(folder.path)).case.minified.error is None
 
 
+@pytest.mark.slow
 def test_a_host_that_dies_again_leaves_the_best_script_so_far_verified_and_says_why(processes, folder):
     killer = Killer(processes.host, "smaller: shapes", signal.SIGSEGV)
 

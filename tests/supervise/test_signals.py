@@ -29,6 +29,12 @@ while True:
 """
 
 
+def none_ignored():
+    """A shell that starts the tests in the background has these ignored, and we leave ignored what was."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def started(tmp_path):
     begun = []
@@ -37,7 +43,11 @@ def started(tmp_path):
         (tmp_path / "program.py").write_text(PROGRAM)
         command = [sys.executable, "-m", "torchsleuth", "run", "--cases", "cases", "program.py", str(left)]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True, **how}
-        begun.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **streams))
+        begun.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, start_new_session=True, preexec_fn=none_ignored, **streams
+            )
+        )
         return begun[-1]
 
     yield start
