@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from torchsleuth.explain.plurals import counted
 from torchsleuth.explain.recompiles import FunctionRecompiles, Recompilation, Recompiles, TriedCure
 
 MOST_VALUES = 6
@@ -13,12 +14,13 @@ MOST_LISTED = 20
 def recompile_lines(found: Recompiles, shorten: Callable[[str], str] = str) -> Iterator[str]:
     """The lines to show; `shorten` makes paths shorter."""
     if not found.functions:
-        yield f"no recompilations; {found.compiles} compiles of {found.compiled_functions} functions"
+        of = counted(found.compiled_functions, "function")
+        yield f"no recompilations; {counted(found.compiles, 'compile')} of {of}"
         return
     limits = sum(function.limit is not None for function in found.functions)
     reached = f"; {limits} reached a limit" if limits else ""
     yield (
-        f"{found.count} recompilation{'' if found.count == 1 else 's'} of {len(found.functions)} of "
+        f"{counted(found.count, 'recompilation')} of {len(found.functions)} of "
         f"{found.compiled_functions} compiled functions, {found.seconds:.2f} s{reached}"
     )
     for number, function in enumerate(found.functions, 1):
