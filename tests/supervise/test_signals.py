@@ -39,13 +39,17 @@ def none_ignored():
 def started(tmp_path):
     begun = []
 
-    def start(left, **how):
+    def start(left, first=lambda: None, **how):
+        def before_it_begins():
+            none_ignored()
+            first()
+
         (tmp_path / "program.py").write_text(PROGRAM)
         command = [sys.executable, "-m", "torchsleuth", "run", "--cases", "cases", "program.py", str(left)]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True, **how}
         begun.append(
             subprocess.Popen(
-                command, cwd=tmp_path, start_new_session=True, preexec_fn=none_ignored, **streams
+                command, cwd=tmp_path, start_new_session=True, preexec_fn=before_it_begins, **streams
             )
         )
         return begun[-1]
@@ -81,7 +85,7 @@ def test_ctrl_c_in_a_terminal_is_not_sent_twice(started):
     ours, theirs = pty.openpty()
     # The terminal becomes that of the new session, and its Ctrl-C goes to supervisor and program alike.
     take = lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0)  # noqa: E731
-    run = started(5, stdin=theirs, preexec_fn=take)
+    run = started(5, take, stdin=theirs)
     assert run.stdout.readline() == "ready\n"
     os.write(ours, b"\x03")
     assert run.stdout.readline() == "SIGINT\n"

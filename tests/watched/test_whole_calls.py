@@ -3,6 +3,8 @@
 Every function here is captured wrongly by torch 2.13; where another torch captures one rightly, there is no case of it.
 """
 
+import re
+
 import pytest
 import torch
 
@@ -238,7 +240,12 @@ def test_a_healthy_program_is_not_disturbed(tmp_path):
     assert watched.stdout == bare.stdout
     assert (watched.status, watched.cases) == (7, []), watched.stderr
     theirs = [line for line in watched.stderr.splitlines() if not line.startswith("torchsleuth:")]
-    assert theirs == bare.stderr.splitlines()
+    assert list(map(without_time, theirs)) == list(map(without_time, bare.stderr.splitlines()))
+
+
+def without_time(line: str) -> str:
+    """A line of torch's log without the time and the process that stand in it."""
+    return re.sub(r"^([WEI])\d{4} [\d:.]+ \d+ ", r"\1 ", line)
 
 
 @pytest.mark.slow
