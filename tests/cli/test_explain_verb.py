@@ -152,6 +152,23 @@ def test_a_graph_break_is_no_failed_compile(tmp_path):
     assert ran.status == 1 and json.loads(ran.stdout)["failed_compiles"] == []
 
 
+def test_a_function_that_cannot_be_captured_is_not_said_to_have_no_tensors(tmp_path):
+    write_program(
+        tmp_path,
+        """
+        import torch
+
+        def f(x):
+            return x if x.sum() > 0 else -x
+
+        torch.compile(f, fullgraph=True, backend="eager")(torch.ones(2))
+        """,
+    )
+    ran = sleuth("recompiles", "program.py", cwd=tmp_path)
+    assert ran.status == 1 and "that works on tensors" not in ran.stderr
+    assert "no graph came of `f`: `torchsleuth explain program.py` shows where" in ran.stderr
+
+
 def test_a_name_that_no_compiled_function_has_is_told(tmp_path):
     write_program(tmp_path, FAILING.format(compiles_another=True))
     ran = sleuth("explain", "--only", "nobody", "program.py", cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,11 @@ def say_no_graph(program: ProgramToObserve, run: ObservedRun) -> None:
         say(f"no function called {program.only} was compiled; without --only all that are compiled are told")
     elif failed_compiles(run.events):
         say("no other graph was compiled")
+    elif met := list(dict.fromkeys(str(e.fields.get("function")) for e in run.events if e.kind == "frame")):
+        names = ", ".join(f"`{name}`" for name in met[:3])
+        say(
+            f"no graph came of {names}: `torchsleuth explain {shlex.join(program.line[1:])}` shows where capture stops"
+        )
     else:
         say_nothing_compiled(program.line)
 
