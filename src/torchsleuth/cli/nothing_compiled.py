@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torchsleuth.cli.observed import ObservedRun, ProgramToObserve
 from torchsleuth.cli.output import say
 from torchsleuth.explain.compile_places import compile_places
+from torchsleuth.explain.events import Event
 from torchsleuth.explain.failed_compiles import failed_compiles
 
 
@@ -18,13 +19,26 @@ def say_no_graph(program: ProgramToObserve, run: ObservedRun) -> None:
         say(f"no function called {program.only} was compiled; without --only all that are compiled are told")
     elif failed_compiles(run.events):
         say("no other graph was compiled")
-    elif met := list(dict.fromkeys(str(e.fields.get("function")) for e in run.events if e.kind == "frame")):
-        names = ", ".join(f"`{name}`" for name in met[:3])
+    elif stopped := capture_stopped(run.events):
+        names = ", ".join(f"`{name}`" for name in stopped[:3])
         say(
             f"no graph came of {names}: `torchsleuth explain {shlex.join(program.line[1:])}` shows where capture stops"
         )
     else:
         say_nothing_compiled(program.line)
+
+
+def capture_stopped(events: Iterable[Event]) -> tuple[str, ...]:
+    """The functions whose capture was given up, each once; one without tensors is skipped, not given up.
+
+    >>> [broke, skipped] = [{"function": "f", "outcome": "Unsupported"}, {"function": "g", "outcome": "skipped"}]
+    >>> capture_stopped([Event("frame", 0.0, 7, broke), Event("frame", 1.0, 7, skipped)])
+    ('f',)
+    """
+    given_up = (
+        e for e in events if e.kind == "frame" and e.fields.get("outcome") not in ("compiled", "skipped")
+    )
+    return tuple(dict.fromkeys(str(event.fields.get("function")) for event in given_up))
 
 
 def say_nothing_compiled(line: Sequence[str]) -> None:
