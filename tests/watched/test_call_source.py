@@ -199,6 +199,25 @@ def test_what_differs_has_its_names_in_the_program():
     assert forms[0].call[-2:] == ("result = compiled(x)", "wrong = [result[1], x.grad, model.shift, count]")
 
 
+def test_a_variable_of_the_functions_closure_has_a_name(tmp_path):
+    total = 0
+
+    def add(x):
+        nonlocal total
+        total = total + 1
+        return x + total
+
+    wrong = ["total (closure)", "other (closure)"]
+    forms, _ = call_sources(
+        CallUnderWay(add, (torch.ones(4),), {}, backend="eager"), Around(global_state(), wrong=wrong)
+    )
+    script = "\n".join([*forms[0].imports, forms[0].source, *forms[0].setup, *forms[0].call])
+    assert forms[0].call[-1] == "wrong = [inspect.getclosurevars(_made_0).nonlocals['total']]"
+    names = {}
+    exec(script, names)
+    assert names["wrong"] == [1]
+
+
 def test_gradients_and_printed_text_have_lines_of_their_own():
     call = CallUnderWay(made_net(), (torch.ones(4, requires_grad=True),), {}, backend="eager")
     forms, _ = call_sources(call, Around(global_state(), wrong=["the gradient of args[0]"]))

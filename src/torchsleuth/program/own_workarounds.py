@@ -20,6 +20,7 @@ from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Workaround
 from torchsleuth.cases.record import read_record
 from torchsleuth.program.attempt import Attempt
+from torchsleuth.program.python_twins import python_twin
 from torchsleuth.program.rewrites import Rewrite, rewrites_of
 from torchsleuth.program.runs import CannotRunProgram, program_of, watch_program
 from torchsleuth.program.workarounds import watch_options, why_unhealthy
@@ -45,7 +46,7 @@ _PRINTS = re.compile(
     r"logging function \(e\.g\. `([\w.]+)`\), you can try adding it to `torch\._dynamo\.config\.reorderable"
 )
 # "module: scaling, qualname: twice, skip reason: ... (likely a C extension or builtin)"
-_IN_C = re.compile(r"module: ([A-Za-z][\w.]*), qualname: (\w+), skip reason: .*C extension")
+_IN_C = re.compile(r"module: ([A-Za-z_][\w.]*), qualname: (\w+), skip reason: .*C extension")
 _AND_BREAKS = "  # and no fullgraph=True"
 Place = tuple[str, str, int]  # file, function, and one of its lines
 
@@ -164,6 +165,16 @@ def _hinted_calls(text: str) -> Iterator[Attempt]:
             Overrides(snippet=f"import {module}\n{how}" if module else how),
         )
     for module, function in dict.fromkeys(_IN_C.findall(text)):
+        if twin := python_twin(module, function):
+            yield _attempt(
+                f"function {module.removeprefix('_')}.{function} captured from its Python text",
+                twin,
+                f"nothing: the standard library has {function} in C and in Python, and Dynamo looks into the second",
+                Overrides(snippet=twin),
+            )
+            continue
+        if module.startswith("_"):  # not a name that a program would write
+            continue
         how = f"import {module}\ntorch.compiler.allow_in_graph({module}.{function})"
         yield _attempt(
             f"function {module}.{function} in the graph",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -27,6 +26,8 @@ from torchsleuth.watched.value_source import ValueSource
 _PRINTS = ("import contextlib", "import io")
 _SAID = "printed.getvalue()"
 _GRADIENT = "the gradient of "
+_CLOSURE = " (closure)"
+_CELLS = "inspect.getclosurevars"
 # What dynamic= of torch.compile sets while the function runs.
 _SET_BY_DYNAMIC = {"assume_static_by_default", "automatic_dynamic_shapes"}
 
@@ -97,16 +98,15 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
         lines.append(f"{before}({', '.join(_given(past.call, values))})")
         lines += _set({path: now[path] for path in other}, function)
     given = _given(call, values)
-    shown = _shown(around.wrong, function, given)
+    code = getattr(call.function, "__code__", None)
+    shown = _shown(around.wrong, function, given, getattr(code, "co_freevars", ()))
     lines += _call_lines(f"compiled({', '.join(given)})", around.wrong, shown)
     embedded = paste.finish()
     contexts = list(_contexts(around.state))
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
     return CallSource(
-        imports=tuple(
-            dict.fromkeys(("import torch", *embedded.imports, *(_PRINTS if _SAID in shown else ())))
-        ),
+        imports=tuple(dict.fromkeys(("import torch", *embedded.imports, *_imports_of(shown)))),
         source=embedded.source,
         setup=(*_settings(call, around.at_limit), f"compiled = torch.compile({', '.join([function, *how])})"),
         call=(*lines, *([f"{WRONG} = [{', '.join(shown)}]"] if around.wrong else [])),
@@ -137,7 +137,9 @@ def _call_lines(call: str, wrong: Sequence[str], shown: Sequence[str]) -> list[s
     return [f"result = {call}" if wrong else call]
 
 
-def _shown(wrong: Sequence[str], function: str, given: Sequence[str]) -> list[str]:
+def _shown(
+    wrong: Sequence[str], function: str, given: Sequence[str], closed_over: Sequence[str] = ()
+) -> list[str]:
     """Expressions for what differs, by the paths under which `watched/call_state.py` knows it."""
     names = {f"kwargs[{text.partition('=')[0]!r}]": text.partition("=")[2] for text in given if "=" in text}
     names |= {f"args[{place}]": text for place, text in enumerate(given)}
@@ -145,7 +147,12 @@ def _shown(wrong: Sequence[str], function: str, given: Sequence[str]) -> list[st
     names |= {"self": function.rpartition(".")[0] or function}
     found = []
     for path in wrong:
-        if re.search(r" \((closure|default)\)", path):
+        if " (default)" in path:
+            continue
+        if _CLOSURE in path:
+            name, _, below = path.partition(_CLOSURE)
+            if name in closed_over:  # of other functions than the compiled one, a script has no name
+                found.append(f"{_CELLS}({function}).nonlocals[{name!r}]{below}")
             continue
         root = next((name for name in names if is_below(path, name)), None)
         text = path.replace(" (global)", "", 1) if root is None else names[root] + path[len(root) :]
@@ -159,6 +166,12 @@ def _shown(wrong: Sequence[str], function: str, given: Sequence[str]) -> list[st
     if wrong and not found:
         raise CannotEmbed(f"what differs ({', '.join(wrong[:3])}) has no name in a script.")
     return list(dict.fromkeys(found))
+
+
+def _imports_of(shown: Sequence[str]) -> tuple[str, ...]:
+    if any(text.startswith(_CELLS) for text in shown):
+        return ("import inspect",)
+    return _PRINTS if _SAID in shown else ()
 
 
 def _is_expression(text: str) -> bool:

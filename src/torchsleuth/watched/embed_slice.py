@@ -188,10 +188,21 @@ def find_class(file: SourceFile, name: str, lines: set[int]) -> ast.ClassDef:
 
 
 def names_used(node: ast.stmt) -> set[str]:
-    """The global names that a statement, taken by itself, reads."""
-    return {
-        i.argval for code in _codes(_compiled(node)) for i in dis.get_instructions(code) if i.opname in _READS
-    }
+    """The names that a statement, taken by itself, reads from around it: global ones, and `nonlocal` ones."""
+    rebound = {name for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for name in each.names}
+    if not rebound:
+        return _globals_read(_compiled(node))
+    # By itself it is no Python: something around it must have those names.
+    around = ast.parse(f"def around({', '.join(sorted(rebound))}): pass").body[0]
+    assert isinstance(around, ast.FunctionDef)
+    around.body = [node]
+    whole = _compiled(around)
+    body = next(each for each in whole.co_consts if isinstance(each, types.CodeType))
+    return _globals_read(whole) | (rebound & {*body.co_cellvars})
+
+
+def _globals_read(code: types.CodeType) -> set[str]:
+    return {i.argval for each in _codes(code) for i in dis.get_instructions(each) if i.opname in _READS}
 
 
 def _statement(node: ast.stmt, text: str, tree: ast.Module, guarded: bool, quoted: bool) -> Statement:
