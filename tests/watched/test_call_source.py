@@ -177,6 +177,41 @@ def test_a_module_keeps_its_hooks():
     assert torch.equal(again(x), net(x))
 
 
+class Stack(torch.nn.Sequential):
+    pass
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        torch.nn.ModuleList,
+        lambda nets: torch.nn.Sequential(*nets),
+        lambda nets: Stack(*nets),
+        lambda nets: torch.nn.ModuleDict({"first": nets[0], "a b": nets[1]}),
+        lambda nets: torch.nn.ModuleList([torch.nn.ModuleList(nets)]),
+    ],
+    ids=["ModuleList", "Sequential", "subclass", "ModuleDict", "nested"],
+)
+def test_modules_of_the_users_in_a_container_of_torchs_are_all_there(container):
+    given = container([made_net(), made_net()]).eval()
+    again = read_back(given)
+    assert type(again).__name__ == type(given).__name__
+    assert [(name, type(each).__name__, each.training) for name, each in again.named_modules()] == [
+        (name, type(each).__name__, each.training) for name, each in given.named_modules()
+    ]
+    assert again.state_dict().keys() == given.state_dict().keys()
+    assert repr(again) == repr(given)
+
+
+def test_parameters_in_a_list_are_all_there():
+    net = made_net()
+    net.scales = torch.nn.ParameterList(
+        [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.zeros(3))]
+    )
+    again = read_back(net)
+    assert [alike(a, b) for a, b in zip(again.scales, net.scales, strict=True)] == [True, True]
+
+
 def test_calls_that_compiled_before_come_first_and_the_limit_is_lowered():
     calls = EarlierCalls()
     for size in (2, 2, 3):

@@ -192,20 +192,11 @@ class ValueSource:
         if not held or (not isinstance(value, torch.nn.Module) and _is_written_in_c(type(value))):
             return self._as_pickled(value, hint)
         cls = self.paste.expression(type(value), hint)
-        # One statement for each attribute: what the failure does not need is left out one by one.
-        variable = self._assigned(hint, f"{cls}.__new__({cls})")
-        attributes = _attributes(value)
         if isinstance(value, torch.nn.Module):
-            self.paste.imports["import torch"] = None
-            self.paste.tail.append(f"torch.nn.Module.__init__({variable})")
-            attributes = {k: v for k, v in attributes.items() if k not in _OF_EVERY_MODULE}
-            attributes |= {**value._parameters, **value._modules} | (
-                {} if value.training else {"training": False}
-            )
-            for name, held in value._buffers.items():
-                self.paste.tail.append(f"{variable}.register_buffer({name!r}, {self.inside(held, name)})")
-        plain = isinstance(value, torch.nn.Module) or type(value).__setattr__ is object.__setattr__
-        for name, held in attributes.items():
+            return self._module_in_parts(value, cls, hint)
+        variable = self._assigned(hint, f"{cls}.__new__({cls})")
+        plain = type(value).__setattr__ is object.__setattr__
+        for name, held in _attributes(value).items():
             if name.isidentifier():
                 text = self.inside(held, name)
                 set_it = (
@@ -214,8 +205,36 @@ class ValueSource:
                     else f"object.__setattr__({variable}, {name!r}, {text})"
                 )
                 self.paste.tail.append(set_it)
-        if isinstance(value, torch.nn.Module):
-            self._hooks(value, variable)
+        return variable
+
+    def _module_in_parts(self, module: torch.nn.Module, cls: str, hint: str) -> str:
+        """A module without its constructor, one statement for each part: those not needed are left out one by one."""
+        self.paste.imports["import torch"] = None
+        in_order = type(module) in (torch.nn.ModuleList, torch.nn.Sequential) and [*module._modules] == [
+            str(place) for place in range(len(module._modules))
+        ]
+        if in_order:
+            variable = self._assigned(hint, f"torch.nn.{type(module).__name__}()")
+        else:
+            variable = self._assigned(hint, f"{cls}.__new__({cls})")
+            self.paste.tail.append(f"torch.nn.Module.__init__({variable})")
+        attributes = {k: v for k, v in _attributes(module).items() if k not in _OF_EVERY_MODULE}
+        attributes |= {} if module.training else {"training": False}
+        parts = (
+            *((name, held, "register_buffer") for name, held in module._buffers.items()),
+            *((name, held, "register_parameter") for name, held in module._parameters.items()),
+            *((name, held, "append" if in_order else "add_module") for name, held in module._modules.items()),
+            *((name, held, "") for name, held in attributes.items()),
+        )
+        for name, held, register in parts:
+            text = self.inside(held, name if name.isidentifier() else f"{hint}_{name}")
+            if register == "append":
+                self.paste.tail.append(f"{variable}.append({text})")
+            elif register == "register_buffer" or (register and not name.isidentifier()):
+                self.paste.tail.append(f"{variable}.{register}({name!r}, {text})")
+            elif name.isidentifier():
+                self.paste.tail.append(f"{variable}.{name} = {text}")
+        self._hooks(module, variable)
         return variable
 
     def _as_pickled(self, value: Any, hint: str) -> str:
