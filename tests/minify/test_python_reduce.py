@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from torchsleuth.minify.python.blocks import unwrap_blocks
 from torchsleuth.minify.python.classes import constant_attributes, unmake_classes
+from torchsleuth.minify.python.containers import empty_containers
 from torchsleuth.minify.python.expressions import (
     fewer_arguments,
     plainer_constants,
@@ -45,6 +46,50 @@ REDUCERS = {
         ["keep()"],
         "match a:\n    case 1:\n        b()\n    case _:\n        keep()",
         "keep()",
+    ),
+    "one of two values": (empty_containers, ["keep(b)"], "a, b = (f(x), g(x))\nkeep(b)", "b = g(x)\nkeep(b)"),
+    "enumerate": (
+        empty_containers,
+        ["keep(b)"],
+        "i, b = next(iter(enumerate(layers)))\nkeep(b)",
+        "b = layers[0]\nkeep(b)",
+    ),
+    "enumerate alone": (
+        empty_containers,
+        ["keep(b)"],
+        "i, b = next(enumerate(layers))\nkeep(b)",
+        "b = layers[0]\nkeep(b)",
+    ),
+    "zip": (empty_containers, ["keep(b)"], "a, b = next(iter(zip(x, y)))\nkeep(b)", "b = y[0]\nkeep(b)"),
+    "first element": (
+        empty_containers,
+        ["keep("],
+        "b = next(iter(layers))\nkeep(b)",
+        "b = layers[0]\nkeep(b)",
+    ),
+    "what is appended": (
+        empty_containers,
+        ["keep("],
+        "b = ModuleList()\nb.append(a)\nkeep(b[0])",
+        "b = ModuleList()\nb = a\nkeep(b)",
+    ),
+    "what a container is made of": (
+        empty_containers,
+        ["keep("],
+        "b = ModuleList([a(), c])\nkeep(b[0], b[1])",
+        "b = a()\nkeep(b, b)",
+    ),
+    "a class with a keyword": (
+        unmake_classes,
+        ["class B(A)", "class A"],
+        "class A:\n    x = 1\n    def __init_subclass__(cls, name):\n        pass\n\nclass B(A, name=2):\n    y = 1",
+        "class A:\n    x = 1\n\nclass B(A):\n    y = 1",
+    ),
+    "random numbers": (
+        plainer_tensors,
+        ["keep("],
+        "keep(torch.randn(2, 3, dtype=d))",
+        "keep(torch.ones(2, 3, dtype=d))",
     ),
     "a break keeps its loop": (
         unwrap_blocks,

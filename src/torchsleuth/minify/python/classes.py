@@ -19,6 +19,8 @@ def unmake_classes(program: Program) -> Iterator[Edit[Program]]:
     """A class as functions of its own name or that of its methods; its attributes as variables before it."""
     for node in ast.walk(program.tree):
         if isinstance(node, ast.ClassDef):
+            if node.keywords:
+                yield Edit(f"{node.name} as a plain class", _plain_class, (number_of(node),))
             yield Edit(f"variables for what {node.name} keeps", _attributes_out, (number_of(node),))
             yield Edit(f"functions for {node.name}", _methods_out, (number_of(node),))
             for base in node.bases:
@@ -27,6 +29,21 @@ def unmake_classes(program: Program) -> Iterator[Edit[Program]]:
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _new(node.value):
             what = f"variables for what {node.targets[0].id} keeps"
             yield Edit(what, _held_out, (number_of(node),))
+
+
+def _plain_class(program: Program, number: int) -> Program | None:
+    """A class without what stands beside its bases, and without what its bases do with that."""
+
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        if number not in nodes:
+            return False
+        nodes[number].keywords = []
+        for owner, _, body in statement_lists(tree):
+            if isinstance(owner, ast.ClassDef):
+                body[:] = [each for each in body if getattr(each, "name", "") != "__init_subclass__"]
+        return True
+
+    return changed(program, change)
 
 
 def constant_attributes(program: Program) -> Iterator[Edit[Program]]:

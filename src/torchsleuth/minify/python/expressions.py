@@ -16,6 +16,7 @@ LONG_TEXT = 12
 # From so many nodes on, an expression is large.
 LARGE = 12
 MOST_NAMES = 3
+_RANDOM = ("torch.randn", "torch.rand")
 _LEAVES = (ast.Name, ast.Constant)
 
 
@@ -164,8 +165,10 @@ def _constant(program: Program, number: int, value: Any) -> Program | None:
 
 
 def plainer_tensors(program: Program) -> Iterator[Edit[Program]]:
-    """A tensor that is written out as one of its shape: what matters is mostly that."""
+    """A tensor that is written out, or random, as one of its shape: what matters is mostly that."""
     for node in ast.walk(program.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _RANDOM:
+            yield Edit("ones instead of random numbers", _of_ones, (number_of(node),))
         shape = _shape_written(node)
         if shape is not None:
             yield Edit(f"a tensor of shape {shape}", _of_shape, (number_of(node), shape))
@@ -183,6 +186,17 @@ def _shape_written(node: ast.AST) -> tuple[int, ...] | None:
         shape.append(len(values))
         values = values[0] if values else 0.0
     return tuple(shape) if shape and type(values) in (int, float) else None
+
+
+def _of_ones(program: Program, number: int) -> Program | None:
+    def change(tree: ast.Module, nodes: Nodes) -> bool:
+        call = nodes.get(number)
+        if call is None or ast.unparse(call.func) not in _RANDOM:
+            return False
+        call.func = ast.parse("torch.ones", mode="eval").body
+        return True
+
+    return changed(program, change)
 
 
 def _of_shape(program: Program, number: int, shape: tuple[int, ...]) -> Program | None:

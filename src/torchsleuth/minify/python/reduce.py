@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torchsleuth.minify.python.blocks import unwrap_blocks
 from torchsleuth.minify.python.classes import constant_attributes, unmake_classes
+from torchsleuth.minify.python.containers import empty_containers
 from torchsleuth.minify.python.expressions import (
     fewer_arguments,
     plainer_constants,
@@ -30,6 +31,7 @@ STRUCTURE: dict[str, Reducer[Program]] = {
     "parameters": drop_parameters,
     "attributes": constant_attributes,
     "classes": unmake_classes,
+    "containers": empty_containers,
     "names": drop_names,
 }
 # Those of which most holds, tried all together; one by one only of what is left in the end.
