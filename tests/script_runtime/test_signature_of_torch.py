@@ -3,6 +3,7 @@
 One module-wide set of failures, because each takes a real compile.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -117,3 +118,23 @@ def test_frames_lie_in_the_compiler_in_generated_code_or_in_the_users_backend(fo
     assert found["backend"][0].frames[0] == "test_signature_of_torch.py:no_relu"
     assert found["c++"][0].frames[0].startswith("torch/_inductor/")
     assert found["runtime"][0].frames[0] == "<generated>:call"
+
+
+def test_an_exception_that_dynamo_stands_in_for_is_told_with_what_torch_says_of_it() -> None:
+    class Scaler:
+        def by(self, x, factor):
+            return x * factor
+
+        triple = functools.partialmethod(by, factor=3)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def scaled(x):
+        return Scaler().triple(x)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported) as raised:
+        scaled(torch.ones(2))
+    found = signature_of_exception(raised.value, "capture_error", "capture")
+    assert found.exceptions[-1] == "torch._dynamo.exc.ObservedAttributeError"
+    assert found.message.startswith("Observed exception Explanation: Dynamo found no exception handler")
+    raised.value.__cause__.__traceback__ = None  # as torch leaves it where the program's own code is asked
+    assert fails_the_same_way(found, signature_of_exception(raised.value, "capture_error", "capture"))
