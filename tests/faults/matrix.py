@@ -125,7 +125,7 @@ class Cell:
         except subprocess.TimeoutExpired:
             raise Wrong(f"it does not end: {self.said[-200:]}") from None
         if "bug in torchsleuth" in self.said:
-            raise Wrong(self.said[self.said.index("internal error") :][:200])
+            raise Wrong(self.said[self.said.index("bug in torchsleuth") :][:300])
         return 128 - code if code < 0 else code
 
     @property
