@@ -11,8 +11,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import torch.nn.utils.parametrizations
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
 from torchsleuth.repro.program import program_of_call
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay, call_under_way
@@ -201,6 +203,50 @@ def test_modules_of_the_users_in_a_container_of_torchs_are_all_there(container):
     ]
     assert again.state_dict().keys() == given.state_dict().keys()
     assert repr(again) == repr(given)
+
+
+class Symmetric(torch.nn.Module):
+    def forward(self, weight):
+        return weight.triu() + weight.triu(1).T
+
+
+def test_a_parametrised_module_is_made_so_again():
+    net = made_net()
+    net.lin = torch.nn.Linear(3, 3)
+    torch.nn.utils.parametrize.register_parametrization(net.lin, "weight", Symmetric())
+    net.out = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 2))
+    again = read_back(net)
+    assert again.state_dict().keys() == net.state_dict().keys()
+    again.load_state_dict(net.state_dict())
+    x = torch.ones(2, 3)
+    assert torch.equal(again.out(again.lin(x)), net.out(net.lin(x)))
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def test_a_tensor_of_a_class_of_the_users_keeps_its_class():
+    again = read_back(torch.arange(3.0).as_subclass(Tagged))
+    assert type(again).__name__ == "Tagged" and again.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_tensor_that_wraps_others_is_made_from_them():
+    two = read_back(TwoTensor(torch.ones(2), torch.zeros(2)))
+    assert type(two) is TwoTensor and (two.a.tolist(), two.b.tolist()) == ([1.0, 1.0], [0.0, 0.0])
+
+
+class Shy:
+    @property
+    def __dict__(self):
+        raise RuntimeError("look away")
+
+
+def test_an_object_that_cannot_be_looked_at_is_replaced_and_named():
+    forms, why = call_sources(
+        CallUnderWay(identity, ({"shy": Shy(), "x": 1},), {}, backend="eager"), Around(global_state())
+    )
+    assert why is None and any("RuntimeError: look away" in each for each in forms[0].replaced)
 
 
 def test_parameters_in_a_list_are_all_there():

@@ -19,8 +19,6 @@ from torchsleuth.script_runtime.hiding import hide_secrets
 _SIG_CARRIERS = {"BackendCompilerFailed", "InductorError", "LoweringException", "TorchRuntimeError"}
 _SIG_CARRIERS |= {"SubgraphLoweringException", "SubprocException", "ProcessRaisedException"}
 _SIG_MUTE = {"CalledProcessError", "_RemoteTraceback", "RemoteTraceback"}  # say less than what they caused
-# Dynamo's stand-ins for what the traced program raised; torch cuts their frames off on the way out.
-_SIG_OBSERVED = "torch._dynamo.exc.Observed"
 # Errors whose text says next to nothing about the bug: the place must speak as well.
 _SIG_VAGUE_TYPES = {"KeyError", "IndexError", "StopIteration", "ZeroDivisionError"}
 _SIG_VAGUE_TEXT = re.compile(r"NoneType|out of range|^(unhandled|unknown|internal|invalid) (error|argument)")
@@ -139,9 +137,8 @@ def _sig_head(text: str) -> str:
     if re.match(r"\s*at \d+:\d+:", text):  # Triton prints its source first and the error last
         return text.strip().splitlines()[-1]
     kept = _SIG_TAILS.split("\n" + text, maxsplit=1)[0]
-    lines = [line.strip() for line in kept.splitlines() if line.strip()]
-    first = "".join(lines[:1])
-    wants_more = len(first) < 40 or first.endswith(":") or "Explanation:" in "".join(lines[1:2])
+    lines = [line.strip() for line in kept.splitlines() if line.strip()] or [""]
+    wants_more = len(lines[0]) < 40 or lines[0].endswith(":") or "Explanation:" in "".join(lines[1:2])
     return " ".join(lines[: 2 if wants_more else 1])
 
 
@@ -180,13 +177,10 @@ def signature_of_exception(exc: BaseException, kind: str, phase: str) -> Signatu
     names = [name if module == "builtins" else f"{module}.{name}" for module, name in types]
     codes = [[frame.f_code for frame, _ in traceback.walk_tb(e.__traceback__)] for e in chain]
     stacks = [[(code.co_filename, code.co_name) for code in each] for each in codes]
-    innermost = next((s[-1] for s in reversed(stacks) if s), None)
     text = _sig_text(chain[-1])
-    if len(chain) > 1 and names[-1].startswith(
-        _SIG_OBSERVED
-    ):  # its name alone counts: it says nothing itself
-        text, stacks = text or _sig_text(chain[-2]), stacks[:-1]
-        innermost = next((s[-1] for s in reversed(stacks) if s), None)
+    if ".Observed" in names[-1]:  # Dynamo's stand-in for a program's own error: torch cuts off its frames
+        text, stacks = text or _sig_text(chain[-2:][0]), stacks[:-1]
+    innermost = next((s[-1] for s in reversed(stacks) if s), None)
     stack = max((s for s in stacks if s and s[-1] == innermost), key=len, default=[])
     while _sig_short(names[-1]) in _SIG_CARRIERS:  # what it carried is only in its text
         if _SIG_REMOTE in text:

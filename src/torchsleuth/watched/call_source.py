@@ -76,6 +76,8 @@ def call_sources(call: CallUnderWay, around: Around) -> tuple[list[CallSource], 
                 form = _call_source(call, beside, rebuilt)
             except CannotEmbed as why:
                 reason = str(why)
+            except Exception as why:  # a user's object may raise anything where it is looked at
+                reason = f"{type(why).__name__}: {why}"
             else:
                 forms += [form] if form not in forms else []
     return forms, None if forms else reason

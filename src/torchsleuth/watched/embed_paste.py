@@ -154,7 +154,10 @@ class Paste:
         if not namespace.get("__file__"):  # a prompt, or a notebook, whose cells Python knows like files
             return bool(defined)
         root = path.partition(".")[0]
-        made = [s for s in source_file(str(namespace["__file__"])).statements if root in s.binds]
+        file = str(namespace["__file__"])
+        made = [s for s in source_file(file).statements if root in s.binds]
+        if not made and defined:  # by exec, and then its text is elsewhere, if anywhere
+            return os.path.abspath(defined) == os.path.abspath(file)
         return not made or any(not s.guarded for s in made)
 
     def _named(self, namespace: Mapping[str, Any], path: str, filename: str) -> str:

@@ -20,6 +20,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 from torchsleuth.graphs.constants import module_expression
 from torchsleuth.graphs.literals import Unprintable
@@ -101,8 +102,9 @@ class ValueSource:
         """The expression of a value, or of an empty stand-in, which is named, where there is none."""
         try:
             return self.paste.expression(value, hint)
-        except CannotEmbed as why:
-            self.replaced.append(f"{hint}: {why}")
+        except Exception as why:  # a user's object may raise anything where it is looked at
+            said = str(why) if isinstance(why, CannotEmbed) else f"{type(why).__name__}: {why}"
+            self.replaced.append(f"{hint}: {said}")
             self.paste.imports["import types"] = None
             return "types.SimpleNamespace()"
 
@@ -124,8 +126,10 @@ class ValueSource:
             parts = (tensor.coalesce().indices(), tensor.coalesce().values())
             texts = [self.paste.expression(part, hint) for part in parts]
             return f"torch.sparse_coo_tensor({', '.join(texts)}, {tuple(tensor.shape)})"
-        odd = type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        if odd or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        plain = isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer)) or type(tensor) is torch.Tensor
+        if not plain and (text := self._of_subclass(tensor, hint)) is not None:
+            return text
+        if not plain or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             raise CannotEmbed(
                 f"{hint!r} is a tensor of class {type(tensor).__name__}, layout {tensor.layout}."
             )
@@ -139,6 +143,23 @@ class ValueSource:
             return f"torch.nn.Parameter({text}{'' if tensor.requires_grad else ', requires_grad=False'})"
         return text
 
+    def _of_subclass(self, tensor: torch.Tensor, hint: str) -> str | None:
+        """A tensor of the user's class, from the tensors it wraps or as a plain one that is given its class."""
+        cls = type(tensor)
+        if hasattr(cls, "__tensor_unflatten__") and hasattr(tensor, "__tensor_flatten__"):
+            names, about = tensor.__tensor_flatten__()
+            inner = ", ".join(f"{n!r}: {self.inside(getattr(tensor, n), f'{hint}_{n}')}" for n in names)
+            sizes = f"{tuple(tensor.shape)}, {tensor.stride()}"
+            made = f"{self.paste.expression(cls, hint)}.__tensor_unflatten__"
+            return f"{made}({{{inner}}}, {self.inside(about, hint)}, {sizes})"
+        if (
+            cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+            or cls.__new__ is not torch.Tensor.__new__
+        ):
+            return None
+        text = self._tensor(tensor.as_subclass(torch.Tensor), hint)
+        return f"{text}.as_subclass({self.paste.expression(cls, hint)})"
+
     def _written(self, spec: TensorSpec, value: torch.Tensor | None) -> str:
         """A tensor by its form, with its numbers where they are given."""
         self.paste.imports["import torch"] = None
@@ -151,6 +172,8 @@ class ValueSource:
         return text
 
     def _module(self, module: torch.nn.Module, hint: str) -> str:
+        if parametrize.is_parametrized(module):
+            return self._parametrized(module, hint)
         configured = self._configured(module)
         if configured is not None:
             return self._assigned(hint, configured if module.training else f"{configured}.eval()")
@@ -169,6 +192,24 @@ class ValueSource:
                 self._hooks(inner, f"{variable}.get_submodule({path!r})" if path else variable)
             return variable
         return self._object(module, hint)
+
+    def _parametrized(self, module: Any, hint: str) -> str:
+        """A module whose parameters are computed from others, as it was before, and then what made it so."""
+        cls: Any = parametrize.type_before_parametrizations(module)
+        before = cls.__new__(cls)
+        vars(before).update(vars(module))
+        computed = {name: torch.nn.Parameter(getattr(module, name)) for name in module.parametrizations}
+        before._parameters = {**module._parameters, **computed}
+        before._modules = {k: v for k, v in module._modules.items() if k != "parametrizations"}
+        # Known under its own name from here on: a copy's place in memory may be taken by the next.
+        self.paste.made[id(before)] = (before, None)
+        variable = self._module(before, hint)
+        for name, steps in module.parametrizations.items():
+            for step in steps:
+                given = f"{variable}, {name!r}, {self.inside(step, f'{hint}_{name}_step')}, unsafe=True"
+                self.paste.imports["import torch.nn.utils.parametrize"] = None
+                self.paste.tail.append(f"torch.nn.utils.parametrize.register_parametrization({given})")
+        return variable
 
     def _hooks(self, module: torch.nn.Module, expression: str) -> None:
         """The statements that give a module its hooks."""
