@@ -89,22 +89,37 @@ def main(arguments: Sequence[str]) -> None:
             front.tell(refused=str(refusal), status=refusal.exit_status)
             continue
         front.leave_out = frozenset(order.pop("leave_out"))
-        _do(STEPS[order.pop("step")], front, questions, order)
+        do_step(STEPS[order.pop("step")], front, questions, order)
     if workers is not None:
         workers.close()
     os._exit(0)
 
 
-def _do(step: Any, front: Front, questions: Any, order: dict[str, Any]) -> None:
+def do_step(step: Any, front: Front, questions: Any, order: dict[str, Any]) -> None:
+    """Does one step of an order and tells the front what came of it, whatever that is."""
     try:
         front.tell(done=step(front, questions, **order))
     except SleuthError as error:
         front.tell(refused=str(error), status=error.exit_status)
     except Exception as error:
+        if isinstance(error, OSError) and (unwritten := _below(error.filename, order)):
+            front.tell(
+                refused=f"{unwritten} cannot be written ({error.strerror}); what was found before is kept",
+                status=1,
+            )
+            return
         traceback.print_exc()
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(last.filename).name}:{last.lineno}"
         front.tell(refused=f"a bug in torchsleuth: {type(error).__name__}: {error} ({place})", status=1)
+
+
+def _below(file: Any, order: dict[str, Any]) -> Path | None:
+    """A file of the case, or of the cases, that the order is about."""
+    for place in (order.get("case"), order.get("cases")):
+        if isinstance(file, (str, Path)) and place and Path(place) in Path(file).parents:
+            return Path(file)
+    return None
 
 
 if __name__ == "__main__":
