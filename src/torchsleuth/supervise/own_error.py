@@ -48,7 +48,8 @@ def look_at_own_error(
 ) -> OnlyCompiled | None:
     """What is known of a program that passes uncompiled, where no single call of it has become a failure.
 
-    What the further runs report lies in the spool of the first, beside the records of that.
+    What the further runs report lies in the spool of the first, beside the records of that. Used as
+    `look_at_own_error(["python", "train.py"], settings, ProgramRun(1, 20.0), time.monotonic() + 300, print)`.
     """
     known = watched_processes(Path(settings.spool))
     program = Program(tuple(command), os.getcwd())
@@ -107,7 +108,10 @@ def _compared(command: Sequence[str], settings: Settings, known: set[Path], dead
 def case_of_own_error(
     found: OnlyCompiled, cases_dir: Path, workers: str | None, deadline: float, say: Say, heard: Hear
 ) -> Iterator[CaseFolder]:
-    """The case that the whole program is, after each step: who is at fault, made small, worked around."""
+    """The case that the whole program is, after each step: who is at fault, made small, worked around.
+
+    Used as `for folder in case_of_own_error(found, cases_dir, "2", deadline, print, line.hear): ...`.
+    """
     script = _script_of(found.program)
     if script is None or workers is None:
         say("the program fails only when it is compiled; go on with: torchsleuth minify SCRIPT")
