@@ -65,4 +65,4 @@ def test_what_an_iterator_gives_is_compared(tmp_path):
         case = cases[function]
         assert (case["kind"], case["triage"]["component"]) == ("accuracy", "dynamo")
         assert said in case["triage"]["detail"]
-        assert "draw_all(result" in ran.file("program.py", case).splitlines()[-1]
+        assert "yield from steps)))(result)" in ran.file("program.py", case).splitlines()[-1]

@@ -28,13 +28,8 @@ _SAID = "printed.getvalue()"
 _GRADIENT = "the gradient of "
 _CLOSURE = " (closure)"
 _CELLS = "inspect.getclosurevars"
-# In a script: the items of an iterator, and what it returns.
-_DRAW = "draw_all("
-_DRAWS = """\
-def draw_all(steps):
-    returned = yield from steps
-    yield "returned", returned
-"""
+# In a script: the items of an iterator, then what it returns; in the line that is not made smaller.
+_DRAW = "(lambda steps: (yield (yield from steps)))("
 # What dynamic= of torch.compile sets while the function runs.
 _SET_BY_DYNAMIC = {"assume_static_by_default", "automatic_dynamic_shapes"}
 
@@ -109,8 +104,9 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
     shown = _shown(around.wrong, function, given, getattr(code, "co_freevars", ()))
     lines += _call_lines(f"compiled({', '.join(given)})", around.wrong, shown)
     holds = [f"{WRONG} = [{', '.join(shown)}]"] if around.wrong else []
-    draws = any(_DRAW in each for each in shown)
-    if draws:  # what comes out of an iterator is computed there, in the modes of the call
+    if any(
+        _DRAW in each for each in shown
+    ):  # what comes out of an iterator is computed there, in the modes of the call
         lines, holds = lines + holds, []
     embedded = paste.finish()
     contexts = list(_contexts(around.state))
@@ -118,7 +114,7 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
     return CallSource(
         imports=tuple(dict.fromkeys(("import torch", *embedded.imports, *_imports_of(shown)))),
-        source="\n\n".join([embedded.source, *([_DRAWS] if draws else [])]),
+        source=embedded.source,
         setup=(*_settings(call, around.at_limit), f"compiled = torch.compile({', '.join([function, *how])})"),
         call=(*lines, *holds),
         notes=embedded.notes,
