@@ -40,6 +40,26 @@ class UnderWay:
 
 
 @dataclass(frozen=True)
+class UncaughtError:
+    """An error that a program ends with: its type and message, and the innermost line of the program itself."""
+
+    type: str
+    message: str
+    place: str | None = None
+    code: str | None = None
+    of_surroundings: bool = False
+
+    @property
+    def words(self) -> str:
+        """As the last line of a traceback.
+
+        >>> UncaughtError("ValueError", "no\\nand no").words
+        'ValueError: no'
+        """
+        return f"{self.type}: {self.message}".splitlines()[0]
+
+
+@dataclass(frozen=True)
 class WatchedProcess:
     """The folder of one watched process and what it says about the process."""
 
@@ -87,6 +107,13 @@ class WatchedProcess:
     def device_fault(self) -> str:
         """How an accelerator had failed by the end of the process; empty where none had."""
         return _text(self.folder, "device-fault.txt")
+
+    def uncaught(self) -> UncaughtError | None:
+        """The error that nobody caught and the process ended with; None where there was none, or it cannot be read."""
+        try:
+            return UncaughtError(**json_inside(self.folder, "uncaught.json"))
+        except (NotRead, TypeError):
+            return None
 
     def graph_folders(self) -> list[Path]:
         """The records of this process and of those it was forked from, by number."""

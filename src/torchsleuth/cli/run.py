@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,10 +22,14 @@ from torchsleuth.cli.options import budget_option, cases_option, json_option, se
 from torchsleuth.cli.output import print_json, say
 from torchsleuth.cli.program_line import STDERR, ProgramCommand, module_option, program_line
 from torchsleuth.explain.run_report import INDEX, KINDS, write_run
+from torchsleuth.program.runs import ProgramRun
 from torchsleuth.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
 from torchsleuth.supervise.program import Supervised, supervise
 from torchsleuth.supervise.second_look import SHARE, look_for_device_fault
 from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
+
+if TYPE_CHECKING:
+    from torchsleuth.supervise.own_error import OnlyCompiled
 
 EXIT_CASE = 3
 
@@ -152,16 +157,26 @@ def run_verb(
         note=say,
         environment=environment,
     )
-    run = _explained(spool, cases_dir, result, time.monotonic() - started) if explain else None
+    seconds = time.monotonic() - started
+    run = _explained(spool, cases_dir, result, seconds) if explain else None
     cases: list[tuple[CaseFolder, WatchedProcess]] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.
     ends = time.monotonic() + budget
+    goes_on = not record_only and settings.level >= 2 and not result.only_record
+    only_compiled = None
     try:
         if not result.only_record:
             look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
+        if goes_on and result.status and not result.interrupted:
+            from torchsleuth.supervise.own_error import look_at_own_error
+
+            first = ProgramRun(result.status, seconds)
+            only_compiled = look_at_own_error(line, settings, first, time.monotonic() + budget * SHARE, say)
         whole = _cases(cases_dir, spool, line, result, cases, run)
-        if not record_only and settings.level >= 2 and not result.only_record:
+        if goes_on:
             cases = _finish(cases, ends, None if no_minify else workers)
+            if only_compiled is not None:
+                cases += _whole_program(only_compiled, cases_dir, ends, None if no_minify else workers)
             _report(cases)
         if whole:
             _clear(spool, keep=settings.level == 3)
@@ -324,6 +339,25 @@ def _finish(
             say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")
             break
     return done
+
+
+def _whole_program(
+    found: OnlyCompiled, cases_dir: Path, deadline: float, workers: str | None
+) -> list[tuple[CaseFolder, WatchedProcess]]:
+    """The case of a program that fails only when it is compiled, though nothing of it does; an interrupt keeps it."""
+    from torchsleuth.cli.progress import StatusLine
+    from torchsleuth.supervise.own_error import case_of_own_error
+
+    case: list[tuple[CaseFolder, WatchedProcess]] = []
+    line = StatusLine(max(1.0, deadline - time.monotonic()))
+    try:
+        for folder in case_of_own_error(found, cases_dir, workers, deadline, say, line.hear):
+            line.end()
+            case = [(folder, found.process)]
+    except (KeyboardInterrupt, AskedToEnd):
+        line.end()
+        say("stopped; what is known of the program is kept")
+    return case
 
 
 def _report(cases: list[tuple[CaseFolder, WatchedProcess]]) -> None:

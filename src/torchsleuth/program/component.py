@@ -107,6 +107,16 @@ def component_of_program(
     return _Climb(program, first, say, timeout).climb()
 
 
+def component_by_runs(
+    program: Program, first: ProgramRun, uncompiled: ProgramRun, say: Callable[[str], None], timeout: float
+) -> Triage:
+    """Which component makes a program fail that was seen to end as `first` says, and as `uncompiled` with none of it.
+
+    Used as `component_by_runs(program, ProgramRun(1, 9.0, tail="TypeError: no"), ProgramRun(0, 8.0), print, 60)`.
+    """
+    return _Climb(program, first, say, timeout).climb(uncompiled).triage
+
+
 def program_named(argv: Sequence[str]) -> Program:
     """The command for a script: `program_named(["train.py"])`; any other command as it is."""
     words = list(argv)
@@ -123,11 +133,13 @@ class _Climb:
     timeout: float | None
     rungs: list[Rung] = field(default_factory=list)
 
-    def climb(self) -> ProgramFinding:
+    def climb(self, uncompiled: ProgramRun | None = None) -> ProgramFinding:
         self._note("the program as it is", self.first)
         if self.first.healthy:
             return self._finding(None, None, "the program does not fail", pinned=False)
-        if self._answer(UNCOMPILED) is Answer.FAILS:
+        if uncompiled is not None:
+            self._note(UNCOMPILED.what, uncompiled)
+        if answer_of_run(self.first, uncompiled or self._run(UNCOMPILED)) is Answer.FAILS:
             return self._finding("program", None, "it fails the same way when nothing is compiled")
         # Each of these holds the ones before it: where the last passes, the others need not be run.
         last = self._answer(BEFORE_INDUCTOR)

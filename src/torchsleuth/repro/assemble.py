@@ -185,8 +185,18 @@ def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
     if "capture" in failure:
         said = "; ".join(failure["capture"]["sentences"][:3])
         detail = f"the function differs from eager though each of its graphs does not: {said}"
-        return replace(found, detail=detail, pinned=True, function=failure.get("function"))
+        found = replace(found, detail=detail, pinned=True, function=failure.get("function"))
+        return _merging(found, failure["capture"].get("component", "dynamo"))
     return found
+
+
+def _merging(found: Triage, component: str) -> Triage:
+    """Where capture is right, one tensor was given for several results of a graph."""
+    if component == "dynamo":
+        return found
+    labels = ("oncall: pt2", f"module: {component}") if component != "backend" else found.labels[:1]
+    why = f"one tensor is given where eager gives several, and what is done to one is done to all; {found.detail}"
+    return replace(found, component=component, part="aliases among results", detail=why, labels=labels)
 
 
 def graph_files(

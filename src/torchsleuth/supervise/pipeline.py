@@ -20,9 +20,16 @@ from torchsleuth.cases.model import Minified, Triage, Workaround, best_workaroun
 from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.program.acquittal import acquitted
+from torchsleuth.program.call_component import blame_call
 from torchsleuth.program.own_workarounds import gives_up, try_on_program
 from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
-from torchsleuth.supervise.original import ask_the_program, tell_program_apart, verify_call, verify_original
+from torchsleuth.supervise.original import (
+    ORIGINAL,
+    ask_the_program,
+    tell_program_apart,
+    verify_call,
+    verify_original,
+)
 from torchsleuth.supervise.scripts import ScriptRunner
 from torchsleuth.supervise.verification import (
     CHECKPOINTS,
@@ -315,6 +322,9 @@ def _investigate_call(
     yield folder
     if processes.host is None or _is_the_programs(folder):
         return
+    if _fails_here(folder):
+        folder = blame_call(folder, ORIGINAL, processes.scripts.python, deadline, say)
+        yield folder
     left = deadline - time.monotonic()
     if _fails_here(folder) and left >= 5:
         folder = _shrink(folder, processes, left * (1 - SHARE_FOR_THE_PROGRAM), say, heard)

@@ -53,10 +53,14 @@ class CompiledCall:
         return self.function(*self.args, **self.kwargs)
 
 
-def hook_compiled_calls(begin: Callable[[CompiledCall], Callable[[], None] | None]) -> Callable[[], None]:
+End = Callable[[tuple[Any, ...]], None]
+
+
+def hook_compiled_calls(begin: Callable[[CompiledCall], End | None]) -> Callable[[], None]:
     """Shows `begin` every call of a compiled function that no other such call made; returns the undo function.
 
-    What `begin` returns is called when the call has ended, however it did.
+    What `begin` returns is called when the call has ended: with what it returned as the one item, or with no item where
+    it raised, or where torch keeps the result under another name than that of 2.13.
     """
     eval_frame: Any = importlib.import_module("torch._dynamo.eval_frame")
     choose, put = (getattr(eval_frame, n, None) for n in ("_callback_from_stance", "_maybe_set_eval_frame"))
@@ -82,7 +86,8 @@ def hook_compiled_calls(begin: Callable[[CompiledCall], Callable[[], None] | Non
     def maybe_set_eval_frame(callback: Any) -> Any:
         if open_calls and open_calls[0][0] is _caller():
             if open_calls[0][2]:
-                open_calls.pop()[1]()
+                frame, end, _ = open_calls.pop()
+                end((frame.f_locals["result"],) if "result" in frame.f_locals else ())
             else:
                 open_calls[0][2] = True
         return put(callback)

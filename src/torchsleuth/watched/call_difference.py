@@ -7,6 +7,7 @@ same bits is the same; the little room there is, is for numbers that Dynamo turn
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,12 @@ from torchsleuth.watched.call_state import Leaf, Leaves
 
 # A path that is no name in a program.
 PRINTED = "what it prints"
+# Of an iterator: so many items are looked at, then what it returns at its end, or how else it ends.
+MOST_ITEMS = 64
+ITEMS, RETURNED, ENDED = "list({})", "the return value of {}", "the end of {}"
+# What is compared with eager: the call as Dynamo captures it, or as all of the compiler makes it, which rounds more.
+CAPTURED, COMPILED = "captured", "compiled"
+_WIDER = 100.0
 ROOM = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 # An assertion on a tensor becomes a check inside the graph, which raises this: torch says so in its manual.
 SAME_ERRORS = {"raises AssertionError", "raises RuntimeError"}
@@ -29,7 +36,7 @@ class Difference:
     sentence: str
 
 
-def differences(eager: Leaves, captured: Leaves) -> list[Difference]:
+def differences(eager: Leaves, other: Leaves, how: str = CAPTURED) -> list[Difference]:
     """Where the calls differ, without what only follows from a difference above it.
 
     >>> before, after = {"result": Leaf("torch.Size", "of 1 items")}, {"result": Leaf("tuple", "of 1 items")}
@@ -37,13 +44,24 @@ def differences(eager: Leaves, captured: Leaves) -> list[Difference]:
     'result is a torch.Size of 1 items in eager and a tuple of 1 items when compiled'
     """
     found: list[Difference] = []
-    for path in [*eager, *(path for path in captured if path not in eager)]:
+    wider = _WIDER if how == COMPILED else 1.0
+    for path in [*eager, *(path for path in other if path not in eager)]:
         if any(is_below(path, known.path) for known in found):
             continue
-        how = _how(eager.get(path), captured.get(path))
-        if how is not None:
-            found.append(Difference(path, f"{path} {how}"))
+        said = _how(eager.get(path), other.get(path), wider)
+        if said is not None:
+            found.append(Difference(path, f"{path} {said}"))
     return found
+
+
+def iterator_of(path: str) -> str | None:
+    """The path of the iterator that something came out of.
+
+    >>> iterator_of("list(result[1])[0].x"), iterator_of("the return value of result"), iterator_of("result")
+    ('result[1]', 'result', None)
+    """
+    found = re.match(r"list\((.*?)\)(?:[.\[]|$)|the (?:return value|end) of (.*?)(?:$)", path)
+    return found and (found[1] or found[2])
 
 
 def is_below(path: str, above: str) -> bool:
@@ -55,26 +73,28 @@ def is_below(path: str, above: str) -> bool:
     return path.startswith(above) and path[len(above) : len(above) + 1] in ("", "[", ".")
 
 
-def _how(eager: Leaf | None, captured: Leaf | None) -> str | None:
+def _how(eager: Leaf | None, captured: Leaf | None, wider: float) -> str | None:
     if eager is None or captured is None:
         return "is there only in eager" if captured is None else "is there only when compiled"
     if eager.kind.startswith("raises") and {eager.kind, captured.kind} <= SAME_ERRORS:
         return None
-    if eager.kind != captured.kind or not _same_text(eager, captured):
+    if eager.kind != captured.kind or not _same_text(eager, captured, wider):
         if eager.kind.startswith(("raises", "returns")):
             return f"{_said(eager)} in eager and {_said(captured)} when compiled"
         return f"is {_said(eager)} in eager and {_said(captured)} when compiled"
     if eager.tensor is None or captured.tensor is None:
         return None
-    return _apart(eager.tensor, captured.tensor)
+    return _apart(eager.tensor, captured.tensor, wider)
 
 
-def _same_text(eager: Leaf, captured: Leaf) -> bool:
+def _same_text(eager: Leaf, captured: Leaf, wider: float) -> bool:
     if eager.text == captured.text:
         return True
     if eager.kind.startswith("raises"):
         return eager.kind == captured.kind
-    return eager.kind == "float" and math.isclose(float(eager.text), float(captured.text), rel_tol=1e-6)
+    if eager.kind != "float":
+        return False
+    return math.isclose(float(eager.text), float(captured.text), rel_tol=1e-6 * wider)
 
 
 def _said(leaf: Leaf) -> str:
@@ -89,18 +109,19 @@ def _said(leaf: Leaf) -> str:
     return f"a {leaf.kind} {(leaf.shown or leaf.text)[:160]}".rstrip()
 
 
-def _apart(eager: torch.Tensor, captured: torch.Tensor) -> str | None:
+def _apart(eager: torch.Tensor, captured: torch.Tensor, wider: float) -> str | None:
     """How far two tensors of one shape and type are apart; None where that is not worth a word."""
     if eager.numel() == 0 or same_bits(eager, captured):
         return None
-    room = ROOM.get(eager.dtype)
+    room = ROOM.get(eager.dtype, 0.0)
     wide = torch.complex128 if eager.is_complex() else torch.float64
     want, got = eager.to(wide), captured.to(wide)
     if eager.is_complex():
         room = 1e-4
+    room *= wider
     # Measured against the largest number: small ones may be what is left of large ones.
     most = float(want.abs().nan_to_num(0.0, 0.0, 0.0).max())
-    near = torch.isclose(want, got, rtol=room or 0.0, atol=(room or 0.0) * most, equal_nan=True)
+    near = torch.isclose(want, got, rtol=room, atol=room * most, equal_nan=True)
     wrong = int((~near).sum())
     if wrong == 0:
         return None

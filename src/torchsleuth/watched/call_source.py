@@ -17,7 +17,7 @@ import torch
 from torchsleuth.cases.record import WRONG
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay
 from torchsleuth.torch_internals.configuration import changed_settings
-from torchsleuth.watched.call_difference import PRINTED, is_below
+from torchsleuth.watched.call_difference import MOST_ITEMS, PRINTED, is_below, iterator_of
 from torchsleuth.watched.earlier_calls import EarlierCall, values_read
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed
@@ -28,6 +28,8 @@ _SAID = "printed.getvalue()"
 _GRADIENT = "the gradient of "
 _CLOSURE = " (closure)"
 _CELLS = "inspect.getclosurevars"
+# In a script: the items of an iterator, then what it returns; in the line that is not made smaller.
+_DRAW = "(lambda steps: (yield (yield from steps)))("
 # What dynamic= of torch.compile sets while the function runs.
 _SET_BY_DYNAMIC = {"assume_static_by_default", "automatic_dynamic_shapes"}
 
@@ -103,6 +105,11 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
     code = getattr(call.function, "__code__", None)
     shown = _shown(around.wrong, function, given, getattr(code, "co_freevars", ()))
     lines += _call_lines(f"compiled({', '.join(given)})", around.wrong, shown)
+    holds = [f"{WRONG} = [{', '.join(shown)}]"] if around.wrong else []
+    if any(
+        _DRAW in each for each in shown
+    ):  # what comes out of an iterator is computed there, in the modes of the call
+        lines, holds = lines + holds, []
     embedded = paste.finish()
     contexts = list(_contexts(around.state))
     if contexts:
@@ -111,7 +118,7 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
         imports=tuple(dict.fromkeys(("import torch", *embedded.imports, *_imports_of(shown)))),
         source=embedded.source,
         setup=(*_settings(call, around.at_limit), f"compiled = torch.compile({', '.join([function, *how])})"),
-        call=(*lines, *([f"{WRONG} = [{', '.join(shown)}]"] if around.wrong else [])),
+        call=(*lines, *holds),
         notes=embedded.notes,
         replaced=tuple(values.replaced),
     )
@@ -155,6 +162,9 @@ def _shown(
             name, _, below = path.partition(_CLOSURE)
             if name in closed_over:  # of other functions than the compiled one, a script has no name
                 found.append(f"{_CELLS}({function}).nonlocals[{name!r}]{below}")
+            continue
+        if (steps := iterator_of(path)) is not None:
+            found.append(f"[repr(step) for _, step in zip(range({MOST_ITEMS}), {_DRAW}{steps}))]")
             continue
         root = next((name for name in names if is_below(path, name)), None)
         text = path.replace(" (global)", "", 1) if root is None else names[root] + path[len(root) :]

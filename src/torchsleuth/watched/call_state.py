@@ -28,6 +28,7 @@ MOST_FUNCTIONS = 200
 SMALL_BYTES = 1 << 20
 MOST_BYTES = 256 << 20
 
+ITERATOR = "iterator"
 _NUMBERS = (int, float, complex, bool)
 _NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)
 _ATOMS: tuple[type, ...] = (str, bytes, type(None), range, slice, *_NUMBERS, *_NAMES)
@@ -166,6 +167,18 @@ def tensors_of(roots: list[Root]) -> dict[str, torch.Tensor]:
     return walk.tensors
 
 
+def iterators_of(roots: list[Root]) -> dict[str, Iterator[Any]]:
+    """Every iterator below `roots`, by its path.
+
+    >>> list(iterators_of([("result", [1, iter([2])])]))
+    ['result[1]']
+    """
+    walk = _Walk({})
+    for name, value in roots:
+        walk.visit(name, value)
+    return walk.iterators
+
+
 def leaves_of(roots: list[Root], before: Mapping[int, int]) -> Leaves:
     """Every value below `roots`; `before` is what `versions_of` said before the call.
 
@@ -184,6 +197,7 @@ class _Walk:
     leaves: Leaves = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     seen: dict[int, str] = field(default_factory=dict)
+    iterators: dict[str, Iterator[Any]] = field(default_factory=dict)
     held: list[Any] = field(default_factory=list)
     room: int = MOST_BYTES
 
@@ -203,6 +217,8 @@ class _Walk:
             if first != path:
                 self.leaves[path] = Leaf("same object", first)
                 return
+        if kind == ITERATOR and id(value) not in map(id, self.iterators.values()):
+            self.iterators[path] = value
         self.leaves[path] = Leaf(kind, text, shown=_shown(value))
         for suffix, part in parts or ():
             self.visit(path + suffix, part)
@@ -268,7 +284,7 @@ def _taken_apart(value: Any) -> tuple[str, str, list[tuple[str, Any]] | None]:
     if isinstance(value, (list, tuple, collections.deque)):
         return name, f"of {len(value)} items", [(f"[{i}]", item) for i, item in enumerate(value)]
     if hasattr(value, "__next__"):
-        return "iterator", "", None
+        return ITERATOR, "", None
     if isinstance(value, torch.nn.Module):
         own = {n: v for n, v in vars(value).items() if n not in _OF_EVERY_MODULE and not _is_torchs(n)}
         state = {**value._parameters, **value._buffers, **value._modules, **own}

@@ -14,8 +14,8 @@ import sysconfig
 import time
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -236,34 +236,39 @@ def recorded_call(
     return {"forms": [form.to_json() for form in forms], "why_none": why_none, "fullgraph": call.fullgraph}
 
 
-def report_wrong_capture(
-    watch: Watch,
-    flight: Flight,
-    place: tuple[str, str, int],
-    wrong: Sequence[str],
-    sentences: Sequence[str],
-    call: Mapping[str, Any],
-) -> None:
-    """A function whose captured call differs from its eager one, though each of its graphs does not."""
+@dataclass(frozen=True)
+class WrongCall:
+    """Where a whole call differs from eager: by whom, at which paths, in words, and the call as a program."""
+
+    component: str
+    paths: Sequence[str]
+    sentences: Sequence[str]
+    call: Mapping[str, Any]
+
+
+def report_wrong_call(watch: Watch, flight: Flight, place: tuple[str, str, int], wrong: WrongCall) -> None:
+    """A function whose call differs from its eager one, though each of its graphs does not."""
     file, function, line = place
-    signature = Signature("accuracy", "capture", outputs=tuple(wrong))
+    phase = "capture" if wrong.component == "dynamo" else "run"
+    signature = Signature("accuracy", phase, outputs=tuple(wrong.paths))
     if flight.seen_again((file, function, fingerprint(signature))):
         return
     flight.report(
         {
             "record": None,
             "signature": signature.to_json(),
-            "traceback": "\n".join(sentences),
+            "traceback": "\n".join(wrong.sentences),
             "time": time.time(),
             "function": function,
             "torch": torch.__version__,
             "user_line": [file, line, linecache.getline(file, line).strip()],
             "capture": {
-                "sentences": list(sentences),
+                "sentences": list(wrong.sentences),
                 "place": [file, function, line],
+                "component": wrong.component,
             },
             "frames": [[file, line, function]],
-            "call": call,
+            "call": wrong.call,
             "program": {"command": hide_in_words(sys.orig_argv), "cwd": started_in},
         }
     )
@@ -309,12 +314,32 @@ def _is_ours(tb: TracebackType) -> bool:
     return tb.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER)
 
 
-def keep_our_frames_out_of_printed_tracebacks() -> None:
-    """The traceback of an uncaught exception looks as it would without us."""
+def attend_uncaught_errors(flight: Callable[[], Flight | None]) -> None:
+    """The traceback of an uncaught exception looks as it would without us; what it was is noted in the flight."""
     before = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         hide_our_frames(error)
+        recorder = flight()
+        if recorder is not None and isinstance(error, Exception):
+            recorder.ended_with(_uncaught(error))
         before(kind, error, error.__traceback__)
 
     sys.excepthook = excepthook
+
+
+def _uncaught(error: Exception) -> dict[str, Any]:
+    """What `cases.spool.UncaughtError` holds of an error."""
+    own = [each for each in traceback.extract_tb(error.__traceback__) if not _is_installed(each.filename)]
+    line = own[-1] if own else None
+    try:
+        message = hide_secrets(str(error))[:500]
+    except Exception:  # a user's __str__ may do anything
+        message = ""
+    return {
+        "type": type(error).__name__,
+        "message": message,
+        "place": f"{Path(line.filename).name}:{line.lineno}" if line else None,
+        "code": line.line if line else None,
+        "of_surroundings": isinstance(error, (OSError, MemoryError, ImportError)),
+    }

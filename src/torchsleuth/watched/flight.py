@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -31,6 +32,7 @@ MAX_GRAPHS = 16384
 CAPTURE = 0
 COUNTERS = "counters"
 DEVICE_FAULT = "device-fault.txt"
+UNCAUGHT = "uncaught.json"
 COUNTERS_BYTES = 16 * (MAX_GRAPHS + 1)
 
 # Not used by any library we know of; it only makes the stacks of all threads be written to a file.
@@ -139,6 +141,11 @@ class Flight:
         """Says that an accelerator had failed by the time the program ended."""
         with contextlib.suppress(OSError):
             (self.folder / DEVICE_FAULT).write_text(why, encoding="utf-8")
+
+    def ended_with(self, error: Mapping[str, Any]) -> None:
+        """Says which error the program ends with, that nobody caught."""
+        with contextlib.suppress(OSError):
+            write_json(self.folder / UNCAUGHT, error)
 
     def _close(self) -> None:
         if os.getpid() == self.pid:  # a forked child inherits this handler, but not the flight

@@ -25,6 +25,7 @@ from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.watched import failures
+from torchsleuth.watched.merged_outputs import merged_outputs
 from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:
@@ -88,6 +89,13 @@ def _wrong_result(
         number = graph.record.facts.number
         graph.flight.log(f"graph {number}: not compared, as it does not run here: {failures.describe(error)}")
         return None
+    merged = (
+        merged_outputs(graph.record.facts, graph.eager, (values, expected), (after, result))
+        if after
+        else None
+    )
+    if merged is not None:
+        graph.watch.whole_calls.merged.append(merged)
     apart = _differences((expected, values if after else ()), (result, after))
     del values
     if not apart:

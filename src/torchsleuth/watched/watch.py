@@ -79,7 +79,7 @@ class Watch:
         self.forks_itself = False
         self.judging = False
         os.register_at_fork(after_in_child=self._after_fork)
-        failures.keep_our_frames_out_of_printed_tracebacks()
+        failures.attend_uncaught_errors(lambda: self._flight)
         seams.hook_backward_runs(self.on_backward)
         forget_cached_graphs()
         if settings.checks_accuracy:
@@ -138,7 +138,7 @@ class Watch:
 
     # ---- calls of compiled functions
 
-    def on_call(self, call: CompiledCall) -> Callable[[], None] | None:
+    def on_call(self, call: CompiledCall) -> Callable[[tuple[Any, ...]], None] | None:
         """A compiled function is about to run: where that is due, it is compared with eager as a whole."""
         flight = self.flight
         if flight is None or self.suspended:
@@ -152,9 +152,9 @@ class Watch:
         if end is None:
             return None
 
-        def ended() -> None:
+        def ended(returned: tuple[Any, ...]) -> None:
             with self.our_own_work():
-                end()
+                end(returned)
 
         return ended
 

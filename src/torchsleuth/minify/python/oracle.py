@@ -112,8 +112,8 @@ class DifferenceOracle(ProgramOracle):
 
 
 def last_line(text: str) -> str:
-    """The last line of a program: `last_line("a = 1\\nb = 2\\n") == "b = 2"`."""
-    return text.rstrip().rpartition("\n")[2]
+    """The last line of a program, however far in: `last_line("a = 1\\nb = 2\\n") == "b = 2"`."""
+    return text.rstrip().rpartition("\n")[2].lstrip()
 
 
 def differs_in_eager(compiled: Outcome, uncompiled: Callable[[int], Outcome]) -> bool:

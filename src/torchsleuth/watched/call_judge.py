@@ -1,0 +1,339 @@
+"""The sealed processes that make a call of a compiled function again, and the verdict on how it was captured.
+
+The judge makes the call as Dynamo captures it, with every graph run by eager's kernels; one process makes it without
+Dynamo, another one does so again where there is a difference: what differs there as well is chance and not a finding.
+Where a graph's compiler gave one tensor for several, what the program's own call left behind is compared, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from torchsleuth.compare.reference.rng import RngState, save_rng
+from torchsleuth.processes.sealed import CannotSeal, fill_fresh_memory, seal
+from torchsleuth.torch_internals.calls_under_way import GUARD_FILTER
+from torchsleuth.torch_internals.compiled_calls import CompiledCall
+from torchsleuth.torch_internals.configuration import global_state
+from torchsleuth.torch_internals.modes import outside_all_modes
+from torchsleuth.watched import failures, rewritten
+from torchsleuth.watched.call_difference import CAPTURED, COMPILED, PRINTED, Difference, differences, is_below
+from torchsleuth.watched.call_outcome import CALL, leaves_after, packed, unpacked, values_only
+from torchsleuth.watched.call_state import Leaf, Leaves, leaves_of, roots_of
+from torchsleuth.watched.guard import CannotRepeat
+
+if TYPE_CHECKING:
+    from torchsleuth.watched.watch import Watch
+
+# What one comparison may take.
+CALL_SECONDS = 60.0
+POLL_MILLISECONDS = 1000
+# Sentences that a case keeps.
+MOST_DIFFERENCES = 10
+REMARK = "a remark"
+SOURCE = "the call as a program"
+_ASKS = {"is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling"}
+_SEALED_OFF = (
+    "it reaches beyond its own memory (writes a file, starts or signals a process, opens a connection)"
+)
+
+
+def _memory(name: str) -> Callable[[], int]:
+    return lambda: os.memfd_create(f"torchsleuth-{name}")
+
+
+@dataclass(frozen=True)
+class Between:
+    """What the user's process and the judge tell each other: the verdict, and what the call itself left behind.
+
+    For the latter the judge waits on `told` once it has found nothing, until the call has ended.
+    """
+
+    answer: int = field(default_factory=_memory("verdict"))
+    left: int = field(default_factory=_memory("left"))
+    told: tuple[int, int] = field(default_factory=os.pipe)
+
+    def call_ended(self) -> None:
+        """To the judge: there is nothing more to look at."""
+        os.write(self.told[1], b".")
+
+    def call_left(self, watch: Watch, call: CompiledCall, result: Any) -> None:
+        """To the judge: what the call of the program itself left behind, which a process apart from it looks at."""
+        try:
+            looks = _fork_of(watch)
+            if looks == 0:
+                _as_child(lambda: _left(call, result, [self.left]), self.left)
+            with contextlib.suppress(ChildProcessError):  # the program was waiting for children of its own
+                os.waitpid(looks, 0)
+        finally:
+            os.write(self.told[1], b"!")
+
+    def close(self) -> None:
+        for fd in (self.answer, self.left, *self.told):
+            os.close(fd)
+
+    def told_left(self, user: int) -> Leaves | None:
+        """In the judge: what the call left, where that is to be looked at."""
+        waiting = select.poll()
+        waiting.register(self.told[0], select.POLLIN)
+        while not waiting.poll(POLL_MILLISECONDS):
+            if os.getppid() != user:  # nobody will ask for the verdict
+                return None
+        return _unpacked(content_of(self.left)) if os.read(self.told[0], 1) == b"!" else None
+
+
+def _left(call: CompiledCall, result: Any, descriptors: list[int]) -> bytes:
+    seal(descriptors)
+    with outside_all_modes():
+        roots = roots_of(call.function, call.args, call.kwargs)
+        return packed(leaves_of([*roots, ("result", result)], {}))
+
+
+def fork_judge(watch: Watch, call: CompiledCall, between: Between) -> int:
+    """Starts the process that will judge the call; its id."""
+    with outside_all_modes():
+        rng = save_rng()
+    user = os.getpid()
+    judge = _fork_of(watch)
+    if judge == 0:
+        os.close(between.told[1])
+        _as_child(lambda: _judge(watch, call, rng, between, user), between.answer)
+    return judge
+
+
+def _fork_of(watch: Watch) -> int:
+    """A fork of the user's process that is not part of the program."""
+    watch.forks_itself = True
+    try:
+        return _fork()
+    finally:
+        watch.forks_itself = False
+
+
+def _fork() -> int:
+    # Taken by hand: a change through the module's functions makes Python show warnings again that it has shown.
+    quiet = ("ignore", None, DeprecationWarning, None, 0)
+    filters: Any = warnings.filters
+    filters.insert(0, quiet)
+    try:
+        return os.fork()
+    finally:
+        filters.remove(quiet)
+
+
+def how_it_ended(status: int) -> str:
+    """Why a comparing process that said nothing has ended."""
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS:
+        return _SEALED_OFF
+    return f"the comparing process ended with status {os.waitstatus_to_exitcode(status)}"
+
+
+def content_of(fd: int) -> bytes:
+    """All that was written to memory that processes share."""
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def _write(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _as_child(work: Callable[[], bytes], answer: int) -> NoReturn:
+    """Does `work`, writes what it returns, and ends this process, which is a copy of the user's."""
+    try:
+        # What waits in a loop for what never comes would do so beside the user's call, however long that takes.
+        resource.setrlimit(resource.RLIMIT_CPU, (int(CALL_SECONDS), int(CALL_SECONDS)))
+        _write(answer, work())
+    except (CannotSeal, CannotRepeat) as why:
+        _write(answer, _refusal(str(why)))
+    except BaseException as error:
+        _write(answer, _refusal(f"internal error: {failures.describe(error)}"))
+    finally:
+        os._exit(0)
+
+
+def _refusal(why: str) -> bytes:
+    return json.dumps({"why_not": why}).encode()
+
+
+def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, user: int) -> bytes:
+    """Makes the call as captured, has it made in eager, and compares."""
+    watch.judges_captures()
+    first, again = (os.memfd_create("torchsleuth-eager") for _ in range(2))
+    ready, go = os.pipe()
+    eager = _fork()
+    if eager == 0:
+        _as_child(lambda: _eager(call, rng, first, perturb=0x55), first)
+    second = _fork()
+    if second == 0:
+        os.close(go)
+        _as_child(lambda: _eager(call, rng, again, perturb=0xAA, after=ready, watch=watch), again)
+    os.close(ready)
+    seal([between.answer, between.left, between.told[0], first, again, go])
+    captured = leaves_after(call, call.run_captured, rng)
+    expected = _sent(eager, first)
+    if rewritten.prints_less():
+        expected.pop(PRINTED), captured.pop(PRINTED)
+    how, other = CAPTURED, captured
+    found = differences(expected, captured)
+    if not found:
+        left = between.told_left(user)
+        if left is not None:
+            how, other = COMPILED, left
+            found = differences(values_only(expected), left, COMPILED)
+    source: dict[str, Any] = {}
+    if found:
+        paths = _most_telling(found)
+        if how == COMPILED:
+            paths = [_without_rounding(path, expected.get(path), other.get(path)) for path in paths]
+        order = {"how": how, "paths": paths}
+        os.write(go, json.dumps(order).encode())
+        chance = _sent(second, again)
+        source = json.loads(chance.pop(SOURCE).text)
+        if REMARK in chance:
+            raise CannotRepeat(chance[REMARK].text)
+        moving = differences(expected, chance)
+        found = [each for each in found if not any(_related(each.path, other.path) for other in moving)]
+    found.sort(key=_is_elsewhere)
+    kept = found[:MOST_DIFFERENCES]
+    verdict: dict[str, Any] = {"paths": [each.path for each in kept], "call": source, "how": how}
+    verdict["sentences"] = [each.sentence for each in kept]
+    return json.dumps({**verdict, "raises": any(each.path == CALL for each in found)}).encode()
+
+
+def _is_elsewhere(difference: Difference) -> bool:
+    return not difference.path.startswith((CALL, "result"))
+
+
+def _most_telling(found: list[Difference]) -> list[str]:
+    """The paths that a script of the call is to show; few, for they go through a pipe while nobody reads it."""
+    return [each.path for each in sorted(found, key=_is_elsewhere)][:MOST_DIFFERENCES]
+
+
+def _without_rounding(path: str, eager: Leaf | None, compiled: Leaf | None) -> str:
+    """Of a tensor what differs so that it can be shown: two compilers round each in their own way.
+
+    >>> one, other = (Leaf("Tensor", f"float32 tensor of shape ({n},)") for n in (1, 2))
+    >>> _without_rounding("result", one, other)
+    'result.shape'
+    """
+    if (
+        eager is None
+        or compiled is None
+        or eager.kind != compiled.kind
+        or " tensor of shape " not in eager.text
+    ):
+        return path
+    one, other = (re.split(r" tensor of shape |(?=, requires grad)", each.text) for each in (eager, compiled))
+    if one[0] != other[0]:
+        return f"{path}.dtype"
+    if one[1] != other[1]:
+        return f"{path}.shape"
+    if one != other:
+        return f"{path}.requires_grad"
+    floats = eager.tensor is not None and eager.tensor.is_floating_point()
+    return f"{path}.round(decimals=2)" if floats else path
+
+
+def _related(one: str, other: str) -> bool:
+    return is_below(one, other) or is_below(other, one)
+
+
+def _eager(
+    call: CompiledCall,
+    rng: RngState,
+    answer: int,
+    perturb: int,
+    after: int | None = None,
+    watch: Watch | None = None,
+) -> bytes:
+    """Makes the call without Dynamo; where `after` is given, once it is told there what differs.
+
+    Then everything is as it was before the call, so that this is where the call is written as a program.
+    """
+    seal([answer] if after is None else [answer, after])
+    told = b"" if after is None else os.read(after, 1 << 16)
+    if after is not None and not told:
+        return b""
+    source = None if watch is None else _source_of(watch, call, **json.loads(told))
+    # Memory that nobody wrote to holds other bytes in each of the two eager processes.
+    fill_fresh_memory(perturb)
+    remarks: list[str] = []
+    run = call.run_eager if after is None else lambda: _noting_questions(call.run_eager, remarks)
+    leaves = leaves_after(call, lambda: _as_written(run), rng)
+    if _numpy_drew(rng):
+        remarks.append("it draws numpy's random numbers, in place of which torch.compile draws torch's")
+    if remarks:
+        leaves[REMARK] = Leaf("remark", remarks[0])
+    if source is not None:
+        leaves[SOURCE] = Leaf("source", json.dumps(source))
+    return packed(leaves)
+
+
+def _as_written(run: Callable[[], Any]) -> Any:
+    """Runs the program's own text, also where another is tried in its place."""
+    with rewritten.as_it_was():
+        return run()
+
+
+def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> dict[str, Any]:
+    """The call as a program; where capture alone is wrong, no backend is needed to see it."""
+    state = global_state()
+    under_way = call.under_way
+    if how == CAPTURED:
+        of_dynamo = {name: value for name, value in under_way.options.items() if name == GUARD_FILTER}
+        under_way = replace(under_way, backend="eager", options=of_dynamo)
+    try:
+        with outside_all_modes(), torch.no_grad():
+            return failures.recorded_call(watch, under_way, state, wrong=paths)
+    except Exception as error:  # then the case has no script, and says why
+        return {"forms": [], "why_none": failures.describe(error)}
+
+
+def _numpy_drew(rng: RngState) -> bool:
+    return rng.numpy is not None and repr(save_rng().numpy) != repr(rng.numpy)
+
+
+def _noting_questions(run: Callable[[], Any], remarks: list[str]) -> Any:
+    """Runs, and notes whether code outside of torch asks whether it is being compiled."""
+    inside = str(Path(torch.__file__).parent)
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        asked = event == "call" and frame.f_code.co_name in _ASKS and frame.f_back is not None
+        if asked and not frame.f_back.f_code.co_filename.startswith(inside):
+            remarks.append("it asks whether it is being compiled, and may do something else then")
+
+    sys.setprofile(look)
+    try:
+        return run()
+    finally:
+        sys.setprofile(None)
+
+
+def _sent(process: int, fd: int) -> Leaves:
+    """What an eager process left to compare with."""
+    _, status = os.waitpid(process, 0)
+    content = content_of(fd)
+    if not content:
+        raise CannotRepeat(how_it_ended(status))
+    return _unpacked(content)
+
+
+def _unpacked(content: bytes) -> Leaves:
+    if content.startswith(b"{"):
+        raise CannotRepeat(json.loads(content)["why_not"])
+    return unpacked(content)
