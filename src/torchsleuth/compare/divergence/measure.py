@@ -127,7 +127,9 @@ def substituted(
     def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
         pairs = {subject.node_of.get(w.node, ""): t for w, t in zip(written, tensors)}
         with torch.no_grad():
-            for name in [name for name in eager.nodes if name in pairs and name in nodes and name not in seen]:
+            for name in [
+                name for name in eager.nodes if name in pairs and name in nodes and name not in seen
+            ]:
                 value = eager.value(name)
                 if _not_comparable(pairs[name], value) is None:
                     pairs[name].copy_(value)

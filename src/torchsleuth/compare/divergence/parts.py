@@ -71,7 +71,8 @@ def calls_between(graph: GraphModule, node: str, known: Collection[str]) -> tupl
     """
     nodes = {n.name: n for n in graph.graph.nodes}
     found = needed_by(
-        [nodes[node]], lambda each: each.op.startswith("call_") and (each.name not in known or each.name == node)
+        [nodes[node]],
+        lambda each: each.op.startswith("call_") and (each.name not in known or each.name == node),
     )
     return tuple(name for name, each in nodes.items() if each in found)
 
