@@ -25,6 +25,7 @@ from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.script_runtime import runner
 from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.torch_internals.compile_shortcuts import without_idle_work
 from torchsleuth.torch_internals.generated_code import CompiledCode, observed_code
 from torchsleuth.trials.compile import ready_trial
 from torchsleuth.trials.trial import Trial
@@ -47,7 +48,7 @@ def divergence(trial: Trial) -> dict[str, Any]:
     tell({"phase": "compile", "done": 0, "of": 0})
     with observed_code() as observed:
         compile_it = ready.prepare()
-        with ready.ambient():
+        with ready.ambient(), without_idle_work():
             compiled = compile_it()
 
     def call(values: list[Any]) -> Any:

@@ -188,7 +188,7 @@ class _Analysis:
         if free is None or not any(off.far for off in free.outputs.values()):
             return None
         nodes = [v.node for v in own.values.values() if v.call in calls]
-        replaced = self._phase(SUBSTITUTION, lambda tick: substituted(self.subject, tick, nodes))
+        replaced = self._phase(SUBSTITUTION, lambda tick: substituted(self.subject, tick, nodes, free))
         return None if replaced is None else not any(off.far for off in replaced.outputs.values())
 
 

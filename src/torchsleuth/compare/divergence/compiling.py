@@ -14,6 +14,7 @@ from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.script_runtime.compiling import aten_compiler, captured_compiler
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
 from torchsleuth.tensors.specs import describe_inputs
+from torchsleuth.torch_internals.compile_shortcuts import without_idle_work
 from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering, without_caches
 from torchsleuth.torch_internals.vector_instructions import with_believed_instructions
 
@@ -64,7 +65,7 @@ def _ways(make: Make, ambience: Ambience) -> Compilers:
     def compiled(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
         def build() -> Callable[[list[Any]], Any]:
             compile_it = make(graph, values)
-            with ambience(), without_caches():
+            with ambience(), without_caches(), without_idle_work():
                 return compile_it()
 
         run = with_believed_instructions(build)

@@ -17,11 +17,15 @@ import torch
 from torch.fx import GraphModule
 
 from torchsleuth.compare.divergence.distance import Distance, checksum, distance
-from torchsleuth.compare.divergence.steps import EagerSteps, Float64Steps, Steps, writes_what_is_read
+from torchsleuth.compare.divergence.steps import EagerSteps, Float64Steps, writes_what_is_read
+from torchsleuth.compare.reference.cloning import tensors_in
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.compare.reference.float64 import widen_graph
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
+
+MOST_KEPT = 16 << 20
+"""Bytes of what the results ought to be that are kept for the next run."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class Measured:
     outputs: Mapping[str, Distance]
     fallbacks: Mapping[str, str]
     skipped: Mapping[str, str]
+    # Eager's results and float64's by node, where they are small: another run need not make them again.
+    references: Mapping[str, tuple[Any, Any]] | None = None
 
 
 Tick = Callable[[int, int], None]
@@ -105,9 +111,34 @@ def local(subject: Subject, tick: Tick) -> Measured:
     return _run(subject, tick, forced=subject.seen, rebased=True)
 
 
-def substituted(subject: Subject, tick: Tick, nodes: Collection[str]) -> Measured:
-    """As `accumulated`, with eager's values in the place of those of `nodes`."""
-    return _run(subject, tick, forced=nodes, rebased=False)
+def substituted(
+    subject: Subject, tick: Tick, nodes: Collection[str], first: Measured | None = None
+) -> Measured:
+    """As `accumulated`, with eager's values in the place of those of `nodes`.
+
+    `first` is what `accumulated` found: where it has kept what the results ought to be, only they are compared.
+    """
+    known = first.references if first is not None else None
+    if known is None:
+        return _run(subject, tick, forced=nodes, rebased=False)
+    eager = EagerSteps(subject.graph, subject.inputs(), nodes, subject.drawn)
+    seen: set[str] = set()
+
+    def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
+        pairs = {subject.node_of.get(w.node, ""): t for w, t in zip(written, tensors)}
+        with torch.no_grad():
+            for name in [
+                name for name in eager.nodes if name in pairs and name in nodes and name not in seen
+            ]:
+                value = eager.value(name)
+                if _not_comparable(pairs[name], value) is None:
+                    pairs[name].copy_(value)
+                seen.add(name)
+                eager.done(name)
+        tick(len(seen), len(nodes))
+
+    out = _call(subject, look)
+    return Measured({}, _results(subject.returned, out, known), {}, {})
 
 
 def differing(subject: Subject, tick: Tick, first: Measured) -> dict[str, float]:
@@ -199,23 +230,26 @@ def _run(
         tick(len(values), len(names))
 
     out = _call(subject, look)
-    outputs = dict(leaves(out if isinstance(out, (list, tuple)) else [out]))
     with torch.no_grad():
-        results = _results(returned, outputs, eager, truth)
+        references = {name: (eager.value(name), truth.value(name)) for name in results_of}
+    results = _results(returned, out, references)
     dropped = "there is not enough memory to keep eager's value until the compiled run comes to it"
     skipped |= dict.fromkeys(eager.dropped - values.keys(), dropped)
-    return Measured(values, results, truth.fallbacks, skipped)
+    small = sum(t.numel() * t.element_size() for t in tensors_in(list(references.values()))) <= MOST_KEPT
+    return Measured(values, results, truth.fallbacks, skipped, references if small and not rebased else None)
 
 
 def _results(
-    returned: Sequence[tuple[str, str]], outputs: Mapping[str, Any], eager: Steps, truth: Steps
+    returned: Sequence[tuple[str, str]], out: Any, references: Mapping[str, tuple[Any, Any]]
 ) -> dict[str, Distance]:
+    outputs = dict(leaves(out if isinstance(out, (list, tuple)) else [out]))
     found = {}
-    for path, name in returned:
-        key = path if path in outputs else f"{path}[0]"
-        known, compiled = eager.value(name), outputs.get(key)
-        if isinstance(compiled, torch.Tensor) and _not_comparable(compiled, known) is None:
-            found[path] = distance(compiled.detach(), known, truth.value(name))
+    with torch.no_grad():
+        for path, name in returned:
+            compiled = outputs.get(path if path in outputs else f"{path}[0]")
+            known, truth = references[name]
+            if isinstance(compiled, torch.Tensor) and _not_comparable(compiled, known) is None:
+                found[path] = distance(compiled.detach(), known, truth)
     return found
 
 

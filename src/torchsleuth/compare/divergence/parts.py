@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from torchsleuth.compare.divergence.steps import EagerSteps
+from torchsleuth.compare.divergence.steps import EagerSteps, needed_by
 from torchsleuth.compare.reference.cloning import clone_inputs
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.compare.verdict.judge import judge
@@ -70,14 +70,10 @@ def calls_between(graph: GraphModule, node: str, known: Collection[str]) -> tupl
     ('relu',)
     """
     nodes = {n.name: n for n in graph.graph.nodes}
-    found: set[Node] = set()
-    todo = [nodes[node]]
-    while todo:
-        each = todo.pop()
-        if each in found or not each.op.startswith("call_") or (each.name in known and each.name != node):
-            continue
-        found.add(each)
-        todo += each.all_input_nodes
+    found = needed_by(
+        [nodes[node]],
+        lambda each: each.op.startswith("call_") and (each.name not in known or each.name == node),
+    )
     return tuple(name for name, each in nodes.items() if each in found)
 
 
@@ -129,13 +125,7 @@ def beginning_of(graph: GraphModule, node: str, inputs: Sequence[Any]) -> Part:
     ('relu',)
     """
     nodes = {n.name: n for n in graph.graph.nodes}
-    kept: set[Node] = set()
-    todo = [nodes[node]]
-    while todo:
-        each = todo.pop()
-        if each not in kept:
-            kept.add(each)
-            todo += each.all_input_nodes
+    kept = needed_by([nodes[node]])
     for each in graph.graph.nodes:
         follows = each.target is operator.getitem or may_write(each)
         if follows and all(source in kept or source.op == "placeholder" for source in each.all_input_nodes):

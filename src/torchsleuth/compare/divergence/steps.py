@@ -7,7 +7,7 @@ that writes into memory it has read before has one order only, and is run in tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,13 +57,7 @@ class Steps:
 
     def _count_readers(self) -> dict[Node, int]:
         """How many nodes that will be computed read each node."""
-        needed: set[Node] = set(self._order) if self._in_order else set()
-        todo = [] if self._in_order else list(self._waiting)
-        while todo:
-            node = todo.pop()
-            if node not in needed:
-                needed.add(node)
-                todo += node.all_input_nodes
+        needed = set(self._order) if self._in_order else needed_by(self._waiting)
         return {node: sum(user in needed and user.op != "output" for user in node.users) for node in needed}
 
     def value(self, name: str) -> Any:
@@ -129,6 +123,22 @@ class Steps:
         if sum(self._idle.values()) > MOST_WAITING:
             self.dropped.add(node.name)
             self.done(node.name)
+
+
+def needed_by(nodes: Iterable[Node], counts: Callable[[Node], bool] = lambda node: True) -> set[Node]:
+    """These nodes and all that they are made of, as far as it `counts`; what does not is not looked behind.
+
+    >>> sorted(node.name for node in needed_by([node]))
+    ['relu', 'x']
+    """
+    found: set[Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found and counts(node):
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
 
 
 def writes_what_is_read(graph: GraphModule) -> bool:
