@@ -82,7 +82,9 @@ def test_a_compile_that_raises_leaves_its_place_in_the_trace(tmp_path, monkeypat
     assert "lowering" in [step.kind for step in outer]
 
 
-def test_where_one_of_several_results_cannot_be_taken_it_is_the_operator_that_made_them(tmp_path, monkeypatch):
+def test_where_one_of_several_results_cannot_be_taken_it_is_the_operator_that_made_them(
+    tmp_path, monkeypatch
+):
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.lowering import lowerings
 

@@ -77,7 +77,7 @@ def maker_of(function: types.FunctionType) -> tuple[types.FunctionType | None, d
     wanted = [each for each in parameters if each.default is each.empty]
     if (
         not installed(function.__globals__)
-        or any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters)
+        or any(each.kind is not each.POSITIONAL_OR_KEYWORD for each in wanted)
         or any(each.name not in cells for each in wanted)
         or getattr(home, found.__qualname__, None) is not found
     ):

@@ -136,7 +136,7 @@ class Paste:
         if named is not None and self._has_source(*named, defined_in(value)):
             return self._named(*named, defined_in(value))
         if isinstance(value, types.FunctionType):
-            return self._made_again(value, hint) or self._rebuilt(value, hint)
+            return self._made_again(value) or self._rebuilt(value, hint)
         if isinstance(value, type) and defined_in(value):
             return self._rebuilt_class(value, hint)
         if (written := self.write_value(value, hint)) is not None:
@@ -184,18 +184,17 @@ class Paste:
             self.slices[path] = _Slice(source_file(path), namespace)
         return self.slices[path]
 
-    def _made_again(self, function: types.FunctionType, hint: str) -> str | None:
-        """A closure that a library's function returns, as `torch.vmap(f)`: that function, given what the closure holds."""
+    def _made_again(self, function: types.FunctionType) -> str | None:
+        """A closure that a library's function returns, as `torch.vmap(f)`: that function, given what the closure has."""
         factory, cells = maker_of(function)
         if factory is None:
             return None
-        given = [
-            self.expression(_content(cells[name], name), name)
-            if parameter.kind is parameter.POSITIONAL_ONLY or parameter.default is parameter.empty
-            else f"{name}={self.expression(_content(cells[name], name), name)}"
-            for name, parameter in inspect.signature(factory).parameters.items()
-            if name in cells and _content(cells[name], name) is not parameter.default
-        ]
+        given = []
+        for name, parameter in inspect.signature(factory).parameters.items():
+            value = _content(cells[name], name) if name in cells else parameter.default
+            if value is not parameter.default:
+                by_name = "" if parameter.default is parameter.empty else f"{name}="
+                given.append(by_name + self.expression(value, name))
         self._needs(factory.__module__)
         self.imports[f"import {factory.__module__}"] = None
         return f"{factory.__module__}.{factory.__qualname__}({', '.join(given)})"

@@ -279,7 +279,9 @@ def report_wrong_capture(
 def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """The frames that may stay eager: not those of torch.func and Dynamo, which call what they were given."""
     inside = ("/torch/_functorch/", "/torch/_dynamo/")
-    return [each for each in stack if not any(folder in each.filename.replace("\\", "/") for folder in inside)]
+    return [
+        each for each in stack if not any(folder in each.filename.replace("\\", "/") for folder in inside)
+    ]
 
 
 def _is_installed(file: str) -> bool:

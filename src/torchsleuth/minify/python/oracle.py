@@ -101,8 +101,8 @@ class ProgramOracle(Oracle):
 class DifferenceOracle(ProgramOracle):
     """Asks whether what programs hold as wrong is different without the compiler, which twice comes to the same.
 
-    The last line of a program says what that is, and stays as it is: `shows`. The types of what it holds stay, too, with
-    the compiler and without: where a tensor became a function that is called otherwise, another bug is shown.
+    The last line of a program says what that is, and stays as it is: `shows`. The types of what it holds stay, too,
+    with the compiler and without: where a tensor became a function that is called otherwise, another bug is shown.
     """
 
     shows: str = ""
