@@ -185,7 +185,7 @@ class Paste:
         return self.slices[path]
 
     def _made_again(self, function: types.FunctionType) -> str | None:
-        """A closure that a library's function returns, as `torch.vmap(f)`: that function, given what the closure has."""
+        """A closure that a library's function returned, as `torch.vmap(f)`: that function, given what it was given."""
         factory, cells = maker_of(function)
         if factory is None:
             return None
