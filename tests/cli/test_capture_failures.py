@@ -88,6 +88,18 @@ def test_the_recorded_call_fails_by_itself_and_passes_uncompiled(tmp_path):
     assert "a gate is made" not in again.stdout
 
 
+def test_a_transform_of_torch_is_written_as_the_transform_and_the_line_is_the_one_that_calls_it(tmp_path):
+    program = """
+    import torch
+
+    batched = torch.compile(torch.vmap(torch.nonzero, in_dims=1), fullgraph=True, backend="eager")
+    batched(torch.ones(2, 3))
+    """
+    ran = run_watched(tmp_path, program, "--record-only")
+    assert ran.case["triage"]["user_line"] == "program.py:5", ran.case["triage"]
+    assert "torch.compile(torch.func.vmap(torch.nonzero, in_dims=1)" in ran.file("program.py")
+
+
 def test_a_call_that_cannot_be_written_says_why(tmp_path):
     program = """
     import torch

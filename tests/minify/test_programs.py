@@ -3,15 +3,18 @@
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import Future
 
 import pytest
 
 from torchsleuth.minify.case_state import CannotMinify, CaseQuestions
 from torchsleuth.minify.minify_case import Follower
-from torchsleuth.minify.python.oracle import ProgramOracle
+from torchsleuth.minify.python.oracle import DifferenceOracle, ProgramOracle
 from torchsleuth.minify.python.program import parsed
 from torchsleuth.minify.python.program_case import FirstRun, case_of_program, minify_program, standing_alone
+from torchsleuth.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.trials.trial import Outcome
 from torchsleuth.workers.pool import Workers
 
 
@@ -203,3 +206,25 @@ def test_what_a_program_gets_from_its_place_is_written_into_it(tmp_path):
         "import helper",
     ]
     assert standing_alone("import torch\n", script) == "import torch\n"
+
+
+def test_a_tensor_that_is_wrong_does_not_become_a_function_that_is_called_otherwise(tmp_path):
+    whole, small, other = (parsed(f"result = {text}\nwrong = [result]") for text in ("f(x + 1)", "f(x)", "f"))
+    held = {
+        whole.text: ("['Tensor tensor(0.)']", "['Tensor tensor(1.)']"),
+        small.text: ("['Tensor tensor(0.)']", "['Tensor tensor(2.)']"),
+        other.text: ("['function <function f>']", "['function <function wrapped>']"),
+    }
+
+    class Knowing:
+        limits = Limits()
+
+        def submit(self, trial, limits):
+            ticket = Future()
+            shown = held[trial.graph][trial.switches.eager]
+            ticket.set_result(Outcome(None, 0.1, more={"wrong": shown}))
+            return ticket
+
+    signature = Signature("accuracy", "capture", outputs=("result",))
+    oracle = DifferenceOracle(Knowing(), signature, tmp_path, shows="wrong = [result]")
+    assert [oracle([each]) for each in (whole, other, small)] == [[True], [False], [True]]

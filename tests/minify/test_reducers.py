@@ -134,6 +134,12 @@ def test_several_results_of_one_operator_become_one_read_several_times():
     ]
 
 
+def test_a_call_with_several_results_does_not_give_way_to_an_input_in_a_graph_of_operators():
+    state = traced(lambda x: aten.sort.default(aten.sin.default(x))[0], torch.ones(4)).setting(level="aot")
+    found = settled(bypass, state, lambda s: node(s, operator.getitem) is not None)
+    assert holds(found, aten.sort.default) and not holds(found, aten.sin.default)
+
+
 def test_a_branch_takes_the_place_of_its_cond():
     class Branch(torch.nn.Module):
         def forward(self, a):

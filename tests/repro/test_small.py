@@ -6,7 +6,7 @@ import operator
 import subprocess
 import sys
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 
 import pytest
 import torch
@@ -147,6 +147,19 @@ def test_inputs_are_written_as_a_person_would(value, keep, text):
     made = eval(written)
     assert (made.shape, made.stride(), made.dtype) == (value.shape, value.stride(), value.dtype)
     assert not keep or (made.tolist(), str(made.tolist())) == (value.tolist(), str(value.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (-torch.full((2,), nan), "torch.full((2,), nan)"),
+        (torch.tensor([0.0, 1.0]) / 0, "torch.tensor([nan, inf])"),  # on most machines a NaN with a sign
+    ],
+)
+def test_not_a_number_is_written_as_such_whatever_its_bits(value, text):
+    assert input_expression(describe_tensor(value), value, True)[0] == text
+    script = next(small_scripts(small(lambda x: (aten.abs.default(x),), value, keep=True)))
+    assert f"x = {text}" in script.text and "from math import" in script.text
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,20 @@ def test_a_compile_that_raises_leaves_its_place_in_the_trace(tmp_path, monkeypat
     assert "lowering" in [step.kind for step in outer]
 
 
+def test_where_one_of_several_results_cannot_be_taken_it_is_the_operator_that_made_them(
+    tmp_path, monkeypatch
+):
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.lowering import lowerings
+
+    monkeypatch.setitem(lowerings, torch.ops.aten.topk.default, lambda x, *_: x)
+    x = torch.randn(8)
+    graph = make_fx(lambda x: (torch.topk(x, 2)[0],), tracing_mode="fake")(x)
+    with traced(str(tmp_path / "trace.txt")), pytest.raises(Exception, match="getitem"):
+        compile_fx_inner(graph, [x])
+    assert unfinished(tmp_path / "trace.txt")[-1] == Step("lower", "aten.topk.default", ("topk",))
+
+
 def test_a_torn_trace_is_read_as_far_as_it_goes(tmp_path):
     path = tmp_path / "trace.txt"
     path.write_text(

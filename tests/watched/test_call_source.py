@@ -142,6 +142,12 @@ def test_closures_defaults_and_local_classes_are_read_back_as_they_were(first, s
     assert alike((first, second), holder.held())
 
 
+def test_what_a_function_of_a_library_returned_is_made_by_it_again():
+    gradients = torch.vmap(torch.func.hessian(lambda x: (x**3).sum()), in_dims=1)
+    x = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(read_back(gradients)(x), gradients(x))
+
+
 @pytest.mark.parametrize(
     ("value", "look"),
     [

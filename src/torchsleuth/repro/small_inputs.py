@@ -37,6 +37,10 @@ def input_expression(
     if value is None:
         return _made(spec, _any_value(getattr(torch, spec.dtype), values_count)), 0
     plain = value.detach()
+    if plain.is_floating_point() and bool(plain.isnan().any()):
+        if plain.dim() and bool(plain.isnan().all()):
+            return _made(spec, "full", "nan"), plain.element_size()
+        plain = _with_plain_nans(plain)
     if _is_one_value(plain):
         number = plain.flatten()[0].item() if plain.numel() else 0
         if number in (0, 1) and not repr(number).startswith("-"):
@@ -51,6 +55,14 @@ def input_expression(
     if plain.dtype is torch.float32:
         text = text.replace(", dtype=torch.float32", "")
     return text + _gradient(spec), plain.numel() * plain.element_size()
+
+
+def _with_plain_nans(value: torch.Tensor) -> torch.Tensor:
+    """The tensor, laid out alike, with NaNs as a text has them: 0/0 is one with a sign."""
+    memory = value.untyped_storage()
+    flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(memory).clone()
+    flat[flat.isnan()] = math.nan
+    return flat.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def _gradient(spec: TensorSpec) -> str:

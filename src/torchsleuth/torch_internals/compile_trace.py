@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -169,6 +170,9 @@ def _decomposition(_mode: Any, op: Any, *_: Any) -> Step:
 
 
 def _lower(_graph: Any, node: Any) -> Step | None:
+    # To take one of several results is no operator: it goes under the name of the one that made them.
+    while node.target is operator.getitem and hasattr(node.args[0], "target"):
+        node = node.args[0]
     return Step("lower", str(node.target), (node.name,)) if node.op == "call_function" else None
 
 

@@ -1,6 +1,7 @@
 """Where a live value comes from: an installed package, a name in a file of the user's, or nowhere."""
 
 import functools
+import inspect
 import os
 import re
 import sys
@@ -55,6 +56,33 @@ def global_name(value: Any) -> tuple[Mapping[str, Any], str] | None:
             if held is value and not name.startswith("__"):
                 return space, name
     return None
+
+
+def maker_of(function: types.FunctionType) -> tuple[types.FunctionType | None, dict[str, types.CellType]]:
+    """The library function that returned a closure, and the cells of the closure; None where that cannot be told.
+
+    It can where each parameter that has no default is held by the closure, under its own name.
+
+    >>> import torch
+    >>> maker_of(torch.vmap(abs))[0] is torch.vmap
+    True
+    """
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    name, _, inside = function.__code__.co_qualname.partition(".<locals>.")
+    found = function.__globals__.get(name)
+    if not inside or "." in inside or not isinstance(found, types.FunctionType):
+        return None, {}
+    home = sys.modules.get(found.__module__)
+    parameters = inspect.signature(found).parameters.values()
+    wanted = [each for each in parameters if each.default is each.empty]
+    if (
+        not installed(function.__globals__)
+        or any(each.kind is not each.POSITIONAL_OR_KEYWORD for each in wanted)
+        or any(each.name not in cells for each in wanted)
+        or getattr(home, found.__qualname__, None) is not found
+    ):
+        return None, {}
+    return found, cells
 
 
 def defined_in(value: Any) -> str:

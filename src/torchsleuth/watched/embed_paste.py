@@ -9,6 +9,7 @@ import builtins
 import copy
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ from torchsleuth.watched.embed_origin import (
     global_name,
     importable_from,
     installed,
+    maker_of,
     same_literal,
     third_party,
 )
@@ -134,7 +136,7 @@ class Paste:
         if named is not None and self._has_source(*named, defined_in(value)):
             return self._named(*named, defined_in(value))
         if isinstance(value, types.FunctionType):
-            return self._rebuilt(value, hint)
+            return self._made_again(value) or self._rebuilt(value, hint)
         if isinstance(value, type) and defined_in(value):
             return self._rebuilt_class(value, hint)
         if (written := self.write_value(value, hint)) is not None:
@@ -181,6 +183,21 @@ class Paste:
         if path not in self.slices:
             self.slices[path] = _Slice(source_file(path), namespace)
         return self.slices[path]
+
+    def _made_again(self, function: types.FunctionType) -> str | None:
+        """A closure that a library's function returned, as `torch.vmap(f)`: that function, given what it was given."""
+        factory, cells = maker_of(function)
+        if factory is None:
+            return None
+        given = []
+        for name, parameter in inspect.signature(factory).parameters.items():
+            value = _content(cells[name], name) if name in cells else parameter.default
+            if value is not parameter.default:
+                by_name = "" if parameter.default is parameter.empty else f"{name}="
+                given.append(by_name + self.expression(value, name))
+        self._needs(factory.__module__)
+        self.imports[f"import {factory.__module__}"] = None
+        return f"{factory.__module__}.{factory.__qualname__}({', '.join(given)})"
 
     def _rebuilt(self, function: types.FunctionType, hint: str) -> str:
         """A nested function or lambda: its definition inside a factory that takes its free variables.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchsleuth.cases.record import AmbientState
+from torchsleuth.graphs.provenance import calling_line
 from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.tensors.specs import shares_memory
@@ -192,10 +193,14 @@ def report_capture_error(
     if flight.seen_again((str(frame.function), fingerprint(signature))):
         return
     stack = getattr(error, "real_stack", None) or []
-    # The line a person can change: theirs, where the failure is in a library that they call.
+    # The line a person can change: theirs, where the failure is in a library that they call. Where they compiled
+    # what a library made, as torch.vmap(f), it is the line that calls it.
     own = [frame for frame in stack if not _is_installed(frame.filename)]
-    user = (own or stack)[-1] if stack else None
+    caller = None if own else calling_line()
+    user = own[-1] if own else stack[-1] if stack else None
     place = (user.filename, user.lineno or 0) if user else (frame.file, frame.line)
+    if caller is not None and _is_installed(place[0]):
+        place = (caller.file, caller.line)
     call = seams.failed_call(error)
     recorded: dict[str, Any] = {}
     with watch.our_own_work():
@@ -277,8 +282,11 @@ def report_wrong_call(watch: Watch, flight: Flight, place: tuple[str, str, int],
 
 
 def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The frames that may stay eager: not those of torch.func, which call what they transform."""
-    return [frame for frame in stack if "/torch/_functorch/" not in frame.filename.replace("\\", "/")]
+    """The frames that may stay eager: not those of torch.func and Dynamo, which call what they were given."""
+    inside = ("/torch/_functorch/", "/torch/_dynamo/")
+    return [
+        each for each in stack if not any(folder in each.filename.replace("\\", "/") for folder in inside)
+    ]
 
 
 def _is_installed(file: str) -> bool:

@@ -5,6 +5,7 @@ A program that fails without the compiler, too, shows another bug than one that 
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -100,15 +101,25 @@ class ProgramOracle(Oracle):
 class DifferenceOracle(ProgramOracle):
     """Asks whether what programs hold as wrong is different without the compiler, which twice comes to the same.
 
-    The last line of a program says what that is, and stays as it is: `shows`.
+    The last line of a program says what that is, and stays as it is: `shows`. The types of what it holds stay, too,
+    with the compiler and without: where a tensor became a function that is called otherwise, another bug is shown.
     """
 
     shows: str = ""
+    # As the first program had them, which is the whole one.
+    types: tuple[list[str], list[str]] | None = None
 
     def _holds(self, program: Program, outcome: Outcome) -> bool:
         if last_line(program.text) != self.shows:
             return False
-        return differs_in_eager(outcome, lambda fill: self._submit(program, eager=True, fill=fill).result())
+        found = difference_to_eager(
+            outcome, lambda fill: self._submit(program, eager=True, fill=fill).result()
+        )
+        if found is None:
+            return False
+        types = types_shown(found[0]), types_shown(found[1])
+        self.types = self.types or types
+        return types == self.types
 
 
 def last_line(text: str) -> str:
@@ -116,14 +127,28 @@ def last_line(text: str) -> str:
     return text.rstrip().rpartition("\n")[2].lstrip()
 
 
-def differs_in_eager(compiled: Outcome, uncompiled: Callable[[int], Outcome]) -> bool:
-    """Whether a program holds something else when it is compiled than it does in two runs without the compiler.
+def difference_to_eager(compiled: Outcome, uncompiled: Callable[[int], Outcome]) -> tuple[str, str] | None:
+    """What a program holds when it is compiled, and in two runs without the compiler; None where that is the same.
 
     `uncompiled(byte)` runs it so, fresh memory filled with that.
     """
     held = compiled.more.get(WRONG)
     expected = None if held is None else uncompiled(0x55).more.get(WRONG)
-    return expected not in (None, held) and uncompiled(0xAA).more.get(WRONG) == expected
+    if held is None or expected in (None, held) or uncompiled(0xAA).more.get(WRONG) != expected:
+        return None
+    return held, str(expected)
+
+
+def types_shown(held: str) -> list[str]:
+    """The types of what a program holds, by the text that shows it (`trials/program.py`).
+
+    >>> types_shown("['Tensor tensor([1.])', 'int 3']")
+    ['Tensor', 'int']
+    """
+    try:
+        return [each.partition(" ")[0] for each in ast.literal_eval(held)]
+    except (SyntaxError, ValueError):
+        return [held]
 
 
 def trial_of(text: str, expected: Signature, folder: Path, **switches: Any) -> Trial:

@@ -26,7 +26,7 @@ from torchsleuth.minify.python.oracle import (
     DifferenceOracle,
     ProgramOracle,
     cpu_for,
-    differs_in_eager,
+    difference_to_eager,
     last_line,
     limited,
     trial_of,
@@ -263,7 +263,7 @@ def _differing_here(
         runs.append(_ran(questions, text, FIRST_RUN * budget, eager=True, fill=fill))
         return runs[-1]
 
-    if not differs_in_eager(first, uncompiled):
+    if difference_to_eager(first, uncompiled) is None:
         raise CannotMinify(f"case {case.id} does not differ from eager here; run its original.py to compare")
     every = [first, *runs]
     clock = max(LEAST_CLOCK, SLACK * max(run.seconds for run in every))

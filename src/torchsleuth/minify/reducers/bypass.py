@@ -6,6 +6,7 @@ operator, as of a concatenation of products, is often content with one of them s
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 import torch
@@ -22,7 +23,9 @@ def bypass(state: State) -> Iterator[Edit]:
         first.setdefault(node.target, node)
     for node in reversed(calls(state)):
         if any(user.op != "output" for user in node.users):
-            for source in dict.fromkeys([*node.all_input_nodes, first[node.target]]):
+            # Of several results only those of a twin: in a graph of operators nothing else is taken apart by getitem.
+            apart = state.settings.level == "aot" and any(u.target is operator.getitem for u in node.users)
+            for source in dict.fromkeys([*([] if apart else node.all_input_nodes), first[node.target]]):
                 if source.op != "get_attr" and source is not node:
                     yield Edit(
                         f"{source.name} in place of {node.name}",
