@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,8 @@ WAYS: dict[str, list[str]] = {
 }
 # Of --check-accuracy: twice the program's own peak, and this much.
 ROOM_MIB = 1024
+# Day, time and process before each line that torch logs.
+LOGGED = re.compile(r"^[VDIWEC]\d{4} [\d:.]+ \d+ ")
 
 
 class Ended(NamedTuple):
@@ -70,7 +73,7 @@ def run(program: Path, way: str, limit: float = 600) -> Ended:
             status, used = _wait(child, limit)
         keep_probes_of(cache)
         said = (scratch / "err").read_text(errors="replace").replace(str(scratch), "SCRATCH")
-        lines = said.splitlines(keepends=True)
+        lines = [LOGGED.sub("", line) for line in said.splitlines(keepends=True)]
         theirs = [line for line in lines if not line.startswith("torchsleuth: ")]
         return Ended(
             status,

@@ -16,7 +16,14 @@ def with_reshapes(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     >>> with_reshapes(gm)(x)
     (tensor([0., 2.]),)
     """
-    relaxed = copy.deepcopy(graph)
+    held = [
+        value
+        for module in graph.modules()
+        for value in (*vars(module).values(), *module.parameters(False), *module.buffers(False))
+        if isinstance(value, torch.Tensor)
+    ]
+    # Weights that were packed for a kernel have no memory that Python could copy, and nobody writes to them.
+    relaxed = copy.deepcopy(graph, {id(value): value for value in held if value.is_mkldnn})
     for module in relaxed.modules():
         if isinstance(module, torch.fx.GraphModule):
             views = [n for n in module.graph.nodes if n.target is torch.ops.aten.view.default]
