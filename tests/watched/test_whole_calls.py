@@ -120,6 +120,35 @@ def test_what_capture_changes_is_found_where_every_graph_agrees(tmp_path):
             )
 
 
+WRONG_GRADIENT = """
+import torch
+
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.set_materialize_grads(False)
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx, gx, gy):
+        return gx * 2, torch.full((5,), 7.0) if gy is None else gy * 3
+
+@torch.compile(backend="eager")
+def f(x, y):
+    return Gate.apply(x, y)[0].sum()
+
+f(torch.ones(5, requires_grad=True), torch.ones(5, requires_grad=True)).backward()
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the bug is one of torch 2.13")
+def test_a_gradient_that_capture_makes_wrong_in_a_function_with_its_own_backward_is_found(tmp_path):
+    ran = run_watched(tmp_path, WRONG_GRADIENT, "--check-accuracy", "--record-only")
+    [case] = ran.cases
+    assert (case["kind"], case["triage"]["component"]) == ("accuracy", "dynamo")
+    assert case["signature"]["outputs"] == ["the gradient of args[1]"] and case["no_repro"] is None
+
+
 HEALTHY = """
 import collections, functools, itertools, logging, os, random, sys, time, warnings
 import torch

@@ -173,6 +173,7 @@ def _refusal(why: str) -> bytes:
 def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, user: int) -> bytes:
     """Makes the call as captured, has it made in eager, and compares."""
     watch.judges_captures()
+    _no_lock_of_progress_bars()
     first, again = (os.memfd_create("torchsleuth-eager") for _ in range(2))
     ready, go = os.pipe()
     eager = _fork()
@@ -213,6 +214,13 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
     verdict: dict[str, Any] = {"paths": [each.path for each in kept], "call": source, "how": how}
     verdict["sentences"] = [each.sentence for each in kept]
     return json.dumps({**verdict, "raises": any(each.path == CALL for each in found)}).encode()
+
+
+def _no_lock_of_progress_bars() -> None:
+    """tqdm shares one with other processes, which a sealed process may not make; torch.fx has such a bar."""
+    lock = getattr(sys.modules.get("tqdm.std"), "TqdmDefaultWriteLock", None)
+    if lock is not None and not hasattr(lock, "mp_lock"):
+        lock.mp_lock = None
 
 
 def _is_elsewhere(difference: Difference) -> bool:
