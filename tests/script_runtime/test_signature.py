@@ -481,3 +481,16 @@ def test_the_file_can_be_pasted_into_a_script() -> None:
 def test_many_wrong_results_are_counted_and_not_listed(count, said):
     signature = Signature("accuracy", "run", outputs=tuple(f"outputs[{i}]" for i in range(count)))
     assert signature.summary == said
+
+
+class ObservedTwice(Exception):
+    """An error of a program's own, whose name begins like those of Dynamo's stand-ins."""
+
+
+def test_a_programs_own_error_of_such_a_name_keeps_its_place() -> None:
+    def fails() -> None:
+        raise ObservedTwice("seen twice")
+
+    with pytest.raises(ObservedTwice) as raised:
+        fails()
+    assert signature_of_exception(raised.value, "compile_error", "compile").frames[0].endswith(":fails")

@@ -178,7 +178,7 @@ def signature_of_exception(exc: BaseException, kind: str, phase: str) -> Signatu
     codes = [[frame.f_code for frame, _ in traceback.walk_tb(e.__traceback__)] for e in chain]
     stacks = [[(code.co_filename, code.co_name) for code in each] for each in codes]
     text = _sig_text(chain[-1])
-    if ".Observed" in names[-1]:  # Dynamo's stand-in for a program's own error: torch cuts off its frames
+    if "_dynamo.exc.Observed" in names[-1]:  # the program's own error, whose frames torch cuts off
         text, stacks = text or _sig_text(chain[-2:][0]), stacks[:-1]
     innermost = next((s[-1] for s in reversed(stacks) if s), None)
     stack = max((s for s in stacks if s and s[-1] == innermost), key=len, default=[])
