@@ -2,6 +2,7 @@
 
     python benchmarks/analyze.py injected --calls 100,300,1000,3000 --out rows.json
     python benchmarks/analyze.py corpus --corpus FOLDER --out rows.json
+    python benchmarks/analyze.py injected --device cuda --out rows.json
     python benchmarks/analyze.py table --out rows.json
 
 `injected` compiles a stack of transformer blocks in which the lowering of one node, chosen by the seed, is wrong. Each
@@ -10,7 +11,7 @@ its defaults, `runs` the yardstick: one run in eager float64 and two compiled on
 program of a folder with known culprits under `torchsleuth run --check-accuracy --record-only`, and analyses its cases.
 CPU seconds are counted, children included, because a machine may be busy; threads that wait for work sleep
 (OMP_WAIT_POLICY), whatever the way, or waiting would count as work. With `--caches warm` a way runs twice on one cache
-folder, and the second run counts.
+folder, and the second run counts. `device MiB` is what torch reserved there; for `runs` that is the model's own.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def model(blocks: int) -> Callable[..., Any]:
     return forward
 
 
-def graph_of(calls: int) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+def graph_of(calls: int, device: str) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
     """About so many aten calls, as Inductor gets them, and inputs."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -65,6 +66,7 @@ def graph_of(calls: int) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
         made = make_fx(model(blocks), decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs)
         return made, inputs
 
+    torch.set_default_device(device)
     one = sum(n.op == "call_function" for n in traced(1)[0].graph.nodes)
     return traced(max(1, round(calls / one)))
 
@@ -91,9 +93,9 @@ def plant(graph: torch.fx.GraphModule, seed: int) -> str:
     return chosen.name
 
 
-def one(way: str, calls: int, seed: int) -> dict[str, Any]:
+def one(way: str, calls: int, seed: int, device: str) -> dict[str, Any]:
     """One way on one graph, in this process."""
-    graph, inputs = graph_of(calls)
+    graph, inputs = graph_of(calls, device)
     node = plant(graph, seed)
     found: dict[str, Any] = {"calls": sum(n.op == "call_function" for n in graph.graph.nodes), "node": node}
     before, spent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, cpu()
@@ -109,6 +111,8 @@ def one(way: str, calls: int, seed: int) -> dict[str, Any]:
             found["found"] = torchs_own(graph, inputs, folder)
         else:
             found |= yardstick(graph, inputs)
+        if device == "cuda":
+            found.setdefault("device_mib", torch.cuda.max_memory_reserved() >> 20)
         found["written"] = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     cost = {"seconds": round(time.monotonic() - started, 2), "cpu": round(cpu() - spent, 2)}
@@ -126,15 +130,22 @@ def yardstick(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> dict[s
     from torchsleuth.compare.reference.float64 import widen_graph, widen_inputs
 
     with torch.no_grad():
-        wide, given = widen_graph(graph), widen_inputs(inputs)
+        own = {}
         begun = cpu()
-        torch.fx.Interpreter(wide).run(*given)
-        float64, begun = cpu() - begun, cpu()
         compiled = aten_ways({"is_inference": True}).compiled(graph, inputs)
         compiling, begun = cpu() - begun, cpu()
         for _ in range(2):
             compiled(list(inputs))
-    return {"float64": round(float64, 4), "compile": round(compiling, 2), "two_runs": round(cpu() - begun, 4)}
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            own = {"device_mib": torch.cuda.max_memory_reserved() >> 20}
+        two_runs = cpu() - begun
+        wide, given = widen_graph(graph), widen_inputs(inputs)
+        begun = cpu()
+        torch.fx.Interpreter(wide).run(*given)
+        float64 = cpu() - begun
+    times = {"float64": round(float64, 4), "compile": round(compiling, 2), "two_runs": round(two_runs, 4)}
+    return times | own
 
 
 def torchs_own(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], folder: str) -> str | None:
@@ -229,18 +240,18 @@ def table(rows: list[dict[str, Any]]) -> None:
             print(f"| | {row['words']} | | | | |")
     rows = [row for row in rows if "way" in row]
     if rows:
-        print("| way | caches | calls | right node | CPU s | wall s | peak MiB | written MiB |")
-        print("|---|---|---|---|---|---|---|---|")
+        print("| way | caches | calls | right node | CPU s | wall s | peak MiB | device MiB | written MiB |")
+        print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         if "error" in row:
-            print(f"| {row['way']} | {row['caches']} | {row['asked']} | {row['error']} | | | | |")
+            print(f"| {row['way']} | {row['caches']} | {row['asked']} | {row['error']} | | | | | |")
         else:
             right = (
                 "-" if "found" not in row else "yes" if row["found"] == row["node"] else f"no: {row['found']}"
             )
             print(
                 f"| {row['way']} | {row['caches']} | {row['calls']} | {right} | {row['cpu']} | {row['seconds']} "
-                f"| {row['peak_mib']} | {row['written'] / 2**20:.1f} |"
+                f"| {row['peak_mib']} | {row.get('device_mib', '-')} | {row['written'] / 2**20:.1f} |"
             )
 
 
@@ -253,12 +264,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--caches", choices=["cold", "warm"], default="cold")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--timeout", type=float, default=1200)
     parser.add_argument("--out", type=Path, default=Path("analyze-rows.json"))
     options = parser.parse_args()
     if options.what == "one":
-        print(json.dumps(one(options.ways, int(options.calls), options.seeds)))
+        print(json.dumps(one(options.ways, int(options.calls), options.seeds, options.device)))
         return
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
     if options.what == "injected":
@@ -266,6 +278,7 @@ def main() -> None:
             for seed in range(options.seeds):
                 for way in options.ways.split(","):
                     given = ("--calls", str(calls), "--seeds", str(seed), "--ways", way)
+                    given += ("--device", options.device)
                     runs = 2 if options.caches == "warm" else 1
                     told = asked(*given, runs=runs, timeout=options.timeout)
                     rows.append({"way": way, "asked": calls, "caches": options.caches, **told})

@@ -1,11 +1,14 @@
 """The exact node at which a wrong result begins, in Triton kernels and library kernels on a device."""
 
+import json
+
 import pytest
 import torch
 from planted import aten, wrong_lowering
 from test_culprits import Conv, Norm, attention, scaled
 
 import torchsleuth
+from program_runs import environment, run_watched, sleuth
 
 pytestmark = pytest.mark.gpu
 
@@ -54,3 +57,53 @@ def test_a_backward_and_a_healthy_bfloat16_model_on_a_device():
     x = torch.randn(32, 16, device="cuda", dtype=torch.bfloat16)
     found = torchsleuth.compare_models(healthy, torch.compile(healthy), [x], backward=True)
     assert found.agrees, found.words
+
+
+WRONG_INSIDE = """
+    import torch
+    import torch._inductor.config as config
+
+    config.triton.inject_relu_bug_TESTING_ONLY = "accuracy"
+    torch.manual_seed(0)
+    blocks = [torch.nn.Linear(512, 512).cuda() for _ in range(8)]
+
+    @torch.compile
+    def model(x):
+        for block in blocks:
+            x = torch.tanh(block(x)) + x
+        return torch.relu(x).softmax(-1)
+
+    with torch.no_grad():
+        model(torch.randn(4096, 512, device="cuda"))
+"""
+
+
+def test_a_case_of_a_gpu_program_is_analysed_down_to_its_line(tmp_path):
+    ran = run_watched(tmp_path, WRONG_INSIDE, "--record-only", "--check-accuracy")
+    assert ran.case["kind"] == "accuracy", ran.stderr
+    told = sleuth("analyze", "last", "--json", cwd=tmp_path, env=environment(tmp_path))
+    assert told.status == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert (found["culprit"]["op"], found["culprit"]["user_line"]) == (
+        "aten.relu.default",
+        "program.py:13",
+    ), found
+    assert found["culprit"]["kernel"].startswith("triton_") and found["culprit"]["recovers"]
+
+
+def test_a_models_intermediates_do_not_pile_up_on_the_device():
+    def model(x, *weights):
+        for weight in weights:
+            x = torch.tanh(x @ weight) + x.sin()
+        return x.relu()
+
+    weights = [torch.randn(512, 512, device="cuda") / 32 for _ in range(12)]
+    x = torch.randn(32768, 512, device="cuda")  # 64 MiB
+    compiled = torch.compile(model)
+    with torch.no_grad():
+        model(x, *weights)
+        own = torch.cuda.max_memory_reserved()
+        with wrong_lowering(aten.relu.default):
+            found = torchsleuth.compare_models(model, compiled, [x, *weights])
+    assert found.node == "relu", found.words
+    assert torch.cuda.max_memory_reserved() <= 2 * own + (1 << 30)

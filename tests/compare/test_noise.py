@@ -7,7 +7,7 @@ from torch import fx
 from torchsleuth.compare.reference.rng import save_rng
 from torchsleuth.compare.verdict.evidence import gather
 from torchsleuth.compare.verdict.healthy import healthy_graph
-from torchsleuth.compare.verdict.noise import FOOTPRINT, NoiseSource, half_ulp
+from torchsleuth.compare.verdict.noise import FOOTPRINT, NoiseSource, Perturbation, half_ulp
 
 
 def noise_of(program, *inputs, runs=32):
@@ -30,6 +30,28 @@ def test_equal_values_round_equally():
     source = NoiseSource(torch.device("cpu"))
     rounded = source.round(torch.full((100,), 1 / 3, dtype=torch.float64), 2.0**-8, False, False)
     assert len(set(rounded.tolist())) == 1 and rounded[0] != 1 / 3
+
+
+def test_a_large_tensor_is_rounded_piece_by_piece_to_the_same_bits(monkeypatch):
+    values = torch.randn(7, 300, dtype=torch.float64)
+    for each in (values, values.T, values[:, ::3], values[0, 0]):
+        whole = NoiseSource(torch.device("cpu")).round(each, 2.0**-8, False, False)
+        monkeypatch.setattr("torchsleuth.compare.verdict.noise.CHUNK", 64)
+        given = each.clone()
+        parts = NoiseSource(torch.device("cpu")).round(given, 2.0**-8, True, False)
+        monkeypatch.undo()
+        assert parts is given and torch.equal(parts, whole) and not torch.equal(whole, each)
+
+
+def test_a_run_that_takes_too_much_is_ended_between_two_steps():
+    def full():
+        raise MemoryError("it would take too much")
+
+    source = NoiseSource(torch.device("cpu"), before_each=full)
+    with pytest.raises(MemoryError, match="too much"):
+        source.spread(torch.ones(3, dtype=torch.float64), 2.0**-8)
+    with pytest.raises(MemoryError, match="too much"):
+        source.perturb(torch.ones(3, dtype=torch.float64), Perturbation(2.0**-8), True)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (40, 50), (300, 1000), (2, FOOTPRINT * 2), (0, 4), (5, 6, 7, 8)])

@@ -19,6 +19,7 @@ from torchsleuth.compare.divergence.steps import run_once
 from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.cloning import clone_inputs
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept
+from torchsleuth.compare.reference.room import memory_beside
 from torchsleuth.graphs.provenance import source_line
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.torch_internals.compiled_calls import compiled_anew
@@ -38,12 +39,13 @@ def repro_analyze(gm: GraphModule, inputs: Sequence[Any], *, without: Collection
     with rng_kept() as state, torch.no_grad(), compiled_anew(), observed_code() as observed:
         compiled = ways.compiled(gm, clone_inputs(kept))
         code = observed.codes[0] if observed.codes else None
-        subject = None if code is None else subject_of(graph, kept, compiled, code, state)
-        if subject is None or not subject.seen:
-            why = "its code shows no values" if code is None else code.blind or "its code shows no values"
-            parts = analyze_exposed(graph, lambda: clone_inputs(kept), ways, lambda message: None, why)
-        else:
-            parts = analyze(subject, ways, lambda message: None, Wishes(without))
+        with memory_beside(lambda: compiled(clone_inputs(kept)), kept):
+            subject = None if code is None else subject_of(graph, kept, compiled, code, state)
+            if subject is None or not subject.seen:
+                why = "its code shows no values" if code is None else code.blind or "its code shows no values"
+                parts = analyze_exposed(graph, lambda: clone_inputs(kept), ways, lambda message: None, why)
+            else:
+                parts = analyze(subject, ways, lambda message: None, Wishes(without))
     return finished(graph, parts)
 
 

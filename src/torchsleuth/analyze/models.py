@@ -28,6 +28,7 @@ from torchsleuth.compare.divergence.gradients import OF_AOTAUTOGRAD, wrong_gradi
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors, restore, snapshot
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.reference.room import memory_counted_apart
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.judge import judge_results
 from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
@@ -92,7 +93,12 @@ def compare_models(
         plain = _ran(eager, models, inputs, start, backward)
         with _hooked(seams.hook_backend_calls, lambda call: call.graph):
             captured = _ran(other, models, inputs, start, backward)
-    with rng_kept() as start, compiled_anew(), observed_code() as observed:
+    with (
+        memory_counted_apart(list(inputs)),
+        rng_kept() as start,
+        compiled_anew(),
+        observed_code() as observed,
+    ):
         watcher.observed = observed
         with (
             _hooked(seams.hook_backend_calls, watcher.on_backend),

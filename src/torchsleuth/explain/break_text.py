@@ -20,7 +20,7 @@ def break_lines(found: Breaks, shorten: Callable[[str], str] = str) -> Iterator[
 
 
 def _headline(found: Breaks) -> str:
-    again = f" (with {found.recompilations} recompilations)" if found.recompilations else ""
+    again = f" (with {counted(found.recompilations, 'recompilation')})" if found.recompilations else ""
     return (
         f"{counted(found.graph_break_count, 'graph break')}; {counted(found.graph_count, 'graph')} with "
         f"{counted(found.op_count, 'operation')} captured in {counted(found.functions, 'function')}{again}"

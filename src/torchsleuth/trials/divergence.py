@@ -23,10 +23,11 @@ from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.divergence.steps import run_once
 from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.eager import EagerRun
+from torchsleuth.compare.reference.room import memory_beside
 from torchsleuth.script_runtime import runner
 from torchsleuth.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.compile_shortcuts import without_idle_work
-from torchsleuth.torch_internals.generated_code import CompiledCode, observed_code
+from torchsleuth.torch_internals.generated_code import CompiledCode, Observed, observed_code
 from torchsleuth.trials.compile import ready_trial
 from torchsleuth.trials.trial import Trial
 
@@ -55,6 +56,18 @@ def divergence(trial: Trial) -> dict[str, Any]:
         with ready.ambient():
             return compiled(values)
 
+    with memory_beside(lambda: call(ready.inputs()), ready.inputs()):
+        return _parts(trial, ready, observed, call, tell)
+
+
+def _parts(
+    trial: Trial,
+    ready: runner.ReproTrial,
+    observed: Observed,
+    call: Callable[[list[Any]], Any],
+    tell: Callable[[Mapping[str, Any]], None],
+) -> dict[str, Any]:
+    captured = trial.settings.level == "dynamo"
     draws = any(opkinds.may_draw(node) for node in ready.eager.graph.nodes)
     drawn = None
     if draws:

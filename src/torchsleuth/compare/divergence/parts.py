@@ -16,8 +16,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torchsleuth.compare.divergence.steps import EagerSteps, needed_by
-from torchsleuth.compare.reference.cloning import clone_inputs
+from torchsleuth.compare.reference.cloning import clone_inputs, tensors_in
 from torchsleuth.compare.reference.eager import EagerRun
+from torchsleuth.compare.reference.room import room
 from torchsleuth.compare.verdict.judge import judge
 from torchsleuth.compare.verdict.verdict import DIVERGED, Verdict
 from torchsleuth.torch_internals.schemas import may_write
@@ -221,4 +222,5 @@ def _returning(part: Part) -> list[str]:
         if isinstance(value, torch.Tensor):
             taken += value.numel() * value.element_size()
             found.append(name)
-    return found if taken <= MOST_EXPOSED else list(part.returned)
+    most = min([MOST_EXPOSED, *(room(t.device) // 4 for t in tensors_in(list(part.inputs))[:1])])
+    return found if taken <= most else list(part.returned)

@@ -22,6 +22,7 @@ from torchsleuth.compare.reference.float64 import (
     widen_graph,
     widen_inputs,
 )
+from torchsleuth.compare.reference.room import room
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 MOST_WAITING = 1 << 30
@@ -120,7 +121,7 @@ class Steps:
             return
         kept = tensors_in([self.env.get(node), self._as_made.get(node)])
         self._idle[node] = sum(t.untyped_storage().nbytes() for t in kept if t.layout == torch.strided)
-        if sum(self._idle.values()) > MOST_WAITING:
+        if sum(self._idle.values()) > min([MOST_WAITING, *(room(t.device) // 2 for t in kept[:1])]):
             self.dropped.add(node.name)
             self.done(node.name)
 

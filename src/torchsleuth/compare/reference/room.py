@@ -10,7 +10,7 @@ import contextlib
 import gc
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,23 @@ def copies_counted(inputs: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def memory_beside(run: Callable[[], Any], inputs: Any) -> Iterator[None]:
+    """What is allocated inside is ours, beside a program that does nothing but `run`: on a device it runs once before.
+
+    Used as `with memory_beside(lambda: compiled(inputs), inputs): …`.
+    """
+    if any(tensor.device.type == "cuda" for tensor in tensors_in(inputs)):
+        run()
+    with memory_counted_apart(inputs):
+        del inputs  # which may be all that holds them
+        yield
+
+
+@contextlib.contextmanager
 def memory_counted_apart(inputs: Any) -> Iterator[None]:
     """What is allocated inside is a check's, not the program's, on the devices of these inputs and on the CPU."""
     devices = {torch.device("cpu"), *(t.device for t in tensors_in(inputs) if t.device.type == "cuda")}
+    del inputs
     for device in devices:
         _note_program(device)
     # A graph that is checked inside another's check, in whatever thread: what is taken is the outer check's.

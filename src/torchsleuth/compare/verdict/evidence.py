@@ -244,7 +244,10 @@ def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) 
         return NotImplemented if draw is None else draw(*args, **kwargs)
 
     kept = sum(reference.bytes_of(path) for path in wanted)
-    watch = _memory_watch(reference.device, places, kept)
+    left = room(reference.device) if places.here is None else 0
+    # Noisy runs take a little more than the first, and what is kept of them grows meanwhile.
+    watch = _memory_watch(reference.device, int(NOISY_SHARE * (left - kept)))
+    watch_noisy = _memory_watch(reference.device, left)
     run = Float64Run(wide, graph, recorder.dtypes, substitute, places, watch)
 
     def values_of(run: Float64Run) -> dict[str, Any]:
@@ -264,7 +267,7 @@ def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) 
         unwritten = of_unwritten_memory({path: truth.get(path) for path in wanted}, values_of(other))
         draws |= memory
     run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
-    source = NoiseSource(places.here or reference.device, seed=reference.seed)
+    source = NoiseSource(places.here or reference.device, seed=reference.seed, before_each=watch_noisy)
     noisy = noisy_graph(wide, graph, recorder.dtypes, run.findings, source, draws, places)
     spreads = {path: Spread(truth.get(path), _dtype(reference.eager.values[path])) for path in wanted}
 
@@ -320,14 +323,11 @@ def _memory(value: Any) -> int:
     return value.untyped_storage().data_ptr()
 
 
-def _memory_watch(device: torch.device, places: Places, kept: int) -> Callable[[], None]:
-    """Raises when the run on a device takes more than its room; on the CPU there is nowhere else to go.
-
-    Room is left for what is kept of noisy runs, and for these, which take a little more than the first.
-    """
-    if device.type != "cuda" or places.here is not None:
+def _memory_watch(device: torch.device, more: int) -> Callable[[], None]:
+    """Raises when a run on a device takes so many bytes more than now; on the CPU there is nowhere else to go."""
+    if device.type != "cuda" or more == 0:
         return lambda: None
-    limit = torch.cuda.memory_allocated(device) + int(NOISY_SHARE * (room(device) - kept))
+    limit = torch.cuda.memory_allocated(device) + more
 
     def watch() -> None:
         taken = torch.cuda.memory_allocated(device)

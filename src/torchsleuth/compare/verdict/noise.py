@@ -19,6 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchsleuth.compare.reference import opkinds
+from torchsleuth.compare.reference.chunks import CHUNK, pieces
 from torchsleuth.compare.reference.cloning import map_tensors
 from torchsleuth.compare.reference.float64 import (
     HERE,
@@ -86,13 +87,15 @@ class Perturbation:
 class NoiseSource:
     """Slices of a pool of random numbers in [-1, 1]; `scale` widens every perturbation.
 
-    With `reverse_decisions` comparisons that rounding may decide either way are decided the other way.
+    With `reverse_decisions` comparisons that rounding may decide either way are decided the other way. `before_each`
+    is called before each perturbation, and may raise to end the run.
     """
 
     device: torch.device
     seed: int = 0
     scale: float = 1.0
     reverse_decisions: bool = False
+    before_each: Callable[[], None] = lambda: None
     pool: torch.Tensor = field(init=False)
     random: random.Random = field(init=False)
 
@@ -138,6 +141,7 @@ class NoiseSource:
         """One rounding of a result, as planned."""
         if tensor.dtype not in (torch.float64, torch.complex128) or tensor.layout != torch.strided:
             return tensor
+        self.before_each()
         out = self.round(tensor, plan.result, in_place, plan.infinite)
         if plan.floor:
             # Adding and taking away a large number rounds to its ulp: an absolute grid, again a random one.
@@ -155,12 +159,16 @@ class NoiseSource:
         Veltkamp's trick: (x - c*x) + c*x keeps the digits of x above the ulp of c*x. Equal values round equally,
         as they do in hardware, so errors that cancel or add up there do so here.
         """
-        scaled = tensor * (unit * self.scale * 2.0**53 * self._jitter())
-        if infinite:
-            for part in (scaled.real, scaled.imag) if scaled.is_complex() else (scaled,):
-                part.clamp_(-1e300, 1e300)
-        rest = tensor.sub_(scaled) if in_place else tensor - scaled
-        return rest.add_(scaled)
+        factor = unit * self.scale * 2.0**53 * self._jitter()
+        out = tensor if in_place else tensor.clone()
+        # A piece at a time: a second tensor of its size would be the largest thing in memory.
+        for (piece,) in pieces(out, size=CHUNK):
+            scaled = piece * factor
+            if infinite:
+                for part in (scaled.real, scaled.imag) if scaled.is_complex() else (scaled,):
+                    part.clamp_(-1e300, 1e300)
+            piece.sub_(scaled).add_(scaled)
+        return out
 
     def _jitter(self) -> float:
         # On average a grid 1.2 times as coarse as the format's: what is not modelled needs some room.
@@ -170,6 +178,7 @@ class NoiseSource:
         """A copy with independent relative errors at every place, as sums make them."""
         if tensor.dtype not in (torch.float64, torch.complex128) or tensor.layout != torch.strided:
             return tensor
+        self.before_each()
         return tensor * self.factors(unit, tensor.shape)
 
 

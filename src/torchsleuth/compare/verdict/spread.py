@@ -108,12 +108,13 @@ class Spread:
     def _add_floats(self, off: torch.Tensor, kind: str) -> None:
         if self.ever_finite is None and kind == USUAL and not self._truth_is_finite():
             self.ever_finite = torch.zeros_like(off, dtype=torch.bool)
-        sizes = off.abs()
+        sample = off[thinned(off)].clone() if kind == USUAL else None
+        sizes = off.abs_()
         far = float(sizes.max()) if sizes.numel() else 0.0
         finite = math.isfinite(far)
-        if kind == USUAL:
+        if sample is not None:
             self.runs += 1
-            self.samples.append(off[thinned(off)].clone())
+            self.samples.append(sample)
             if self.ever_finite is not None:
                 self.ever_finite |= torch.isfinite(off)
             share = self.runs
