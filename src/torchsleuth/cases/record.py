@@ -30,6 +30,8 @@ class AmbientState:
     grad: bool = True
     inference_mode: bool = False
     default_dtype: str = "torch.float32"
+    # Captured graphs name the device of everything they make; the user's text does not.
+    default_device: str = "cpu"
     matmul_precision: str = "highest"
     deterministic: bool = False
     autocast: Mapping[str, str] = field(default_factory=dict)

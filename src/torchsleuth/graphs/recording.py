@@ -337,11 +337,11 @@ def _on_disk(tensor: torch.Tensor) -> torch.Tensor:
     handle, path = tempfile.mkstemp(prefix="torchsleuth-values-")
     try:
         os.close(handle)
-        flat = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+        flat = torch.from_file(path, shared=True, size=size, dtype=torch.uint8, device="cpu")
     finally:
         os.unlink(path)
     flat.copy_(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()))
-    moved = torch.empty(0, dtype=tensor.dtype)
+    moved = torch.empty(0, dtype=tensor.dtype, device="cpu")
     moved.set_(flat.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
     return moved.requires_grad_(tensor.requires_grad)
 

@@ -101,7 +101,7 @@ def memory_of(
     kept = next((value for value in values if value is not None), None)
     if kept is None:
         return form, None
-    flat = torch.empty(0, dtype=kept.dtype).set_(kept.detach().untyped_storage())
+    flat = torch.empty(0, dtype=kept.dtype, device="cpu").set_(kept.detach().untyped_storage())
     return form, flat[:length]
 
 

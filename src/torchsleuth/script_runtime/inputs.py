@@ -60,7 +60,7 @@ def read_storage(path: str, digest: str) -> torch.UntypedStorage:
             start, end = json.loads(file.read(length))["storage"]["data_offsets"]
             if (start, end) != (0, size - 8 - length):
                 raise ValueError("its length does not fit its header")
-            flat = torch.empty(end, dtype=torch.uint8)
+            flat = torch.empty(end, dtype=torch.uint8, device="cpu")
             view = storage_bytes(flat.untyped_storage())
             file.readinto(view or bytearray())
         if hashlib.sha256(view).hexdigest() != digest:
@@ -123,7 +123,7 @@ def _inputs_storage(spec: dict, members: list, folder: str | None, seed: int) ->
     if spec["storage"] is not None and folder is not None:
         path = os.path.join(folder, "storages", f"{spec['storage']}.safetensors")
         kept = read_storage(path, spec["storage"])
-        return torch.empty(0, dtype=torch.uint8).set_(kept).to(spec["device"]).untyped_storage()
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(kept).to(spec["device"]).untyped_storage()
     dtype = getattr(torch, spec["dtype"])
     count = -(-max(_inputs_extent(member) for member in members) // dtype.itemsize)
     return _inputs_values(count, dtype, seed).to(spec["device"]).untyped_storage()
@@ -143,13 +143,15 @@ def _inputs_values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     if dtype.is_complex:
         part = torch.float64 if dtype is torch.complex128 else torch.float32
         return torch.view_as_complex(_inputs_values(2 * count, part, seed).view(-1, 2)).to(dtype)
-    out = torch.zeros(count, dtype=dtype)
+    out = torch.zeros(count, dtype=dtype, device="cpu")
     if not dtype.is_floating_point and dtype is not torch.bool:
         return out
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     step = 1 << 20  # bounds the extra memory to a few tens of megabytes
     for start in range(0, count, step):
-        bits = torch.empty(min(step, count - start), dtype=torch.int64).random_(generator=generator)
+        bits = torch.empty(min(step, count - start), dtype=torch.int64, device="cpu").random_(
+            generator=generator
+        )
         # The sum of four 15-bit uniforms, centred, has variance 4 * 2**30 / 12.
         total = sum(((bits >> shift) & 0x7FFF) for shift in (0, 15, 30, 45)) - 2 * 0x7FFF
         floats = total.to(torch.float64) / (2**15 / 3**0.5)

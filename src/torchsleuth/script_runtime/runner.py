@@ -189,8 +189,8 @@ class ReproTrial:
         outputs = out if isinstance(out, (list, tuple)) else [out]
         outputs = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
         if outputs and self.facts["level"] == "dynamo" and not self.facts.get("forward_only"):
-            generator = torch.Generator().manual_seed(0)
-            made = [torch.randn(o.shape, generator=generator) for o in outputs]
+            generator = torch.Generator("cpu").manual_seed(0)
+            made = [torch.randn(o.shape, generator=generator, device="cpu") for o in outputs]
             given = [torch.empty_like(o).copy_(numbers) for o, numbers in zip(outputs, made)]
             torch.autograd.backward(outputs, given)
 

@@ -70,5 +70,5 @@ def _wrong_leaf(a, b, allowed, strict):
     largest = float(distance.flatten()[worst])
     if largest <= allowed:
         return None
-    index = [int(i) for i in torch.unravel_index(torch.tensor(worst), a.shape)]
+    index = [int(i) for i in torch.unravel_index(torch.tensor(worst, device="cpu"), a.shape)]
     return f"differs from eager by up to {largest:.4g} at {index}, {allowed:.4g} allowed"

@@ -104,6 +104,8 @@ class ScriptRunner:
     stopped: threading.Event = field(default_factory=threading.Event)
     # Whether a fork that devices are hidden from has answered as the script alone did; None before the first script.
     same_without_devices: bool | None = None
+    # The longest that `python script` took until it answered: to load torch from a cold disk may take a minute.
+    longest_alone: float = 0.0
 
     @property
     def may_fork(self) -> bool:
@@ -151,7 +153,10 @@ class ScriptRunner:
             return _Interpreter([self.python, str(script), *arguments], places, environment)
 
         def one_run(begin: Callable[[Places], Running]) -> ScriptRun:
-            return watched_run(begin, expected, self.stopped, phase_seconds, deadline)
+            run = watched_run(begin, expected, self.stopped, phase_seconds, deadline)
+            if begin is start and run.answer is not Answer.CANNOT_TELL:
+                self.longest_alone = max(self.longest_alone, run.seconds)
+            return run
 
         if self.forks and not alone:
             try:

@@ -23,7 +23,7 @@ REPRO = "repro.py"
 CHECKPOINTS = "checkpoints"
 # What the verification gets in any case: a search that used up its time still ends with an answer.
 LEAST_SECONDS = 20.0
-# Several that hang at once share the cores.
+# Several at once share the cores.
 ROOM_FOR_OTHERS = 1.5
 
 
@@ -142,8 +142,8 @@ def verified_repro(
             continue
         if script.needs_inputs:
             _put(folder, script)
-        hangs = ROOM_FOR_OTHERS * clock if folder.case.kind == "hang" else 0.0
-        least = time.monotonic() + max(LEAST_SECONDS, hangs)
+        longest = clock if folder.case.kind == "hang" else runner.longest_alone
+        least = time.monotonic() + max(LEAST_SECONDS, ROOM_FOR_OTHERS * longest)
         runs = _Runs(
             runner,
             folder.file(REPRO if script.needs_inputs else script.name),

@@ -96,7 +96,9 @@ class ContentStoreReader:
         if known is None:
             known = read_storage(str(self.folder / "storages" / f"{digest}.safetensors"), digest)
             if device != "cpu":
-                known = torch.empty(0, dtype=torch.uint8).set_(known).to(device).untyped_storage()
+                known = (
+                    torch.empty(0, dtype=torch.uint8, device="cpu").set_(known).to(device).untyped_storage()
+                )
             if self._storages is not None:
                 self._storages[digest, device] = known
         return known

@@ -105,6 +105,7 @@ def global_state() -> dict[str, Any]:
         "grad": torch.is_grad_enabled(),
         "inference_mode": torch.is_inference_mode_enabled(),
         "default_dtype": str(torch.get_default_dtype()),
+        "default_device": str(torch.get_default_device()),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "autocast": {},

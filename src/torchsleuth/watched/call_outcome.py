@@ -158,5 +158,5 @@ def packed(leaves: Mapping[str, Leaf]) -> bytes:
 
 def unpacked(content: bytes) -> Leaves:
     """The leaves that another process has sent."""
-    sent = torch.load(io.BytesIO(content), weights_only=True)
+    sent = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return {path: Leaf(*parts) for path, parts in sent.items()}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from torchsleuth.cases.record import WRONG
+from torchsleuth.cases.record import WRONG, AmbientState
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay
 from torchsleuth.torch_internals.configuration import changed_settings
 from torchsleuth.watched.call_difference import MOST_ITEMS, PRINTED, is_below, iterator_of
@@ -30,6 +31,7 @@ _CLOSURE = " (closure)"
 _CELLS = "inspect.getclosurevars"
 # In a script: the items of an iterator, then what it returns; in the line that is not made smaller.
 _DRAW = "(lambda steps: (yield (yield from steps)))("
+_KEYWORD = re.compile(r"\w+=(?!=)")
 # What dynamic= of torch.compile sets while the function runs.
 _SET_BY_DYNAMIC = {"assume_static_by_default", "automatic_dynamic_shapes"}
 
@@ -91,17 +93,25 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
     paste.write_value = values.expression
     function = paste.expression(call.function, _name_of(call.function))
     how = list(_compile_arguments(call, paste))
+    switches = list(_switches(around.state))
+    made: list[str] = []
     lines: list[str] = []
+
+    def arguments_of(call: CallUnderWay) -> list[str]:
+        # Switches hold for what is made inside the call, and the script's own tensors are no part of that.
+        return _bound(_given(call, values), made) if switches else _given(call, values)
+
     now = values_read(call) if around.earlier else {}
     for past in around.earlier:
-        before, made = "compiled", past.call.function
-        if made is not call.function:  # the same code, with another closure
-            before = f"torch.compile({', '.join([paste.expression(made, _name_of(made)), *how])})"
+        before, other_function = "compiled", past.call.function
+        if other_function is not call.function:  # the same code, with another closure
+            text = paste.expression(other_function, _name_of(other_function))
+            before = f"torch.compile({', '.join([text, *how])})"
         other = {path: value for path, value in past.read.items() if path in now and now[path] != value}
         lines += _set(other, function)
-        lines.append(f"{before}({', '.join(_given(past.call, values))})")
+        lines.append(f"{before}({', '.join(arguments_of(past.call))})")
         lines += _set({path: now[path] for path in other}, function)
-    given = _given(call, values)
+    given = arguments_of(call)
     code = getattr(call.function, "__code__", None)
     shown = _shown(around.wrong, function, given, getattr(code, "co_freevars", ()))
     lines += _call_lines(f"compiled({', '.join(given)})", around.wrong, shown)
@@ -118,7 +128,7 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
         imports=tuple(dict.fromkeys(("import torch", *embedded.imports, *_imports_of(shown)))),
         source=embedded.source,
         setup=(*_settings(call, around.at_limit), f"compiled = torch.compile({', '.join([function, *how])})"),
-        call=(*lines, *holds),
+        call=(*made, *switches, *lines, *holds),
         notes=embedded.notes,
         replaced=tuple(values.replaced),
     )
@@ -135,6 +145,23 @@ def _given(call: CallUnderWay, values: ValueSource) -> list[str]:
     return [values.inside(value, name) for name, value in named] + [
         f"{key}={values.inside(value, key)}" for key, value in call.kwargs.items()
     ]
+
+
+def _bound(given: Sequence[str], made: list[str]) -> list[str]:
+    """The same arguments by names, whose lines are added to `made`.
+
+    >>> lines = []
+    >>> _bound(["torch.ones(2)", "n=3", "x"], lines), lines
+    (['given_0', 'n=3', 'x'], ['given_0 = torch.ones(2)'])
+    """
+    found = []
+    for text in given:
+        key, _, value = text.partition("=") if _KEYWORD.match(text) else ("", "", text)
+        if "(" in value:
+            made.append(f"given_{len(made)} = {value}")
+            value = made[-1].partition(" ")[0]
+        found.append(f"{key}={value}" if key else value)
+    return found
 
 
 def _call_lines(call: str, wrong: Sequence[str], shown: Sequence[str]) -> list[str]:
@@ -234,6 +261,19 @@ def _settings(call: CallUnderWay, at_limit: bool) -> Iterator[str]:
                 continue
             if not by_dynamic and isinstance(value, (bool, int, float, str)):
                 yield f"{module}.{key} = {value!r}"
+
+
+def _switches(state: Mapping[str, Any]) -> Iterator[str]:
+    """The lines that set torch's process-wide switches as the call found them, where they are not at their default."""
+    default = AmbientState()
+    if state["default_dtype"] != default.default_dtype:
+        yield f"torch.set_default_dtype({state['default_dtype']})"
+    if state["default_device"] != default.default_device:
+        yield f"torch.set_default_device({state['default_device']!r})"
+    if state["matmul_precision"] != default.matmul_precision:
+        yield f"torch.set_float32_matmul_precision({state['matmul_precision']!r})"
+    if state["deterministic"]:
+        yield "torch.use_deterministic_algorithms(True)"
 
 
 def _contexts(state: Mapping[str, Any]) -> Iterator[str]:

@@ -261,7 +261,9 @@ def _numbers(value: torch.Tensor) -> torch.Tensor | None:
 def _numpy_leaf(value: Any) -> Leaf:
     """numpy's scalars are arrays without dimensions here: torch.compile makes those of them."""
     try:
-        numbers = torch.tensor(value.tolist(), dtype=torch.float64 if value.dtype.kind == "f" else None)
+        numbers = torch.tensor(
+            value.tolist(), dtype=torch.float64 if value.dtype.kind == "f" else None, device="cpu"
+        )
     except (TypeError, ValueError, RuntimeError):
         numbers = None
     return Leaf("numpy", f"{value.dtype} array of shape {value.shape}", numbers)

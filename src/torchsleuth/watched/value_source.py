@@ -185,8 +185,8 @@ class ValueSource:
             except Unprintable:
                 return self._object(module, hint)
             self.paste.imports["import torch"] = None
-            dtype = next(iter(dtypes), torch.get_default_dtype())
-            cast = "" if dtype is torch.get_default_dtype() else f".to({dtype})"
+            dtype = next(iter(dtypes), torch.float32)
+            cast = "" if dtype is torch.float32 else f".to({dtype})"
             variable = self._assigned(hint, text + cast)
             for path, inner in module.named_modules():
                 self._hooks(inner, f"{variable}.get_submodule({path!r})" if path else variable)

@@ -162,9 +162,10 @@ def _compare_numpy(ref: Any, res: Any, truth: Any, path: str, rules: Rules) -> D
     relaxed = rules.relax_numpy_equality and not (hasattr(ref, "shape") and ref.shape)
     if not relaxed and type(ref) is not type(res):
         return Difference(path, "type", f"{_name(ref)} became {_name(res)}")
-    ours, theirs = (torch.as_tensor(v.item() if is_numpy(v) and not v.shape else v) for v in (ref, res))
+    plain = (v.item() if is_numpy(v) and not v.shape else v for v in (ref, res))
+    ours, theirs = (torch.as_tensor(v, device="cpu") for v in plain)
     if truth is not None and not isinstance(truth, torch.Tensor):
-        truth = torch.as_tensor(truth)
+        truth = torch.as_tensor(truth, device="cpu")
     return _compare_tensors(ours, theirs, truth, path, rules)
 
 
@@ -273,7 +274,8 @@ def _dense(tensor: Any) -> Any:
 
 
 def _scalar(value: float | complex) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.complex128 if isinstance(value, complex) else torch.float64)
+    dtype = torch.complex128 if isinstance(value, complex) else torch.float64
+    return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def _name(value: Any) -> str:

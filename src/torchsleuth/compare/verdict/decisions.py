@@ -28,7 +28,7 @@ class Decision:
     def __init__(self, compare: Callable[..., Any]) -> None:
         self.compare = compare
         self.seen = 0
-        self.first = self.total = self.square = torch.zeros(())
+        self.first = self.total = self.square = torch.zeros((), device="cpu")
 
     def __call__(self, left: Any, right: Any, watching: bool, reverse: bool, unclamped: Any = None) -> Any:
         result = self.compare(left, right)

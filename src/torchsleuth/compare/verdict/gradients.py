@@ -115,9 +115,9 @@ def _differentiable(outputs: Any) -> list[torch.Tensor]:
 
 def _output_gradients(outputs: Any) -> list[torch.Tensor]:
     """A fixed random gradient for every differentiable output: a sum would hide errors that cancel."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     return [
-        torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.device, t.dtype)
+        torch.randn(t.shape, generator=generator, dtype=torch.float32, device="cpu").to(t.device, t.dtype)
         for t in _differentiable(outputs)
     ]
 

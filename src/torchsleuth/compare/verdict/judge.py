@@ -287,13 +287,13 @@ def _judge_plain(leaf: Leaf, compiled: Any) -> LeafVerdict:
         return LeafVerdict(leaf.path, WITHIN_NOISE, "equal to eager")
     if isinstance(leaf.eager, float) and isinstance(compiled, float):
         eager, truth, result = (
-            torch.tensor([v], dtype=torch.float64) for v in (leaf.eager, leaf.truth, compiled)
+            torch.tensor([v], dtype=torch.float64, device="cpu") for v in (leaf.eager, leaf.truth, compiled)
         )
         # A Python float came from a tensor of some dtype; float32 is the shortest that gives it room.
         spread = Spread(truth, torch.float32)
         for kind, value in leaf.spread.values:
             if isinstance(value, float) and kind != REVERSED:
-                spread.add(torch.tensor([value], dtype=torch.float64), kind)
+                spread.add(torch.tensor([value], dtype=torch.float64, device="cpu"), kind)
         wrapped = replace(leaf, eager=eager.float(), truth=truth, spread=spread)
         return replace(judge_floats(wrapped, result.float(), limits_for(torch.float32, 1)), shape=None)
     text = f"{leaf.eager!r} became {compiled!r}"

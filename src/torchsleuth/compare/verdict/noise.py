@@ -105,8 +105,10 @@ class NoiseSource:
         self._factors: dict[tuple[float, float], torch.Tensor] = {}
 
     def _grow(self, size: int) -> None:
-        generator = torch.Generator().manual_seed(self.seed)
-        self.pool = (torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1).to(self.device)
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        self.pool = (torch.rand(size, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1).to(
+            self.device
+        )
         self._factors.clear()
 
     def factors(self, amplitude: float, shape: torch.Size) -> torch.Tensor:
