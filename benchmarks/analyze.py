@@ -68,9 +68,9 @@ def graph_of(calls: int, device: str) -> tuple[torch.fx.GraphModule, list[torch.
         made = make_fx(model(blocks), decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs)
         return made, inputs
 
-    torch.set_default_device(device)
-    one = sum(n.op == "call_function" for n in traced(1)[0].graph.nodes)
-    return traced(max(1, round(calls / one)))
+    with torch.device(device):
+        one = sum(n.op == "call_function" for n in traced(1)[0].graph.nodes)
+        return traced(max(1, round(calls / one)))
 
 
 def plant(graph: torch.fx.GraphModule, seed: int, device: str) -> str:

@@ -37,10 +37,10 @@ _TEMPLATE = Environment(autoescape=True).from_string(
 {% if mark %}<path d="M{{ mark.x }} {{ top }}V{{ bottom }}" stroke="#c0392b" stroke-opacity=".5"/>
 <circle cx="{{ mark.x }}" cy="{{ mark.y }}" r="4" fill="#c0392b"/>
 <text x="{{ mark.text_x }}" y="{{ top - 6 }}" text-anchor="{{ mark.anchor }}" fill="#c0392b">{{ mark.text }}</text>
-{% endif %}<g fill="#444"><text x="{{ left }}" y="{{ height - 14 }}">values of the compiled run, in order of execution
+{% endif %}<g fill="#444"><text x="{{ left }}" y="{{ height - 14 }}">values of the compiled run, in order of execution \
 ({{ count }})</text>
-<text x="{{ right }}" y="{{ height - 14 }}" text-anchor="end">
-red: off · dashed: its kernel alone · blue: rounding</text></g>
+<text x="{{ right }}" y="{{ height - 14 }}" text-anchor="end">red: off · dashed: its kernel alone · \
+blue: rounding</text></g>
 </svg>
 """
 )

@@ -223,7 +223,7 @@ def _number(value: float | None) -> str:
 
 
 def _coverage(found: Analysis) -> str:
-    text = f"{found.seen} values of {found.calls} calls were seen; the others stay inside kernels"
+    text = f"the values of {found.seen} of {found.calls} calls were seen; the others stay inside kernels"
     if found.why_not:
         text += f" ({found.why_not})"
     if found.skipped:

@@ -25,6 +25,7 @@ import torch
 
 from torchsleuth.compare.reference.rng import RngState, save_rng
 from torchsleuth.processes.sealed import CannotSeal, fill_fresh_memory, seal
+from torchsleuth.processes.starting import without_devices
 from torchsleuth.torch_internals.calls_under_way import GUARD_FILTER
 from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.configuration import global_state
@@ -174,6 +175,7 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
     """Makes the call as captured, has it made in eager, and compares."""
     watch.judges_captures()
     _no_lock_of_progress_bars()
+    _see_no_devices()
     first, again = (os.memfd_create("torchsleuth-eager") for _ in range(2))
     ready, go = os.pipe()
     eager = _fork()
@@ -221,6 +223,20 @@ def _no_lock_of_progress_bars() -> None:
     lock = getattr(sys.modules.get("tqdm.std"), "TqdmDefaultWriteLock", None)
     if lock is not None and not hasattr(lock, "mp_lock"):
         lock.mp_lock = None
+
+
+def _see_no_devices() -> None:
+    """Torch asks for devices on many occasions; the first question opens their files, which a sealed process may not.
+
+    So it is asked here, and told that there are none: the process that was forked uses none (`whole_calls.py`).
+    """
+    hidden = without_devices()
+    asks_files = hidden.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
+    os.environ.update(hidden)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.is_available()
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = asks_files
 
 
 def _is_elsewhere(difference: Difference) -> bool:
