@@ -34,6 +34,24 @@ def test_a_healthy_training_step_is_judged_and_not_changed(tmp_path):
     assert "not be run" not in ran.stderr and "inside torchsleuth" not in ran.stderr
 
 
+def test_a_model_that_has_no_values_at_all_is_left_in_peace(tmp_path):
+    source = """
+        import torch
+
+        torch.set_default_device("meta")
+        net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+
+        @torch.compile(backend="aot_eager")
+        def model(x):
+            return torch.relu(net(x) + torch.arange(8) / 8).sum(-1)
+
+        print(model(torch.randn(4, 8)).device)
+    """
+    ran = run_watched(tmp_path, source, "--check-accuracy")
+    assert (ran.status, ran.stdout, ran.cases) == (0, "meta\n", []), ran.stderr
+    assert "inside torchsleuth" not in ran.stderr
+
+
 @pytest.mark.parametrize("kind", ["accuracy", "runtime_error", "compile_error"])
 def test_a_failure_is_a_case_with_a_script_that_fails(tmp_path, kind):
     source = (

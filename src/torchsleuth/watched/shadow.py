@@ -142,7 +142,7 @@ def _differences(expected: tuple[Any, Any], got: tuple[Any, Any]) -> dict[str, f
 def _distance(a: Any, b: Any) -> float:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return 0.0 if isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor) else 1.0
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
         return 1.0
     if a.numel() == 0 or same_bits(a, b):
         return 0.0

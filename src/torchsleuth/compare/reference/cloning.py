@@ -103,6 +103,8 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     left, right = left.detach(), right.detach()
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
+    if left.is_meta or right.is_meta:  # which have no values
+        return left.is_meta and right.is_meta
     if left.numel() == 0 or (left.layout == torch.strided and torch.equal(left, right)):
         return True
     if left.is_quantized:
