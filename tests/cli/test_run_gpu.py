@@ -50,6 +50,27 @@ def test_a_wrong_result_on_the_gpu_is_found_and_healthy_graphs_are_not_accused(t
     assert ran.case["verified"]["reproduced"] == 1, ran.stderr
 
 
+def test_a_wrong_result_is_found_where_the_gpu_is_the_default_device(tmp_path):
+    source = """
+        import torch
+        import torch._inductor.config as config
+
+        config.triton.inject_relu_bug_TESTING_ONLY = "accuracy"
+        torch.set_default_device("cuda")
+        net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
+
+        @torch.compile
+        def model(x):
+            return torch.relu(net(x)).sum(-1)
+
+        with torch.no_grad():
+            print(model(torch.randn(8, 16)).device)
+    """
+    ran = run_watched(tmp_path, source, "--check-accuracy")
+    assert ran.case["kind"] == "accuracy" and ran.stdout == "cuda:0\n", ran.stderr
+    assert ran.case["verified"]["reproduced"] == 1, ran.stderr
+
+
 def test_an_illegal_memory_access_is_caught_in_the_call_that_caused_it(tmp_path):
     source = """
         import torch
