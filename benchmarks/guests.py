@@ -35,7 +35,9 @@ WAYS: dict[str, list[str]] = {
 # Of --check-accuracy: twice the program's own peak, and this much.
 ROOM_MIB = 1024
 # Day, time and process before each line that torch logs.
-LOGGED = re.compile(r"^[VDIWEC]\d{4} [\d:.]+ \d+ ")
+LOGGED = re.compile(r"^(\[rank\d+\]:)?[VDIWEC]\d{4} [\d:.]+ \d+ ")
+# Ranks write to one stream, in no order.
+OF_A_RANK = re.compile(r"\[rank\d+\]:")
 
 
 class Ended(NamedTuple):
@@ -73,8 +75,10 @@ def run(program: Path, way: str, limit: float = 600) -> Ended:
             status, used = _wait(child, limit)
         keep_probes_of(cache)
         said = (scratch / "err").read_text(errors="replace").replace(str(scratch), "SCRATCH")
-        lines = [LOGGED.sub("", line) for line in said.splitlines(keepends=True)]
+        lines = [LOGGED.sub(r"\1", line) for line in said.splitlines(keepends=True)]
         theirs = [line for line in lines if not line.startswith("torchsleuth: ")]
+        if all(map(OF_A_RANK.match, theirs)):
+            theirs.sort()
         return Ended(
             status,
             (scratch / "out").read_text(errors="replace").replace(str(scratch), "SCRATCH"),

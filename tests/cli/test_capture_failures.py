@@ -189,3 +189,30 @@ def test_the_cells_of_a_notebook_are_source(tmp_path):
     assert ran.case["no_repro"] is None, ran.case["no_repro"]
     program = ran.file("program.py")
     assert "class Scale" in program and "def step" in program and ".by = 2" in program, program
+
+
+def test_the_program_is_not_blamed_for_a_shape_that_only_capture_believes_in(tmp_path):
+    source = """
+        import torch
+
+        @torch.library.custom_op("mylib::halve", mutates_args=())
+        def halve(x: torch.Tensor) -> torch.Tensor:
+            return x[: x.shape[0] // 2].clone()
+
+        @halve.register_fake
+        def _(x):
+            return torch.empty_like(x)
+
+        @torch.compile(fullgraph=True)
+        def model(x, y):
+            return halve(x.sin()) + y
+
+        try:
+            model(torch.ones(8), torch.ones(4))
+        except Exception as error:
+            print(type(error).__name__)
+    """
+    ran = run_watched(tmp_path, source)
+    triage = ran.case["triage"]
+    assert (triage["component"], triage["user_line"]) == ("dynamo", "program.py:14"), ran.stderr
+    assert "without the compiler the call passes" in triage["detail"]

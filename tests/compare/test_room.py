@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from torchsleuth.compare.reference import room as rooms
-from torchsleuth.compare.reference.room import EXTRA, LEAST, copies_counted, memory_counted_apart, room
+from torchsleuth.compare.reference.room import (
+    EXTRA,
+    LEAST,
+    copies_counted,
+    memory_counted_apart,
+    note_run,
+    room,
+)
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -85,3 +92,11 @@ def test_what_an_earlier_check_took_is_not_the_programs_when_it_peaks_again(mach
     machine.now -= 1000 * MIB
     with copies_counted([]), memory_counted_apart([]):
         assert room(CPU) == 100 * MIB + EXTRA
+
+
+def test_of_a_run_beside_copies_the_copies_do_not_count(machine, monkeypatch):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(rooms, "_bytes_by_device", lambda copies: {CPU: 5 * MIB, device: 40 * MIB})
+    machine.take(200 * MIB)
+    note_run([])
+    assert rooms._program == {device: 260 * MIB}

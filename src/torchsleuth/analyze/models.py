@@ -28,7 +28,7 @@ from torchsleuth.compare.divergence.gradients import OF_AOTAUTOGRAD, wrong_gradi
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors, restore, snapshot
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
-from torchsleuth.compare.reference.room import memory_counted_apart
+from torchsleuth.compare.reference.room import memory_counted_apart, note_run
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.judge import judge_results
 from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
@@ -91,6 +91,7 @@ def compare_models(
     models = (eager, other)
     with rng_kept() as start, compiled_anew():
         plain = _ran(eager, models, inputs, start, backward)
+        note_run([*inputs, *_named_tensors(models).values()])
         with _hooked(seams.hook_backend_calls, lambda call: call.graph):
             captured = _ran(other, models, inputs, start, backward)
     with (
@@ -297,8 +298,7 @@ def _ran(
     model: Callable[..., Any], models: Sequence[Any], inputs: Sequence[Any], start: RngState, backward: bool
 ) -> dict[str, Any]:
     """What a call returns and changes, by path; afterwards everything is as it was."""
-    held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
-    named = {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
+    named = _named_tensors(models)
     state = snapshot(list(named.values()))
     gradients = {name: t.grad for name, t in named.items() if t.requires_grad}
     given = clone_inputs(list(inputs))
@@ -321,6 +321,11 @@ def _ran(
         restore(state)
         for name, gradient in gradients.items():
             named[name].grad = gradient
+
+
+def _named_tensors(models: Sequence[Any]) -> dict[str, torch.Tensor]:
+    held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
+    return {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
 
 
 def _wants_gradient(value: Any) -> bool:

@@ -76,7 +76,31 @@ def verify_call(folder: CaseFolder, deadline: float, say: Say, runner: ScriptRun
         say(f"case {folder.case.id}: trying the call in another form")
         folder = update_case(folder, call_files(folder.case, call, text, form))
         run = _tried(folder, ORIGINAL, deadline, say, runner)
+    folder = _acquitted(folder, deadline, say, runner)
     return update_case(folder, verified=_verified(run, None))
+
+
+def _acquitted(folder: CaseFolder, deadline: float, say: Say, runner: ScriptRunner) -> CaseFolder:
+    """Capture blames the program where an operator fails on real tensors as it does on capture's own.
+
+    Those may have a shape or a device that the program's do not: then the call passes without the compiler.
+    """
+    case = folder.case
+    if case.triage is None or case.triage.component != "program":
+        return folder
+    eager = runner.run(
+        folder.file(ORIGINAL),
+        case.signature,
+        phase_seconds=phase_clock(case),
+        deadline=deadline,
+        compiles=False,
+    )
+    if eager.answer is not Answer.PASSES:
+        return folder
+    say(f"case {case.id}: the call passes without the compiler: what capture knew of its tensors was wrong")
+    detail = "what capture knew of its tensors was wrong: without the compiler the call passes"
+    blamed = dataclasses.replace(case.triage, component="dynamo", part="capture", detail=detail)
+    return update_case(folder, triage=blamed)
 
 
 def _verified(run: ScriptRun, why: str | None) -> Verified:

@@ -42,10 +42,7 @@ _checking: set[torch.device] = set()
 @contextlib.contextmanager
 def copies_counted(inputs: Any) -> Iterator[None]:
     """Around copying a call's inputs and the call itself: the copies are ours, whatever the program takes is not."""
-    sizes = {torch.device("cpu"): 0}
-    for tensor in tensors_in(inputs):
-        if tensor.device.type in ("cpu", "cuda"):
-            sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
+    sizes = _bytes_by_device(inputs)
     for device in sizes:
         _note_program(device)
     for device, size in sizes.items():
@@ -57,6 +54,21 @@ def copies_counted(inputs: Any) -> Iterator[None]:
             _copied[device] -= size
 
 
+def note_run(copies: Any) -> None:
+    """The program has run as it does without us, but that copies as large as these were held beside it."""
+    for device, size in _bytes_by_device(copies).items():
+        if device.type == "cuda":
+            _program[device] = max(_program.get(device, 0), _peak_bytes(device) - size)
+
+
+def _bytes_by_device(tree: Any) -> dict[torch.device, int]:
+    sizes = {torch.device("cpu"): 0}
+    for tensor in tensors_in(tree):
+        if tensor.device.type in ("cpu", "cuda"):
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
+    return sizes
+
+
 @contextlib.contextmanager
 def memory_beside(run: Callable[[], Any], inputs: Any) -> Iterator[None]:
     """What is allocated inside is ours, beside a program that does nothing but `run`: on a device it runs once before.
@@ -65,6 +77,7 @@ def memory_beside(run: Callable[[], Any], inputs: Any) -> Iterator[None]:
     """
     if any(tensor.device.type == "cuda" for tensor in tensors_in(inputs)):
         run()
+        note_run(inputs)
     with memory_counted_apart(inputs):
         del inputs  # which may be all that holds them
         yield
