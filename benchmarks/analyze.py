@@ -40,14 +40,16 @@ FAULTY = ("tanh", "exp", "rsqrt", "amax", "relu", "sigmoid")
 # On a GPU a softmax is lowered as one step, and these are not.
 OF_SOFTMAX = ("exp", "amax")
 WIDTH, ROWS = 64, 32
+# Phases that run the whole graph; the others compile parts of it.
+RUNS = ("accumulated", "local", "determinism", "substitution")
 
 
-def model(blocks: int) -> Callable[..., Any]:
+def model(blocks: int, width: int) -> Callable[..., Any]:
     def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         scores = torch.softmax(x @ x.T / 8, -1)
-        h = F.layer_norm(x + scores @ x, (WIDTH,))
+        h = F.layer_norm(x + scores @ x, (width,))
         h = torch.tanh(h @ w) * torch.sigmoid(h)
-        return F.layer_norm(x + torch.relu(h), (WIDTH,))
+        return F.layer_norm(x + torch.relu(h), (width,))
 
     def forward(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor]:
         for w in weights:
@@ -57,15 +59,18 @@ def model(blocks: int) -> Callable[..., Any]:
     return forward
 
 
-def graph_of(calls: int, device: str) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+def graph_of(calls: int, device: str, size: int = 1) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
     """About so many aten calls, as Inductor gets them, and inputs."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    width = WIDTH * size
+
     def traced(blocks: int) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
         torch.manual_seed(0)
-        inputs = [torch.randn(ROWS, WIDTH), *(torch.randn(WIDTH, WIDTH) / 8 for _ in range(blocks))]
-        made = make_fx(model(blocks), decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs)
+        inputs = [torch.randn(ROWS * size, width), *(torch.randn(width, width) / 8 for _ in range(blocks))]
+        traces = make_fx(model(blocks, width), decomposition_table=select_decomp_table(), tracing_mode="fake")
+        made = traces(*inputs)
         return made, inputs
 
     with torch.device(device):
@@ -95,9 +100,9 @@ def plant(graph: torch.fx.GraphModule, seed: int, device: str) -> str:
     return chosen.name
 
 
-def one(way: str, calls: int, seed: int, device: str) -> dict[str, Any]:
+def one(way: str, calls: int, seed: int, device: str, size: int) -> dict[str, Any]:
     """One way on one graph, in this process."""
-    graph, inputs = graph_of(calls, device)
+    graph, inputs = graph_of(calls, device, size)
     node = plant(graph, seed, device)
     found: dict[str, Any] = {"calls": sum(n.op == "call_function" for n in graph.graph.nodes), "node": node}
     before, spent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, cpu()
@@ -109,6 +114,7 @@ def one(way: str, calls: int, seed: int, device: str) -> dict[str, Any]:
             told = repro_analyze(graph, inputs)
             found["found"] = told.culprit.node if told.culprit else None
             found["phases"] = told.seconds
+            found["runs"] = round(sum(told.seconds.get(name, 0.0) for name in RUNS), 3)
         elif way == "torch":
             found["found"] = torchs_own(graph, inputs, folder)
         else:
@@ -266,13 +272,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--caches", choices=["cold", "warm"], default="cold")
+    parser.add_argument("--size", type=int, default=1, help="times as many rows and columns")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--timeout", type=float, default=1200)
     parser.add_argument("--out", type=Path, default=Path("analyze-rows.json"))
     options = parser.parse_args()
     if options.what == "one":
-        print(json.dumps(one(options.ways, int(options.calls), options.seeds, options.device)))
+        print(json.dumps(one(options.ways, int(options.calls), options.seeds, options.device, options.size)))
         return
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
     if options.what == "injected":
@@ -280,7 +287,7 @@ def main() -> None:
             for seed in range(options.seeds):
                 for way in options.ways.split(","):
                     given = ("--calls", str(calls), "--seeds", str(seed), "--ways", way)
-                    given += ("--device", options.device)
+                    given += ("--device", options.device, "--size", str(options.size))
                     runs = 2 if options.caches == "warm" else 1
                     told = asked(*given, runs=runs, timeout=options.timeout)
                     rows.append({"way": way, "asked": calls, "caches": options.caches, **told})
