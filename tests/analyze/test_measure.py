@@ -166,3 +166,10 @@ def test_calls_that_are_wrong_only_with_what_comes_before_them_are_confirmed():
     told = look_inside(module, inputs, "exp", ["exp"], Compilers(right, whole=wrong))
     assert (told.diverges, told.node, told.how) == (True, "exp", "beginning")
     assert not look_inside(module, inputs, "exp", ["exp"], Compilers(right, whole=right)).diverges
+
+
+def test_what_rounding_may_do_to_a_sum_is_told_by_its_terms():
+    compiled, eager = torch.full((4,), 3e-8), torch.zeros(4)
+    assert distance(compiled, eager, eager.double()).far
+    assert not distance(compiled, eager, eager.double(), terms=1.0).far
+    assert distance(compiled + 1e-3, eager, eager.double(), terms=1.0).far

@@ -128,17 +128,18 @@ class _Analysis:
 
     def _culprit(self, own: Measured, free: Measured | None) -> dict[str, Any] | None:
         wrong = free is None or any(off.far for off in free.outputs.values())
+        beyond_doubt: tuple[str, Inside | None] | None = None
         for name in self._candidates(own):
-            value = own.values[name]
+            off = own.values[name].distance
             inside = self._inside(name, own)
-            if inside is None or not inside.diverges:
-                sure = (
-                    value.distance.made > 0 or value.distance.lost > 0 or value.distance.times > BEYOND_DOUBT
-                )
-                if not (wrong and value.distance.far and (sure or inside is None)):
-                    continue
-            return self._described(name, own, inside, free)
-        return None
+            if inside is not None and inside.diverges:
+                return self._described(name, own, inside, free)
+            sure = inside is None or off.made > 0 or off.lost > 0 or off.times > BEYOND_DOUBT
+            if beyond_doubt is None and wrong and off.far and sure:
+                beyond_doubt = name, inside
+                if inside is None:
+                    break
+        return None if beyond_doubt is None else self._described(beyond_doubt[0], own, beyond_doubt[1], free)
 
     def _inside(self, name: str, own: Measured) -> Inside | None:
         """What the kernel's calls are by themselves; None where that is left out."""

@@ -43,8 +43,10 @@ class Distance:
         return self.times > FAR or self.made > 0 or self.lost > 0
 
 
-def distance(compiled: torch.Tensor, eager: torch.Tensor, truth: Any) -> Distance:
+def distance(compiled: torch.Tensor, eager: torch.Tensor, truth: Any, terms: float = 0.0) -> Distance:
     """How far `compiled` is from `truth` (float64), against how far `eager` is.
+
+    `terms` is how large the terms are of which it is the sum: where they cancel, eager may be exact by chance.
 
     >>> distance(torch.ones(2), torch.zeros(2), torch.zeros(2, dtype=torch.float64)).far
     True
@@ -57,7 +59,7 @@ def distance(compiled: torch.Tensor, eager: torch.Tensor, truth: Any) -> Distanc
         return _decisions(compiled, eager, truth)
     if eager.is_complex():
         compiled, eager, truth = (torch.view_as_real(t.resolve_conj()) for t in (compiled, eager, truth))
-    return _floats(compiled, eager, truth)
+    return _floats(compiled, eager, truth, terms)
 
 
 def _decisions(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> Distance:
@@ -69,7 +71,7 @@ def _decisions(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor)
     return Distance(float(differ), float(allowed), times)
 
 
-def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> Distance:
+def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, terms: float) -> Distance:
     off = own = largest = off_square = own_square = square = 0.0
     made = lost = 0
     biggest = torch.finfo(eager.dtype).max
@@ -89,9 +91,9 @@ def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) ->
         )
     step = torch.finfo(eager.dtype).eps
     tiny = torch.finfo(eager.dtype).smallest_normal
-    noise = max(own, step * largest, tiny)
+    noise = max(own, step * largest, step * terms, tiny)
     count = eager.numel()
-    rms_noise = max(math.sqrt(own_square / count), step * math.sqrt(square / count), tiny)
+    rms_noise = max(math.sqrt(own_square / count), step * math.sqrt(square / count), step * terms, tiny)
     times = max(off / noise, math.sqrt(off_square / count) / rms_noise)
     return Distance(off, noise, times, made, lost)
 

@@ -50,7 +50,7 @@ def analyze_exposed(
                 and compiled.shape == known.shape
                 and compiled.dtype == known.dtype
             ):
-                off = distance(compiled.detach(), known, truth.value(name))
+                off = distance(compiled.detach(), known, truth.value(name), eager.terms(name))
                 rows.append((name, off))
             eager.done(name)
             truth.done(name)

@@ -93,8 +93,8 @@ class Measured:
     outputs: Mapping[str, Distance]
     fallbacks: Mapping[str, str]
     skipped: Mapping[str, str]
-    # Eager's results and float64's by node, where they are small: another run need not make them again.
-    references: Mapping[str, tuple[Any, Any]] | None = None
+    # Of small results eager's, float64's and how large their terms are: another run need not make them again.
+    references: Mapping[str, tuple[Any, Any, float]] | None = None
 
 
 Tick = Callable[[int, int], None]
@@ -201,7 +201,7 @@ def _run(
         if why is not None:
             skipped[name] = why
             return None
-        found = distance(compiled, known, truth.value(name))
+        found = distance(compiled, known, truth.value(name), eager.terms(name))
         bits = 0 if rebased else checksum(compiled)
         values[name] = Value(name, each.kernel, each.call, found, bits)
         if keep is not None:
@@ -231,7 +231,7 @@ def _run(
 
     out = _call(subject, look)
     with torch.no_grad():
-        references = {name: (eager.value(name), truth.value(name)) for name in results_of}
+        references = {name: (eager.value(name), truth.value(name), eager.terms(name)) for name in results_of}
     results = _results(returned, out, references)
     dropped = "there is not enough memory to keep eager's value until the compiled run comes to it"
     skipped |= dict.fromkeys(eager.dropped - values.keys(), dropped)
@@ -240,16 +240,16 @@ def _run(
 
 
 def _results(
-    returned: Sequence[tuple[str, str]], out: Any, references: Mapping[str, tuple[Any, Any]]
+    returned: Sequence[tuple[str, str]], out: Any, references: Mapping[str, tuple[Any, Any, float]]
 ) -> dict[str, Distance]:
     outputs = dict(leaves(out if isinstance(out, (list, tuple)) else [out]))
     found = {}
     with torch.no_grad():
         for path, name in returned:
             compiled = outputs.get(path if path in outputs else f"{path}[0]")
-            known, truth = references[name]
+            known, truth, terms = references[name]
             if isinstance(compiled, torch.Tensor) and _not_comparable(compiled, known) is None:
-                found[path] = distance(compiled.detach(), known, truth)
+                found[path] = distance(compiled.detach(), known, truth, terms)
     return found
 
 

@@ -7,12 +7,15 @@ that writes into memory it has read before has one order only, and is run in tha
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.cloning import clone_inputs, tensors_in
 from torchsleuth.compare.reference.eager import EagerRun, substitutes
 from torchsleuth.compare.reference.float64 import (
@@ -173,6 +176,7 @@ class EagerSteps(Steps):
         self.given = dict(zip((n for n in graph.graph.nodes if n.op == "placeholder"), inputs))
         self.drawn: Mapping[str, Any] = drawn.drawn if drawn is not None else {}
         self.dtypes: dict[str, Any] = self.run.dtypes
+        self._terms: dict[str, float] = {}
         super().__init__(graph, self._node, self.run.env, wanted)
 
     def _node(self, node: Node) -> Any:
@@ -184,7 +188,24 @@ class EagerSteps(Steps):
             value = clone_inputs(self.drawn[node.name])
             self.dtypes[node.name] = dtypes_of(value)
             return value
+        if opkinds.sums(node):
+            given = [self.env[each] for each in node.all_input_nodes]
+            self._terms[node.name] = max(map(_magnitude, given), default=0.0)
         return self.run.run_node(node)
+
+    def terms(self, name: str) -> float:
+        """How large the terms are that a node adds up; 0 of a node that adds up none."""
+        node = self.nodes[name]
+        while node.target is operator.getitem and isinstance(node.args[0], Node):
+            node = node.args[0]
+        return self._terms.get(node.name, 0.0)
+
+
+def _magnitude(value: Any) -> float:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return 0.0
+    largest = float(value.detach().abs().max())
+    return largest if math.isfinite(largest) else 0.0
 
 
 class Float64Steps(Steps):
