@@ -7,6 +7,7 @@ it says where to look. Whether a kernel is wrong is then judged with noise that 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,15 +77,16 @@ def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, te
     made = lost = 0
     biggest = torch.finfo(eager.dtype).max
     for c, e, t in pieces(compiled, eager, truth, size=SMALL):
-        c, e, t = c.double(), e.double(), t.double()
-        rows = torch.stack([c - t, e - t, t]).flatten(1)
+        t = t.double()
+        # Widened first: a difference of two dtypes takes twice as long.
+        rows = [(each.to(t.dtype, copy=True).sub_(t)).reshape(-1) for each in (c, e)] + [t.reshape(-1)]
         numbers = _largest_and_squares(rows)
         if not all(map(math.isfinite, numbers[:3])):
             finite = [torch.isfinite(each) for each in (c, e, t)]
             made += int((~finite[0] & finite[1] & finite[2] & (t.abs() < biggest / 2)).sum())
             lost += int((~finite[1] & ~finite[2] & (_kind(e) == _kind(t)) & (_kind(c) != _kind(e))).sum())
             usable = finite[0] & finite[1] & finite[2]
-            numbers = _largest_and_squares(torch.where(usable.flatten(), rows, 0.0))
+            numbers = _largest_and_squares([row.where(usable.reshape(-1), 0.0) for row in rows])
         off, own, largest = (max(pair) for pair in zip((off, own, largest), numbers[:3]))
         off_square, own_square, square = (
             old + new for old, new in zip((off_square, own_square, square), numbers[3:])
@@ -98,9 +100,12 @@ def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, te
     return Distance(off, noise, times, made, lost)
 
 
-def _largest_and_squares(rows: torch.Tensor) -> list[float]:
+def _largest_and_squares(rows: Sequence[torch.Tensor]) -> list[float]:
     """Of each row the largest magnitude, then of each the sum of squares; the device is waited for once."""
-    return torch.cat([rows.abs().amax(1), rows.square().sum(1)]).tolist()
+    ends = [end for row in rows for end in torch.aminmax(row)]
+    told = torch.stack([*ends, *(row.dot(row) for row in rows)]).tolist()
+    largest = [max(-low, high) for low, high in zip(told[0 : 2 * len(rows) : 2], told[1 : 2 * len(rows) : 2])]
+    return [*largest, *told[2 * len(rows) :]]
 
 
 def _kind(value: torch.Tensor) -> torch.Tensor:
