@@ -1,14 +1,17 @@
 """The runs of an analysis on code that is made up: what is compared, what is let go, what differs."""
 
 import operator
+import random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchsleuth.compare.divergence.distance import checksum, distance
 from torchsleuth.compare.divergence.measure import Subject, accumulated, differing, local, substituted
 from torchsleuth.compare.divergence.parts import Compilers, beginning_of, look_inside
-from torchsleuth.compare.divergence.steps import EagerSteps, writes_what_is_read
+from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, writes_what_is_read
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
 
 
@@ -44,7 +47,7 @@ def made_up(graph, off, x):
 
 
 def test_what_became_visible_and_what_a_kernel_does_by_itself():
-    subject = made_up(chain(6), lambda name: 0.5 if name in ("add_2", "add_4") else 0.0, torch.randn(8))
+    subject = made_up(chain(6), lambda name: 0.5 if name in ("add_2", "add_4") else 0.0, torch.arange(8.0))
     free, own = accumulated(subject, silent), local(subject, silent)
     assert [value.distance.far for value in free.values.values()] == [False, False, True, True, True, True]
     assert [name for name, value in own.values.items() if value.distance.far] == ["add_2", "add_4"]
@@ -75,6 +78,53 @@ def test_only_values_that_still_have_a_reader_are_held():
         assert float(steps.value(name)[0]) == names.index(name) + 1
         steps.done(name)
         assert len(steps.env) <= 2
+
+
+@pytest.mark.parametrize("most, computed", [(1 << 20, 0), (5 * 16, 44), (0, 49)])
+def test_a_second_run_goes_on_from_what_the_first_has_left(monkeypatch, most, computed):
+    monkeypatch.setattr("torchsleuth.compare.divergence.steps.MOST_REMEMBERED", most)
+    graph = chain(50)
+    names = [n.name for n in graph.graph.nodes if n.op == "call_function"]
+    memory = EagerMemory()
+    first = EagerSteps(graph, [torch.zeros(4)], names, memory=memory)
+    for name in names[:-1]:
+        first.value(name)
+        first.done(name)
+    assert memory.taken <= most
+    ran = []
+    second = EagerSteps(graph, [torch.zeros(4)], names, memory=memory)
+    evaluate = second.run.run_node
+    monkeypatch.setattr(second.run, "run_node", lambda node: ran.append(node.name) or evaluate(node))
+    for name in names[:-1]:
+        assert float(second.value(name)[0]) == names.index(name) + 1
+        second.done(name)
+        assert len(second.env) <= 2
+    assert len(ran) == computed
+
+
+@given(st.integers(0, 2**32 - 1), st.sets(st.integers(0, 11)))
+def test_any_values_left_by_another_run_lead_to_the_same_ones(seed, left):
+    graph, names = web(random.Random(seed), 12)
+    x = torch.randn(4, generator=torch.Generator().manual_seed(seed % 1000))
+    plain = EagerSteps(graph, [x], names)
+    memory = EagerMemory({names[place]: plain.value(names[place]) for place in left})
+    asked = random.Random(seed + 1).sample(names, len(names))
+    steps = EagerSteps(graph, [x], names, memory=memory)
+    for name in asked:
+        assert torch.equal(steps.value(name), plain.value(name))
+        steps.done(name)
+    assert not steps.env.keys() - {next(iter(graph.graph.nodes))}
+
+
+def web(choice, length):
+    """Sums of values before them, whichever."""
+    graph = torch.fx.Graph()
+    values = [graph.placeholder("x")]
+    for place in range(length):
+        two = (choice.choice(values), choice.choice(values))
+        values.append(graph.create_node("call_function", torch.add, two, name=f"add_{place}"))
+    graph.output((values[-1],))
+    return torch.fx.GraphModule(torch.nn.Module(), graph), [n.name for n in values[1:]]
 
 
 def test_what_waits_too_long_is_let_go_and_said(monkeypatch):

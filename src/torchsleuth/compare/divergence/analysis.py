@@ -146,8 +146,9 @@ class _Analysis:
         calls = calls_between(self.subject.graph, name, own.values.keys())
 
         def look(tick: Callable[[int, int], None]) -> Inside:
+            subject = self.subject
             return look_inside(
-                self.subject.graph, self.subject.inputs, name, calls, self.ways, self.subject.drawn
+                subject.graph, subject.inputs, name, calls, self.ways, subject.drawn, subject.memory
             )
 
         return self._phase(INSIDE, look)

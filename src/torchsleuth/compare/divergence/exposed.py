@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torchsleuth.compare.divergence.analysis import operator_of
 from torchsleuth.compare.divergence.distance import distance
 from torchsleuth.compare.divergence.parts import Compilers, calls_between, look_inside, part_of
-from torchsleuth.compare.divergence.steps import EagerSteps, Float64Steps
+from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, Float64Steps
 from torchsleuth.compare.reference.eager import EagerRun
 
 HOW = "every value returned, which changes fusion"
@@ -35,11 +35,12 @@ def analyze_exposed(
     started = time.monotonic()
     calls = [n.name for n in graph.graph.nodes if n.op.startswith("call_")]
     given = inputs()
-    tensors = _tensors(graph, given, calls, drawn)
+    memory = EagerMemory()
+    tensors = _tensors(graph, given, calls, drawn, memory)
     tell({"phase": "accumulated", "done": 0, "of": len(tensors)})
-    part = part_of(graph, given, calls, tensors, drawn)
+    part = part_of(graph, given, calls, tensors, drawn, memory)
     results = ways.compiled(part.graph, list(part.inputs))([*inputs_of(part.inputs)])
-    eager = EagerSteps(graph, given, tensors, drawn)
+    eager = EagerSteps(graph, given, tensors, drawn, memory)
     truth = Float64Steps(graph, given, tensors, eager.dtypes, drawn)
     rows = []
     with torch.no_grad():
@@ -66,7 +67,8 @@ def analyze_exposed(
     culprit = None
     if first is not None:
         name, off = first
-        inside = look_inside(graph, inputs, name, calls_between(graph, name, set(tensors)), ways, drawn)
+        between = calls_between(graph, name, set(tensors))
+        inside = look_inside(graph, inputs, name, between, ways, drawn, memory)
         culprit = {
             "node": inside.node or name,
             "op": operator_of(nodes[inside.node or name]),
@@ -93,9 +95,13 @@ def inputs_of(values: Sequence[Any]) -> list[Any]:
 
 
 def _tensors(
-    graph: GraphModule, given: Sequence[Any], calls: Sequence[str], drawn: EagerRun | None
+    graph: GraphModule,
+    given: Sequence[Any],
+    calls: Sequence[str],
+    drawn: EagerRun | None,
+    memory: EagerMemory,
 ) -> list[str]:
-    steps = EagerSteps(graph, given, calls, drawn)
+    steps = EagerSteps(graph, given, calls, drawn, memory)
     found = []
     with torch.no_grad():
         for name in calls:

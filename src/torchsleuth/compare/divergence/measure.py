@@ -9,7 +9,7 @@ fourth only the culprit's values are replaced, which shows whether the rest reco
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from torchsleuth.compare.divergence.distance import Distance, checksum, distance
-from torchsleuth.compare.divergence.steps import EagerSteps, Float64Steps, writes_what_is_read
+from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, Float64Steps, writes_what_is_read
 from torchsleuth.compare.reference.cloning import tensors_in
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.compare.reference.float64 import widen_graph
@@ -41,6 +41,7 @@ class Subject:
     code: CompiledCode
     node_of: Mapping[str, str]
     drawn: EagerRun | None = None
+    memory: EagerMemory = field(default_factory=EagerMemory)
 
     @cached_property
     def wide(self) -> GraphModule | None:
@@ -121,7 +122,7 @@ def substituted(
     known = first.references if first is not None else None
     if known is None:
         return _run(subject, tick, forced=nodes, rebased=False)
-    eager = EagerSteps(subject.graph, subject.inputs(), nodes, subject.drawn)
+    eager = EagerSteps(subject.graph, subject.inputs(), nodes, subject.drawn, subject.memory)
     seen: set[str] = set()
 
     def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
@@ -188,7 +189,7 @@ def _run(
     names = subject.seen
     wanted = {*names, *results_of}
     given = subject.inputs()
-    eager = EagerSteps(subject.graph, given, wanted, subject.drawn)
+    eager = EagerSteps(subject.graph, given, wanted, subject.drawn, subject.memory)
     truth = Float64Steps(subject.graph, given, wanted, eager.dtypes, subject.drawn, subject.wide)
     order = {name: place for place, name in enumerate(eager.nodes)}
     values: dict[str, Value] = {}

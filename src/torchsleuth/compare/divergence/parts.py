@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from torchsleuth.compare.divergence.steps import EagerSteps, needed_by
+from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, needed_by
 from torchsleuth.compare.reference.cloning import clone_inputs, tensors_in
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.compare.reference.room import room
@@ -84,6 +84,7 @@ def part_of(
     calls: Sequence[str],
     returned: Sequence[str],
     drawn: EagerRun | None = None,
+    memory: EagerMemory | None = None,
 ) -> Part:
     """These calls as a graph of their own, fed with eager's values."""
     nodes = {n.name: n for n in graph.graph.nodes}
@@ -96,7 +97,7 @@ def part_of(
             if source.name not in chosen and source.op != "get_attr"
         )
     )
-    steps = EagerSteps(graph, inputs, outer, drawn)
+    steps = EagerSteps(graph, inputs, outer, drawn, memory)
     values = {}
     for name in outer:
         values[name] = clone_inputs(steps.value(name))
@@ -148,11 +149,16 @@ def look_inside(
     calls: Sequence[str],
     ways: Compilers,
     drawn: EagerRun | None = None,
+    memory: EagerMemory | None = None,
 ) -> Inside:
-    """Whether the calls that make `node` are wrong by themselves, and which of them is the first that is."""
+    """Whether the calls that make `node` are wrong by themselves, and which of them is the first that is.
+
+    `memory` is what earlier runs on these inputs have left.
+    """
+    memory = EagerMemory() if memory is None else memory
 
     def part(names: Sequence[str], returned: Sequence[str]) -> Part:
-        return part_of(graph, inputs(), names, returned, drawn)
+        return part_of(graph, inputs(), names, returned, drawn, memory)
 
     alone = part(calls, [node])
     told = _judged(alone, ways.compiled)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ from torchsleuth.torch_internals.schemas import may_write, written_arguments
 MOST_WAITING = 1 << 30
 """Bytes of values that wait for the compiled run to come to them; beyond, they are let go, and not compared."""
 
+MOST_REMEMBERED = 128 << 20
+"""Bytes of eager's values that one run leaves for the next."""
+
 
 class Steps:
     """The values of a graph's nodes, on demand; `wanted` are the names that will be asked for, each once.
@@ -44,6 +48,7 @@ class Steps:
         evaluate: Callable[[Node], Any],
         env: dict[Node, Any],
         wanted: Collection[str],
+        at_hand: Collection[str] = (),
     ) -> None:
         self.nodes = {n.name: n for n in graph.graph.nodes}
         self.env = env
@@ -52,6 +57,8 @@ class Steps:
         self._order = list(graph.graph.nodes)
         self._next = 0
         self._in_order = writes_what_is_read(graph)
+        # Nodes that are evaluated without their inputs.
+        self._at_hand = frozenset() if self._in_order else frozenset(at_hand)
         # Of a graph that writes: values as they were made, for whoever asks later.
         self._as_made: dict[Node, Any] = {}
         self._waiting = {self.nodes[name] for name in wanted if name in self.nodes}
@@ -61,8 +68,18 @@ class Steps:
 
     def _count_readers(self) -> dict[Node, int]:
         """How many nodes that will be computed read each node."""
-        needed = set(self._order) if self._in_order else needed_by(self._waiting)
-        return {node: sum(user in needed and user.op != "output" for user in node.users) for node in needed}
+        needed = set(self._order)
+        if not self._in_order:
+            needed = needed_by(self._waiting, behind=lambda node: node.name not in self._at_hand)
+
+        def reads(user: Node) -> bool:
+            return user in needed and user.op != "output" and user.name not in self._at_hand
+
+        return {node: sum(map(reads, node.users)) for node in needed}
+
+    def _inputs_of(self, node: Node) -> list[Node]:
+        """The nodes whose values are needed to evaluate this one."""
+        return [] if node.name in self._at_hand else node.all_input_nodes
 
     def value(self, name: str) -> Any:
         """The value of a node; None where it was let go for want of memory."""
@@ -97,7 +114,7 @@ class Steps:
         todo = [wanted]
         while todo:
             node = todo[-1]
-            missing = [n for n in node.all_input_nodes if n not in self.env] if node not in self.env else []
+            missing = [n for n in self._inputs_of(node) if n not in self.env] if node not in self.env else []
             if missing:
                 todo += missing
                 continue
@@ -109,7 +126,7 @@ class Steps:
         value = self.env[node] = self._evaluate(node)
         if self._in_order and node in self._waiting:
             self._as_made[node] = clone_inputs(value)
-        for each in (node, *node.all_input_nodes):
+        for each in (node, *self._inputs_of(node)):
             if each is not node:
                 self._readers[each] = self._readers.get(each, 0) - 1
             if self._readers.get(each, 0) <= 0:
@@ -129,8 +146,14 @@ class Steps:
             self.done(node.name)
 
 
-def needed_by(nodes: Iterable[Node], counts: Callable[[Node], bool] = lambda node: True) -> set[Node]:
+def needed_by(
+    nodes: Iterable[Node],
+    counts: Callable[[Node], bool] = lambda node: True,
+    behind: Callable[[Node], bool] = lambda node: True,
+) -> set[Node]:
     """These nodes and all that they are made of, as far as it `counts`; what does not is not looked behind.
+
+    What counts is looked behind unless `behind` says no.
 
     >>> sorted(node.name for node in needed_by([node]))
     ['relu', 'x']
@@ -141,7 +164,7 @@ def needed_by(nodes: Iterable[Node], counts: Callable[[Node], bool] = lambda nod
         node = todo.pop()
         if node not in found and counts(node):
             found.add(node)
-            todo += node.all_input_nodes
+            todo += node.all_input_nodes if behind(node) else ()
     return found
 
 
@@ -162,8 +185,36 @@ def writes_what_is_read(graph: GraphModule) -> bool:
     return False
 
 
+@dataclass
+class EagerMemory:
+    """Eager's values on one set of inputs that one run leaves for the next, as long as they take little memory.
+
+    `terms` and `dtypes` are known of every node that was computed once, whether its value was kept or not.
+    """
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    terms: dict[str, float] = field(default_factory=dict)
+    dtypes: dict[str, Any] = field(default_factory=dict)
+    taken: int = 0
+    most: int | None = None
+
+    def keep(self, name: str, value: Any) -> None:
+        """Remembers a value, if it is a plain tensor and there is room."""
+        if name in self.values or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return
+        if self.most is None:
+            self.most = min(MOST_REMEMBERED, room(value.device) // 4)
+        size = value.untyped_storage().nbytes()
+        if self.taken + size <= self.most:
+            self.taken += size
+            self.values[name] = value
+
+
 class EagerSteps(Steps):
-    """Eager's values. What a graph draws at random is given as one run of it has drawn it (`drawn`)."""
+    """Eager's values. What a graph draws at random is given as one run of it has drawn it (`drawn`).
+
+    What `memory` has of the same graph on the same inputs is not computed again.
+    """
 
     def __init__(
         self,
@@ -171,15 +222,29 @@ class EagerSteps(Steps):
         inputs: Sequence[Any],
         wanted: Collection[str],
         drawn: EagerRun | None = None,
+        memory: EagerMemory | None = None,
     ) -> None:
         self.run = EagerRun(graph)
         self.given = dict(zip((n for n in graph.graph.nodes if n.op == "placeholder"), inputs))
         self.drawn: Mapping[str, Any] = drawn.drawn if drawn is not None else {}
-        self.dtypes: dict[str, Any] = self.run.dtypes
-        self._terms: dict[str, float] = {}
-        super().__init__(graph, self._node, self.run.env, wanted)
+        self.memory = EagerMemory() if memory is None else memory
+        self.run.dtypes = self.memory.dtypes
+        super().__init__(graph, self._node, self.run.env, wanted, self.memory.values)
+        self._remembers = memory is not None and not self._in_order
+
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """The dtypes of each node's value, as far as it was computed, here or in a run before."""
+        return self.memory.dtypes
+
+    def done(self, name: str) -> None:
+        if self._remembers and self.nodes[name].op != "placeholder":
+            self.memory.keep(name, self.env.get(self.nodes[name]))
+        super().done(name)
 
     def _node(self, node: Node) -> Any:
+        if node.name in self._at_hand:
+            return self.memory.values[node.name]
         if node in self.given:
             value = self.given[node]
             self.dtypes[node.name] = dtypes_of(value)
@@ -190,7 +255,7 @@ class EagerSteps(Steps):
             return value
         if opkinds.sums(node):
             given = [self.env[each] for each in node.all_input_nodes]
-            self._terms[node.name] = max(map(_magnitude, given), default=0.0)
+            self.memory.terms[node.name] = max(map(_magnitude, given), default=0.0)
         return self.run.run_node(node)
 
     def terms(self, name: str) -> float:
@@ -198,7 +263,7 @@ class EagerSteps(Steps):
         node = self.nodes[name]
         while node.target is operator.getitem and isinstance(node.args[0], Node):
             node = node.args[0]
-        return self._terms.get(node.name, 0.0)
+        return self.memory.terms.get(node.name, 0.0)
 
 
 def _magnitude(value: Any) -> float:
@@ -227,7 +292,7 @@ class Float64Steps(Steps):
             draw = draws.get(node.name)
             return NotImplemented if draw is None else draw(*args, **kwargs)
 
-        self.run = Float64Run(wide, graph, dtypes, substitute)
+        self.run = Float64Run(wide, graph, dtypes, substitute, notes=False)
         self.given = dict(zip((n for n in wide.graph.nodes if n.op == "placeholder"), inputs))
         super().__init__(wide, self._node, self.run.env, wanted)
         if self._in_order:  # inputs may share memory, which a write has to reach

@@ -235,7 +235,10 @@ Substitute = Callable[[Node, tuple, dict], Any]
 
 
 class Float64Run(Interpreter):
-    """Run a widened graph node by node, falling back per node, and write down `findings`."""
+    """Run a widened graph node by node, falling back per node, and write down `findings`.
+
+    Without `notes` nothing is written down of values, which have to be waited for, only what could not be widened.
+    """
 
     def __init__(
         self,
@@ -245,10 +248,12 @@ class Float64Run(Interpreter):
         substitute: Substitute | None = None,
         places: Places = HERE,
         after_each: Callable[[], None] = lambda: None,
+        notes: bool = True,
     ) -> None:
         super().__init__(wide)
         self.places = places
         self.after_each = after_each
+        self.notes = notes
         self.original = original
         self.dtypes = dtypes if dtypes is not None else {}
         self.substitute = substitute
@@ -275,7 +280,9 @@ class Float64Run(Interpreter):
                 raise
             except KERNEL_ERRORS as error:
                 value = self._fall_back(n, str(error).strip().split("\n")[0])
-        return self._note(n, args, kwargs, value)
+        if self.notes:
+            self._note(n, args, kwargs, value)
+        return map_tensors(value, lambda tensor: self._widened(n, tensor))
 
     def _fall_back(self, n: Node, reason: str) -> Any:
         self.findings.fallbacks[n.name] = reason
@@ -295,28 +302,26 @@ class Float64Run(Interpreter):
         runner = Interpreter(self.original)
         return self.places.moved_here(widen(getattr(runner, n.op)(original.target, args, kwargs)))
 
-    def _note(self, n: Node, args: tuple, kwargs: dict, value: Any) -> Any:
-        inputs: list[torch.Tensor] = []
-        map_tensors([list(args), dict(kwargs)], lambda t: inputs.append(t) or t)  # type: ignore[func-returns-value]
-        memory = {_pointer(t) for t in inputs} - {0}
+    def _widened(self, n: Node, tensor: torch.Tensor) -> torch.Tensor:
+        if wide_dtype(tensor.dtype) == tensor.dtype or tensor.is_quantized:
+            return tensor
+        self.findings.widened.add(n.name)
+        return tensor.to(wide_dtype(tensor.dtype))
 
-        def check(tensor: torch.Tensor) -> torch.Tensor:
-            if _pointer(tensor) in memory:
-                self.findings.aliasing.add(n.name)
+    def _note(self, n: Node, args: tuple, kwargs: dict, value: Any) -> None:
+        inputs: list[torch.Tensor] = []
+        results: list[torch.Tensor] = []
+        map_tensors([list(args), dict(kwargs)], inputs.append)
+        map_tensors(value, results.append)
+        memory = {_pointer(t) for t in inputs} - {0}
+        if any(_pointer(tensor) in memory for tensor in results):
+            self.findings.aliasing.add(n.name)
+        for tensor in results:
             inexact = tensor.is_floating_point() or tensor.is_complex()
             if inexact and tensor.layout == torch.strided and not math.isfinite(abs(tensor.sum().item())):
                 self.findings.infinite.add(n.name)
-            if wide_dtype(tensor.dtype) != tensor.dtype and not tensor.is_quantized:
-                self.findings.widened.add(n.name)
-                return tensor.to(wide_dtype(tensor.dtype))
-            return tensor
-
-        value = map_tensors(value, check)
-        results: list[torch.Tensor] = []
-        map_tensors(value, lambda t: results.append(t) or t)  # type: ignore[func-returns-value]
         if results:
             self.findings.terms[n.name] = _terms(plain_name(n), inputs, results[0])
-        return value
 
 
 def _terms(name: str, inputs: list[torch.Tensor], value: torch.Tensor) -> int:
