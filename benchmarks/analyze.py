@@ -7,7 +7,10 @@
 
 `injected` compiles a stack of transformer blocks in which the lowering of one node, chosen by the seed, is wrong. Each
 way runs in a process of its own on the same graph: `ours` is `torchsleuth.repro_analyze`, `torch` PyTorch's own, with
-its defaults, `runs` the yardstick: one run in eager float64 and two compiled ones, compile apart. `corpus` runs every
+its defaults, `runs` the yardstick: one run in eager float64 and two compiled ones, compile apart. PyTorch's own sees no
+value of a fused kernel: for C++ it has no hooks, and for Triton it looks for the names of operations (op0) among those
+of buffers (buf0). `torch-mended` is PyTorch's own with the latter put right, for devices. `seen` are the values that
+were compared. `corpus` runs every
 program of a folder with known culprits under `torchsleuth run --check-accuracy --record-only`, and analyses its cases.
 CPU seconds are counted, children included, because a machine may be busy; threads that wait for work sleep
 (OMP_WAIT_POLICY), whatever the way, or waiting would count as work. With `--caches warm` a way runs twice on one cache
@@ -35,6 +38,7 @@ import torch
 from torch.nn import functional as F
 
 WAYS = ("runs", "ours", "torch")
+MENDED = "torch-mended"
 # Operators whose lowering is made wrong. None of softmax's: a factor there is divided out again, and nothing is wrong.
 FAULTY = ("tanh", "rsqrt", "relu", "sigmoid")
 WIDTH, ROWS = 64, 32
@@ -112,8 +116,11 @@ def one(way: str, calls: int, seed: int, device: str, size: int) -> dict[str, An
             found["found"] = told.culprit.node if told.culprit else None
             found["phases"] = told.seconds
             found["runs"] = round(sum(told.seconds.get(name, 0.0) for name in RUNS), 3)
-        elif way == "torch":
-            found["found"] = torchs_own(graph, inputs, folder)
+            found["seen"] = len(told.values)
+        elif way in ("torch", MENDED):
+            if way == MENDED:
+                mend_hooks()
+            found["found"], found["seen"] = torchs_own(graph, inputs, folder)
         else:
             found |= yardstick(graph, inputs)
         if device == "cuda":
@@ -153,12 +160,40 @@ def yardstick(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> dict[s
     return times | own
 
 
-def torchs_own(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], folder: str) -> str | None:
-    """PyTorch's `analyze` with its defaults; the first node it calls diverging, where it names one."""
+def mend_hooks() -> None:
+    """Lets PyTorch find the buffers that its hooks are for."""
+    from torch._inductor.codegen.common import KernelArgs
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.virtualized import V
+
+    live, write = KernelArgs.live_output_buffers, PythonWrapperCodegen.writeline
+
+    def operations(args: Any) -> Any:
+        names = live(args)
+        return names | {V.graph.scheduler.name_to_buf[name].defining_op.get_name() for name in names}
+
+    def with_buffer(wrapper: Any, line: Any) -> None:
+        hook = (
+            re.fullmatch(r"(run_intermediate_hooks\(.*, )(op\d+)\)", line) if isinstance(line, str) else None
+        )
+        if hook is not None:
+            (buffer,) = V.graph.scheduler.name_to_node[hook[2]].get_buffer_names()
+            line = f"{hook[1]}{buffer})"
+        write(wrapper, line)
+
+    KernelArgs.live_output_buffers = operations  # type: ignore[method-assign]
+    PythonWrapperCodegen.writeline = with_buffer  # type: ignore[method-assign]
+
+
+def torchs_own(
+    graph: torch.fx.GraphModule, inputs: list[torch.Tensor], folder: str
+) -> tuple[str | None, int]:
+    """PyTorch's `analyze` with its defaults: the first node it calls diverging, where it names one; values seen."""
     import contextlib
     import io
 
     from torch._dynamo.repro.after_aot import repro_analyze
+    from torch._dynamo.utils import counters
 
     def load_args(reader: Any) -> None:
         # The first reader only counts.
@@ -177,7 +212,7 @@ def torchs_own(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], folder: 
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), torch.no_grad():
         repro_analyze(options, graph, load_args)
     named = re.findall(r"DIVERGED at (\w+)", said.getvalue())
-    return named[0] if named else None
+    return named[0] if named else None, counters["inductor"]["intermediate_hooks"]
 
 
 def asked(*arguments: str, runs: int, timeout: float) -> dict[str, Any]:
@@ -245,18 +280,20 @@ def table(rows: list[dict[str, Any]]) -> None:
             print(f"| | {row['words']} | | | | |")
     rows = [row for row in rows if "way" in row]
     if rows:
-        print("| way | caches | calls | right node | CPU s | wall s | peak MiB | device MiB | written MiB |")
-        print("|---|---|---|---|---|---|---|---|---|")
+        print(
+            "| way | caches | calls | seen | right node | CPU s | wall s | peak MiB | device MiB | written MiB |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         if "error" in row:
-            print(f"| {row['way']} | {row['caches']} | {row['asked']} | {row['error']} | | | | | |")
+            print(f"| {row['way']} | {row['caches']} | {row['asked']} | {row['error']} | | | | | | |")
         else:
             right = (
                 "-" if "found" not in row else "yes" if row["found"] == row["node"] else f"no: {row['found']}"
             )
             print(
-                f"| {row['way']} | {row['caches']} | {row['calls']} | {right} | {row['cpu']} | {row['seconds']} "
-                f"| {row['peak_mib']} | {row.get('device_mib', '-')} | {row['written'] / 2**20:.1f} |"
+                f"| {row['way']} | {row['caches']} | {row['calls']} | {row.get('seen', '-')} | {right} | {row['cpu']} "
+                f"| {row['seconds']} | {row['peak_mib']} | {row.get('device_mib', '-')} | {row['written'] / 2**20:.1f} |"
             )
 
 
