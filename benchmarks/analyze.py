@@ -293,7 +293,8 @@ def table(rows: list[dict[str, Any]]) -> None:
             )
             print(
                 f"| {row['way']} | {row['caches']} | {row['calls']} | {row.get('seen', '-')} | {right} | {row['cpu']} "
-                f"| {row['seconds']} | {row['peak_mib']} | {row.get('device_mib', '-')} | {row['written'] / 2**20:.1f} |"
+                f"| {row['seconds']} | {row['peak_mib']} | {row.get('device_mib', '-')} "
+                f"| {row['written'] / 2**20:.1f} |"
             )
 
 
