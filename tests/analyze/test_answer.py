@@ -16,6 +16,7 @@ from torchsleuth.cases.analysis import (
     Analysis,
     Culprit,
     NotNumerical,
+    RunDifference,
     ValueAnalysis,
     analysis_from_json,
     worst,
@@ -67,7 +68,13 @@ def test_it_is_written_and_read_again():
         ValueAnalysis(f"n{i}", off=10.0**-i, noise=1e-9, times=float(i), local_times=float(i))
         for i in range(5)
     )
-    found = Analysis("3f9a0000", values, CULPRIT, complete=True, seconds={"local": 1.5})
+    apart = (
+        RunDifference("n2", "buf3", "cpp_fused_sum_0", "elements", 4, 0.5),
+        RunDifference("n3", field="shape"),
+    )
+    found = Analysis(
+        "3f9a0000", values, CULPRIT, nondeterministic=apart, complete=True, seconds={"local": 1.5}
+    )
     again = analysis_from_json(json.loads(json.dumps(found.to_json())))
     assert again == found
     assert worst(again, 1)[0].node == "n4"
@@ -75,7 +82,14 @@ def test_it_is_written_and_read_again():
 
 
 @pytest.mark.parametrize(
-    "doc", [[], {"schema": 9}, {"schema": 1}, {"schema": 1, "case": "x", "values": [{"node": 3}]}]
+    "doc",
+    [
+        [],
+        {"schema": 9},
+        {"schema": 2},
+        {"schema": 2, "case": "x", "values": [{"node": 3}]},
+        {"schema": 2, "case": "x", "nondeterministic": {"n2": 0.5}},
+    ],
 )
 def test_a_damaged_analysis_is_said_to_be_one(doc):
     with pytest.raises(DamagedCase):

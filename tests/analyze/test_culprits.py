@@ -1,12 +1,18 @@
 """The exact node at which a wrong result begins, in real compiles with a fault planted in this process."""
 
+import itertools
+
 import pytest
 import torch
 from planted import aten, lowerings, wrong_code, wrong_lowering
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import torchsleuth
+from cases.made import make
+from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.cli.analyze import show_analysis
 
 
 def scaled(out):
@@ -209,3 +215,20 @@ def test_a_sum_whose_terms_cancel_is_not_taken_for_the_culprit():
     with wrong_lowering(aten.sin.default):
         found = torchsleuth.compare_models(model, torch.compile(model), inputs)
     assert found.node == "sin", found.words
+
+
+def test_what_differs_from_run_to_run_is_named_with_its_buffer_and_how_far(capsys, tmp_path):
+    with torch.library._scoped_library("moody", "FRAGMENT") as library:
+        library.define("step(Tensor x) -> Tensor")
+        calls = itertools.count()
+        library.impl("step", lambda x: x + torch.arange(4.0) * next(calls), "CPU")
+        library.impl("step", torch.empty_like, "Meta")
+        graph = torch.fx.symbolic_trace(lambda x: (torch.ops.moody.step.default(x.sin()).cos(),))
+        traced = make_fx(graph)(torch.randn(4))
+        found = torchsleuth.repro_analyze(traced, [torch.randn(4)])
+    first = found.nondeterministic[0]
+    assert (first.node, first.field, first.elements) == ("step", "elements", 3)
+    assert first.off == pytest.approx(3.0, abs=1e-5) and first.buffer.startswith("buf")
+    show_analysis(found, CaseFolder(tmp_path, make()))
+    shown = capsys.readouterr().out
+    assert f"step ({first.buffer} of {first.kernel}), in 3 elements, by up to 3.0e+00" in shown

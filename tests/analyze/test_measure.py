@@ -1,5 +1,6 @@
 """The runs of an analysis on code that is made up: what is compared, what is let go, what differs."""
 
+import dataclasses
 import operator
 import random
 
@@ -13,6 +14,8 @@ from torchsleuth.compare.divergence.measure import Subject, accumulated, differi
 from torchsleuth.compare.divergence.parts import Compilers, beginning_of, look_inside
 from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, writes_what_is_read
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
+
+INF, NAN = float("inf"), float("nan")
 
 
 def silent(done, of):
@@ -63,11 +66,46 @@ def test_values_that_differ_from_run_to_run_are_named_with_how_far():
     def off(name):
         if name == "add_0":
             chosen["now"] = next(runs)
-        return chosen["now"] if name == "add_3" else 0.0
+        return (
+            torch.tensor([0.0, 1.0, 1.0, NAN]) * chosen["now"] if name == "add_3" and chosen["now"] else 0.0
+        )
 
-    subject = made_up(chain(4), off, torch.zeros(8))
+    subject = made_up(chain(4), off, torch.zeros(4))
     first = accumulated(subject, silent)
-    assert differing(subject, silent, first) == {"add_3": 0.25}
+    where = {"node": "add_3", "buffer": "add_3", "kernel": "kernel_3"}
+    # NaN is another element, and no number of a distance.
+    assert differing(subject, silent, first) == [{**where, "field": "elements", "elements": 3, "off": 0.25}]
+
+
+@pytest.mark.parametrize(
+    "other, field",
+    [
+        (lambda t: t.double(), "dtype"),
+        (lambda t: t[:1], "shape"),
+        (lambda t: t.repeat_interleave(2, 1)[:, ::2], "strides"),
+    ],
+)
+def test_values_whose_form_differs_from_run_to_run_are_named_with_the_field(other, field):
+    runs = 0
+
+    def off(name):
+        nonlocal runs
+        runs += name == "add_0"
+        return 0.0
+
+    subject = made_up(chain(2), off, torch.zeros(2, 3))
+    look = subject.call
+
+    def call(values):
+        inner = subject.code.look
+        subject.code.look = lambda w, t: inner(
+            w, [other(t[0]) if runs == 2 and w[0].node == "add_1" else t[0]]
+        )
+        return look(values)
+
+    subject = dataclasses.replace(subject, call=call)
+    first = accumulated(subject, silent)
+    assert [(each["node"], each["field"]) for each in differing(subject, silent, first)] == [("add_1", field)]
 
 
 def test_only_values_that_still_have_a_reader_are_held():
@@ -147,9 +185,6 @@ def test_a_graph_that_writes_what_it_has_read_is_run_in_its_order():
     steps = EagerSteps(module, [torch.ones(2)], ["y", "last"])
     assert float(steps.value("last")[0]) == pytest.approx(2 * torch.ones(1).sin().item())
     assert float(steps.value("y")[0]) == 1.0
-
-
-INF, NAN = float("inf"), float("nan")
 
 
 @pytest.mark.parametrize(

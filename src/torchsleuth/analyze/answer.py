@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchsleuth.cases.analysis import Analysis, Culprit, merged_values
+from torchsleuth.cases.analysis import Analysis, Culprit, RunDifference, merged_values
 from torchsleuth.graphs.source_line import SourceLine
 
 
@@ -22,7 +22,7 @@ def analysis_of(
     3
     """
     seen = parts.get("seen") or {}
-    differing = parts.get("nondeterministic") or {}
+    differing = tuple(RunDifference(**each) for each in parts.get("nondeterministic") or [])
     places = {name: (line.place, line.module or None) for name, line in lines.items()}
     values = merged_values(parts.get("accumulated") or [], parts.get("local") or [], differing, places)
     return Analysis(

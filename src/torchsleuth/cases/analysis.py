@@ -21,7 +21,7 @@ class NotNumerical(SleuthError):
 
 FILE = "analysis.json"
 PICTURE = "analysis.svg"
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ValueAnalysis:
     `off` and `noise` are of the run as it was: how far the value is from float64, and how far rounding may move it;
     `times` is their ratio. The same with `local_` is of its kernel alone, given eager's values. `made` counts elements
     that only the compiled run makes infinite or NaN, `lost` those that are not the infinity or NaN of eager's and
-    float64's; `differs` is how far two compiled runs are apart.
+    float64's; `differs` is how far two compiled runs are apart, by the largest element.
     """
 
     node: str
@@ -48,6 +48,21 @@ class ValueAnalysis:
     made: int = 0
     lost: int = 0
     differs: float | None = None
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """A value that two compiled runs make differently: in which buffer, and in which `field`.
+
+    That is "dtype", "shape" or "strides"; or "elements": in how many, and the largest difference of finite ones.
+    """
+
+    node: str
+    buffer: str = ""
+    kernel: str = ""
+    field: str = ""
+    elements: int = 0
+    off: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,7 @@ class Analysis:
     calls: int = 0
     seen: int = 0
     why_not: str | None = None  # why the code itself shows nothing
-    nondeterministic: Mapping[str, Any] = field(default_factory=dict)
+    nondeterministic: tuple[RunDifference, ...] = ()
     fallbacks: Mapping[str, Any] = field(default_factory=dict)
     skipped: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, Any] = field(default_factory=dict)
@@ -134,6 +149,7 @@ class Analysis:
         """The document: `json.dumps(analysis.to_json())`."""
         doc = {each.name: getattr(self, each.name) for each in fields(self)}
         doc["values"] = [_plain(value) for value in self.values]
+        doc["nondeterministic"] = [_plain(each) for each in self.nondeterministic]
         doc["culprit"] = None if self.culprit is None else _plain(self.culprit)
         return {"schema": doc.pop("schema"), "words": self.words, **doc}
 
@@ -243,13 +259,14 @@ def _plain(value: Any) -> dict[str, Any]:
 def merged_values(
     accumulated: Sequence[Mapping[str, Any]],
     local: Sequence[Mapping[str, Any]],
-    differing: Mapping[str, float],
+    differing: Sequence[RunDifference],
     lines: Mapping[str, tuple[str | None, str | None]],
 ) -> tuple[ValueAnalysis, ...]:
     """The rows of both runs as one row for each value; `lines` has the user's line and module of a node."""
     own = {row["node"]: row for row in local}
     rows = {row["node"]: row for row in [*local, *accumulated]}
     order = [row["node"] for row in accumulated] or list(own)
+    apart = {each.node: each.off for each in differing}
     found = []
     for name in order:
         row, by_itself = rows[name], own.get(name, {})
@@ -270,7 +287,7 @@ def merged_values(
                 local_times=by_itself.get("times"),
                 made=max(row.get("made", 0), by_itself.get("made", 0)),
                 lost=max(row.get("lost", 0), by_itself.get("lost", 0)),
-                differs=differing.get(name),
+                differs=apart.get(name),
             )
         )
     return tuple(found)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from torchsleuth.cases.analysis import FILE, PICTURE, Analysis, analysis_from_json, require_numbers, worst
+from torchsleuth.cases.analysis import (
+    FILE,
+    PICTURE,
+    Analysis,
+    RunDifference,
+    analysis_from_json,
+    require_numbers,
+    worst,
+)
 from torchsleuth.cases.door import NotRead
 from torchsleuth.cases.errors import SleuthError
 from torchsleuth.cases.folder import CaseFolder, open_case
@@ -184,10 +193,7 @@ def show_analysis(found: Analysis, folder: CaseFolder) -> None:
             show(f"seen at     {culprit.seen_at}, which its kernel makes of {len(culprit.calls)} calls")
         show(f"confirmed   {_confirmed(culprit.confirmed, culprit.how)}")
     if found.nondeterministic:
-        names = ", ".join(
-            f"{name} by {apart:.1e}" for name, apart in list(found.nondeterministic.items())[:4]
-        )
-        show(f"not the same in two runs: {names}")
+        show(f"not the same in two runs: {_differing(found.nondeterministic)}")
     elif "determinism" in found.seconds:
         show("two compiled runs agree to the bit")
     if found.values:
@@ -202,6 +208,19 @@ def show_analysis(found: Analysis, folder: CaseFolder) -> None:
     show(_coverage(found))
     if folder.has(PICTURE):
         show(f"picture: {folder.file(PICTURE)}")
+
+
+def _differing(found: Sequence[RunDifference]) -> str:
+    """Which values two runs make differently, and how."""
+
+    def one(each: RunDifference) -> str:
+        what = f"{each.node} ({each.buffer} of {each.kernel})"
+        if each.field != "elements":
+            return f"{what}, in its {each.field}"
+        return f"{what}, in {each.elements} elements, by up to {_number(each.off)}"
+
+    more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+    return "; ".join(map(one, found[:4])) + more
 
 
 def _confirmed(confirmed: bool, how: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import Any
 
@@ -76,6 +77,15 @@ def written_inputs(graph: GraphModule) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class Form:
+    """What a tensor is beside its elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Value:
     """One value of the compiled run: which call of which kernel made it, how far it is off, a number for its bits."""
 
@@ -83,6 +93,7 @@ class Value:
     kernel: str
     call: int
     distance: Distance
+    form: Form
     bits: int = 0
 
 
@@ -142,35 +153,54 @@ def substituted(
     return Measured({}, _results(subject.returned, out, known), {}, {})
 
 
-def differing(subject: Subject, tick: Tick, first: Measured) -> dict[str, float]:
-    """Values that another run as it was makes differently, with how far the two are apart, where that can be told."""
-    found: dict[str, torch.Tensor] = {}
+def differing(subject: Subject, tick: Tick, first: Measured) -> list[dict[str, Any]]:
+    """The values that another run as it was makes differently, and how, with the fields of a `RunDifference`."""
+    found: dict[str, dict[str, Any]] = {}
+    kept: dict[str, torch.Tensor] = {}
     count = 0
 
     def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
         nonlocal count
         for each, tensor in zip(written, tensors):
             known = first.values.get(subject.node_of.get(each.node, ""))
-            if known is not None:
-                count += 1
-                tick(count, len(first.values))
-                if checksum(tensor) != known.bits:
-                    found[known.node] = tensor.clone()
+            if known is None:
+                continue
+            count += 1
+            tick(count, len(first.values))
+            now = _form(tensor)
+            fields = [field.name for field in dataclass_fields(Form)]
+            other = next((name for name in fields if getattr(now, name) != getattr(known.form, name)), None)
+            if other is None and checksum(tensor) != known.bits:
+                other = "elements"
+                kept[known.node] = tensor.clone()
+            if other is not None:
+                where = {"node": known.node, "buffer": each.buffer, "kernel": each.kernel}
+                found[known.node] = {**where, "field": other}
 
     _call(subject, look)
-    if not found:
-        return {}
-    apart: dict[str, float] = {}
 
     def again(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
         for each, tensor in zip(written, tensors):
             name = subject.node_of.get(each.node, "")
-            if name in found:
-                off = (tensor.double() - found.pop(name).double()).abs()
-                apart[name] = float(off.nan_to_num(0.0, 0.0, 0.0).max()) if off.numel() else 0.0
+            before = kept.pop(name, None)
+            if before is not None and _form(before) == _form(tensor):
+                found[name] |= _apart(before, tensor)
 
-    _call(subject, again)
-    return apart
+    if kept:
+        # How far apart two runs are takes a third: of the first, only a number is left for each value.
+        _call(subject, again)
+    return list(found.values())
+
+
+def _form(tensor: torch.Tensor) -> Form:
+    return Form(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    differ = (one != other) & ~((one != one) & (other != other))
+    off = (other.to(wide) - one.to(wide)).abs().nan_to_num(0.0, 0.0, 0.0)
+    return {"elements": int(differ.sum()), "off": float(off.max()) if off.numel() else 0.0}
 
 
 def _call(subject: Subject, look: Any) -> Any:
@@ -204,7 +234,7 @@ def _run(
             return None
         found = distance(compiled, known, truth.value(name), eager.terms(name))
         bits = 0 if rebased else checksum(compiled)
-        values[name] = Value(name, each.kernel, each.call, found, bits)
+        values[name] = Value(name, each.kernel, each.call, found, _form(compiled), bits)
         if keep is not None:
             keep(name, compiled, known)
         return name, known
