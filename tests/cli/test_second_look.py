@@ -1,5 +1,7 @@
 """Failures that the first script does not show: the program is run once more, or is the oracle itself."""
 
+import shutil
+
 import pytest
 
 from program_runs import run_watched
@@ -117,3 +119,32 @@ def test_what_was_compiled_for_inputs_apart_is_reproduced_with_inputs_that_overl
     assert ran.case["verified"]["same_signature"], ran.stderr
     assert ran.case["triage"]["component"] == "aot_autograd"
     assert "compiled for inputs that share no memory" in ran.file("repro.py")
+
+
+FROM_CACHE = """
+    import os
+    import torch
+
+    if os.environ.get("POISON"):  # a compiler that was wrong once, and has left its code behind
+        from torch._inductor.lowering import lowerings
+        lowerings[torch.ops.aten.sin.default] = lowerings[torch.ops.aten.cos.default]
+
+    @torch.compile
+    def f(x):
+        return (x * 2).sin() + 1
+
+    print(f(torch.arange(8.0)))
+"""
+
+
+@pytest.mark.slow
+def test_wrong_code_in_the_compile_cache_is_called_that(tmp_path):
+    # Under watch as well: a check has Inductor draw eager's random numbers, for which torch keeps other code.
+    run_watched(tmp_path, FROM_CACHE, "--check-accuracy", "--record-only", POISON="1")
+    shutil.rmtree(tmp_path / "cases")
+    ran = run_watched(tmp_path, FROM_CACHE, "--minify", "--check-accuracy", "--budget", "300")
+    assert ran.case["kind"] == "accuracy" and ran.case["verified"]["reproduced"] == 0
+    assert (ran.case["triage"]["component"], ran.case["triage"]["part"]) == ("inductor", "compile cache")
+    assert str(tmp_path / "cache") in ran.case["triage"]["detail"]
+    assert ran.case["workarounds"][0]["name"] == "an empty compile cache"
+    assert ran.case["workarounds"][0]["verified"]

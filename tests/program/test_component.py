@@ -5,7 +5,12 @@ import pytest
 from torchsleuth.backends import CATALOG
 from torchsleuth.cases.answer import Answer
 from torchsleuth.program import component as program
-from torchsleuth.program.component import answer_of_run, component_of_program, program_named
+from torchsleuth.program.component import (
+    answer_of_run,
+    component_by_runs,
+    component_of_program,
+    program_named,
+)
 from torchsleuth.program.runs import ProgramRun
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
@@ -17,7 +22,7 @@ def climbed(monkeypatch, fails, first=BAD, **answers):
     """The finding, and what was overridden in each run; `fails(overrides)` says how a run ends."""
     seen = []
 
-    def run(_program, overrides, *, timeout=None):
+    def run(_program, overrides, *, timeout=None, own_cache=False):
         what = overrides.backend or next(iter(overrides.config.get("torch._inductor.config", {})), None)
         seen.append(what or "uncompiled")
         outcome = fails(overrides)
@@ -88,6 +93,20 @@ def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setti
     found, _ = climbed(monkeypatch, fails)
     assert (found.triage.component, found.triage.part) == ("inductor", part)
     assert found.triage.flags[0].startswith(f"torch._inductor.config.{setting} = ")
+
+
+@pytest.mark.parametrize(
+    ("answers_with_cache", "part", "detail"),
+    [(BAD, "compile cache", "passes with an empty compile cache"), (GOOD, None, "it fails at times")],
+)
+def test_a_failure_that_goes_with_an_empty_compile_cache(monkeypatch, answers_with_cache, part, detail):
+    def run(_program, overrides, *, timeout=None, own_cache=False):
+        return answers_with_cache if own_cache else GOOD
+
+    monkeypatch.setattr(program, "run_program", run)
+    found = component_by_runs(program_named(["train.py"]), BAD, GOOD, lambda text: None, 60)
+    assert found.part == part and found.component == ("inductor" if part else None)
+    assert detail in found.detail and found.pinned == (part is not None)
 
 
 def test_decompositions_that_only_draw_other_random_numbers_are_not_blamed(monkeypatch):

@@ -320,13 +320,14 @@ def _finish(
     An interrupt leaves what was done so far.
     """
     from torchsleuth.cli.progress import StatusLine
+    from torchsleuth.program.oracle import WatchedRuns
     from torchsleuth.supervise.pipeline import investigate
 
-    done = list(cases)
+    done, runs = list(cases), WatchedRuns()
     for position, (folder, process) in enumerate(cases):
         line = StatusLine(max(1.0, deadline - time.monotonic()))
         try:
-            for known in investigate(folder, process, deadline, workers, say, line.hear):
+            for known in investigate(folder, process, deadline, workers, say, line.hear, runs):
                 line.end()
                 done[position] = (known, process)
         except CaseInUse as why:

@@ -15,7 +15,7 @@ from pathlib import Path
 from torchsleuth.cases.answer import Answer
 from torchsleuth.cases.flags import PRECISION_CASTS, RANDOM, Flag, config_of
 from torchsleuth.cases.model import Rung, Triage
-from torchsleuth.program.runs import Program, ProgramRun, run_program, watch_program
+from torchsleuth.program.runs import Program, ProgramRun, compile_cache, run_program, watch_program
 from torchsleuth.watched.overrides import Overrides
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
@@ -68,6 +68,9 @@ def _of(what: str, part: str, *flags: Flag) -> Variant:
     return Variant(what, "inductor", part, Overrides(config=config_of(flags)), flags)
 
 
+ANEW = Variant("the program as it is, with an empty compile cache", "inductor", "compile cache")
+AS_IT_WAS = Variant("the program as it is, with its compile cache", "inductor")
+AT_TIMES = "with nothing changed it did not fail again: it fails at times"
 SETTINGS = (
     _of("full, with eager's random numbers", "random numbers", RANDOM),
     _of("full, with precision casts emulated", "precision casts", PRECISION_CASTS),
@@ -114,7 +117,7 @@ def component_by_runs(
 
     Used as `component_by_runs(program, ProgramRun(1, 9.0, tail="TypeError: no"), ProgramRun(0, 8.0), print, 60)`.
     """
-    return _Climb(program, first, say, timeout).climb(uncompiled).triage
+    return _Climb(program, first, say, timeout, own_cache=True).climb(uncompiled).triage
 
 
 def program_named(argv: Sequence[str]) -> Program:
@@ -131,6 +134,8 @@ class _Climb:
     first: ProgramRun
     say: Callable[[str], None]
     timeout: float | None
+    # Whether the first run could answer from what was compiled before.
+    own_cache: bool = False
     rungs: list[Rung] = field(default_factory=list)
 
     def climb(self, uncompiled: ProgramRun | None = None) -> ProgramFinding:
@@ -175,6 +180,8 @@ class _Climb:
         backend = str(cases[0].get("backend")) if cases else "inductor"
         if backend not in ("inductor", "none"):
             return self._finding("backend", backend, f"only the backend {backend} fails")
+        if self.own_cache and self._answer(ANEW) is Answer.PASSES:
+            return self._not_anew()
         if self.first.timed_out or any(case.get("kind") in NOT_NUMBERS for case in cases):
             return self._finding("inductor", None, "it fails only with the full compiler")
         for variant in SETTINGS:
@@ -182,12 +189,19 @@ class _Climb:
                 return self._cured(variant)
         return self._finding("inductor", None, "it fails only with the full compiler, whatever the settings")
 
+    def _not_anew(self) -> ProgramFinding:
+        """It passes once the compile cache is empty: what lies there is wrong, or it fails only at times."""
+        if self._answer(AS_IT_WAS) is Answer.FAILS:
+            return self._finding(ANEW.component, ANEW.part, cached_code())
+        return self._finding(None, None, AT_TIMES, pinned=False)
+
     def _answer(self, variant: Variant) -> Answer:
         return answer_of_run(self.first, self._run(variant))
 
     def _run(self, variant: Variant) -> ProgramRun:
         self.say(f"trying: {variant.what}")
-        run = run_program(self.program, variant.overrides, timeout=self.timeout)
+        own_cache = variant is AS_IT_WAS
+        run = run_program(self.program, variant.overrides, timeout=self.timeout, own_cache=own_cache)
         self._note(variant.what, run)
         return run
 
@@ -217,6 +231,11 @@ class _Climb:
             seconds=round(sum(rung.seconds for rung in self.rungs), 2),
         )
         return ProgramFinding(triage, str(self.first.cases[0]["id"]) if self.first.cases else None)
+
+
+def cached_code() -> str:
+    """That what is compiled anew passes, in words: `cached_code()`."""
+    return f"it fails with the compiled code that lies in {compile_cache()}, and passes with an empty compile cache"
 
 
 def answer_of_run(first: ProgramRun, run: ProgramRun) -> Answer:

@@ -1,27 +1,39 @@
 """The program itself as the oracle, for a failure that no graph shows by itself: who is at fault, and what helps.
 
-It is run under watch with less of the compiler, then with other settings; a run that passes names the component and is
-a verified workaround at once.
+It is run under watch with less of the compiler, then as it is with an empty compile cache, then with other settings; a
+run that passes names the component and is a verified workaround at once.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchsleuth.cases.answer import Answer
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.cases.model import Case, Rung, Triage, Workaround
 from torchsleuth.program.component import (
+    ANEW,
+    AS_IT_WAS,
+    AT_TIMES,
     BEFORE_INDUCTOR,
     CAPTURED,
     DIFFERENTIATED,
     SETTINGS,
     UNCOMPILED,
     Variant,
+    cached_code,
 )
-from torchsleuth.program.runs import Program, ProgramRun, program_of, run_program, watch_program
+from torchsleuth.program.runs import (
+    Program,
+    ProgramRun,
+    compile_cache,
+    program_of,
+    run_program,
+    watch_program,
+)
 from torchsleuth.program.workarounds import watch_options
 from torchsleuth.script_runtime.signature import fails_the_same_way
 from torchsleuth.watched.overrides import Overrides
@@ -33,6 +45,28 @@ _DYNAMIC = "torch.compile(model, dynamic=False)  # and without mark_dynamic"
 
 
 @dataclass(frozen=True)
+class WatchedRuns:
+    """Watched runs of a program, each way made once: several of its cases may ask for the same."""
+
+    known: dict[tuple[object, ...], ProgramRun] = field(default_factory=dict)
+
+    def run(
+        self, program: Program, variant: Variant, options: Sequence[str], timeout: float
+    ) -> tuple[ProgramRun, bool]:
+        """The run, and whether it was made before: `runs.run(program, STATIC, ["--check-accuracy"], 60)`."""
+        changed = json.dumps(variant.overrides.to_json(), sort_keys=True)
+        key = (program, changed, tuple(options), variant is AS_IT_WAS)
+        if key in self.known:
+            return self.known[key], True
+        run = watch_program(
+            program, variant.overrides, options=options, timeout=timeout, own_cache=variant is AS_IT_WAS
+        )
+        if not run.timed_out:  # another case may have more time
+            self.known[key] = run
+        return run, False
+
+
+@dataclass(frozen=True)
 class ProgramAnswer:
     """Who is at fault in the program of a case, and the workarounds with which the whole program passes."""
 
@@ -41,13 +75,17 @@ class ProgramAnswer:
 
 
 def ask_program(
-    folder: CaseFolder, deadline: float, say: Callable[[str], None] = lambda text: None
+    folder: CaseFolder,
+    deadline: float,
+    say: Callable[[str], None] = lambda text: None,
+    runs: WatchedRuns | None = None,
 ) -> ProgramAnswer:
     """Runs the program of a case until it is known who is at fault, or the time is up.
 
-    Raises `CannotRunProgram` where it cannot be run; `ask_program(folder, time.monotonic() + 300).triage.component`.
+    `runs` are those that were made for other cases of the program. Raises `CannotRunProgram` where it cannot be run;
+    `ask_program(folder, time.monotonic() + 300).triage.component`.
     """
-    return _Runs(folder.case, program_of(folder), deadline, say).finding()
+    return _Runs(folder.case, program_of(folder), deadline, say, runs or WatchedRuns()).finding()
 
 
 @dataclass
@@ -58,6 +96,7 @@ class _Runs:
     program: Program
     deadline: float
     say: Callable[[str], None]
+    runs: WatchedRuns
     rungs: list[Rung] = field(default_factory=list)
     passed: list[Variant] = field(default_factory=list)
 
@@ -81,6 +120,8 @@ class _Runs:
         """Only the whole compiler fails; a setting may say which part of it."""
         if self.case.backend not in ("inductor", "none"):
             return self._told("backend", self.case.backend, f"only the backend {self.case.backend} fails")
+        if self._answer(ANEW) is Answer.PASSES:
+            return self._not_anew()
         for variant in (STATIC, *SETTINGS):
             if self._answer(variant) is Answer.PASSES:
                 lines = " and ".join(flag.line for flag in variant.flags) or "dynamic=False"
@@ -89,14 +130,25 @@ class _Runs:
                 )
         return self._told("inductor", None, "it fails with the full compiler only")
 
+    def _not_anew(self) -> ProgramAnswer:
+        """It passes once the compile cache is empty: what lies there is wrong, or it fails only at times."""
+        answer = self._answer(AS_IT_WAS)
+        if answer is Answer.FAILS:
+            return self._told(ANEW.component, ANEW.part, cached_code())
+        self.passed.clear()  # that it passes says nothing
+        if answer is Answer.CANNOT_TELL:
+            return self._told(None, None, "the time was up before that was known (--budget)")
+        return self._told(None, None, AT_TIMES)
+
     def _answer(self, variant: Variant) -> Answer:
         left = self.deadline - time.monotonic()
         if left < LEAST_SECONDS:
             return Answer.CANNOT_TELL
         self.say(f"running the program: {variant.what}")
-        run = watch_program(self.program, variant.overrides, options=watch_options(self.case), timeout=left)
+        run, known = self.runs.run(self.program, variant, watch_options(self.case), left)
         answer = answer_of_watched_run(self.case, run)
-        self.say(f"{variant.what}: {answer.value} ({run.seconds:.0f} s)")
+        how_long = "as was seen before" if known else f"{run.seconds:.0f} s"
+        self.say(f"{variant.what}: {answer.value} ({how_long})")
         self.rungs.append(Rung(variant.what, answer.value, run.seconds))
         if answer is Answer.PASSES:
             self.passed.append(variant)
@@ -142,6 +194,10 @@ def answer_of_watched_run(case: Case, run: ProgramRun) -> Answer:
 def _workaround(variant: Variant) -> Workaround:
     """A variant with which the program passed, as what a person pastes."""
     backend = variant.overrides.backend
+    if variant is ANEW:
+        how = f'import os\nos.environ["TORCHINDUCTOR_CACHE_DIR"] = "{compile_cache()}-new"'
+        means = "what was compiled before; or remove that folder"
+        return Workaround("an empty compile cache", how, True, disables=means, program=True)
     if backend is not None:
         name = backend.removeprefix("sleuth_")
         how = f'torch.compile(model, backend="{name}")'

@@ -1,14 +1,17 @@
 """Runs the user's program again, unchanged, with its compiles overridden: bare, or under watch.
 
 Each run has a kernel cache of its own, gone afterwards: torch keeps compiled graphs by graph and settings, so a run
-with an override could answer from one without it, and leave its own kernels to the next.
+with an override could answer from one without it, and leave its own kernels to the next. Only a run that is to show
+what lies in the program's cache gets that one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -140,12 +143,13 @@ def run_program(
     *,
     timeout: float | None = None,
     stopped: threading.Event | None = None,
+    own_cache: bool = False,
 ) -> ProgramRun:
-    """A bare run: only its end is looked at.
+    """A bare run: only its end is looked at. With `own_cache` it may answer from what was compiled before.
 
     Used as `run_program(Program(("python", "train.py")), Overrides(backend="sleuth_eager"), timeout=60).healthy`.
     """
-    with _changed_environment(overrides) as changed:
+    with _changed_environment(overrides, own_cache) as changed:
         paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]
         changed.update(PYTHONPATH=os.pathsep.join(paths), TORCHSLEUTH_HOME=str(PACKAGE.parent))
         return run_apart(list(program.command), program.cwd, changed, timeout, stopped)[0]
@@ -160,9 +164,16 @@ def watch_program(
     cases_dir: Path | None = None,
     record_only: bool = True,
     stopped: threading.Event | None = None,
+    own_cache: bool = False,
 ) -> ProgramRun:
-    """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given."""
-    with _changed_environment(overrides) as changed, tempfile.TemporaryDirectory(dir=scratch()) as gone:
+    """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given.
+
+    With `own_cache` it may answer from what the program has compiled before.
+    """
+    with (
+        _changed_environment(overrides, own_cache) as changed,
+        tempfile.TemporaryDirectory(dir=scratch()) as gone,
+    ):
         cases = str(cases_dir.absolute() if cases_dir is not None else gone)
         ours = [sys.executable, "-P", "-m", "torchsleuth", "run", "--json", "--cases", cases]
         ours += ["--record-only"] if record_only else []
@@ -177,15 +188,28 @@ def watch_program(
 
 
 @contextlib.contextmanager
-def _changed_environment(overrides: Overrides) -> Iterator[dict[str, str]]:
+def _changed_environment(overrides: Overrides, own_cache: bool = False) -> Iterator[dict[str, str]]:
     # What was asked of us by torch's own names must not start torch's tool of that name.
     ours = ("TORCHSLEUTH_", "TORCHDYNAMO_REPRO_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     # A program that was run with something changed (`sweep`) is run again with that and what is tried.
     wanted = overrides.over(overrides_from_environment())
     with tempfile.TemporaryDirectory(dir=scratch()) as cache:
-        hand_probes_to(Path(cache))
-        yield {**kept, "TORCHINDUCTOR_CACHE_DIR": cache, **wanted.to_environment()}
+        if not own_cache:
+            hand_probes_to(Path(cache))
+            kept["TORCHINDUCTOR_CACHE_DIR"] = cache
+        yield {**kept, **wanted.to_environment()}
+
+
+def compile_cache() -> Path:
+    """Where Inductor keeps what it compiled for the programs that are started here.
+
+    >>> compile_cache().name.startswith("torchinductor_") or "TORCHINDUCTOR_CACHE_DIR" in os.environ
+    True
+    """
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    default = Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default)
 
 
 def run_apart(

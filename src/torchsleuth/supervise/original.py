@@ -19,7 +19,7 @@ from torchsleuth.cases.folder import CaseFolder, update_case
 from torchsleuth.cases.model import Triage, Verified
 from torchsleuth.cases.record import read_record
 from torchsleuth.cases.spool import WatchedProcess
-from torchsleuth.program.oracle import ask_program
+from torchsleuth.program.oracle import WatchedRuns, ask_program
 from torchsleuth.repro.assemble import CALL, LevelScript, call_files, scripts_of_levels, user_line_of_node
 from torchsleuth.supervise.scripts import ScriptRun, ScriptRunner
 from torchsleuth.supervise.second_look import second_look
@@ -177,11 +177,11 @@ def _relabelled(
     return folder, run
 
 
-def ask_the_program(folder: CaseFolder, deadline: float, say: Say) -> CaseFolder:
+def ask_the_program(folder: CaseFolder, deadline: float, say: Say, runs: WatchedRuns) -> CaseFolder:
     """Who is at fault and what helps, found out with the whole program, where no graph of it fails by itself."""
     say(f"case {folder.case.id}: {NO_GRAPH_FAILS}; asking the program who is at fault")
     try:
-        found = ask_program(folder, deadline, lambda text: say(f"case {folder.case.id}: {text}"))
+        found = ask_program(folder, deadline, lambda text: say(f"case {folder.case.id}: {text}"), runs)
     except SleuthError as reason:
         say(f"case {folder.case.id}: {reason}")
         return update_case(folder, triage=Triage(error=str(reason)))

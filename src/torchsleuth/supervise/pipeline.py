@@ -21,6 +21,7 @@ from torchsleuth.cases.spool import WatchedProcess
 from torchsleuth.processes.prepared import PreparedInterpreter
 from torchsleuth.program.acquittal import acquitted
 from torchsleuth.program.call_component import blame_call
+from torchsleuth.program.oracle import WatchedRuns
 from torchsleuth.program.own_workarounds import gives_up, try_on_program
 from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
 from torchsleuth.supervise.original import (
@@ -280,13 +281,22 @@ def reopened(folder: CaseFolder) -> CaseFolder:
 
 
 def investigate(
-    folder: CaseFolder, process: WatchedProcess, deadline: float, workers: str | None, say: Say, heard: Hear
+    folder: CaseFolder,
+    process: WatchedProcess,
+    deadline: float,
+    workers: str | None,
+    say: Say,
+    heard: Hear,
+    runs: WatchedRuns,
 ) -> Iterator[CaseFolder]:
-    """Every step for one case, as long as there is time; yields the case after each."""
+    """Every step for one case, as long as there is time; yields the case after each.
+
+    `runs` are those of the whole program, for all of its cases.
+    """
     if folder.case.no_repro is not None:
         say(f"case {folder.case.id} has no repro: {folder.case.no_repro}")
         if workers is not None and folder.case.graph is not None:
-            yield ask_the_program(folder, deadline, say)
+            yield ask_the_program(folder, deadline, say, runs)
         elif workers is not None and not _is_the_programs(folder):
             yield _tell_workaround(try_on_program(folder, deadline, say), say)
         return
@@ -303,7 +313,7 @@ def investigate(
         if not searches:
             return
         if not _fails_here(folder):
-            yield ask_the_program(folder, deadline, say)
+            yield ask_the_program(folder, deadline, say, runs)
             return
         whole = deadline - time.monotonic()
         for step in (_blame, _analyze_first, _shrink, _blame_the_smallest, _work_around, _analyze):

@@ -1,0 +1,67 @@
+"""The program as the oracle, with runs that are made up: what is run, whom that blames, and what is run only once."""
+
+import time
+
+import pytest
+
+from cases.made import make
+from torchsleuth.cases.folder import CaseFolder
+from torchsleuth.program import oracle
+from torchsleuth.program.oracle import WatchedRuns, ask_program
+from torchsleuth.program.runs import Program, ProgramRun
+
+GOOD = ProgramRun(0, 1.0)
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Asks the program of a case whose runs fail as `fails(overrides, own_cache)` says; also what was run."""
+    ran = []
+
+    def ask(case, fails, runs=None):
+        bad = ProgramRun(1, 1.0, cases=({"signature": case.signature.to_json()},))
+
+        def watch(_program, overrides, *, options=(), timeout=None, own_cache=False):
+            ran.append("own cache" if own_cache else overrides.backend or str(overrides.to_json()))
+            return bad if fails(overrides, own_cache) else GOOD
+
+        monkeypatch.setattr(oracle, "watch_program", watch)
+        monkeypatch.setattr(oracle, "program_of", lambda folder: Program(("python", "train.py"), "/"))
+        return ask_program(CaseFolder(tmp_path, case), time.monotonic() + 60, runs=runs)
+
+    return ask, ran
+
+
+def test_code_in_the_compile_cache_is_blamed_where_an_empty_one_helps_and_the_full_one_does_not(
+    asked, monkeypatch
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/kernels")
+    found = asked[0](make(kind="accuracy"), lambda overrides, own_cache: own_cache)
+    assert (found.triage.component, found.triage.part) == ("inductor", "compile cache")
+    assert found.triage.pinned and "/scratch/kernels" in found.triage.detail
+    best = found.workarounds[0]
+    assert best.name == "an empty compile cache" and best.verified and best.program
+    compile(best.how, "pasted", "exec")
+    assert "/scratch/kernels-new" in best.how
+
+
+def test_a_program_that_fails_at_times_blames_nobody_and_nothing_is_called_a_workaround(asked):
+    found = asked[0](make(), lambda overrides, own_cache: False)
+    assert found.triage.component is None and not found.triage.pinned
+    assert "it fails at times" in found.triage.detail and found.workarounds == ()
+
+
+def test_what_was_run_for_one_case_is_not_run_again_for_the_next(asked):
+    ask, ran = asked
+    runs = WatchedRuns()
+
+    def fails(overrides, own_cache):
+        return overrides.backend is None and overrides.dynamic is not False
+
+    first = ask(make(), fails, runs)
+    before = len(ran)
+    second = ask(make("2b3c4d5e"), fails, runs)
+    assert len(ran) == before > 2
+    assert second.triage.part == first.triage.part == "dynamic shapes"
+    ask(make("3c4d5e6f", kind="hang"), fails, runs)  # which is watched in another way
+    assert len(ran) > before
