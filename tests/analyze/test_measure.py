@@ -258,3 +258,12 @@ def test_what_rounding_may_do_to_a_sum_is_told_by_its_terms():
     assert distance(compiled, eager, eager.double()).far
     assert not distance(compiled, eager, eager.double(), terms=1.0).far
     assert distance(compiled + 1e-3, eager, eager.double(), terms=1.0).far
+
+
+def test_values_on_another_device_are_not_kept_for_the_next_run():
+    memory = EagerMemory()
+    steps = EagerSteps(chain(4), [torch.zeros(4, device="meta")], ["add_0", "add_3"], memory=memory)
+    for name in ("add_0", "add_3"):
+        assert steps.value(name).device.type == "meta"
+        steps.done(name)
+    assert not memory.values and memory.dtypes["add_3"] == torch.float32

@@ -189,7 +189,8 @@ def writes_what_is_read(graph: GraphModule) -> bool:
 class EagerMemory:
     """Eager's values on one set of inputs that one run leaves for the next, as long as they take little memory.
 
-    `terms` and `dtypes` are known of every node that was computed once, whether its value was kept or not.
+    Those on an accelerator are not kept: memory is scarce there, and to compute them again takes no time. `terms` and
+    `dtypes` are known of every node that was computed once, whether its value was kept or not.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -199,8 +200,9 @@ class EagerMemory:
     most: int | None = None
 
     def keep(self, name: str, value: Any) -> None:
-        """Remembers a value, if it is a plain tensor and there is room."""
-        if name in self.values or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        """Remembers a value, if it is a plain tensor in main memory and there is room."""
+        plain = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        if name in self.values or not plain or value.device.type != "cpu":
             return
         if self.most is None:
             self.most = min(MOST_REMEMBERED, room(value.device) // 4)
