@@ -61,3 +61,18 @@ def test_the_records_of_a_compile_that_fails_in_a_loop_do_not_pile_up(tmp_path):
     ran = run_watched(tmp_path, CAUGHT_AT_COMPILE, "--record-only")
     assert ran.case["seen"] == 20
     assert ran.stdout == "records 1\n"
+
+
+TRAINS = """
+    import torch
+
+    model = torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)))
+    for step in range(6):
+        model(torch.ones(2, 4) + step).sum().backward()
+"""
+
+
+def test_a_wrong_forward_in_a_loop_is_one_case_and_not_one_of_the_graph_around_it_as_well(tmp_path):
+    ran = run_watched(tmp_path, TRAINS, "--check-accuracy", "--record-only", fault="aten.relu.default:wrong")
+    forward = [case for case in ran.cases if case["direction"] == "forward"]
+    assert [(case["after"], case["seen"]) for case in forward] == [("aot", 3)]

@@ -49,6 +49,7 @@ class Flight:
         self.lock = threading.Lock()
         self.graphs = 0
         self.failures = 0
+        self.repeats = 0  # failures that are known already
         self.silent = False  # in a fork that must not be seen
         # By what failed and how: the number of the report, and how often it happened.
         self._seen: dict[tuple[str, ...], list[int]] = {}
@@ -112,6 +113,7 @@ class Flight:
                 self._seen[failure] = [self.failures + 1, 1]
                 return False
             self._seen[failure][1] += 1
+            self.repeats += 1
             number, count = self._seen[failure]
         if count & (count - 1) == 0:  # now and then, as the process may die; in full when it ends
             self._write_count(number, count)
@@ -120,6 +122,11 @@ class Flight:
     def _write_count(self, number: int, count: int) -> None:
         with contextlib.suppress(OSError):
             write_json(self.folder / f"count-{number}.json", count)
+
+    @property
+    def failed(self) -> int:
+        """How often something failed so far, known or not: whoever calls a graph sees by it whether one inside did."""
+        return self.failures + self.repeats
 
     def report(self, failure: dict[str, Any]) -> Path:
         """Keeps one failure; the supervisor makes a case of it."""

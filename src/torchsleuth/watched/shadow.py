@@ -59,18 +59,27 @@ def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequen
         with graph.watch.our_own_work():
             before, state = clone_inputs(held), save_rng()
             graph.held.take_values()
-        failures_before = graph.flight.failures
+        failed_before = graph.flight.failed
         result = compiled(args) if boxed else compiled(*args)
-        if before is None or state is None or graph.flight.failures != failures_before:
+        known = not boxed and graph.record.facts.compile_id in graph.watch.wrong_inside
+        if before is None or state is None or known or graph.flight.failed != failed_before:
             return result  # a graph inside this one is to blame, and has been
         with memory_counted_apart(held):
             with graph.watch.our_own_work(), rng_kept():
                 found = _wrong_result(graph, before, state, result, held)
                 if found is not None:
                     failures.report_wrong_result(graph.watch, graph.flight, graph.record, *found, before)
-            if not boxed and graph.flight.failures == failures_before and _trains(result):
+                    _note_inside(graph, boxed)
+            if not boxed and graph.flight.failed == failed_before and _trains(result):
                 _check_gradients(graph, compiled, before, state)
     return result
+
+
+def _note_inside(graph: GuardedGraph, boxed: bool) -> None:
+    """What is captured around a forward that is wrong is wrong with it, also in calls in which that is not checked."""
+    facts = graph.record.facts
+    if boxed and facts.compile_id is not None and facts.settings.direction == "forward":
+        graph.watch.wrong_inside.add(facts.compile_id)
 
 
 def _wrong_result(
@@ -182,7 +191,7 @@ def _check_gradients(
     if graph.record.facts.settings.options.get("triton.cudagraphs") == "True":
         return
     graph.watch.gradients_checked.add(graph.record.facts.number)
-    seen, verdict = graph.flight.failures, None
+    seen, verdict = graph.flight.failed, None
     with rng_kept(), torch.enable_grad(), graph.held.kept():
         restore_rng(state)
         try:
@@ -197,7 +206,7 @@ def _check_gradients(
             graph.flight.log(
                 f"graph {graph.record.facts.number}: gradients not compared: {failures.describe(error)}"
             )
-    if verdict is None or not verdict.diverged or graph.flight.failures != seen:
+    if verdict is None or not verdict.diverged or graph.flight.failed != seen:
         return
     diverged = [leaf for leaf in verdict.leaves if leaf.kind == DIVERGED]
     wrong = tuple(path_of_joint(leaf.path) for leaf in diverged)

@@ -74,6 +74,7 @@ class Watch:
         self.saved: dict[str, GuardedGraph] = {}
         self.latest: GuardedGraph | None = None
         self.gradients_checked: set[int] = set()
+        self.wrong_inside: set[str] = set()  # compiles of which the forward that Inductor got is wrong
         self.whole_calls = WholeCalls()
         self.earlier_calls = EarlierCalls()
         self.forks_itself = False

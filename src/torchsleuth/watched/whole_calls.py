@@ -82,7 +82,7 @@ def begin(watch: Watch, flight: Flight, call: CompiledCall) -> Callable[[tuple[A
     known = state.due((function.__code__, id(call.function)))
     if known is None:
         return None
-    graphs, failed = flight.graphs, flight.failures
+    graphs, failed = flight.graphs, flight.failed
     why_not = _why_not(state)
     if why_not is not None:
         _say_once(state, flight, f"whole calls are not compared with eager: {why_not}")
@@ -97,7 +97,7 @@ def begin(watch: Watch, flight: Flight, call: CompiledCall) -> Callable[[tuple[A
     def end(returned: tuple[Any, ...]) -> None:
         known.compiled_last_time = flight.graphs != graphs
         limit = min(CALL_SECONDS, state.seconds_left)
-        if state.merged and returned and flight.failures == failed:
+        if state.merged and returned and flight.failed == failed:
             between.call_left(watch, call, returned[0])
             deadline = time.monotonic() + limit
         else:
@@ -178,11 +178,11 @@ def _conclude(
             flight,
             f"calls of {code.co_name} not compared with eager: {verdict['why_not']}",
         )
-        if flight.failures == failed_before:
+        if flight.failed == failed_before:
             rewritten.end_if_not_compared(verdict["why_not"])
         return
     # A call that fails has its case from whoever failed.
-    if not verdict["paths"] or (verdict["raises"] and flight.failures != failed_before):
+    if not verdict["paths"] or (verdict["raises"] and flight.failed != failed_before):
         return
     known.checked = MOST_CALLS  # told once
     component, line = "dynamo", None
