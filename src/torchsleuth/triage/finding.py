@@ -11,7 +11,7 @@ class Finding:
 
     `pinned` says that a run without the part showed it; `subsystem` and `application` are the switch and the number of
     its use that made the difference; `flags` are settings that matter; `only_dynamic`, that it needs symbolic sizes.
-    `unclear` says why the nodes are not those at fault but all that are left.
+    `unclear` says why the nodes are not those at fault but all that are left; `left` are those, at fault or not.
     """
 
     component: str
@@ -20,6 +20,7 @@ class Finding:
     pinned: bool = False
     ops: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     subsystem: str | None = None
     application: int | None = None
     flags: tuple[str, ...] = ()

@@ -294,7 +294,9 @@ def _with_calls(state: State, found: Finding, unclear: str | None) -> Finding:
         found = replace(found, unclear=unclear)
     calls = [n.name for n in state.graph.graph.nodes if n.op.startswith("call_")]
     nodes = found.nodes or tuple(calls)
-    return replace(found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=nodes)
+    return replace(
+        found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=nodes, left=tuple(calls)
+    )
 
 
 def _with_settings(runner: ExperimentRunner, state: State, found: Finding) -> Finding:
@@ -355,10 +357,11 @@ def _lines_of(record: GraphRecord, nodes: Sequence[str]) -> int:
 def _line_of(record: GraphRecord, found: Finding) -> SourceLine | None:
     """The line of the last node at fault: the one whose result is wrong, or that could not be compiled.
 
-    Of a model made of a library's modules it is the line that calls the model, with the module's path.
+    A node that the search has put in the place of others has none; then it is the last of the calls that are left. Of a
+    model made of a library's modules it is the line that calls the model, with the module's path.
     """
     known = record.lines
-    for name in reversed(found.nodes):
+    for name in (*reversed(found.nodes), *reversed(found.left)):
         nested = [key for key in known if key.endswith(f".{name}")]
         line = known.get(name) or (known[nested[0]] if nested else None)
         if line:
