@@ -20,9 +20,9 @@ class Finding:
     pinned: bool = False
     ops: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
     subsystem: str | None = None
     application: int | None = None
     flags: tuple[str, ...] = ()
     only_dynamic: bool = False
     unclear: str | None = None
+    left: tuple[str, ...] = ()
