@@ -77,5 +77,5 @@ def test_what_came_of_the_workarounds_is_said(tmp_path, monkeypatch, tried, word
     known = dataclasses.replace(folder, case=dataclasses.replace(folder.case, graph=None, workarounds=tried))
     monkeypatch.setattr(pipeline, "try_on_program", lambda *_: known)
     said: list[str] = []
-    list(pipeline.investigate(known, None, sys.maxsize, "1", said.append, said.append))
+    list(pipeline.investigate(known, None, sys.maxsize, "1", said.append, said.append, WatchedRuns()))
     assert said[-1].endswith(words), said
