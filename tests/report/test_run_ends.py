@@ -12,6 +12,7 @@ from program_runs import run_watched
 from torchsleuth.cases.errors import NotWritable
 from torchsleuth.cli import run as run_module
 from torchsleuth.cli.progress import StatusLine
+from torchsleuth.program.oracle import WatchedRuns
 from torchsleuth.supervise import pipeline
 
 PROGRAM = """
