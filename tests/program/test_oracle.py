@@ -8,7 +8,7 @@ from cases.made import make
 from torchsleuth.cases.folder import CaseFolder
 from torchsleuth.program import oracle
 from torchsleuth.program.oracle import WatchedRuns, ask_program
-from torchsleuth.program.runs import Program, ProgramRun
+from torchsleuth.program.runs import Program, ProgramRun, compile_cache
 
 GOOD = ProgramRun(0, 1.0)
 
@@ -65,3 +65,12 @@ def test_what_was_run_for_one_case_is_not_run_again_for_the_next(asked):
     assert second.triage.part == first.triage.part == "dynamic shapes"
     ask(make("3c4d5e6f", kind="hang"), fails, runs)  # which is watched in another way
     assert len(ran) > before
+
+
+def test_a_user_without_a_name_has_a_compile_cache_as_well(monkeypatch):
+    def nameless():
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert compile_cache().name.startswith("torchinductor_")

@@ -195,7 +195,7 @@ def _workaround(variant: Variant) -> Workaround:
     """A variant with which the program passed, as what a person pastes."""
     backend = variant.overrides.backend
     if variant is ANEW:
-        how = f'import os\nos.environ["TORCHINDUCTOR_CACHE_DIR"] = "{compile_cache()}-new"'
+        how = f'import os\nos.environ["TORCHINDUCTOR_CACHE_DIR"] = {f"{compile_cache()}-new"!r}'
         means = "what was compiled before; or remove that folder"
         return Workaround("an empty compile cache", how, True, disables=means, program=True)
     if backend is not None:

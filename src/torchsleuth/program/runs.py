@@ -207,9 +207,14 @@ def compile_cache() -> Path:
     >>> compile_cache().name.startswith("torchinductor_") or "TORCHINDUCTOR_CACHE_DIR" in os.environ
     True
     """
-    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    default = Path(tempfile.gettempdir()) / f"torchinductor_{user}"
-    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default)
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if given:
+        return Path(given)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container the number of a user may have no name
+        user = str(os.getuid())
+    return Path(tempfile.gettempdir()) / ("torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
 
 
 def run_apart(
