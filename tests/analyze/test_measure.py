@@ -46,7 +46,7 @@ def made_up(graph, off, x):
                 code.look([each], [value])
         return (value,)
 
-    return Subject(graph, lambda: [x.clone()], call, code, {name: name for name in names})
+    return Subject(graph, [x], call, code, {name: name for name in names})
 
 
 def test_what_became_visible_and_what_a_kernel_does_by_itself():
@@ -236,10 +236,8 @@ def test_calls_that_are_wrong_only_with_what_comes_before_them_are_confirmed():
     graph.output((later,))
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
 
-    def inputs():
-        return [torch.ones(4), torch.ones(2)]
-
-    part = beginning_of(module, "exp", inputs())
+    inputs = [torch.ones(4), torch.ones(2)]
+    part = beginning_of(module, "exp", inputs)
     assert part.calls == ("sin", "exp", "written") and len(part.inputs) == 2
 
     def right(part, values):

@@ -34,16 +34,16 @@ def repro_analyze(gm: GraphModule, inputs: Sequence[Any], *, without: Collection
     case does not. Used as `print(repro_analyze(gm, [x]).words)`.
     """
     graph = with_reshapes(gm)
-    kept = clone_inputs(list(inputs))
-    ways = aten_ways({"is_inference": not any(getattr(value, "requires_grad", False) for value in kept)})
+    given = list(inputs)
+    ways = aten_ways({"is_inference": not any(getattr(value, "requires_grad", False) for value in given)})
     with rng_kept() as state, torch.no_grad(), compiled_anew(), observed_code() as observed:
-        compiled = ways.compiled(gm, clone_inputs(kept))
+        compiled = ways.compiled(gm, given)
         code = observed.codes[0] if observed.codes else None
-        with memory_beside(lambda: compiled(clone_inputs(kept)), kept):
-            subject = None if code is None else subject_of(graph, kept, compiled, code, state)
+        with memory_beside(lambda: compiled(clone_inputs(given)), given):
+            subject = None if code is None else subject_of(graph, given, compiled, code, state)
             if subject is None or not subject.seen:
                 why = "its code shows no values" if code is None else code.blind or "its code shows no values"
-                parts = analyze_exposed(graph, lambda: clone_inputs(kept), ways, lambda message: None, why)
+                parts = analyze_exposed(graph, given, ways, lambda message: None, why)
             else:
                 parts = analyze(subject, ways, lambda message: None, Wishes(without))
     return finished(graph, parts)
@@ -55,6 +55,7 @@ def subject_of(
     call: Callable[[list[Any]], Any],
     code: CompiledCode,
     state: RngState,
+    fresh: Callable[[], list[Any]] | None = None,
 ) -> Subject:
     """A compiled aten graph whose nodes have the names of `graph`; every call draws from the random state `state`."""
 
@@ -68,7 +69,7 @@ def subject_of(
         drawn = run_once(graph, inputs)
     calls = {node.name for node in graph.graph.nodes if node.op.startswith("call_")}
     names = {name: name for name in code.nodes if name in calls} | written_inputs(graph)
-    return Subject(graph, lambda: clone_inputs(inputs), seeded, code, names, drawn)
+    return Subject(graph, inputs, seeded, code, names, drawn, fresh=fresh)
 
 
 def finished(graph: GraphModule, parts: dict[str, Any]) -> Analysis:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,16 @@ from torchsleuth.compare.divergence.distance import distance
 from torchsleuth.compare.divergence.exposed import analyze_exposed
 from torchsleuth.compare.divergence.gradients import OF_AOTAUTOGRAD, wrong_gradient
 from torchsleuth.compare.divergence.parts import Compilers
-from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors, restore, snapshot
+from torchsleuth.compare.reference.cloning import (
+    Snapshot,
+    changed,
+    clone_inputs,
+    map_tensors,
+    restore,
+    same_bits,
+    snapshot,
+)
+from torchsleuth.compare.reference.kept_copies import KeptCopies
 from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
 from torchsleuth.compare.reference.room import memory_counted_apart, note_run
 from torchsleuth.compare.reference.trees import leaves
@@ -87,13 +95,16 @@ def compare_models(
     Used as `print(compare_models(model, torch.compile(model), [x]).words)`.
     """
     other = torch.compile(eager, backend=compiled) if isinstance(compiled, str) else compiled
-    watcher = _Watcher(backward)
-    models = (eager, other)
+    named = _named_tensors((eager, other))
+    before = snapshot(list(named.values()))
+    watcher = _Watcher(KeptCopies(before), backward)
     with rng_kept() as start, compiled_anew():
-        plain = _ran(eager, models, inputs, start, backward)
-        note_run([*inputs, *_named_tensors(models).values()])
+        plain = _ran(eager, named, before, inputs, start, backward)
+        note_run([*inputs, *named.values()])
         with _hooked(seams.hook_backend_calls, lambda call: call.graph):
-            captured = _ran(other, models, inputs, start, backward)
+            captured = _ran(other, named, before, inputs, start, backward)
+        by_capture = _differences(plain, captured)
+        del captured
     with (
         memory_counted_apart(list(inputs)),
         rng_kept() as start,
@@ -105,8 +116,8 @@ def compare_models(
             _hooked(seams.hook_backend_calls, watcher.on_backend),
             _hooked(seams.hook_inner_compiles, watcher.on_inner),
         ):
-            result = _ran(other, models, inputs, start, backward)
-        by_capture, in_all = _differences(plain, captured), _differences(plain, result)
+            result = _ran(other, named, before, inputs, start, backward)
+        in_all = _differences(plain, result)
         gradients = any(path.endswith(".grad") for path in in_all)
         if gradients and not by_capture and all(graph.verdict != DIVERGED for graph in watcher.graphs):
             watcher.trace_gradients()
@@ -159,6 +170,7 @@ def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelC
 class _Watcher:
     """Judges each graph as it is called, and analyses the first that is wrong."""
 
+    copies: KeptCopies
     backward: bool = False
     graphs: list[GraphComparison] = field(default_factory=list)
     analysis: Analysis | None = None
@@ -175,11 +187,21 @@ class _Watcher:
         compiled = call.as_without_us()
 
         def run(*args: Any) -> Any:
-            if self.backward and not self.busy:
-                self.captured.append((graph, call, clone_inputs(list(args))))
-            return self._judged(
-                "dynamo", "forward", graph, compiled, args, lambda: self._exposed(graph, call, args)
-            )
+            if self.busy:
+                return compiled(*args)
+            before = self.copies.of(args)
+            if self.backward:
+                self.captured.append((graph, call, before))
+            with self.copies.remembered(args, before):
+                return self._judged(
+                    "dynamo",
+                    "forward",
+                    graph,
+                    compiled,
+                    args,
+                    before,
+                    lambda: self._exposed(graph, call, before),
+                )
 
         return run
 
@@ -194,16 +216,19 @@ class _Watcher:
 
         def wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
             def run(args: list[Any]) -> Any:
-                before, state = clone_inputs(list(args)), save_rng()
+                if self.busy:
+                    return inner(args)
+                held, before, state = list(args), self.copies.of(args), save_rng()
 
                 def analysed() -> Analysis | None:
                     if code is None or not code.written:
                         return None
-                    subject = subject_of(graph, before, inner, code, state)
-                    parts = analyze(subject, aten_ways(call.kwargs), lambda message: None)
+                    with _called_again(held, before, self.copies.weights_among(held)) as fresh:
+                        subject = subject_of(graph, before, inner, code, state, fresh)
+                        parts = analyze(subject, aten_ways(call.kwargs), lambda message: None)
                     return finished(graph, parts)
 
-                return self._judged("aot", direction, graph, inner, args, analysed, before, state)
+                return self._judged("aot", direction, graph, inner, args, before, analysed, state)
 
             return run
 
@@ -216,17 +241,20 @@ class _Watcher:
         graph: GraphModule,
         compiled: Callable[..., Any],
         args: Any,
+        before: list[Any],
         analysed: Callable[[], Analysis | None],
-        before: list[Any] | None = None,
         state: RngState | None = None,
     ) -> Any:
-        """The call as it is, with a verdict on what it returns and writes."""
-        if self.busy:
-            return compiled(args) if level == "aot" else compiled(*args)
-        before = clone_inputs(list(args)) if before is None else before
+        """The call as it is, with a verdict on what it returns and writes.
+
+        What is made of a graph that was found wrong needs none: another would say the same of more calls.
+        """
         state = save_rng() if state is None else state
         held = list(args)
+        known = len(self._wrong())
         result = compiled(args) if level == "aot" else compiled(*args)
+        if len(self._wrong()) > known:
+            return result
         self.busy = True
         try:
             with rng_kept(), torch.no_grad():
@@ -247,23 +275,24 @@ class _Watcher:
             self.busy = False
         return result
 
+    def _wrong(self) -> list[GraphComparison]:
+        return [graph for graph in self.graphs if graph.verdict == DIVERGED]
+
     def _note(self, level: str, direction: str, graph: GraphModule, verdict: Verdict) -> None:
         calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
         self.graphs.append(GraphComparison(level, direction, calls, verdict.kind, verdict.sentence))
 
-    def _exposed(self, graph: GraphModule, call: seams.BackendCall, args: Sequence[Any]) -> Analysis | None:
+    def _exposed(self, graph: GraphModule, call: seams.BackendCall, given: list[Any]) -> Analysis | None:
         """A captured graph that is wrong as a whole, compiled once more with every value returned."""
-        kept = clone_inputs(list(args))
         why = "the graphs that Inductor got agree" if self.inner else f"{call.name} shows no values"
-        parts = analyze_exposed(graph, lambda: clone_inputs(kept), _ways_of(call), lambda message: None, why)
+        parts = analyze_exposed(graph, given, _ways_of(call), lambda message: None, why)
         return finished(graph, parts)
 
     def trace_gradients(self) -> None:
         """Where every graph is right and gradients are not: the call of a captured graph whose gradient is wrong."""
         alone = captured_ways(AOT_ALONE, {})
-        for graph, call, args in self.captured:
-            inputs = functools.partial(clone_inputs, args)
-            culprit = wrong_gradient(graph, inputs, _ways_of(call), lambda message: None, None, alone)
+        for graph, call, given in self.captured:
+            culprit = wrong_gradient(graph, given, _ways_of(call), lambda message: None, None, alone)
             if culprit is not None:
                 self.analysis = finished(graph, {"culprit": culprit})
                 calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
@@ -287,6 +316,36 @@ def _copied(graph: GraphModule) -> GraphModule:
     return GraphModule(graph, copy.deepcopy(graph.graph))
 
 
+@contextlib.contextmanager
+def _called_again(
+    live: Sequence[Any], before: Sequence[Any], weights: Sequence[int]
+) -> Iterator[Callable[[], list[Any]]]:
+    """Makes the inputs of one more call: the model's own weights as they lie in memory, the others as copies.
+
+    Whatever a call writes into weights is taken back before the next, and at the end.
+    """
+    at_end = [copy if same_bits(live[i], copy) else live[i].clone() for i in weights for copy in (before[i],)]
+
+    def fresh() -> list[Any]:
+        _put([live[i] for i in weights], [before[i] for i in weights])
+        others = [i for i in range(len(live)) if i not in weights]
+        given = dict(zip(others, clone_inputs([before[i] for i in others])))
+        return [given[i] if i in given else live[i] for i in range(len(live))]
+
+    try:
+        yield fresh
+    finally:
+        _put([live[i] for i in weights], at_end)
+
+
+def _put(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Gives tensors these values where they have others; autograd, which may have kept them, is not told."""
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values):
+            if not same_bits(tensor, value):
+                tensor.data.copy_(value)
+
+
 def _detached(tree: Any) -> Any:
     return map_tensors(tree, torch.Tensor.detach)
 
@@ -295,11 +354,17 @@ def _detached(tree: Any) -> Any:
 
 
 def _ran(
-    model: Callable[..., Any], models: Sequence[Any], inputs: Sequence[Any], start: RngState, backward: bool
+    model: Callable[..., Any],
+    named: dict[str, torch.Tensor],
+    before: Snapshot,
+    inputs: Sequence[Any],
+    start: RngState,
+    backward: bool,
 ) -> dict[str, Any]:
-    """What a call returns and changes, by path; afterwards everything is as it was."""
-    named = _named_tensors(models)
-    state = snapshot(list(named.values()))
+    """What a call returns and changes, by path; afterwards everything is as it was `before`.
+
+    What it does not change is not copied: there the model's own tensors and inputs are given.
+    """
     gradients = {name: t.grad for name, t in named.items() if t.requires_grad}
     given = clone_inputs(list(inputs))
     restore_rng(start)
@@ -310,15 +375,19 @@ def _ran(
         if backward:
             reduce_to_scalar_loss(out).backward()
         found = dict(leaves(clone_inputs(_detached(out))))
-        found |= {f"inputs[{place}]": _plain(value) for place, value in enumerate(given)}
-        found |= {_own_name(name): _plain(tensor) for name, tensor in named.items()}
+        for place, (old, new) in enumerate(zip(inputs, given)):
+            same = isinstance(old, torch.Tensor) and same_bits(old, new)
+            found[f"inputs[{place}]"] = old.detach() if same else _plain(new)
+        written = {id(before.originals[place]) for place in changed(before)}
+        for name, tensor in named.items():
+            found[_own_name(name)] = _plain(tensor) if id(tensor) in written else tensor.detach()
         if backward:
             wanting = [(f"inputs[{p}].grad", v) for p, v in enumerate(given) if _wants_gradient(v)]
             wanting += [(f"{_own_name(name)}.grad", named[name]) for name in gradients]
             found |= {name: clone_inputs(value.grad) for name, value in wanting if value.grad is not None}
         return found
     finally:
-        restore(state)
+        restore(before)
         for name, gradient in gradients.items():
             named[name].grad = gradient
 

@@ -22,6 +22,7 @@ from torchsleuth.compare.divergence.measure import Keep, Subject, written_inputs
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.divergence.steps import run_once
 from torchsleuth.compare.reference import opkinds
+from torchsleuth.compare.reference.cloning import clone_inputs
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.compare.reference.room import memory_beside
 from torchsleuth.script_runtime import runner
@@ -56,13 +57,15 @@ def divergence(trial: Trial) -> dict[str, Any]:
         with ready.ambient():
             return compiled(values)
 
-    with memory_beside(lambda: call(ready.inputs()), ready.inputs()):
-        return _parts(trial, ready, observed, call, tell)
+    inputs = ready.inputs()
+    with memory_beside(lambda: call(clone_inputs(inputs)), inputs):
+        return _parts(trial, ready, inputs, observed, call, tell)
 
 
 def _parts(
     trial: Trial,
     ready: runner.ReproTrial,
+    inputs: list[Any],
     observed: Observed,
     call: Callable[[list[Any]], Any],
     tell: Callable[[Mapping[str, Any]], None],
@@ -72,14 +75,14 @@ def _parts(
     drawn = None
     if draws:
         with ready.ambient(), torch.no_grad():
-            drawn = run_once(ready.eager, ready.inputs())
+            drawn = run_once(ready.eager, inputs)
     ways = _ways(ready)
     wishes = Wishes(trial.analysis.get("without", ()), _keeper(trial.analysis.get("values")))
     code = next((each for each in observed.codes if not each.backward or not captured), None)
-    parts = _values(ready, code, call, ways, tell, wishes, drawn)
+    parts = _values(ready, inputs, code, call, ways, tell, wishes, drawn)
     if captured and ready.facts["gradients"] and parts.get("culprit") is None and PHASE not in wishes.without:
         parts["culprit"] = wrong_gradient(
-            ready.eager, ready.inputs, ways, tell, drawn, captured_ways(AOT_ALONE, {}, ready.ambient)
+            ready.eager, inputs, ways, tell, drawn, captured_ways(AOT_ALONE, {}, ready.ambient)
         )
         tell({"part": "culprit", "value": parts["culprit"]})
     return parts
@@ -87,6 +90,7 @@ def _parts(
 
 def _values(
     ready: runner.ReproTrial,
+    inputs: list[Any],
     code: CompiledCode | None,
     call: Callable[[list[Any]], Any],
     ways: Compilers,
@@ -97,17 +101,17 @@ def _values(
     """The parts of the answer that come of values: those that the code shows, else all of them, returned."""
     if code is None or not code.written:
         why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"
-        return analyze_exposed(ready.eager, ready.inputs, ways, tell, why, drawn)
+        return analyze_exposed(ready.eager, inputs, ways, tell, why, drawn)
     calls = [name for name, node in code.nodes.items() if node.op.startswith("call_")]
     names = _last_of_each(code) if ready.facts["level"] == "dynamo" else dict(zip(calls, calls))
     known = {node.name for node in ready.eager.graph.nodes}
     node_of = {name: origin for name, origin in names.items() if origin in known} | written_inputs(
         ready.eager
     )
-    subject = Subject(ready.eager, ready.inputs, call, code, node_of, drawn)
+    subject = Subject(ready.eager, inputs, call, code, node_of, drawn)
     if not subject.seen:
         why = "the compiler's passes replaced every value that its code keeps"
-        return analyze_exposed(ready.eager, ready.inputs, ways, tell, why, drawn)
+        return analyze_exposed(ready.eager, inputs, ways, tell, why, drawn)
     return analyze(subject, ways, tell, wishes)
 
 

@@ -25,7 +25,7 @@ HOW = "every value returned, which changes fusion"
 
 def analyze_exposed(
     graph: GraphModule,
-    inputs: Callable[[], list[Any]],
+    inputs: Sequence[Any],
     ways: Compilers,
     tell: Callable[[Mapping[str, Any]], None],
     why: str,
@@ -34,14 +34,13 @@ def analyze_exposed(
     """The parts of the answer, as `analysis.analyze` gives them; `why` says why the code itself shows nothing."""
     started = time.monotonic()
     calls = [n.name for n in graph.graph.nodes if n.op.startswith("call_")]
-    given = inputs()
     memory = EagerMemory()
-    tensors = _tensors(graph, given, calls, drawn, memory)
+    tensors = _tensors(graph, inputs, calls, drawn, memory)
     tell({"phase": "accumulated", "done": 0, "of": len(tensors)})
-    part = part_of(graph, given, calls, tensors, drawn, memory)
+    part = part_of(graph, inputs, calls, tensors, drawn, memory)
     results = ways.compiled(part.graph, list(part.inputs))([*inputs_of(part.inputs)])
-    eager = EagerSteps(graph, given, tensors, drawn, memory)
-    truth = Float64Steps(graph, given, tensors, eager.dtypes, drawn)
+    eager = EagerSteps(graph, inputs, tensors, drawn, memory)
+    truth = Float64Steps(graph, inputs, tensors, eager.dtypes, drawn)
     rows = []
     with torch.no_grad():
         for place, (name, compiled) in enumerate(zip(tensors, results)):

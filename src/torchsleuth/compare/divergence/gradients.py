@@ -40,7 +40,7 @@ class _Wrong:
 
 def wrong_gradient(
     graph: GraphModule,
-    inputs: Callable[[], list[Any]],
+    inputs: Sequence[Any],
     ways: Compilers,
     tell: Callable[[Mapping[str, Any]], None],
     drawn: EagerRun | None = None,
@@ -49,11 +49,11 @@ def wrong_gradient(
     """The part `culprit` of an answer; None where no gradient is wrong, or the graph cannot be cut.
 
     `ways` compile a captured graph with its backward, `without_code` does so with eager's kernels: AOTAutograd alone.
-    Used as `wrong_gradient(graph, lambda: [x], ways, print)["node"]`.
+    Used as `wrong_gradient(graph, [x], ways, print)["node"]`.
     """
     if writes_what_is_read(graph):
         return None
-    differentiable = _differentiable(graph, inputs())
+    differentiable = _differentiable(graph, inputs)
     groups = _groups(graph)
     tried = 0
 
@@ -63,7 +63,7 @@ def wrong_gradient(
         tried += 1
         order = {node.name: place for place, node in enumerate(graph.graph.nodes)}
         names = sorted((name for group in groups[first:last] for name in group), key=order.__getitem__)
-        return _judged(graph, inputs(), names, differentiable, ways, drawn)
+        return _judged(graph, inputs, names, differentiable, ways, drawn)
 
     low, high = 0, len(groups)
     found = wrong(low, high)
@@ -77,7 +77,7 @@ def wrong_gradient(
             high, found = middle, earlier
         else:
             break
-    order = (inputs(), found.calls, differentiable)
+    order = (inputs, found.calls, differentiable)
     alone = without_code is not None and _judged(graph, *order, without_code, drawn) is not None
     return _described(graph, found, OF_AOTAUTOGRAD if alone else OF_CODE)
 
@@ -132,7 +132,7 @@ def _groups(graph: GraphModule) -> list[list[str]]:
 
 def _judged(
     graph: GraphModule,
-    given: list[Any],
+    given: Sequence[Any],
     calls: Sequence[str],
     differentiable: Collection[str],
     ways: Compilers,

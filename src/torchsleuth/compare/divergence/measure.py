@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from torchsleuth.compare.divergence.distance import Distance, checksum, distance
 from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, Float64Steps, writes_what_is_read
-from torchsleuth.compare.reference.cloning import tensors_in
+from torchsleuth.compare.reference.cloning import clone_inputs, tensors_in
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.compare.reference.float64 import widen_graph
 from torchsleuth.compare.reference.trees import leaves
@@ -31,18 +31,25 @@ MOST_KEPT = 16 << 20
 
 @dataclass(frozen=True)
 class Subject:
-    """A compiled graph that can be run: `call` takes a list of inputs, `inputs` makes them anew.
+    """A compiled graph that can be run: `call` takes a list of inputs, which it may write.
 
-    `graph` is what eager runs; `node_of` has its node for each node of the compiled graph that stands for the same.
+    `inputs` are the values it was called with, which nothing writes; `fresh` makes such a list of them, and is by
+    default a copy. `graph` is what eager runs; `node_of` has its node for each node of the compiled graph that stands
+    for the same.
     """
 
     graph: GraphModule
-    inputs: Callable[[], list[Any]]
+    inputs: Sequence[Any]
     call: Callable[[list[Any]], Any]
     code: CompiledCode
     node_of: Mapping[str, str]
     drawn: EagerRun | None = None
     memory: EagerMemory = field(default_factory=EagerMemory)
+    fresh: Callable[[], list[Any]] | None = None
+
+    def run(self) -> Any:
+        """What a call of the compiled graph returns."""
+        return self.call(clone_inputs(list(self.inputs)) if self.fresh is None else self.fresh())
 
     @cached_property
     def wide(self) -> GraphModule | None:
@@ -133,7 +140,7 @@ def substituted(
     known = first.references if first is not None else None
     if known is None:
         return _run(subject, tick, forced=nodes, rebased=False)
-    eager = EagerSteps(subject.graph, subject.inputs(), nodes, subject.drawn, subject.memory)
+    eager = EagerSteps(subject.graph, subject.inputs, nodes, subject.drawn, subject.memory)
     seen: set[str] = set()
 
     def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
@@ -206,7 +213,7 @@ def _apart(one: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
 def _call(subject: Subject, look: Any) -> Any:
     subject.code.look = look
     try:
-        return subject.call(subject.inputs())
+        return subject.run()
     finally:
         subject.code.look = None
 
@@ -218,7 +225,7 @@ def _run(
     results_of = {name for _, name in returned}
     names = subject.seen
     wanted = {*names, *results_of}
-    given = subject.inputs()
+    given = subject.inputs
     eager = EagerSteps(subject.graph, given, wanted, subject.drawn, subject.memory)
     truth = Float64Steps(subject.graph, given, wanted, eager.dtypes, subject.drawn, subject.wide)
     order = {name: place for place, name in enumerate(eager.nodes)}

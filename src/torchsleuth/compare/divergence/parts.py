@@ -19,6 +19,7 @@ from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, needed
 from torchsleuth.compare.reference.cloning import clone_inputs, tensors_in
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.compare.reference.room import room
+from torchsleuth.compare.reference.written import alone_in_memory, positions_written
 from torchsleuth.compare.verdict.judge import judge
 from torchsleuth.compare.verdict.verdict import DIVERGED, Verdict
 from torchsleuth.torch_internals.schemas import may_write
@@ -86,7 +87,7 @@ def part_of(
     drawn: EagerRun | None = None,
     memory: EagerMemory | None = None,
 ) -> Part:
-    """These calls as a graph of their own, fed with eager's values."""
+    """These calls as a graph of their own, fed with eager's values; inputs that nothing writes are not copied."""
     nodes = {n.name: n for n in graph.graph.nodes}
     chosen = set(calls)
     outer = list(
@@ -98,9 +99,13 @@ def part_of(
         )
     )
     steps = EagerSteps(graph, inputs, outer, drawn, memory)
+    placeholders = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    written = positions_written(graph, inputs)
+    as_given = {placeholders[place] for place in alone_in_memory(inputs) if place not in written}
     values = {}
     for name in outer:
-        values[name] = clone_inputs(steps.value(name))
+        value = steps.value(name)
+        values[name] = value if name in as_given else clone_inputs(value)
         steps.done(name)
     made: dict[str, Any] = {}
     small = Graph()
@@ -144,7 +149,7 @@ def beginning_of(graph: GraphModule, node: str, inputs: Sequence[Any]) -> Part:
 
 def look_inside(
     graph: GraphModule,
-    inputs: Callable[[], list[Any]],
+    inputs: Sequence[Any],
     node: str,
     calls: Sequence[str],
     ways: Compilers,
@@ -158,12 +163,12 @@ def look_inside(
     memory = EagerMemory() if memory is None else memory
 
     def part(names: Sequence[str], returned: Sequence[str]) -> Part:
-        return part_of(graph, inputs(), names, returned, drawn, memory)
+        return part_of(graph, inputs, names, returned, drawn, memory)
 
     alone = part(calls, [node])
     told = _judged(alone, ways.compiled)
     if told is None or told.kind != DIVERGED:
-        began = _judged(beginning_of(graph, node, inputs()), ways.whole or ways.compiled)
+        began = _judged(beginning_of(graph, node, inputs), ways.whole or ways.compiled)
         if began is not None and began.kind == DIVERGED:
             return Inside(True, node, "beginning", began.sentence)
         return Inside(False, sentence="" if told is None else told.sentence)

@@ -26,11 +26,15 @@ from torchsleuth.compare.reference.float64 import (
     widen_graph,
     widen_inputs,
 )
-from torchsleuth.compare.reference.room import room
+from torchsleuth.compare.reference.room import room, trim
+from torchsleuth.compare.reference.written import for_one_run, positions_written
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 MOST_WAITING = 1 << 30
 """Bytes of values that wait for the compiled run to come to them; beyond, they are let go, and not compared."""
+
+BETWEEN_TRIMS = 64 << 20
+"""Bytes of values on an accelerator that are made between two looks at the memory it has: a look takes 0.1 ms."""
 
 MOST_REMEMBERED = 128 << 20
 """Bytes of eager's values that one run leaves for the next."""
@@ -54,21 +58,22 @@ class Steps:
         self.env = env
         self.dropped: set[str] = set()
         self._evaluate = evaluate
-        self._order = list(graph.graph.nodes)
-        self._next = 0
         self._in_order = writes_what_is_read(graph)
         # Nodes that are evaluated without their inputs.
         self._at_hand = frozenset() if self._in_order else frozenset(at_hand)
         # Of a graph that writes: values as they were made, for whoever asks later.
         self._as_made: dict[Node, Any] = {}
         self._waiting = {self.nodes[name] for name in wanted if name in self.nodes}
+        # Of a graph that writes: what is computed one after the other. Other inputs are taken up when they are read.
+        self._order = iter([n for n in graph.graph.nodes if n.op != "placeholder" or n in self._waiting])
         self._readers = self._count_readers()
         self._asked: Node | None = None
         self._idle: dict[Node, int] = {}
+        self._made_on_device = 0
 
     def _count_readers(self) -> dict[Node, int]:
         """How many nodes that will be computed read each node."""
-        needed = set(self._order)
+        needed = set(self.nodes.values())
         if not self._in_order:
             needed = needed_by(self._waiting, behind=lambda node: node.name not in self._at_hand)
 
@@ -105,12 +110,14 @@ class Steps:
 
     def _compute(self, wanted: Node) -> None:
         if self._in_order:
-            while wanted not in self.env and self._next < len(self._order):
-                node = self._order[self._next]
-                self._next += 1
+            for node in self._order:
                 if node.op != "output":
+                    for given in node.all_input_nodes:
+                        if given.op == "placeholder" and given not in self.env:
+                            self._one(given)
                     self._one(node)
-            return
+                if wanted in self.env:
+                    return
         todo = [wanted]
         while todo:
             node = todo[-1]
@@ -124,6 +131,11 @@ class Steps:
 
     def _one(self, node: Node) -> None:
         value = self.env[node] = self._evaluate(node)
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            self._made_on_device += value.numel() * value.element_size()
+            if self._made_on_device > BETWEEN_TRIMS:
+                self._made_on_device = 0
+                trim(value.device)
         if self._in_order and node in self._waiting:
             self._as_made[node] = clone_inputs(value)
         for each in (node, *self._inputs_of(node)):
@@ -227,7 +239,8 @@ class EagerSteps(Steps):
         memory: EagerMemory | None = None,
     ) -> None:
         self.run = EagerRun(graph)
-        self.given = dict(zip((n for n in graph.graph.nodes if n.op == "placeholder"), inputs))
+        given = for_one_run(graph, inputs)
+        self.given = dict(zip((n for n in graph.graph.nodes if n.op == "placeholder"), given))
         self.drawn: Mapping[str, Any] = drawn.drawn if drawn is not None else {}
         self.memory = EagerMemory() if memory is None else memory
         self.run.dtypes = self.memory.dtypes
@@ -295,10 +308,12 @@ class Float64Steps(Steps):
             return NotImplemented if draw is None else draw(*args, **kwargs)
 
         self.run = Float64Run(wide, graph, dtypes, substitute, notes=False)
-        self.given = dict(zip((n for n in wide.graph.nodes if n.op == "placeholder"), inputs))
+        places = [n for n in wide.graph.nodes if n.op == "placeholder"]
+        self.given = dict(zip(places, inputs))
         super().__init__(wide, self._node, self.run.env, wanted)
-        if self._in_order:  # inputs may share memory, which a write has to reach
-            self.given = dict(zip(self.given, widen_inputs(list(inputs))))
+        # Of a graph that writes: inputs may share memory, which a write has to reach.
+        written = sorted(positions_written(graph, inputs)) if self._in_order else []
+        self._widened = dict(zip((places[i] for i in written), widen_inputs([inputs[i] for i in written])))
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -306,7 +321,7 @@ class Float64Steps(Steps):
 
     def _node(self, node: Node) -> Any:
         if node in self.given:
-            return self.given[node] if self._in_order else widen_inputs([self.given[node]])[0]
+            return self._widened[node] if node in self._widened else widen_inputs([self.given[node]])[0]
         return self.run.run_node(node)
 
     def rebase(self, name: str, eager: Any) -> None:
@@ -318,5 +333,5 @@ class Float64Steps(Steps):
 def run_once(graph: GraphModule, inputs: Sequence[Any]) -> EagerRun:
     """One whole eager run, for what it draws at random: `run_once(graph, inputs).drawn`."""
     recorder = EagerRun(graph)
-    Interpreter.run(recorder, *clone_inputs(list(inputs)))
+    Interpreter.run(recorder, *for_one_run(graph, inputs))
     return recorder

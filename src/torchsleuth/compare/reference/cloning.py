@@ -74,7 +74,7 @@ def clone_inputs(tree: Any) -> Any:
     Example: `a = torch.zeros(4); x, y = clone_inputs([a, a[1:]])` - writing to `x` shows in `y`.
     """
     tensors = tensors_in(tree)
-    memory = _cloned_storages([t for t in tensors if _by_storage(t)])
+    memory = _cloned_storages([t for t in tensors if has_plain_memory(t)])
     clones = {id(t): _clone(t, memory) for t in tensors}
     return map_tensors(tree, lambda t: clones[id(t)])
 
@@ -117,7 +117,8 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(*as_bits)
 
 
-def _by_storage(tensor: torch.Tensor) -> bool:
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but elements laid over a storage: `has_plain_memory(torch.ones(2))`."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return plain and form_of(tensor) == "strided" and tensor.device.type != "meta"
 
@@ -155,7 +156,7 @@ def _cloned_storages(tensors: list[torch.Tensor]) -> dict[StorageKey, tuple[torc
 
 
 def _clone(tensor: torch.Tensor, memory: dict[StorageKey, tuple[torch.UntypedStorage, int]]) -> torch.Tensor:
-    if not _by_storage(tensor) or tensor.numel() == 0:
+    if not has_plain_memory(tensor) or tensor.numel() == 0:
         # A clone of a ZeroTensor is not one any more; nothing can be written into it.
         copy = tensor.detach() if form_of(tensor) == "zero" else tensor.detach().clone()
     else:

@@ -29,6 +29,7 @@ from torchsleuth.compare.reference.float64 import (
 )
 from torchsleuth.compare.reference.rng import RngState, restore_rng, save_rng
 from torchsleuth.compare.reference.trees import leaves
+from torchsleuth.compare.reference.written import for_one_run
 from torchsleuth.torch_internals.schemas import may_write
 
 MUTATED = " (mutated)"
@@ -89,12 +90,12 @@ def run_eager(
     if not any(may_write(n) for n in graph.graph.nodes):
         return result_of(recorder.run(*inputs)), recorder, ()
     state = snapshot(graph_state(graph))
-    fresh = clone_inputs(list(inputs))
+    fresh = for_one_run(graph, inputs)
     outputs = clone_inputs(recorder.run(*fresh))
     mutated = tuple(
         i
         for i, (a, b) in enumerate(zip(inputs, fresh))
-        if isinstance(a, torch.Tensor) and not same_bits(a, b)
+        if isinstance(a, torch.Tensor) and a is not b and not same_bits(a, b)
     )
     result = result_of(outputs, fresh, mutated)
     restore(state)

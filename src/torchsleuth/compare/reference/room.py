@@ -34,6 +34,9 @@ LEAST = 128 << 20
 RETAINED = 64 << 20
 """Bytes that a check may still hold at its end: graphs refer to themselves and wait for a collection."""
 
+UNUSED = 32 << 20
+"""Bytes of unused blocks that are worth giving back: it waits for the device, and what is needed again is taken anew."""
+
 _program: dict[torch.device, int] = {}
 _copied: dict[torch.device, int] = {}
 _checking: set[torch.device] = set()
@@ -113,11 +116,27 @@ def _note_program(device: torch.device) -> None:
     _program[device] = max(_program[device], _bytes_now(device) - _copied.get(device, 0))
 
 
+def trim(device: torch.device) -> None:
+    """Gives unused blocks back where the process holds nearly all that it may while a check is under way.
+
+    The allocator does so only where the device itself is full. Used as `trim(value.device)` between two steps.
+    """
+    if device.type != "cuda" or device not in _checking:
+        return
+    limit = 2 * _program[device] + EXTRA
+    if torch.cuda.memory_reserved(device) > BLOCKS * limit and _unused(device) > UNUSED:
+        _empty_cache()
+
+
 def _give_back(device: torch.device) -> None:
     """Blocks that only the check needed would stay with the process, and the program may need other sizes."""
     if _unused(device) > SPARE:
-        with contextlib.suppress(RuntimeError):  # while a CUDA graph is being captured, nothing may be freed
-            torch.cuda.empty_cache()
+        _empty_cache()
+
+
+def _empty_cache() -> None:
+    with contextlib.suppress(RuntimeError):  # while a CUDA graph is being captured, nothing may be freed
+        torch.cuda.empty_cache()
 
 
 def room(device: torch.device) -> int:

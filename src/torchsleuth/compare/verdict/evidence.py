@@ -37,9 +37,10 @@ from torchsleuth.compare.reference.float64 import (
 )
 from torchsleuth.compare.reference.inlining import inlined
 from torchsleuth.compare.reference.rng import RngState, rng_kept
-from torchsleuth.compare.reference.room import room
+from torchsleuth.compare.reference.room import room, trim
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.reference.unwritten import filled_memory, of_unwritten_memory
+from torchsleuth.compare.reference.written import positions_written
 from torchsleuth.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
 from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, USUAL, Spread, sampled
@@ -222,7 +223,7 @@ def _only(graph: GraphModule, paths: Collection[str]) -> GraphModule:
 
 def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) -> Evidence:
     graph, recorder, mutated = reference.graph, reference.recorder, reference.mutated
-    written = _written_inputs(graph, reference.inputs)
+    written = positions_written(graph, reference.inputs)
     wide = widen_graph(graph, places.here)
     late = [i for i, v in enumerate(reference.inputs) if _widens_late(v) and i not in written]
     widen_late(wide, late, places.here)
@@ -301,28 +302,6 @@ def _widens_late(value: Any) -> bool:
     return plain and (value.is_floating_point() or value.is_complex())
 
 
-def _written_inputs(graph: GraphModule, inputs: Sequence[Any]) -> set[int]:
-    """Which inputs the graph may write, those that share memory with one included; all, where that is not told."""
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    writers = [n for n in graph.graph.nodes if may_write(n)]
-    if not writers:
-        return set()
-    if any(n.op == "call_module" or n.target is not torch.ops.aten.copy_.default for n in writers):
-        return set(range(len(inputs)))
-    targets = {arg for n in writers for arg in written_arguments(n)}
-    if not targets <= set(placeholders):
-        return set(range(len(inputs)))
-    written = {i for i, n in enumerate(placeholders) if n in targets}
-    memory = {_memory(inputs[i]) for i in written} - {0}
-    return written | {i for i, value in enumerate(inputs) if _memory(value) in memory}
-
-
-def _memory(value: Any) -> int:
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.device.type == "meta":
-        return 0
-    return value.untyped_storage().data_ptr()
-
-
 def _memory_watch(device: torch.device, more: int) -> Callable[[], None]:
     """Raises when a run on a device takes so many bytes more than now; on the CPU there is nowhere else to go."""
     if device.type != "cuda" or more == 0:
@@ -330,6 +309,7 @@ def _memory_watch(device: torch.device, more: int) -> Callable[[], None]:
     limit = torch.cuda.memory_allocated(device) + more
 
     def watch() -> None:
+        trim(device)
         taken = torch.cuda.memory_allocated(device)
         if taken > limit:
             raise MemoryError(f"it would take more than {limit >> 20} MiB")
