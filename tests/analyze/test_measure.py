@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchsleuth.compare.divergence.distance import checksum, distance
 from torchsleuth.compare.divergence.measure import Subject, accumulated, differing, local, substituted
 from torchsleuth.compare.divergence.parts import Compilers, beginning_of, look_inside
-from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, writes_what_is_read
+from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, Float64Steps, writes_what_is_read
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
 
 INF, NAN = float("inf"), float("nan")
@@ -265,3 +265,54 @@ def test_values_on_another_device_are_not_kept_for_the_next_run():
         assert steps.value(name).device.type == "meta"
         steps.done(name)
     assert not memory.values and memory.dtypes["add_3"] == torch.float32
+
+
+def test_inputs_are_left_as_they_were_by_a_graph_that_writes_them():
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    changed = graph.create_node("call_function", torch.ops.aten.add_.Tensor, (x, y), name="changed")
+    read = graph.create_node("call_function", torch.ops.aten.mul.Tensor, (changed, x), name="read")
+    graph.output((read,))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    inputs = [torch.ones(2), torch.full((2,), 3.0)]
+    for steps in (
+        EagerSteps(module, inputs, ["changed", "read"]),
+        Float64Steps(module, inputs, ["changed", "read"], {}),
+    ):
+        assert steps.value("changed").tolist() == [4.0, 4.0]
+        assert steps.value("read").tolist() == [16.0, 16.0]
+    assert inputs[0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("lowering_is_wrong", [True, False])
+def test_values_too_large_to_be_returned_together_are_looked_at_one_by_one(monkeypatch, lowering_is_wrong):
+    graph = torch.fx.Graph()
+    value = graph.placeholder("x")
+    names = ["sin", "exp", "cos", "tanh"]
+    for name in names:
+        value = graph.create_node("call_function", getattr(torch.ops.aten, name).default, (value,), name=name)
+    graph.output((value,))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    most = []
+
+    def wrong(part, values):
+        most.append(len(part.graph.output_node().args[0]))
+
+        class Wrong(torch.fx.Interpreter):
+            def run_node(self, n):
+                return (
+                    super().run_node(n) + (1 if n.name == "exp" else 0)
+                    if n.op != "output"
+                    else super().run_node(n)
+                )
+
+        return lambda given: Wrong(part).run(*given)
+
+    def right(part, values):
+        return lambda given: part(*given)
+
+    monkeypatch.setattr("torchsleuth.compare.divergence.parts.MOST_EXPOSED", 40)
+    ways = Compilers(wrong, lowered=wrong if lowering_is_wrong else right)
+    told = look_inside(module, [torch.linspace(0, 1, 8)], "tanh", names, ways)
+    assert (told.node, told.how) == ("exp", "lowered" if lowering_is_wrong else "beginnings")
+    assert set(most) == {1}

@@ -19,8 +19,8 @@ from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, needed
 from torchsleuth.compare.reference.cloning import clone_inputs, tensors_in
 from torchsleuth.compare.reference.eager import EagerRun
 from torchsleuth.compare.reference.room import room
-from torchsleuth.compare.reference.written import alone_in_memory, positions_written
-from torchsleuth.compare.verdict.judge import judge
+from torchsleuth.compare.reference.written import alone_in_memory
+from torchsleuth.compare.verdict.judge import JUDGING_BYTES, judge
 from torchsleuth.compare.verdict.verdict import DIVERGED, Verdict
 from torchsleuth.torch_internals.schemas import may_write
 
@@ -87,7 +87,7 @@ def part_of(
     drawn: EagerRun | None = None,
     memory: EagerMemory | None = None,
 ) -> Part:
-    """These calls as a graph of their own, fed with eager's values; inputs that nothing writes are not copied."""
+    """These calls as a graph of their own, fed with eager's values, which nobody may write."""
     nodes = {n.name: n for n in graph.graph.nodes}
     chosen = set(calls)
     outer = list(
@@ -99,14 +99,13 @@ def part_of(
         )
     )
     steps = EagerSteps(graph, inputs, outer, drawn, memory)
-    placeholders = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
-    written = positions_written(graph, inputs)
-    as_given = {placeholders[place] for place in alone_in_memory(inputs) if place not in written}
     values = {}
     for name in outer:
-        value = steps.value(name)
-        values[name] = value if name in as_given else clone_inputs(value)
+        # What a graph writes is as it was when it was made; anything else nobody changes.
+        values[name] = clone_inputs(steps.value(name)) if steps.writes else steps.value(name)
         steps.done(name)
+    whole = [name for place, name in enumerate(values) if place in alone_in_memory([*values.values()])]
+    values = {n: v if n in whole and _fills_its_memory(v) else clone_inputs(v) for n, v in values.items()}
     made: dict[str, Any] = {}
     small = Graph()
     for name, value in values.items():
@@ -123,6 +122,10 @@ def part_of(
     small.output(tuple(made[name] for name in returned))
     given = tuple(value for value in values.values() if isinstance(value, torch.Tensor))
     return Part(GraphModule(graph, small), given, tuple(calls), tuple(returned))
+
+
+def _fills_its_memory(value: torch.Tensor) -> bool:
+    return value.numel() * value.element_size() == value.untyped_storage().nbytes()
 
 
 def beginning_of(graph: GraphModule, node: str, inputs: Sequence[Any]) -> Part:
@@ -172,16 +175,20 @@ def look_inside(
         if began is not None and began.kind == DIVERGED:
             return Inside(True, node, "beginning", began.sentence)
         return Inside(False, sentence="" if told is None else told.sentence)
-    tensors = _returning(alone)
+    tensors, fit = _tensors_of(alone)
     if len(tensors) < 2:
         return Inside(True, node, "", told.sentence)
-    exposed = part(calls, tensors)
-    for way, name in ((ways.lowered, "lowered"), (ways.compiled, "compiled")):
-        found = _first_wrong(exposed, way) if way is not None else None
-        if found is not None:
-            return Inside(True, *found[:1], name, found[1])
-    first = _first_beginning(tensors, part, calls, ways, graph)
-    return Inside(True, first or node, "beginnings" if first else "", told.sentence)
+    if fit:
+        exposed = part(calls, tensors)
+        for way, name in ((ways.lowered, "lowered"), (ways.compiled, "compiled")):
+            found = _first_wrong(exposed, way) if way is not None else None
+            if found is not None:
+                return Inside(True, *found[:1], name, found[1])
+    elif ways.lowered is not None and _wrong(alone, ways.lowered):
+        first = _first_beginning(tensors, part, calls, ways.lowered, graph)
+        return Inside(True, first, "lowered", told.sentence)
+    first = _first_beginning(tensors, part, calls, ways.compiled, graph)
+    return Inside(True, first, "beginnings", told.sentence)
 
 
 def _judged(part: Part, way: Callable[..., Any]) -> Verdict | None:
@@ -206,32 +213,38 @@ def _first_beginning(
     tensors: Sequence[str],
     part: Callable[[Sequence[str], Sequence[str]], Part],
     calls: Sequence[str],
-    ways: Compilers,
+    way: Callable[..., Any],
     graph: GraphModule,
-) -> str | None:
+) -> str:
     """The first node whose value is wrong where only it is returned; by halves, since what follows inherits it."""
     low, high = 0, len(tensors) - 1
     while low < high:
         middle = (low + high) // 2
         name = tensors[middle]
         known = {n.name for n in graph.graph.nodes} - set(calls)
-        told = _judged(part(calls_between(graph, name, known), [name]), ways.compiled)
-        if told is not None and told.kind == DIVERGED:
+        if _wrong(part(calls_between(graph, name, known), [name]), way):
             high = middle
         else:
             low = middle + 1
     return tensors[low]
 
 
-def _returning(part: Part) -> list[str]:
-    """The calls of a part whose value is a tensor, as long as they take little memory together."""
+def _wrong(part: Part, way: Callable[..., Any]) -> bool:
+    told = _judged(part, way)
+    return told is not None and told.kind == DIVERGED
+
+
+def _tensors_of(part: Part) -> tuple[list[str], bool]:
+    """The calls of a part whose value is a tensor, and whether there is memory to return and judge them all at once."""
     steps = EagerSteps(part.graph, part.inputs, part.calls)
-    found, taken = [], 0
+    found, taken, largest = [], 0, 0
     for name in part.calls:
         value = steps.value(name)
         steps.done(name)
         if isinstance(value, torch.Tensor):
             taken += value.numel() * value.element_size()
+            largest = max(largest, value.numel())
             found.append(name)
-    most = min([MOST_EXPOSED, *(room(t.device) // 4 for t in tensors_in(list(part.inputs))[:1])])
-    return found if taken <= most else list(part.returned)
+    left = min((room(t.device) for t in tensors_in(list(part.inputs))[:1]), default=MOST_EXPOSED)
+    # Of each there is the compiled value and eager's; they are judged one after the other.
+    return found, taken <= MOST_EXPOSED and 2 * taken + JUDGING_BYTES * largest <= left

@@ -7,6 +7,7 @@ that writes into memory it has read before has one order only, and is run in tha
 
 from __future__ import annotations
 
+import abc
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -40,16 +41,15 @@ MOST_REMEMBERED = 128 << 20
 """Bytes of eager's values that one run leaves for the next."""
 
 
-class Steps:
+class Steps(abc.ABC):
     """The values of a graph's nodes, on demand; `wanted` are the names that will be asked for, each once.
 
-    Used as `Steps(graph, evaluate, {"relu"}).value("relu")`; `evaluate` computes a node from the values in `env`.
+    How a node is computed from the values in `env`, its kinds know: `EagerSteps(graph, [x], {"relu"}).value("relu")`.
     """
 
     def __init__(
         self,
         graph: GraphModule,
-        evaluate: Callable[[Node], Any],
         env: dict[Node, Any],
         wanted: Collection[str],
         at_hand: Collection[str] = (),
@@ -57,10 +57,10 @@ class Steps:
         self.nodes = {n.name: n for n in graph.graph.nodes}
         self.env = env
         self.dropped: set[str] = set()
-        self._evaluate = evaluate
-        self._in_order = writes_what_is_read(graph)
+        # Then its nodes have one order only.
+        self.writes = writes_what_is_read(graph)
         # Nodes that are evaluated without their inputs.
-        self._at_hand = frozenset() if self._in_order else frozenset(at_hand)
+        self._at_hand = frozenset() if self.writes else frozenset(at_hand)
         # Of a graph that writes: values as they were made, for whoever asks later.
         self._as_made: dict[Node, Any] = {}
         self._waiting = {self.nodes[name] for name in wanted if name in self.nodes}
@@ -71,10 +71,14 @@ class Steps:
         self._idle: dict[Node, int] = {}
         self._made_on_device = 0
 
+    @abc.abstractmethod
+    def _evaluate(self, node: Node) -> Any:
+        """The value of a node whose inputs are in `env`."""
+
     def _count_readers(self) -> dict[Node, int]:
         """How many nodes that will be computed read each node."""
         needed = set(self.nodes.values())
-        if not self._in_order:
+        if not self.writes:
             needed = needed_by(self._waiting, behind=lambda node: node.name not in self._at_hand)
 
         def reads(user: Node) -> bool:
@@ -109,7 +113,7 @@ class Steps:
             self.env[self.nodes[name]] = value
 
     def _compute(self, wanted: Node) -> None:
-        if self._in_order:
+        if self.writes:
             for node in self._order:
                 if node.op != "output":
                     for given in node.all_input_nodes:
@@ -136,7 +140,7 @@ class Steps:
             if self._made_on_device > BETWEEN_TRIMS:
                 self._made_on_device = 0
                 trim(value.device)
-        if self._in_order and node in self._waiting:
+        if self.writes and node in self._waiting:
             self._as_made[node] = clone_inputs(value)
         for each in (node, *self._inputs_of(node)):
             if each is not node:
@@ -244,8 +248,8 @@ class EagerSteps(Steps):
         self.drawn: Mapping[str, Any] = drawn.drawn if drawn is not None else {}
         self.memory = EagerMemory() if memory is None else memory
         self.run.dtypes = self.memory.dtypes
-        super().__init__(graph, self._node, self.run.env, wanted, self.memory.values)
-        self._remembers = memory is not None and not self._in_order
+        super().__init__(graph, self.run.env, wanted, self.memory.values)
+        self._remembers = memory is not None and not self.writes
 
     @property
     def dtypes(self) -> dict[str, Any]:
@@ -257,7 +261,7 @@ class EagerSteps(Steps):
             self.memory.keep(name, self.env.get(self.nodes[name]))
         super().done(name)
 
-    def _node(self, node: Node) -> Any:
+    def _evaluate(self, node: Node) -> Any:
         if node.name in self._at_hand:
             return self.memory.values[node.name]
         if node in self.given:
@@ -310,23 +314,23 @@ class Float64Steps(Steps):
         self.run = Float64Run(wide, graph, dtypes, substitute, notes=False)
         places = [n for n in wide.graph.nodes if n.op == "placeholder"]
         self.given = dict(zip(places, inputs))
-        super().__init__(wide, self._node, self.run.env, wanted)
+        super().__init__(wide, self.run.env, wanted)
         # Of a graph that writes: inputs may share memory, which a write has to reach.
-        written = sorted(positions_written(graph, inputs)) if self._in_order else []
+        written = sorted(positions_written(graph, inputs)) if self.writes else []
         self._widened = dict(zip((places[i] for i in written), widen_inputs([inputs[i] for i in written])))
 
     @property
     def fallbacks(self) -> dict[str, str]:
         return self.run.findings.fallbacks
 
-    def _node(self, node: Node) -> Any:
+    def _evaluate(self, node: Node) -> Any:
         if node in self.given:
             return self._widened[node] if node in self._widened else widen_inputs([self.given[node]])[0]
         return self.run.run_node(node)
 
     def rebase(self, name: str, eager: Any) -> None:
         """From here on float64 goes on from eager's value of a node: what comes after it is judged by itself."""
-        if not self._in_order:
+        if not self.writes:
             self.replace(name, widen(clone_inputs(eager)))
 
 

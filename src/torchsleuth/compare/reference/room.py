@@ -35,7 +35,7 @@ RETAINED = 64 << 20
 """Bytes that a check may still hold at its end: graphs refer to themselves and wait for a collection."""
 
 UNUSED = 32 << 20
-"""Bytes of unused blocks that are worth giving back: it waits for the device, and what is needed again is taken anew."""
+"""Bytes of unused blocks that are worth giving back: that waits for the device, and blocks are dear to take anew."""
 
 _program: dict[torch.device, int] = {}
 _copied: dict[torch.device, int] = {}

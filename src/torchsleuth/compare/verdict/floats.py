@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from torchsleuth.compare.compat.close import unravel
+from torchsleuth.compare.reference.chunks import pieces
 from torchsleuth.compare.verdict.evidence import AMPLIFICATION, Leaf
 from torchsleuth.compare.verdict.patterns import Errors, whitened, worst_lane
 from torchsleuth.compare.verdict.patterns import bias as bias_of
@@ -81,22 +82,33 @@ def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: VerdictLimits) -> L
 
 
 def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
-    spread, device = leaf.spread, leaf.truth.device
-    truth, eager, result = (as_real(v).to(device) for v in (leaf.truth, leaf.eager, compiled))
-    square = torch.zeros_like(truth) if spread.square is None else spread.square.to(truth.dtype)
-    if not math.isfinite(float(square.sum())):
-        square.nan_to_num_(0.0, 0.0, 0.0)
-    noise = _with_neighbours(square).sqrt_()
-    noise = torch.maximum(noise, ulp(truth, leaf.eager.dtype).mul_(0.5))
-    noise = _widen_at_jumps(noise, spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
-    noise = _widen_at_jumps(noise, spread.reach(REVERSED), JUMP)
-    off, eager_off = result - truth, eager - truth
+    # A leaf may be most of the program's memory: one copy of it at a time, each used up in place.
+    truth = as_real(leaf.truth)
+    noise = _noise(leaf, truth)
+    off = as_real(compiled).to(truth.device) - truth
+    eager_off = as_real(leaf.eager).to(truth.device) - truth
     usable = torch.isfinite(off)
     eager_noise = eager_off.abs().div_(EAGER_SHARE)
     if not math.isfinite(float(eager_noise.sum())):
         eager_noise.nan_to_num_(0.0, 0.0, 0.0)
-    samples = tuple(spread.samples)
-    return Errors(truth, torch.maximum(noise, eager_noise), noise, off, eager_off, samples, usable)
+    samples = tuple(leaf.spread.samples)
+    widest = torch.maximum(noise, eager_noise, out=eager_noise)
+    return Errors(truth, widest, noise, off, eager_off, samples, usable)
+
+
+def _noise(leaf: Leaf, truth: torch.Tensor) -> torch.Tensor:
+    """What rounding does to each element, as the noisy runs show it, and never less than half a step of the dtype."""
+    spread = leaf.spread
+    square = torch.zeros_like(truth) if spread.square is None else spread.square.to(truth.dtype)
+    if not math.isfinite(float(square.sum())):
+        square.nan_to_num_(0.0, 0.0, 0.0)
+    noise = _with_neighbours(square).sqrt_()
+    del square
+    least = ulp(truth, leaf.eager.dtype).mul_(0.5)
+    noise = torch.maximum(noise, least, out=noise)
+    del least
+    noise = _widen_at_jumps(noise, spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
+    return _widen_at_jumps(noise, spread.reach(REVERSED), JUMP)
 
 
 def _with_neighbours(square: torch.Tensor) -> torch.Tensor:
@@ -120,10 +132,13 @@ def _row_dims(shape: torch.Size) -> list[int]:
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The distance between neighbouring floats of a dtype at each value."""
+    """The distance between neighbouring floats of a dtype at each value: `ulp(torch.ones(2).double(), torch.half)`."""
     info = torch.finfo(dtype)
-    exponent = torch.frexp(value.abs().clamp_min(info.smallest_normal))[1] - 1
-    return torch.ldexp(torch.full_like(value, info.eps), exponent)
+    found = torch.empty_like(value)
+    for piece, steps in pieces(value, found):
+        exponent = torch.frexp(piece.abs().clamp_min_(info.smallest_normal))[1] - 1
+        steps.copy_(torch.ldexp(torch.full_like(piece, info.eps), exponent))
+    return found
 
 
 def _widen_at_jumps(noise: torch.Tensor, reach: torch.Tensor | None, times: float) -> torch.Tensor:
@@ -200,16 +215,18 @@ def _point(
 def _numbers(
     draft: LeafVerdict, errors: Errors, compiled: torch.Tensor, leaf: Leaf, limits: VerdictLimits
 ) -> LeafVerdict:
-    far = torch.where(errors.usable, errors.compiled.abs() / errors.noise, 0.0)
+    far = errors.compiled.abs().div_(errors.noise).masked_fill_(~errors.usable, 0.0)
     flat = far.reshape(-1)
     where = int(flat.argmax())
     at = (v.reshape(-1)[where] for v in (errors.truth, errors.compiled, errors.eager))
     truth, off, eager_off = (float(v) for v in at)
-    finite_eager = errors.eager.nan_to_num(0.0, 0.0, 0.0)
     step = float(ulp(errors.truth.reshape(-1)[where], leaf.eager.dtype))
-    size = _rms(torch.where(errors.usable, errors.compiled, 0.0))
-    eager_size = _rms(finite_eager)
     index = unravel(where, tuple(far.shape))
+    z, share = float(flat[where]), int((flat > limits.z).sum()) / flat.numel()
+    del far, flat
+    size = _rms(torch.where(errors.usable, errors.compiled, 0.0))
+    finite_eager = errors.eager.nan_to_num(0.0, 0.0, 0.0)
+    eager_size = _rms(finite_eager)
     return replace(
         draft,
         index=index[:-1] if compiled.is_complex() else index,
@@ -217,10 +234,10 @@ def _numbers(
         compiled=truth + off,
         eager=truth + eager_off,
         ulps=abs(off) / step,
-        z=float(flat[where]),
-        z_eager=float((finite_eager.abs() / errors.bare).max()),
+        z=z,
+        z_eager=float(finite_eager.abs_().div_(errors.bare).max()),
         limit=limits.z,
-        share=float((flat > limits.z).double().mean()),
+        share=share,
         rmse_ratio=size / eager_size if eager_size else (math.inf if size else 1.0),
         closer_than_eager=size < eager_size,
     )

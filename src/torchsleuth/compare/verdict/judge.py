@@ -73,8 +73,8 @@ def judge(
     """
     start = save_rng()
     with rng_kept():
-        first, after = _call(compiled, inputs, boxed, start)
-        again = _call(compiled, inputs, boxed, start) if repeat else None
+        first, after = _call(compiled, inputs, boxed, start, owned=repeat)
+        again = _call(compiled, inputs, boxed, start, owned=True) if repeat else None
     return judge_results(
         graph,
         inputs,
@@ -146,14 +146,15 @@ def judge_results(
 
 
 def _call(
-    compiled: Callable[..., Any], inputs: Sequence[Any], boxed: bool, start: RngState
+    compiled: Callable[..., Any], inputs: Sequence[Any], boxed: bool, start: RngState, owned: bool
 ) -> tuple[Any, list[Any]]:
+    """What it returns and the inputs after it; where it is called again, the results are to be `owned`."""
     given = clone_inputs(list(inputs))
     restore_rng(start)
     with torch.no_grad():
         # A boxed function empties the list it is given, so it gets its own.
         out = compiled(list(given)) if boxed or getattr(compiled, "_boxed_call", False) else compiled(*given)
-    return clone_inputs(out), given
+    return clone_inputs(out) if owned else out, given
 
 
 def _shaped_like(eager: RunResult, result: RunResult) -> RunResult:
