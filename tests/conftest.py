@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Some virtual machines announce AMX and trap on its first instruction (a bfloat16 product ends the process); no test
 # is about AMX.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-# A shell that runs tests in the background has them ignore Ctrl-C, and all that they start.
+# A shell that runs tests in the background has them ignore Ctrl-C, and `nohup` a lost terminal; and all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items):
