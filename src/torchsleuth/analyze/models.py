@@ -17,27 +17,19 @@ import torch
 from torch.fx import GraphModule
 
 from torchsleuth.analyze.graphs import finished, subject_of
+from torchsleuth.analyze.whole_runs import detached, differences, named_tensors, ran
 from torchsleuth.cases.analysis import Analysis
-from torchsleuth.compare.compat.models import reduce_to_scalar_loss
 from torchsleuth.compare.divergence.analysis import analyze
 from torchsleuth.compare.divergence.compiling import AOT_ALONE, aten_ways, captured_ways
-from torchsleuth.compare.divergence.distance import distance
 from torchsleuth.compare.divergence.exposed import analyze_exposed
 from torchsleuth.compare.divergence.gradients import OF_AOTAUTOGRAD, wrong_gradient
 from torchsleuth.compare.divergence.parts import Compilers
 from torchsleuth.compare.reference.cloning import (
-    Snapshot,
-    changed,
-    clone_inputs,
-    map_tensors,
-    restore,
-    same_bits,
     snapshot,
 )
-from torchsleuth.compare.reference.kept_copies import KeptCopies
-from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.reference.kept_copies import KeptCopies, called_again
+from torchsleuth.compare.reference.rng import RngState, rng_kept, save_rng
 from torchsleuth.compare.reference.room import memory_counted_apart, note_run
-from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.judge import judge_results
 from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
 from torchsleuth.script_runtime.relaxed import with_reshapes
@@ -95,15 +87,15 @@ def compare_models(
     Used as `print(compare_models(model, torch.compile(model), [x]).words)`.
     """
     other = torch.compile(eager, backend=compiled) if isinstance(compiled, str) else compiled
-    named = _named_tensors((eager, other))
+    named = named_tensors((eager, other))
     before = snapshot(list(named.values()))
     watcher = _Watcher(KeptCopies(before), backward)
     with rng_kept() as start, compiled_anew():
-        plain = _ran(eager, named, before, inputs, start, backward)
+        plain = ran(eager, named, before, inputs, start, backward)
         note_run([*inputs, *named.values()])
         with _hooked(seams.hook_backend_calls, lambda call: call.graph):
-            captured = _ran(other, named, before, inputs, start, backward)
-        by_capture = _differences(plain, captured)
+            captured = ran(other, named, before, inputs, start, backward)
+        by_capture = differences(plain, captured)
         del captured
     with (
         memory_counted_apart(list(inputs)),
@@ -116,8 +108,8 @@ def compare_models(
             _hooked(seams.hook_backend_calls, watcher.on_backend),
             _hooked(seams.hook_inner_compiles, watcher.on_inner),
         ):
-            result = _ran(other, named, before, inputs, start, backward)
-        in_all = _differences(plain, result)
+            result = ran(other, named, before, inputs, start, backward)
+        in_all = differences(plain, result)
         gradients = any(path.endswith(".grad") for path in in_all)
         if gradients and not by_capture and all(graph.verdict != DIVERGED for graph in watcher.graphs):
             watcher.trace_gradients()
@@ -223,7 +215,7 @@ class _Watcher:
                 def analysed() -> Analysis | None:
                     if code is None or not code.written:
                         return None
-                    with _called_again(held, before, self.copies.weights_among(held)) as fresh:
+                    with called_again(held, before, self.copies.weights_among(held)) as fresh:
                         subject = subject_of(graph, before, inner, code, state, fresh)
                         parts = analyze(subject, aten_ways(call.kwargs), lambda message: None)
                     return finished(graph, parts)
@@ -263,7 +255,7 @@ class _Watcher:
                     graph,
                     before,
                     None,
-                    _detached(result),
+                    detached(result),
                     mutated_inputs_after=after,
                     rng_matched=True,
                     rng_state=state,
@@ -314,120 +306,6 @@ def _ways_of(call: seams.BackendCall) -> Compilers:
 def _copied(graph: GraphModule) -> GraphModule:
     """The graph before a compiler changes it, on the same tensors."""
     return GraphModule(graph, copy.deepcopy(graph.graph))
-
-
-@contextlib.contextmanager
-def _called_again(
-    live: Sequence[Any], before: Sequence[Any], weights: Sequence[int]
-) -> Iterator[Callable[[], list[Any]]]:
-    """Makes the inputs of one more call: the model's own weights as they lie in memory, the others as copies.
-
-    Whatever a call writes into weights is taken back before the next, and at the end.
-    """
-    at_end = [copy if same_bits(live[i], copy) else live[i].clone() for i in weights for copy in (before[i],)]
-
-    def fresh() -> list[Any]:
-        _put([live[i] for i in weights], [before[i] for i in weights])
-        others = [i for i in range(len(live)) if i not in weights]
-        given = dict(zip(others, clone_inputs([before[i] for i in others])))
-        return [given[i] if i in given else live[i] for i in range(len(live))]
-
-    try:
-        yield fresh
-    finally:
-        _put([live[i] for i in weights], at_end)
-
-
-def _put(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Gives tensors these values where they have others; autograd, which may have kept them, is not told."""
-    with torch.no_grad():
-        for tensor, value in zip(tensors, values):
-            if not same_bits(tensor, value):
-                tensor.data.copy_(value)
-
-
-def _detached(tree: Any) -> Any:
-    return map_tensors(tree, torch.Tensor.detach)
-
-
-# -- whole runs
-
-
-def _ran(
-    model: Callable[..., Any],
-    named: dict[str, torch.Tensor],
-    before: Snapshot,
-    inputs: Sequence[Any],
-    start: RngState,
-    backward: bool,
-) -> dict[str, Any]:
-    """What a call returns and changes, by path; afterwards everything is as it was `before`.
-
-    What it does not change is not copied: there the model's own tensors and inputs are given.
-    """
-    gradients = {name: t.grad for name, t in named.items() if t.requires_grad}
-    given = clone_inputs(list(inputs))
-    restore_rng(start)
-    try:
-        for name in gradients:
-            named[name].grad = None
-        out = model(*given)
-        if backward:
-            reduce_to_scalar_loss(out).backward()
-        found = dict(leaves(clone_inputs(_detached(out))))
-        for place, (old, new) in enumerate(zip(inputs, given)):
-            same = isinstance(old, torch.Tensor) and same_bits(old, new)
-            found[f"inputs[{place}]"] = old.detach() if same else _plain(new)
-        written = {id(before.originals[place]) for place in changed(before)}
-        for name, tensor in named.items():
-            found[_own_name(name)] = _plain(tensor) if id(tensor) in written else tensor.detach()
-        if backward:
-            wanting = [(f"inputs[{p}].grad", v) for p, v in enumerate(given) if _wants_gradient(v)]
-            wanting += [(f"{_own_name(name)}.grad", named[name]) for name in gradients]
-            found |= {name: clone_inputs(value.grad) for name, value in wanting if value.grad is not None}
-        return found
-    finally:
-        restore(before)
-        for name, gradient in gradients.items():
-            named[name].grad = gradient
-
-
-def _named_tensors(models: Sequence[Any]) -> dict[str, torch.Tensor]:
-    held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
-    return {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
-
-
-def _wants_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
-
-
-def _own_name(name: str) -> str:
-    """`torch.compile` of a module puts its own name in front of every other."""
-    return name.removeprefix("_orig_mod.")
-
-
-def _plain(value: Any) -> Any:
-    return clone_inputs(value.detach()) if isinstance(value, torch.Tensor) else value
-
-
-def _differences(eager: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The paths at which two runs differ by more than the last bits."""
-    found = [path for path in eager if path not in other] + [path for path in other if path not in eager]
-    for path in eager.keys() & other.keys():
-        ours, theirs = eager[path], other[path]
-        if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
-            alike = ours.shape == theirs.shape and ours.dtype == theirs.dtype
-            if not alike or distance(theirs, ours, None).far:
-                found.append(path)
-        elif type(ours) is not type(theirs) or not _equal(ours, theirs):
-            found.append(path)
-    return sorted(found)
-
-
-def _equal(ours: Any, theirs: Any) -> bool:
-    with contextlib.suppress(Exception):  # a user's own type may not know
-        return bool(ours == theirs or ours != ours)
-    return True
 
 
 @contextlib.contextmanager

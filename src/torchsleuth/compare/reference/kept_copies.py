@@ -6,7 +6,7 @@ A copy is given again only while it has the tensor's bits, so whoever changed th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,37 @@ class KeptCopies:
         if isinstance(value, torch.nn.Parameter):
             return torch.nn.Parameter(copy.detach(), requires_grad=value.requires_grad)
         return copy.detach().requires_grad_(value.requires_grad)
+
+
+@contextlib.contextmanager
+def called_again(
+    live: Sequence[Any], before: Sequence[Any], weights: Sequence[int]
+) -> Iterator[Callable[[], list[Any]]]:
+    """Makes the inputs of one more call: the model's own weights as they lie in memory, the others as copies.
+
+    Whatever a call writes into weights is taken back before the next, and at the end. Used as
+    `with called_again(given, copies, weights) as fresh: compiled(fresh())`.
+    """
+    at_end = [copy if same_bits(live[i], copy) else live[i].clone() for i in weights for copy in (before[i],)]
+
+    def fresh() -> list[Any]:
+        _put([live[i] for i in weights], [before[i] for i in weights])
+        others = [i for i in range(len(live)) if i not in weights]
+        given = dict(zip(others, clone_inputs([before[i] for i in others])))
+        return [given[i] if i in given else live[i] for i in range(len(live))]
+
+    try:
+        yield fresh
+    finally:
+        _put([live[i] for i in weights], at_end)
+
+
+def _put(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Gives tensors these values where they have others; autograd, which may have kept them, is not told."""
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values):
+            if not same_bits(tensor, value):
+                tensor.data.copy_(value)
 
 
 def _place(tensor: torch.Tensor) -> Place:
