@@ -67,3 +67,15 @@ def test_only_what_a_graph_writes_is_copied_for_its_run():
     assert values[0].tolist() == [0.0] * 4 and fresh[0][0] != 0.0
     assert fresh[1] is values[1] and fresh[2] is values[2]
     assert alone_in_memory(sharing) == [1]
+
+
+def test_a_view_of_what_is_written_is_copied_with_it_also_where_it_is_conjugate():
+    def step(x, y, z):
+        aten.copy_.default(x, aten.mul.Tensor(y, 2))
+        return (z,)
+
+    base, other = torch.zeros(4, dtype=torch.complex64), torch.ones(4, dtype=torch.complex64)
+    graph = make_fx(step)(base.clone(), other, base.clone())
+    assert positions_written(graph, [base, other, base.conj()]) == {0, 2}
+    assert alone_in_memory([base, other, base.conj()]) == [1]
+    assert alone_in_memory([other.conj()]) == []

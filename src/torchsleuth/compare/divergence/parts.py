@@ -104,8 +104,8 @@ def part_of(
         # What a graph writes is as it was when it was made; anything else nobody changes.
         values[name] = clone_inputs(steps.value(name)) if steps.writes else steps.value(name)
         steps.done(name)
-    whole = [name for place, name in enumerate(values) if place in alone_in_memory([*values.values()])]
-    values = {n: v if n in whole and _fills_its_memory(v) else clone_inputs(v) for n, v in values.items()}
+    alone = {outer[place] for place in alone_in_memory([*values.values()])}
+    values = {n: v if n in alone and _fills_its_memory(v) else clone_inputs(v) for n, v in values.items()}
     made: dict[str, Any] = {}
     small = Graph()
     for name, value in values.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.compare.reference.cloning import Snapshot, clone_inputs, same_bits
+from torchsleuth.compare.reference.cloning import Snapshot, clone_inputs, has_plain_memory, same_bits
 from torchsleuth.compare.reference.written import alone_in_memory, memory_of
 
 Place = tuple[Any, ...]
@@ -24,7 +24,9 @@ class KeptCopies:
     """
 
     def __init__(self, taken: Snapshot) -> None:
-        self._of_weights = {_place(t): c for t, c in zip(taken.originals, taken.copies) if memory_of(t)}
+        self._of_weights = {
+            _place(t): c for t, c in zip(taken.originals, taken.copies) if has_plain_memory(t)
+        }
         self._known = dict(self._of_weights)
 
     def of(self, values: Sequence[Any]) -> list[Any]:

@@ -50,14 +50,19 @@ def alone_in_memory(values: Sequence[Any]) -> list[int]:
     [0]
     """
     shared = Counter(map(memory_of, values))
-    return [place for place, value in enumerate(values) if memory_of(value) and shared[memory_of(value)] == 1]
+    alone = [i for i, value in enumerate(values) if memory_of(value) and shared[memory_of(value)] == 1]
+    return [i for i in alone if has_plain_memory(values[i])]
 
 
 def memory_of(value: Any) -> int:
-    """The address of a plain tensor's memory; 0 of anything else.
+    """The address of a tensor's memory, whatever view of it the tensor is; 0 where there is none.
 
     >>> memory_of(3)
     0
     """
-    plain = isinstance(value, torch.Tensor) and has_plain_memory(value)
-    return value.untyped_storage().data_ptr() if plain else 0
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.device.type == "meta":
+        return 0
+    try:
+        return value.untyped_storage().data_ptr()
+    except RuntimeError:  # a subclass that wraps other tensors
+        return 0
