@@ -17,7 +17,7 @@ from torchsleuth.compare.reference.chunks import pieces
 from torchsleuth.compare.verdict.evidence import AMPLIFICATION, Leaf
 from torchsleuth.compare.verdict.patterns import Errors, whitened, worst_lane
 from torchsleuth.compare.verdict.patterns import bias as bias_of
-from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, as_real
+from torchsleuth.compare.verdict.spread import AMPLIFIED, EQUIVALENT, REVERSED, as_real
 from torchsleuth.compare.verdict.verdict import (
     DIVERGED,
     EAGER_SUSPECT,
@@ -108,7 +108,8 @@ def _noise(leaf: Leaf, truth: torch.Tensor) -> torch.Tensor:
     noise = torch.maximum(noise, least, out=noise)
     del least
     noise = _widen_at_jumps(noise, spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
-    return _widen_at_jumps(noise, spread.reach(REVERSED), JUMP)
+    noise = _widen_at_jumps(noise, spread.reach(REVERSED), JUMP)
+    return _widen_at_jumps(noise, spread.reach(EQUIVALENT), 1.0)
 
 
 def _with_neighbours(square: torch.Tensor) -> torch.Tensor:
