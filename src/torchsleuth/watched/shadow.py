@@ -24,7 +24,7 @@ from torchsleuth.compare.reference.room import copies_counted, memory_counted_ap
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.gradients import judge_gradients, path_of_joint
 from torchsleuth.compare.verdict.judge import judge_results
-from torchsleuth.compare.verdict.verdict import DIVERGED
+from torchsleuth.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_internals.schemas import may_write
@@ -86,6 +86,27 @@ def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequen
     return result
 
 
+def _tell(graph: GuardedGraph, verdict: Verdict) -> None:
+    """A line in the log for every verdict; what is neither right nor wrong is said when the program has ended."""
+    facts = graph.record.facts
+    graph.flight.log(f"graph {facts.number}: {verdict.kind}: {verdict.sentence}")
+    if verdict.kind in (WITHIN_NOISE, DIVERGED):
+        return
+    worst = max(
+        (leaf for leaf in verdict.leaves if leaf.kind == verdict.kind), key=lambda leaf: leaf.z or 0.0, default=None
+    )
+    remark = {
+        "graph": facts.number,
+        "direction": facts.settings.direction,
+        "function": facts.function,
+        "kind": verdict.kind,
+        "sentence": verdict.sentence,
+        "output": worst.path if worst else None,
+        "times_eager": min(worst.rmse_ratio, 1e9) if worst and worst.rmse_ratio else 1.0,
+    }
+    graph.flight.remark(remark)
+
+
 @dataclass(frozen=True)
 class Numbers:
     """The random numbers of one call: where the generators stood before and after it, and what graphs of it drew."""
@@ -137,7 +158,7 @@ def _wrong_result(
         rng_after=numbers.after,
         drawn=numbers.drawn,
     )
-    graph.flight.log(f"graph {graph.record.facts.number}: {verdict.kind}: {verdict.sentence}")
+    _tell(graph, verdict)
     if not verdict.diverged:
         return None
     wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)
@@ -244,6 +265,9 @@ def _check_gradients(
             graph.flight.log(
                 f"graph {graph.record.facts.number}: gradients not compared: {failures.describe(error)}"
             )
+    if verdict is not None:
+        with graph.watch.our_own_work():
+            _tell(graph, verdict)
     if verdict is None or not verdict.diverged or graph.flight.failed != seen:
         return
     diverged = [leaf for leaf in verdict.leaves if leaf.kind == DIVERGED]

@@ -36,7 +36,7 @@ from torchsleuth.compare.reference.float64 import (
 from torchsleuth.compare.reference.rng import Draw, RngState, restore_rng, save_rng
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.reference.written import for_one_run
-from torchsleuth.torch_internals.schemas import may_write
+from torchsleuth.torch_internals.schemas import is_torchs_own, may_write
 
 MUTATED = " (mutated)"
 """How the path of an input ends whose value after the run is a result of it."""
@@ -77,7 +77,8 @@ class EagerRun(Interpreter):
         if draws and opkinds.dropout_rate(n) is None and self._reads_floats(n):
             self.states[n.name] = save_rng()
         if n.name in self.given:
-            value = self.given[n.name](*self.fetch_args_kwargs_from_env(n)[0])
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            value = self.given[n.name](*args, **kwargs)
         else:
             value = super().run_node(n)
         self.dtypes[n.name] = dtypes_of(value)
@@ -88,7 +89,8 @@ class EagerRun(Interpreter):
     def _reads_floats(self, n: Node) -> bool:
         given = [self.dtypes.get(a.name) for a in n.all_input_nodes]
         floats = any(isinstance(d, torch.dtype) and d.is_floating_point for d in given)
-        return n.op == "call_function" and floats and not opkinds.plain_name(n).endswith("_like")
+        fills = opkinds.plain_name(n).endswith("_like") or opkinds.fills_memory(n)
+        return n.op == "call_function" and floats and not fills
 
 
 def run_eager(
@@ -117,14 +119,17 @@ def run_eager(
 
 
 def equivalent_runs(
-    graph: GraphModule, inputs: Sequence[Any], recorder: EagerRun, device: torch.device
+    graph: GraphModule, inputs: Sequence[Any], recorder: EagerRun, device: torch.device, memory: Given
 ) -> Iterator[tuple[str, RunResult]]:
     """What eager gives in each of its other ways to compute the graph, with the random numbers of the first run.
 
-    A way that the graph does not take is left out.
-    Example: `dict(equivalent_runs(graph, [x], recorder, x.device))["without oneDNN"].values["outputs[0]"]`.
+    `memory` stands for the nodes that ask for memory which the graph does not write. A way that the graph does not take
+    is left out.
+    Example: `dict(equivalent_runs(gm, [x], recorder, x.device, {}))["without oneDNN"].values["outputs[0]"]`.
     """
-    drawn = {n.name: _as_drawn(n, recorder) for n in graph.graph.nodes if n.name in recorder.drawn}
+    drawn = {n.name: _as_drawn(n, recorder) for n in graph.graph.nodes if n.name in recorder.drawn} | dict(
+        memory
+    )
     for name, settings, change in _ways(graph, device):
         try:
             with ExitStack() as stack:
@@ -152,7 +157,7 @@ Way = tuple[str, list[AbstractContextManager[Any]], Callable[[Sequence[Any]], Se
 
 def _ways(graph: GraphModule, device: torch.device) -> Iterator[Way]:
     yield "inputs half a step away", [], _half_a_step_away
-    if not any("as_strided" in opkinds.plain_name(n) for n in graph.graph.nodes):
+    if not any("stride" in opkinds.plain_name(n) or _is_anothers(n) for n in graph.graph.nodes):
         yield "another layout", [], lambda inputs: [_in_other_layout(v) for v in inputs]
     if device.type == "cuda":
         cudnn = torch.backends.cudnn
@@ -167,6 +172,11 @@ def _ways(graph: GraphModule, device: torch.device) -> Iterator[Way]:
         )
     else:
         yield "without oneDNN", [_without_onednn()], list
+
+
+def _is_anothers(n: Node) -> bool:
+    """Whether a node runs code that torch does not ship, which may read memory as it likes."""
+    return n.op == "call_module" or (n.op.startswith("call_") and not is_torchs_own(n.target))
 
 
 @contextlib.contextmanager
@@ -189,18 +199,14 @@ def _full_products() -> Iterator[None]:
 
 
 def _half_a_step_away(inputs: Sequence[Any]) -> list[Any]:
+    """Copies of inputs of which every other number is the next one up or down; memory and layout are as they were."""
     generator = torch.Generator("cpu").manual_seed(0)
-
-    def move(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64):
-            return value
-        if value.layout != torch.strided:
-            return value
-        signs = torch.randint(-1, 2, value.shape, generator=generator, device="cpu").to(value.device)
-        moved = value.detach() * (1 + signs * torch.finfo(value.dtype).eps)
-        return torch.empty_like(value).copy_(moved).requires_grad_(value.requires_grad)
-
-    return [move(value) for value in inputs]
+    copies = clone_inputs(list(inputs))
+    for value in tensors_in(copies):
+        if value.dtype in (torch.float32, torch.float64) and value.layout == torch.strided:
+            signs = torch.randint(-1, 2, value.shape, generator=generator, device="cpu").to(value.device)
+            value.detach().mul_(1 + signs * torch.finfo(value.dtype).eps)
+    return copies
 
 
 def _in_other_layout(value: Any) -> Any:
@@ -234,7 +240,8 @@ def handed_over(graph: GraphModule, drawn: Sequence[Draw]) -> Given:
     for node, draw in zip(nodes, drawn):
         rate, name = opkinds.dropout_rate(node), opkinds.plain_name(node)
         same = name.removesuffix("_like") == draw.name.removesuffix("_like")
-        if draw.value is None or not (same or (rate is not None and draw.name in opkinds.DROPOUT)):
+        masks = (rate is not None or name == "bernoulli") and draw.name in (*opkinds.DROPOUT, "bernoulli")
+        if draw.value is None or not (same or masks):
             raise OtherDraws
         if rate is None:
             found[node.name] = _of_shape(draw.value)
@@ -253,7 +260,7 @@ def _of_shape(value: torch.Tensor) -> Callable[..., Any]:
         shape = like.shape if isinstance(like, torch.Tensor) else torch.Size(like or ())
         if shape != value.shape:
             raise OtherDraws
-        return value.clone()
+        return value.to(like.dtype if isinstance(like, torch.Tensor) else value.dtype, copy=True)
 
     return draw
 

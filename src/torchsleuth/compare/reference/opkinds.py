@@ -167,6 +167,12 @@ def draws(node: Node) -> bool:
     return plain_name(node) in RANDOM and not _never_drops(node)
 
 
+def fills_memory(node: Node) -> bool:
+    """Whether a node that draws writes over what it is given without reading it: `x.bernoulli_(0.5)`."""
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return draws(node) and target.split(".")[0].endswith("_") and plain_name(node) not in DROPOUT
+
+
 def may_draw(node: Node) -> bool:
     """Whether a node may draw from torch's global generators, itself or somewhere inside; in doubt, True."""
     if node.op not in ("call_function", "call_method", "call_module"):

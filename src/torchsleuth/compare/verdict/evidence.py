@@ -350,7 +350,7 @@ def _gather_wide(reference: Reference, wanted: Collection[str], places: Places, 
         # Decisions taken together may cancel what one of them alone would change.
         source.reverse_some = True
         made += perturbed(REVERSED, 1.0, TURNED)
-        for _, result in equivalent_runs(graph, reference.inputs, recorder, reference.device):
+        for _, result in equivalent_runs(graph, reference.inputs, recorder, reference.device, memory):
             made += 1
             for path in wanted:
                 spreads[path].add(places.moved_here(_owned_copy(result.values.pop(path, None))), EQUIVALENT)

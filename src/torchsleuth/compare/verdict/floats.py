@@ -45,6 +45,9 @@ ILL_CONDITIONED = 0.1
 SUSPECT = 1.5
 """Eager is called suspect only this far beyond the limit: it is the program that everyone runs."""
 
+MOST_ULPS = 1e6
+"""More ulps than this say that the value itself is next to nothing, not how wrong it is."""
+
 UNREFERENCED = 3.0
 """With nodes that had no float64 kernel behind it, a leaf diverges only this many times beyond the limits."""
 
@@ -313,10 +316,15 @@ def _rms(values: torch.Tensor) -> float:
 
 
 def _distance(draft: LeafVerdict) -> str:
+    ulps = (
+        f"{draft.ulps or 0.0:.1f} ulps"
+        if (draft.ulps or 0.0) < MOST_ULPS
+        else "what is left of larger numbers"
+    )
     return (
         f"element {list(draft.index or ())} is {draft.compiled:.8g}, "
         f"float64 says {draft.truth:.8g}, eager {draft.eager:.8g}: "
-        f"{draft.z:.1f} times the rounding noise ({draft.ulps:.1f} ulps; eager {draft.z_eager:.1f}), "
+        f"{draft.z:.1f} times the rounding noise ({ulps}; eager {draft.z_eager:.1f}), "
         f"{draft.share:.2%} of elements beyond {draft.limit:.1f}"
     )
 
