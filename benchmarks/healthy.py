@@ -1,4 +1,4 @@
-"""Does the check cry wolf? Random healthy models under `torchsleuth run --check-accuracy`, and beside them what it detects.
+"""Does the check cry wolf? Random healthy models under `torchsleuth run --check-accuracy`, and what it detects.
 
     python benchmarks/healthy.py                                   # 500 models in fp32 and bf16, on the CPU
     python benchmarks/healthy.py --seeds 0:40 --jobs 2             # a part of them
@@ -117,7 +117,7 @@ def run_batch(precision: str, start: int, stop: int, device: str, folder: Path) 
 
 def print_table(found: list[dict], precisions: list[str]) -> None:
     print(
-        "| precision | models run | do not run in it | false cases | graphs less precise | inconclusive | s a model |"
+        "| precision | models run | not run in it | false cases | less precise graphs | unclear graphs | s a model |"
     )
     print("|---|---|---|---|---|---|---|")
     for precision in precisions:

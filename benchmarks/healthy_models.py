@@ -3,9 +3,9 @@
     python benchmarks/healthy_models.py 100:110                      # seeds, float32, on the CPU
     python benchmarks/healthy_models.py 100:110 --precision bf16 --device cuda
 
-Nothing in here is wrong, so under `torchsleuth run --check-accuracy` no case may appear (`benchmarks/healthy.py` counts).
-A model is a pure function of its seed: its kind, sizes, layers and inputs. Precisions are those people train in: fp32, tf32
-(GPU), bf16 and fp16 as autocast (fp16 with a GradScaler on a GPU), and `half`, a model whose weights are bfloat16.
+Nothing here is wrong, so under `torchsleuth run --check-accuracy` no case may appear; `benchmarks/healthy.py` counts.
+A model is a pure function of its seed: its kind, sizes, layers and inputs. Precisions are those people train in: fp32,
+tf32 (GPU), bf16 and fp16 as autocast (fp16 with a GradScaler on a GPU), and `half`, a model whose weights are bfloat16.
 """
 
 from __future__ import annotations
@@ -40,37 +40,19 @@ class Subject:
 
 def activation(r: random.Random) -> nn.Module:
     """Smooth ones and those with a corner alike."""
-    return r.choice(
-        [
-            nn.ReLU(),
-            nn.GELU(),
-            nn.GELU("tanh"),
-            nn.SiLU(),
-            nn.Tanh(),
-            nn.Sigmoid(),
-            nn.ELU(),
-            nn.CELU(),
-            nn.SELU(),
-        ]
-        + [
-            nn.Mish(),
-            nn.Hardswish(),
-            nn.Hardsigmoid(),
-            nn.Hardtanh(),
-            nn.ReLU6(),
-            nn.Softplus(),
-            nn.LeakyReLU(),
-        ]
-        + [
-            nn.PReLU(),
-            nn.Softshrink(0.1),
-            nn.Hardshrink(0.1),
-            nn.Tanhshrink(),
-            nn.Softsign(),
-            nn.LogSigmoid(),
-        ]
-        + [nn.Threshold(0.1, 0.0)]
-    )
+    kinds = [nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.CELU, nn.SELU, nn.Mish, nn.Hardswish]
+    kinds += [
+        nn.Hardsigmoid,
+        nn.Hardtanh,
+        nn.ReLU6,
+        nn.Softplus,
+        nn.LeakyReLU,
+        nn.PReLU,
+        nn.Softshrink,
+        nn.Hardshrink,
+    ]
+    kinds += [nn.Tanhshrink, nn.Softsign, nn.LogSigmoid]
+    return r.choice(kinds)()
 
 
 class Convolutions(nn.Module):
@@ -82,15 +64,14 @@ class Convolutions(nn.Module):
         width = 3
         for _ in range(r.randint(1, 2)):
             out = r.choice([8, 16])
-            norm = r.choice(
-                [
-                    nn.BatchNorm2d(out),
-                    nn.GroupNorm(4, out),
-                    nn.InstanceNorm2d(out, affine=True),
-                    nn.Identity(),
-                ]
-                + [nn.LocalResponseNorm(3), nn.BatchNorm2d(out, momentum=0.3), nn.GroupNorm(1, out)]
-            )
+            norms = [
+                nn.BatchNorm2d(out),
+                nn.BatchNorm2d(out, momentum=0.3),
+                nn.GroupNorm(4, out),
+                nn.GroupNorm(1, out),
+            ]
+            norms += [nn.InstanceNorm2d(out, affine=True), nn.LocalResponseNorm(3), nn.Identity()]
+            norm = r.choice(norms)
             kind = r.random()
             if kind < 0.15:
                 layers.append(nn.ConvTranspose2d(width, out, 2, stride=2))
@@ -388,6 +369,30 @@ def inference(r: random.Random, make: Make) -> Subject:
     return found
 
 
+class Flexible(nn.Module):
+    """Flex attention with a score and a block mask, where it trains: on a GPU."""
+
+    def __init__(self, r: random.Random) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+        self.slope = r.choice([0.0, 0.1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        b, t, w = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, 2, w // 2).permute(2, 0, 3, 1, 4)
+        causal = create_block_mask(lambda b, h, q, k: q >= k, None, None, t, t, device=str(x.device))
+        y = flex_attention(
+            q, k, v, score_mod=lambda s, b, h, q, k: s - self.slope * (q - k), block_mask=causal
+        )
+        return y.transpose(1, 2).reshape(b, t, w)
+
+
+def flexible(r: random.Random, make: Make) -> Subject:
+    return Subject(Flexible(r), [(make(2, 128, 64),) for _ in range(2)])
+
+
 KINDS = [
     convolutions,
     convolutions,
@@ -422,7 +427,7 @@ def subject(seed: int, device: str) -> tuple[str, Subject]:
     """The model of a seed, and its kind."""
     r = random.Random(seed)
     torch.manual_seed(seed)
-    kind = r.choice(KINDS)
+    kind = r.choice(KINDS if device == "cpu" else [*KINDS, flexible])
     found = kind(r, Make(seed, device))
     found.model.to(device)
     if device == "cuda" and found.options == {}:
