@@ -41,6 +41,7 @@ from torchsleuth.compare.verdict.floats import judge_floats
 from torchsleuth.compare.verdict.spread import REVERSED, Spread, as_real
 from torchsleuth.compare.verdict.verdict import (
     DIVERGED,
+    EAGER_SUSPECT,
     INCONCLUSIVE,
     LESS_PRECISE,
     WITHIN_NOISE,
@@ -60,7 +61,7 @@ DRAWS_ITS_OWN = (
 JUDGING_BYTES = 100
 """Memory per element while a leaf is judged: a dozen float64 numbers."""
 
-BY_NOISE = ("element", "spread", "bias", "lane", "exact", "made non-finite")
+BY_NOISE = ("element", "spread", "bias", "lane", "exact", "eager")
 """Rules that compare with measured noise: what they find is looked at a second time."""
 
 FOR_ANY_NUMBERS = ("type", "layout", "dtype", "device", "shape", "made non-finite")
@@ -241,7 +242,8 @@ def _judge_leaves(
         for leaf in evidence.leaves
         if leaf.path in result.values
     ]
-    doubted = [leaf.path for leaf in found if leaf.kind == DIVERGED and leaf.rule in BY_NOISE]
+    accused = (DIVERGED, EAGER_SUSPECT)
+    doubted = [leaf.path for leaf in found if leaf.kind in accused and leaf.rule in BY_NOISE]
     if not doubted or evidence.second_opinion is None:
         return found
     second = {
@@ -271,7 +273,7 @@ def _judge_one(
 
 def _confirmed(first: LeafVerdict, leaf: Leaf, second: LeafVerdict) -> LeafVerdict:
     """What is said in the end of a leaf that a first look called wrong."""
-    if second.kind != WITHIN_NOISE:
+    if second.kind != WITHIN_NOISE or first.kind == EAGER_SUSPECT:
         return second
     if first.z is None:
         return replace(second, sentence=f"{first.sentence}; a textbook way to compute it may do so as well")
