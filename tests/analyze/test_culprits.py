@@ -231,4 +231,7 @@ def test_what_differs_from_run_to_run_is_named_with_its_buffer_and_how_far(capsy
     assert first.off == pytest.approx(3.0, abs=1e-5) and first.buffer.startswith("buf")
     show_analysis(found, CaseFolder(tmp_path, make()))
     shown = capsys.readouterr().out
-    assert f"step ({first.buffer} of {first.kernel}), in 3 elements, by up to 3.0e+00" in shown
+    said = f"step ({first.buffer} of {first.kernel}), in 3 elements, by up to 3.0e+00"
+    assert f"two runs of the compiled code on the same inputs differ: {said}" in shown
+    assert "nothing diverges" not in shown and "agree to the bit" not in shown
+    assert shown.count("by up to 3.0e+00") == 1
