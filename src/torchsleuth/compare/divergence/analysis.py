@@ -170,7 +170,7 @@ class _Analysis:
         return calls_between(self.subject.graph, name, own.values.keys())
 
     def _made_with(self, calls: Collection[str], value: Value, own: Measured) -> frozenset[str]:
-        """The values of a kernel that it makes with any of these calls; others that it makes beside are right or not."""
+        """The values that one kernel makes with any of these calls; others that it makes beside say nothing of them."""
         beside = [v.node for v in own.values.values() if v.call == value.call]
         return frozenset(name for name in beside if {*calls} & {*self._calls(name, own)}) | {value.node}
 

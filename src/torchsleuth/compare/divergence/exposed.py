@@ -1,7 +1,7 @@
 """The analysis of a graph whose compiled code shows no values: it is compiled once more with every value returned.
 
-That changes what is fused with what, so it is said. The first value that is wrong though those it is made of are right is
-the culprit's; where there are several, the first without which the results are right.
+That changes what is fused with what, so it is said. The first value that is wrong though those it is made of are right
+is the culprit's; where there are several, the first without which the results are right.
 """
 
 from __future__ import annotations
