@@ -209,8 +209,8 @@ def _fewest_calls(engine: Engine, seeds: Sequence[str], again: bool = False) -> 
 def _keep_to_what_was_seen(engine: Engine, state: State, seeds: Sequence[str], calls_only: bool) -> None:
     """Calls without which the state is as wrong as before are not its failure, though they are wrong by themselves.
 
-    Where it still fails with all calls of these operators left to eager, what is left fails for another reason, which is
-    looked for in the same way. Kept is the first find that is needed: with only the others left to eager it fails.
+    Where it still fails with all calls of these operators left to eager, what is left fails for another reason, which
+    is looked for in the same way. Kept is the first find that is needed: with only the others left to eager it fails.
     """
     if not engine.oracle.names_outputs:
         return
