@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchsleuth.compare.verdict.noise import TF32, shortened, half_ulp
+from torchsleuth.compare.verdict.noise import TF32, half_ulp, shortened
 
 OWN = half_ulp(torch.float32)
 
@@ -34,5 +34,5 @@ def test_convolutions_and_matrix_products_follow_their_own_switch(
     assert shortened(OWN, convolves) == expected
 
 
-def test_without_a_gpu_in_use_nothing_isshortened():
+def test_without_a_gpu_in_use_nothing_is_shortened():
     assert shortened(OWN, True) == 0.0

@@ -93,7 +93,9 @@ def _tell(graph: GuardedGraph, verdict: Verdict) -> None:
     if verdict.kind in (WITHIN_NOISE, DIVERGED):
         return
     worst = max(
-        (leaf for leaf in verdict.leaves if leaf.kind == verdict.kind), key=lambda leaf: leaf.z or 0.0, default=None
+        (leaf for leaf in verdict.leaves if leaf.kind == verdict.kind),
+        key=lambda leaf: leaf.z or 0.0,
+        default=None,
     )
     remark = {
         "graph": facts.number,

@@ -269,7 +269,11 @@ def _with_mask(mask: torch.Tensor, rate: float, gives_mask: bool) -> Callable[..
     def draw(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if source.shape != mask.shape:
             raise OtherDraws
-        dropped = source * mask * (1.0 / (1.0 - rate) if rate < 1.0 else 0.0)
+        scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
+        if source.device.type == "cpu":
+            # There dropout divides a mask of the values' own dtype: in bfloat16 1 / 0.9 is 1.109.
+            scale = torch.tensor(scale, dtype=source.dtype, device="cpu").item()
+        dropped = source * mask * scale
         return (dropped, mask.clone()) if gives_mask else dropped
 
     return draw

@@ -69,6 +69,8 @@ class Decision:
 
 def unclamped_operand(node: Node, name_of: Callable[[Node], str], left: Any, right: Any) -> Node | None:
     """What a comparison's operand was before it was clamped to the very number it is compared with, if it was."""
+    while isinstance(left, Node) and name_of(left) in ("detach", "alias", "clone") and left.args:
+        left = left.args[0]
     if not isinstance(left, Node) or isinstance(right, Node) or right != 0 or name_of(left) != "relu":
         return None
     before = left.args[0] if left.args else None

@@ -87,7 +87,9 @@ def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: VerdictLimits) -> L
 def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
     # A leaf may be most of the program's memory: one copy of it at a time, each used up in place.
     truth = as_real(leaf.truth)
-    noise = _noise(leaf, truth)
+    usual = _noise(leaf, truth)
+    decided = _with_jumps(leaf, usual)
+    noise = _widen_at_jumps(decided, leaf.spread.reach(EQUIVALENT), 1.0)
     off = as_real(compiled).to(truth.device) - truth
     eager_off = as_real(leaf.eager).to(truth.device) - truth
     usable = torch.isfinite(off)
@@ -96,7 +98,9 @@ def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
         eager_noise.nan_to_num_(0.0, 0.0, 0.0)
     samples = tuple(leaf.spread.samples)
     widest = torch.maximum(noise, eager_noise, out=eager_noise)
-    return Errors(truth, widest, noise, off, eager_off, samples, usable)
+    # A mean over errors that a decision took part in says nothing: noisy runs rarely take the same ones.
+    steady = usable if decided is usual else usable & (decided == usual)
+    return Errors(truth, widest, noise, off, eager_off, samples, usable, steady)
 
 
 def _noise(leaf: Leaf, truth: torch.Tensor) -> torch.Tensor:
@@ -108,11 +112,13 @@ def _noise(leaf: Leaf, truth: torch.Tensor) -> torch.Tensor:
     noise = _with_neighbours(square).sqrt_()
     del square
     least = ulp(truth, leaf.eager.dtype).mul_(0.5)
-    noise = torch.maximum(noise, least, out=noise)
-    del least
-    noise = _widen_at_jumps(noise, spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
-    noise = _widen_at_jumps(noise, spread.reach(REVERSED), JUMP)
-    return _widen_at_jumps(noise, spread.reach(EQUIVALENT), 1.0)
+    return torch.maximum(noise, least, out=noise)
+
+
+def _with_jumps(leaf: Leaf, noise: torch.Tensor) -> torch.Tensor:
+    """The noise, but where a decision that may fall either way moves an element further than it."""
+    noise = _widen_at_jumps(noise, leaf.spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
+    return _widen_at_jumps(noise, leaf.spread.reach(REVERSED), JUMP)
 
 
 def _with_neighbours(square: torch.Tensor) -> torch.Tensor:

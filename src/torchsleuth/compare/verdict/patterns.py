@@ -26,6 +26,8 @@ class Errors:
     samples: tuple[torch.Tensor, ...]
     """Of each noisy run, the elements at `thinned`."""
     usable: torch.Tensor
+    steady: torch.Tensor
+    """Those of the usable ones that no decision within rounding of its corner moves."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def whitened(errors: Errors) -> Sample | None:
     if truth.numel() < SMALLEST or not errors.samples:
         return None
     cut = thinned(truth)
-    weight = torch.where(errors.usable[cut], 1.0 / errors.bare[cut], 0.0)
+    weight = torch.where(errors.steady[cut], 1.0 / errors.bare[cut], 0.0)
     rows = torch.empty((len(errors.samples) + 3, *weight.shape), dtype=truth.dtype, device=truth.device)
     thin = (errors.compiled[cut], errors.eager[cut], truth[cut], *errors.samples)
     for row, values in zip(rows, thin):

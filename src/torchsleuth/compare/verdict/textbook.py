@@ -112,6 +112,8 @@ class TextbookRun(Float64Run):
             value = call()
         if name == "relu":
             value.before_clamping = args[0]
+        elif name in ("detach", "alias", "clone") and hasattr(args[0], "before_clamping"):
+            value.before_clamping = args[0].before_clamping
         if name in opkinds.CONVERT or is_view(op) or (name in opkinds.EXACT and name not in SUMS):
             return value
         if name in SUMS:

@@ -1,0 +1,271 @@
+"""An alarm survives a second look: textbook ways to compute a graph are right, and what is outside of all of them is not."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from torchsleuth.compare.reference.eager import result_of
+from torchsleuth.compare.reference.rng import noting_draws, restore_rng, save_rng
+from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.compare.verdict.evidence import gather
+from torchsleuth.compare.verdict.judge import judge, judge_results, weigh
+from torchsleuth.compare.verdict.noise import half_ulp
+from torchsleuth.compare.verdict.textbook import _running_total
+from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, LESS_PRECISE, WITHIN_NOISE
+
+UNIT = half_ulp(torch.float32)
+
+
+def verdict_on(program, inputs, compiled, **options):
+    return judge(fx.symbolic_trace(program), inputs, compiled, calibration=UNCALIBRATED, **options)
+
+
+def running_sum(x):
+    """Over the first dimension, one after the other, in the dtype of `x`."""
+    total = torch.zeros_like(x[0])
+    for row in x:
+        total = total + row
+    return total
+
+
+def pairwise_sum(x):
+    while len(x) > 1:
+        rest = x[len(x) // 2 * 2 :]
+        x = torch.cat([x[0 : len(x) - len(rest) : 2] + x[1 : len(x) - len(rest) : 2], rest])
+    return x[0]
+
+
+def welford(x):
+    """Mean and sum of squared distances in one running pass."""
+    mean, squares = torch.zeros_like(x[0]), torch.zeros_like(x[0])
+    for count, row in enumerate(x, 1):
+        apart = row - mean
+        mean = mean + apart / count
+        squares = squares + apart * (row - mean)
+    return mean, squares
+
+
+SUMS = [
+    running_sum,
+    pairwise_sum,
+    lambda x: running_sum(x.flip(0)),
+    lambda x: running_sum(x[::2]) + running_sum(x[1::2]),
+]
+MEANS = [*(lambda x, s=s: s(x) / len(x) for s in SUMS), lambda x: welford(x)[0]]
+VARIANCES = [
+    lambda x: welford(x)[1] / (len(x) - 1),
+    lambda x: (running_sum(x * x) - running_sum(x) ** 2 / len(x)) / (len(x) - 1),
+    lambda x: running_sum((x - running_sum(x) / len(x)) ** 2) / (len(x) - 1),
+]
+
+
+@st.composite
+def columns(draw):
+    """Many terms, small or large beside their mean, equal in part, or cancelling each other but for a rest."""
+    rows, seed = draw(st.integers(8, 400)), draw(st.integers(0, 1 << 20))
+    shift, repeat = draw(st.sampled_from([0.0, 1.0, 30.0, 1000.0])), draw(st.sampled_from([1, 4, 50]))
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(-(-rows // repeat), 6, generator=generator).repeat_interleave(repeat, 0)[:rows] + shift
+    if draw(st.booleans()):
+        x = torch.cat([x, -x.flip(0) + 1e-4 * torch.randn(x.shape, generator=generator)])
+    return x.float()
+
+
+@given(columns(), st.sampled_from(SUMS))
+@settings(max_examples=40, deadline=None)
+def test_sums_in_any_order_are_never_wrong(x, way):
+    assert verdict_on(lambda x: x.sum(0), [x], way).kind != DIVERGED
+
+
+@given(columns(), st.sampled_from(MEANS))
+@settings(max_examples=30, deadline=None)
+def test_means_by_any_textbook_are_never_wrong(x, way):
+    assert verdict_on(lambda x: x.mean(0), [x], way).kind != DIVERGED
+
+
+@given(columns(), st.sampled_from(VARIANCES))
+@settings(max_examples=40, deadline=None)
+def test_variances_by_any_textbook_are_never_wrong(x, way):
+    assert verdict_on(lambda x: x.var(0), [x], way).kind != DIVERGED
+
+
+@given(columns(), st.integers(0, 7))
+@settings(max_examples=30, deadline=None)
+def test_a_sum_without_one_of_its_terms_is_wrong(x, row):
+    exact = x.double()
+    noise = float(_running_total(exact, [0]).max()) * UNIT
+    assume(float(x[row].abs().max()) > 20 * noise)
+    assert verdict_on(lambda x: x.sum(0), [x], lambda x: x.sum(0) - x[row]).kind == DIVERGED
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=200), st.sampled_from([1, 3, 20]))
+@settings(max_examples=60, deadline=None)
+def test_a_running_total_errs_by_what_is_said_of_it_against_exact_fractions(terms, repeat):
+    x = torch.tensor(terms, dtype=torch.float32).repeat_interleave(repeat)
+    total = running_sum(x[:, None])[0]
+    exact = sum(map(Fraction, x.tolist()), Fraction(0))
+    said = float(_running_total(x.double(), [0])) * UNIT
+    # Half steps that all fall one way are as bad as it gets; ten times the usual error is where alarms begin.
+    assert abs(Fraction(float(total)) - exact) <= Fraction(10 * said + 1e-40)
+
+
+CORNERS = [
+    (F.relu, 0.0), (F.hardswish, -3.0), (F.hardswish, 3.0), (F.hardsigmoid, 3.0), (F.hardtanh, 1.0), (F.relu6, 6.0),
+    (F.leaky_relu, 0.0), (lambda x: F.hardshrink(x, 0.5), 0.5), (lambda x: x.clamp(max=2.0), 2.0), (torch.abs, 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "corner"), CORNERS)
+def test_a_value_that_rounding_puts_on_the_other_side_of_a_corner_has_its_gradient(function, corner):
+    x = torch.linspace(-0.97, 1.04, 24).repeat(8, 1) + torch.arange(8.0)[:, None] / 7
+    x[3, 5] = corner
+    w = torch.full_like(x, 1.7)
+
+    def both(x, w, tangent):
+        x = x.detach().requires_grad_()
+        y = function(x + w - w) * 3  # a compiler that adds nothing is as right, and on the corner exactly
+        return y, torch.autograd.grad(y, x, tangent)[0]
+
+    inputs = [x, w, torch.ones_like(x)]
+    graph = make_fx(both)(*inputs)
+
+    def beside(step):
+        def run(x, w, tangent):
+            moved = x.clone()
+            moved[3, 5] += step
+            return graph(moved, w, tangent)
+
+        return run
+
+    for step in (-4 * UNIT, 4 * UNIT):
+        verdict = judge(graph, inputs, beside(step), calibration=UNCALIBRATED)
+        assert verdict.kind != DIVERGED, str(verdict)
+
+    def wrong(x, w, tangent):
+        y, gradient = graph(x, w, tangent)
+        gradient = gradient.clone()
+        gradient[6, 2] += 0.5
+        return y, gradient
+
+    assert judge(graph, inputs, wrong, calibration=UNCALIBRATED).kind == DIVERGED
+
+
+def batch_norm(x, mean, variance, momentum=0.1):
+    y = F.batch_norm(x, mean, variance, training=True, momentum=momentum)
+    return F.gelu(y).mean((2, 3))
+
+
+def batch_norm_by_welford(x, mean, variance):
+    rows = x.transpose(0, 1).flatten(1).T
+    middle, squares = welford(rows)
+    count = len(rows)
+    mean.copy_(0.9 * mean + 0.1 * middle)
+    variance.copy_(0.9 * variance + 0.1 * squares / (count - 1))
+    scale = torch.rsqrt(squares / count + 1e-5)
+    y = (x - middle[None, :, None, None]) * scale[None, :, None, None]
+    return F.gelu(y).mean((2, 3))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, 20.0])
+def test_a_batch_norm_by_welford_is_less_precise_at_most_and_one_with_another_momentum_is_wrong(shift):
+    x = torch.randn(8, 4, 12, 12, generator=torch.Generator().manual_seed(1)) + shift
+    inputs = [x, torch.zeros(4), torch.ones(4)]
+    graph = fx.symbolic_trace(batch_norm, concrete_args={"momentum": 0.1})
+    healthy = judge(graph, inputs, batch_norm_by_welford, calibration=UNCALIBRATED)
+    assert healthy.kind in (WITHIN_NOISE, LESS_PRECISE), str(healthy)
+    wrong = judge(graph, inputs, lambda *a: batch_norm(*a, momentum=0.11), calibration=UNCALIBRATED)
+    assert wrong.kind == DIVERGED
+
+
+def test_less_precise_says_how_much_and_where():
+    x = torch.full((1568, 8), 0.1) * (1 + torch.arange(8.0))
+    verdict = verdict_on(lambda x: x.sum(0), [x], running_sum)
+    assert verdict.kind == LESS_PRECISE and not verdict.diverged
+    assert "times its error" in verdict.sentence and "where values are about" in verdict.sentence
+    assert verdict.to_json()["kind"] == "LESS_PRECISE"
+
+
+def test_a_second_opinion_costs_nothing_where_nothing_is_suspicious(monkeypatch):
+    monkeypatch.setattr("torchsleuth.compare.verdict.evidence.TextbookRun", None)
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    assert (
+        verdict_on(lambda x: F.softmax(x, -1).sum(0), [x], lambda x: F.softmax(x, -1).sum(0)).kind
+        == WITHIN_NOISE
+    )
+
+
+def test_an_operator_whose_decomposition_is_wrong_is_judged_whole(monkeypatch):
+    """Else a wrong decomposition, which a compiler uses as well, would make its own result right."""
+    from torchsleuth.compare.verdict import textbook
+
+    halved = {torch.ops.aten.silu.default: lambda x: x * torch.sigmoid(x) * 0.5}
+    monkeypatch.setattr(textbook, "decomposition_of", halved.get)
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    assert verdict_on(F.silu, [x], lambda x: F.silu(x) * 0.5).kind == DIVERGED
+
+
+def dropped(x):
+    return F.dropout(F.logsigmoid(x), 0.3, training=True) * 2
+
+
+def drawn_in_another_layout(x):
+    """What a compiler does that keeps another layout: as many numbers, for other elements."""
+    return dropped(x.contiguous(memory_format=torch.channels_last)).contiguous()
+
+
+def judged_dropout(compiled, note=True, dtype=torch.float32, **options):
+    x = torch.randn(4, 8, 6, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    graph, start, drawn = fx.symbolic_trace(dropped), save_rng(), []
+    with noting_draws(drawn if note else []):
+        results = compiled(x)
+    after = save_rng()
+    verdict = judge_results(
+        graph,
+        [x],
+        None,
+        results,
+        rng_state=start,
+        rng_after=after,
+        drawn=drawn,
+        calibration=UNCALIBRATED,
+        **options,
+    )
+    restore_rng(start)
+    return verdict
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_random_numbers_are_handed_over_whatever_layout_they_were_drawn_in(dtype):
+    assert judged_dropout(drawn_in_another_layout, dtype=dtype).kind == WITHIN_NOISE
+
+
+def test_a_wrong_value_behind_a_mask_that_was_handed_over_is_found():
+    verdict = judged_dropout(lambda x: drawn_in_another_layout(x) * 1.01)
+    assert verdict.kind == DIVERGED, str(verdict)
+
+
+def test_random_numbers_that_cannot_be_shown_equal_accuse_nobody():
+    def draws_more(x):
+        torch.rand(1)
+        return dropped(x)
+
+    verdict = judged_dropout(draws_more, note=False)
+    assert verdict.kind == INCONCLUSIVE and "could not be shown" in verdict.sentence
+
+
+def test_whatever_was_drawn_a_result_that_is_not_finite_is_wrong():
+    verdict = judged_dropout(lambda x: (torch.rand(1), dropped(x) * float("nan"))[1], note=False)
+    assert verdict.kind == DIVERGED
+
+
+def test_evidence_serves_many_results_and_gathers_the_textbook_once_asked():
+    x = torch.full((700, 4), 0.1)
+    evidence = gather(fx.symbolic_trace(lambda x: x.sum(0)), [x], start=save_rng())
+    assert not weigh(evidence, result_of(running_sum(x))).diverged
+    assert weigh(evidence, result_of(x.sum(0) * 1.001)).diverged
