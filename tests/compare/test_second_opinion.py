@@ -183,6 +183,23 @@ def test_a_batch_norm_by_welford_is_less_precise_at_most_and_one_with_another_mo
     assert wrong.kind == DIVERGED
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_value_that_is_rounded_once_where_eager_does_so_twice_is_right(dtype):
+    """A saved logarithm is rounded, what it is taken from again is not: eager's two roundings cancel."""
+
+    def program(x):
+        y = x * 50
+        return torch.exp(y - y.logsumexp(-1, keepdim=True))
+
+    def fused(x):
+        y = x.float() * 50
+        return torch.exp(y - y.logsumexp(-1, keepdim=True).to(dtype).float()).to(dtype)
+
+    x = torch.randn(16, 24, generator=torch.Generator().manual_seed(0)).to(dtype) * 4
+    assert verdict_on(program, [x], fused).kind != DIVERGED
+    assert verdict_on(program, [x], lambda x: program(x).roll(1, 0)).kind == DIVERGED
+
+
 def test_less_precise_says_how_much_and_where():
     x = torch.full((1568, 8), 0.1) * (1 + torch.arange(8.0))
     verdict = verdict_on(lambda x: x.sum(0), [x], running_sum)

@@ -37,6 +37,9 @@ CHAIN = 4096
 LONGEST = 1 << 22
 """Elements of an operand up to which partial sums are taken one by one; beyond, their usual size is."""
 
+BY_CHANCE, KEPT = 0.25, 0.25
+"""How often a result in a short format is off by chance, and how often it is not rounded; else it is, to a grid."""
+
 WIDE = (torch.float64, torch.complex128)
 
 
@@ -84,9 +87,18 @@ class TextbookRun(Float64Run):
             value = super().run_node(n)
         if own <= self.unit or not _rounds(n, own, self.dtypes) or n.name in self.known.aliasing:
             return value
-        # Not rounded to a grid where it lies on one already.
-        if n.name in self.known.fallbacks:
+        return self._rounded(value, own, fallback=n.name in self.known.fallbacks)
+
+    def _rounded(self, value: Any, own: float, fallback: bool) -> Any:
+        """A result in a short format: rounded as eager does, kept as it is, as fused code does, or off by chance.
+
+        Eager rounds twice to the same grid, which moves nothing the second time; whoever rounds once is right as well.
+        """
+        choice = self.source.random.random()
+        if fallback or choice < BY_CHANCE:
             return map_tensors(value, lambda t: self.source.spread(t, own))
+        if choice < BY_CHANCE + KEPT:
+            return value
         return map_tensors(value, lambda t: self.source.perturb(t, Perturbation(own, infinite=True), False))
 
     def _step(self, op: Any, args: tuple, kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
