@@ -30,6 +30,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 docs: $(READY)
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
