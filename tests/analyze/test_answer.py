@@ -19,13 +19,17 @@ from torchsleuth.cases.analysis import (
     RunDifference,
     ValueAnalysis,
     analysis_from_json,
+    differences,
     worst,
 )
 from torchsleuth.cases.errors import DamagedCase
 from torchsleuth.cases.folder import CaseFolder
-from torchsleuth.cli.analyze import analyze_verb
+from torchsleuth.cli.analyze import analyze_verb, show_analysis
 from torchsleuth.graphs.source_line import SourceLine
+from torchsleuth.report.evidence import gather
+from torchsleuth.report.html import page
 from torchsleuth.report.png import NoPng, png_writer
+from torchsleuth.report.terminal import show_case
 
 CULPRIT = Culprit(
     "softmax",
@@ -46,6 +50,46 @@ def test_the_answer_in_words():
     assert Analysis("3f9a0000", culprit=CULPRIT).words == (
         "`_softmax` in `encoder.layers.2.attn` (model.py:61), kernel `cpp_fused__softmax_3`: 4.1e-02 off where rounding "
         "explains 3e-07; everything after it inherits the error: with eager's value in its place the results are right"
+    )
+
+
+APART = RunDifference("sum_1", "buf3", "cpp_fused_sum_0", "elements", 4, 0.5)
+DIFFER = (
+    "two runs of the compiled code on the same inputs differ: sum_1 (buf3 of cpp_fused_sum_0), in 4 elements, by up to "
+    "5.0e-01"
+)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Analysis("3f9a0000", seen=7, complete=True),
+        Analysis("3f9a0000", seen=7, complete=True, culprit=CULPRIT),
+        Analysis("3f9a0000", seen=7, complete=True, outputs={"outputs[0]": {"times": 1e6}}),
+        Analysis("3f9a0000", seen=7, complete=True, error="the values that were seen are right"),
+        Analysis("3f9a0000", seen=7),
+    ],
+    ids=["right", "culprit", "wrong", "error", "stopped"],
+)
+def test_runs_that_differ_are_told_wherever_the_analysis_is(found, tmp_path, capsys):
+    found = replace(found, nondeterministic=(APART,))
+    folder = CaseFolder(tmp_path, replace(make(), analysis=found.summary()))
+    show_analysis(found, folder)
+    show_case(folder)
+    shown, document = capsys.readouterr().out, page(gather(folder))
+    for told in (found.words, found.to_json()["words"], found.summary().words, shown, document):
+        assert DIFFER in " ".join(told.split()) and "nothing diverges" not in told
+    assert not found.clean and not found.summary().clean
+
+
+def test_a_difference_that_is_no_number_is_told_as_what_it_is():
+    told = [
+        RunDifference("a", "buf0", "k", "shape"),
+        RunDifference("b", "buf1", "k", "elements", 1),
+        RunDifference("c", "buf2", "k", "elements"),
+    ]
+    assert differences(told) == (
+        "a (buf0 of k), in its shape; b (buf1 of k), in 1 element, by an infinity or NaN; c (buf2 of k), in its bits"
     )
 
 

@@ -217,6 +217,76 @@ def test_a_sum_whose_terms_cancel_is_not_taken_for_the_culprit():
     assert found.node == "sin", found.words
 
 
+def masked(x):
+    mask = x.log1p() > 0
+    t = x.relu()
+    return torch.where(mask, t, t)
+
+
+def beside_another_value(x):
+    mask = (x.log1p() @ x.T) > 0
+    t = x.relu() @ x
+    return torch.where(mask, t, t)
+
+
+def in_kernels_of_their_own(x):
+    mask = x.log1p().cumsum(0) > 0
+    t = (x @ x).relu().cumsum(0)
+    return torch.where(mask, t, t)
+
+
+def one_after_the_other(x):
+    return x.log1p().relu() + 1
+
+
+def one_after_the_other_in_kernels(x):
+    return (x.log1p() @ x).relu().cumsum(0)
+
+
+def wrong_backend(graph, inputs):
+    wrong = {"relu": lambda x: torch.relu(x) + 1, "log1p": lambda x: torch.log1p(x) - 1}
+    for node in graph.graph.nodes:
+        if node.target in wrong:
+            node.op, node.target = "call_function", wrong[node.target]
+    graph.recompile()
+    return graph.forward
+
+
+@pytest.mark.parametrize(
+    "model, fault",
+    [
+        (masked, lambda: wrong_lowering(aten.relu.default)),
+        (masked, lambda: wrong_code("relu")),
+        (beside_another_value, lambda: wrong_lowering(aten.relu.default)),
+        (in_kernels_of_their_own, lambda: wrong_lowering(aten.relu.default)),
+    ],
+    ids=["in one kernel", "in code", "beside another value", "in kernels of their own"],
+)
+def test_what_is_wrong_but_matters_to_no_result_is_not_blamed(model, fault):
+    with wrong_lowering(aten.log1p.default), fault():
+        found = torchsleuth.compare_models(model, torch.compile(model), [torch.rand(16, 16) - 0.5])
+    told = found.analysis.culprit
+    assert (told.node, told.confirmed, told.recovers) == ("relu", True, True), found.words
+    assert "`relu`" in found.words and "the results are right" in found.words
+    assert "log1p`" not in found.words
+
+
+def test_what_matters_to_no_result_is_not_blamed_on_a_backend_that_shows_no_values_either():
+    compiled = torch.compile(masked, backend=wrong_backend)
+    found = torchsleuth.compare_models(masked, compiled, [torch.rand(16, 16) - 0.5])
+    told = found.analysis.culprit
+    assert (told.op, told.recovers) == ("Tensor.relu", True), found.words
+
+
+@pytest.mark.parametrize("model", [one_after_the_other, one_after_the_other_in_kernels])
+def test_of_two_wrong_calls_none_is_said_to_make_the_results_right_alone(model):
+    with wrong_lowering(aten.log1p.default), wrong_lowering(aten.relu.default):
+        found = torchsleuth.compare_models(model, torch.compile(model), [torch.rand(16, 16)])
+    told = found.analysis.culprit
+    assert found.node == "log1p" and (told.recovers is False or told.also), found.words
+    assert "it is not alone" in found.words or "in all these places" in found.words
+
+
 def test_what_differs_from_run_to_run_is_named_with_its_buffer_and_how_far(capsys, tmp_path):
     with torch.library._scoped_library("moody", "FRAGMENT") as library:
         library.define("step(Tensor x) -> Tensor")
@@ -231,4 +301,7 @@ def test_what_differs_from_run_to_run_is_named_with_its_buffer_and_how_far(capsy
     assert first.off == pytest.approx(3.0, abs=1e-5) and first.buffer.startswith("buf")
     show_analysis(found, CaseFolder(tmp_path, make()))
     shown = capsys.readouterr().out
-    assert f"step ({first.buffer} of {first.kernel}), in 3 elements, by up to 3.0e+00" in shown
+    said = f"step ({first.buffer} of {first.kernel}), in 3 elements, by up to 3.0e+00"
+    assert f"two runs of the compiled code on the same inputs differ: {said}" in shown
+    assert "nothing diverges" not in shown and "agree to the bit" not in shown
+    assert shown.count("by up to 3.0e+00") == 1

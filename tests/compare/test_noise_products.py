@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchsleuth.compare.verdict.noise import TF32, _shortened, half_ulp
+from torchsleuth.compare.verdict.noise import TF32, shortened, half_ulp
 
 OWN = half_ulp(torch.float32)
 
@@ -31,8 +31,8 @@ def test_convolutions_and_matrix_products_follow_their_own_switch(
 ):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
-    assert _shortened(OWN, convolves) == expected
+    assert shortened(OWN, convolves) == expected
 
 
-def test_without_a_gpu_in_use_nothing_is_shortened():
-    assert _shortened(OWN, True) == 0.0
+def test_without_a_gpu_in_use_nothing_isshortened():
+    assert shortened(OWN, True) == 0.0

@@ -212,3 +212,37 @@ def test_a_short_budget_bounds_the_verification_as_well(faulty, monkeypatch):
     result = minified(faulty("aten.tanh.default:hang", "--timeout", "15"), 20)
     assert len(verified) == 1, "the time was over when the first form had been run"
     assert result.folder.file("repro.py").is_file()
+
+
+# Both are made wrong by a setting of torch's own; what log1p decides is the same either way.
+MASKED = """
+    import torch
+    import torch._inductor.config as config
+    config.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"
+    config.cpp.inject_log1p_bug_TESTING_ONLY = "accuracy"
+    torch.manual_seed(0)
+
+    @torch.compile
+    def model(x):
+        mask = torch.logical_not(torch.log1p(x) > 0)
+        t = torch.relu(x)
+        return torch.where(mask, t, t)
+
+    model(torch.rand(20))
+"""
+
+
+@pytest.mark.slow
+def test_what_is_wrong_but_hidden_by_a_mask_is_neither_blamed_nor_the_repro(tmp_path):
+    script = write_program(tmp_path, MASKED)
+    ran = sleuth("run", "--check-accuracy", script, cwd=tmp_path, env=environment(tmp_path))
+    case = ran.case
+    assert (case["triage"]["ops"], case["triage"]["code"].strip()) == (
+        ["aten.relu.default"],
+        "t = torch.relu(x)",
+    )
+    assert (case["minified"]["calls"], case["minified"]["ops"]) == (1, ["aten.relu.default"])
+    assert "torch.relu(x)" in ran.file("repro.py") and "torch.log1p(" not in ran.file("repro.py")
+    found = case["analysis"]
+    assert (found["node"], found["confirmed"], found["recovers"]) == ("relu", True, True)
+    assert "log1p" not in found["words"].replace(found["kernel"], "")

@@ -20,6 +20,7 @@ from torchsleuth.minify.search import contract
 from torchsleuth.minify.search.contract import Silence
 from torchsleuth.minify.search.driver import minify, search
 from torchsleuth.minify.search.engine import Engine, settle
+from torchsleuth.minify.states import real_inputs
 
 OPS = [aten.sin.default, aten.cos.default, aten.relu.default, aten.exp.default]
 
@@ -311,6 +312,71 @@ def test_wrong_values_are_followed_to_the_call_where_they_begin():
     found = search(traced(deep, torch.ones(2)), oracle)
     assert found.calls == 2 and holds(found.state, aten.sin.default, aten.cos.default)
     assert found.statistics[0].queries <= 8
+
+
+class Computes(contract.Oracle):
+    """Runs a state with some operators wrong by one, and compares with eager; says which of the results are wrong."""
+
+    names_outputs = True
+
+    def __init__(self, *wrong):
+        self.wrong, self.asked = wrong, 0
+
+    def __call__(self, states):
+        self.asked += len(states)
+        return [self.fails(state) for state in states]
+
+    def fails(self, state):
+        class Wrong(torch.fx.Interpreter):
+            def run_node(run, n):
+                return super().run_node(n) + 1 if n.target in self.wrong else super().run_node(n)
+
+        inputs = real_inputs(state)
+        pairs = zip(Wrong(state.graph).run(*inputs), torch.fx.Interpreter(state.graph).run(*inputs))
+        names = [n.name for n in state.graph.graph.output_node().all_input_nodes]
+        self.suspects = [n for n, (a, b) in zip(names, pairs) if not torch.equal(a, b)] or self.suspects
+        return any(
+            not torch.equal(a, b) for a, b in zip(Wrong(state.graph).run(*inputs), state.graph(*inputs))
+        )
+
+
+def masked(x):
+    mask = aten.gt.Scalar(aten.log1p.default(x), 0)
+    for _ in range(12):
+        x = aten.relu.default(aten.sin.default(x))
+    return (aten.where.self(mask, x, x),)
+
+
+def masked_once(x):
+    mask = aten.logical_not.default(aten.gt.Scalar(aten.log1p.default(x), 0))
+    t = aten.relu.default(x)
+    return (aten.where.self(mask, t, t),)
+
+
+@pytest.mark.parametrize("model", [masked, masked_once])
+@pytest.mark.parametrize("calls_only", [True, False])
+def test_what_is_wrong_but_not_what_was_seen_is_not_the_minimum(model, calls_only):
+    oracle = Computes(aten.log1p.default, aten.relu.default)
+    found = search(traced(model, torch.rand(8) - 0.5), oracle, seeds=["log1p_default"], calls_only=calls_only)
+    assert (found.calls, found.complete) == (1, True) and holds(found.state, aten.relu.default)
+
+
+def test_of_two_that_are_both_seen_the_first_find_stays():
+    def both(x):
+        return (aten.add.Tensor(aten.log1p.default(x), aten.relu.default(x)),)
+
+    oracle = Computes(aten.log1p.default, aten.relu.default)
+    found = search(traced(both, torch.rand(8)), oracle, seeds=["log1p_default"])
+    assert (found.calls, found.complete) == (1, True) and holds(found.state, aten.log1p.default)
+
+
+def test_whether_it_is_what_was_seen_is_one_question():
+    def model(x):
+        return (aten.cos.default(aten.relu.default(aten.sin.default(x))),)
+
+    oracle = Computes(aten.relu.default)
+    found = search(traced(model, torch.rand(8)), oracle, seeds=["relu_default"], calls_only=True)
+    assert holds(found.state, aten.relu.default) and (found.queries, oracle.asked) == (2, 2)
 
 
 class Quicker(contract.Oracle):

@@ -65,7 +65,8 @@ def test_of_a_large_graph_only_the_neighbourhood_of_the_first_wrong_value_is_com
     oracle = WrongErf()
     found = search(traced(program, torch.ones(2)), oracle, calls_only=True)
     assert [n.target for n in found.state.graph.graph.nodes if n.op == "call_function"] == [aten.erf.default]
-    assert [calls_of(state.graph) for state in oracle.asked if not state.interpreted] == [1]
+    # And once all of it but what was found.
+    assert [calls_of(state.graph) for state in oracle.asked if not state.interpreted] == [1, 52]
 
 
 def test_what_an_analysis_names_is_asked_first_and_by_itself():
@@ -77,4 +78,4 @@ def test_what_an_analysis_names_is_asked_first_and_by_itself():
     oracle = WrongErf()
     found = search(traced(program, torch.ones(2)), oracle, seeds=["erf_default"], calls_only=True)
     assert calls_of(found.state.graph) == 1
-    assert [calls_of(state.graph) for state in oracle.asked] == [1]
+    assert [calls_of(state.graph) for state in oracle.asked] == [1, 52]

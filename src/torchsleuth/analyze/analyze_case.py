@@ -72,7 +72,7 @@ def analyze_case(
     whole = not _stopped(outcome)
     found = _analysis(folder, start, {**parts.known, **(outcome.more if whole else {})})
     found = replace(found, complete=whole, error=None if found.culprit else _stopped(outcome))
-    if found.clean and (
+    if found.within_rounding and (
         unseen := [path for path in case.signature.outputs if not path.startswith("outputs")]
     ):
         found = replace(found, error=_unseen(case, unseen))

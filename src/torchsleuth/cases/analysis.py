@@ -118,10 +118,19 @@ class Analysis:
 
     @property
     def clean(self) -> bool:
-        """Whether all was looked at and nothing is off.
+        """Whether all was looked at, nothing is off, and two runs do not differ.
 
         >>> Analysis("3f9a0000", complete=True).clean
         True
+        """
+        return self.within_rounding and not self.nondeterministic
+
+    @property
+    def within_rounding(self) -> bool:
+        """Whether all of one run was looked at, and nothing is off.
+
+        >>> Analysis("3f9a0000", outputs={"outputs[0]": {"times": 900.0}}, complete=True).within_rounding
+        False
         """
         far = any(
             value.get("times", 0.0) > 16 or value.get("made") or value.get("lost")
@@ -131,14 +140,30 @@ class Analysis:
 
     @property
     def words(self) -> str:
-        """The answer in a sentence or two."""
+        """The answer in a sentence or two.
+
+        >>> Analysis("3f9a0000", nondeterministic=(RunDifference("add", field="shape"),), complete=True).words[:65]
+        'two runs of the compiled code on the same inputs differ: add, in '
+        """
+        if not self.nondeterministic:
+            return self._words
+        differ = (
+            f"two runs of the compiled code on the same inputs differ: {differences(self.nondeterministic)}"
+        )
+        # What is known to be wrong comes first; that nothing else is, is said of one run only.
+        return f"{self._words}; {differ}" if self.culprit is not None else f"{differ}; {self._words}"
+
+    @property
+    def _words(self) -> str:
         if self.culprit is not None:
             return _blame(self.culprit)
         if self.error is not None:
             return self.error
         if not self.complete:
             return "the time was up before the kernel at which it begins was found (--budget)"
-        if self.clean:
+        if self.within_rounding and self.nondeterministic:
+            return f"the {self.seen} values that were seen of the first are off by no more than rounding explains"
+        if self.within_rounding:
             return f"nothing diverges: {self.seen} values of the compiled run are off by no more than rounding explains"
         return (
             "the results are wrong, but no kernel is wrong by itself, given eager's values: "
@@ -170,6 +195,27 @@ class Analysis:
             seconds=round(sum(v for v in self.seconds.values() if isinstance(v, (int, float))), 2),
             error=self.error,
         )
+
+
+def differences(found: Sequence[RunDifference], most: int = 4) -> str:
+    """Which values two compiled runs make differently, and how: the first few, and how many more there are.
+
+    >>> differences([RunDifference("sum_1", "buf3", "cpp_fused_sum_0", "elements", 4, 0.5)])
+    'sum_1 (buf3 of cpp_fused_sum_0), in 4 elements, by up to 5.0e-01'
+    """
+    more = f"; and {len(found) - most} more" if len(found) > most else ""
+    return "; ".join(map(_difference, found[:most])) + more
+
+
+def _difference(each: RunDifference) -> str:
+    what = f"{each.node} ({each.buffer} of {each.kernel})" if each.buffer else each.node
+    if each.field != "elements":
+        return f"{what}, in its {each.field}"
+    if each.elements == 0:
+        return f"{what}, in its bits"
+    count = "1 element" if each.elements == 1 else f"{each.elements} elements"
+    far = f"by up to {each.off:.1e}" if each.off else "by an infinity or NaN"
+    return f"{what}, in {count}, {far}"
 
 
 def require_numbers(case: Case) -> None:

@@ -125,7 +125,10 @@ class Workaround:
 
 @dataclass(frozen=True)
 class Analyzed:
-    """Where a wrong result begins, in short; all of it is in analysis.json. `clean` where nothing is off."""
+    """Where a wrong result begins, in short; all of it is in analysis.json.
+
+    `clean` where nothing is off and two runs do not differ.
+    """
 
     words: str
     node: str | None = None

@@ -6,6 +6,7 @@ compile or call it stands for has begun and not ended; the innermost of those is
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import time
@@ -107,6 +108,19 @@ class WatchedProcess:
     def device_fault(self) -> str:
         """How an accelerator had failed by the end of the process; empty where none had."""
         return _text(self.folder, "device-fault.txt")
+
+    def remarks(self) -> list[dict[str, Any]]:
+        """What checks of graphs had to say that is no failure, one for each graph and kind: the one that says most."""
+        found: dict[tuple[Any, Any], dict[str, Any]] = {}
+        for line in _text(self.folder, "remarks.jsonl").splitlines():
+            try:
+                remark = json.loads(line)
+                key = remark["graph"], remark["kind"]
+                if key not in found or remark["times_eager"] > found[key]["times_eager"]:
+                    found[key] = remark
+            except (ValueError, TypeError, LookupError):  # the last line of a process that was killed
+                continue
+        return list(found.values())
 
     def uncaught(self) -> UncaughtError | None:
         """The error that nobody caught and the process ended with; None where there was none, or it cannot be read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torchsleuth.cases.analysis import (
     FILE,
     PICTURE,
     Analysis,
-    RunDifference,
     analysis_from_json,
     require_numbers,
     worst,
@@ -192,9 +190,7 @@ def show_analysis(found: Analysis, folder: CaseFolder) -> None:
         if culprit.seen_at not in ("", culprit.node):
             show(f"seen at     {culprit.seen_at}, which its kernel makes of {len(culprit.calls)} calls")
         show(f"confirmed   {_confirmed(culprit.confirmed, culprit.how)}")
-    if found.nondeterministic:
-        show(f"not the same in two runs: {_differing(found.nondeterministic)}")
-    elif "determinism" in found.seconds:
+    if "determinism" in found.seconds and not found.nondeterministic:
         show("two compiled runs agree to the bit")
     if found.values:
         show()
@@ -208,19 +204,6 @@ def show_analysis(found: Analysis, folder: CaseFolder) -> None:
     show(_coverage(found))
     if folder.has(PICTURE):
         show(f"picture: {folder.file(PICTURE)}")
-
-
-def _differing(found: Sequence[RunDifference]) -> str:
-    """Which values two runs make differently, and how."""
-
-    def one(each: RunDifference) -> str:
-        what = f"{each.node} ({each.buffer} of {each.kernel})"
-        if each.field != "elements":
-            return f"{what}, in its {each.field}"
-        return f"{what}, in {each.elements} elements, by up to {_number(each.off)}"
-
-    more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
-    return "; ".join(map(one, found[:4])) + more
 
 
 def _confirmed(confirmed: bool, how: str) -> str:

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -160,6 +160,7 @@ def run_verb(
     seconds = time.monotonic() - started
     run = _explained(spool, cases_dir, result, seconds) if explain else None
     cases: list[tuple[CaseFolder, WatchedProcess]] = []
+    remarks = [remark for process in watched_processes(spool) for remark in process.remarks()]
     # The program has ended, and whatever fails from here on, its status is what we end with.
     ends = time.monotonic() + budget
     goes_on = not record_only and settings.level >= 2 and not result.only_record
@@ -173,6 +174,7 @@ def run_verb(
             first = ProgramRun(result.status, seconds)
             only_compiled = look_at_own_error(line, settings, first, time.monotonic() + budget * SHARE, say)
         whole = _cases(cases_dir, spool, line, result, cases, run)
+        _say_remarks(remarks)
         if goes_on:
             cases = _finish(cases, ends, None if no_minify else workers)
             if only_compiled is not None:
@@ -190,6 +192,8 @@ def run_verb(
         documents = [{**folder.case.to_json(), "path": str(folder.path)} for folder, _ in cases]
         with contextlib.suppress(OSError):
             document = {"status": status, "program_status": result.status, "cases": documents}
+            if settings.checks_accuracy:
+                document["accuracy"] = remarks
             print_json(document if run is None else {**document, "run": run})
     return status
 
@@ -265,6 +269,23 @@ def _cases(
     else:
         say_nothing_compiled(line)
     return not unwritten
+
+
+WORDS = {
+    "LESS_PRECISE": "less precise than eager, and right",
+    "INCONCLUSIVE": "not to be told right from wrong",
+    "EAGER_SUSPECT": "further from float64 in eager than compiled",
+}
+
+
+def _say_remarks(remarks: list[dict[str, Any]]) -> None:
+    """A line for each kind of thing that comparing with eager showed and that is no failure: the one that says most."""
+    for kind, words in WORDS.items():
+        alike = [remark for remark in remarks if remark["kind"] == kind]
+        if alike:
+            most = max(alike, key=lambda remark: remark["times_eager"])
+            graphs = "1 graph is" if len(alike) == 1 else f"{len(alike)} graphs are"
+            say(f"{graphs} {words}; graph {most['graph']} ({most['direction']}), {most['sentence']}")
 
 
 def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:

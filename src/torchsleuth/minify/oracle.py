@@ -39,6 +39,8 @@ ROOM_FOR_SPEED = 1.2
 FEW_CALLS = 10
 # Of the time that is left, what the question may take whether less of the compiler would do.
 SHARE_FOR_ASKING = 0.1
+# And what one about most of the graph may take: whether it still fails without the calls that were found.
+SHARE_FOR_MAKING_SURE = 0.25
 # One call, for each level.
 TINY = {"aot": "torch.ops.aten.abs.default(a)", "dynamo": "torch.abs(a)"}
 # Ways to see what a compiled graph computes without generating code, the quickest first.
@@ -184,6 +186,14 @@ class TrialOracle(Oracle):
             elif way._judge(ticket.result(), state):
                 found = way
         return found
+
+    def in_a_share_of_the_time(self) -> TrialOracle:
+        """This oracle with a fraction of the time that is left."""
+        if self.deadline is None:
+            return self
+        now = time.monotonic()
+        soon = now + SHARE_FOR_MAKING_SURE * (self.deadline - now)
+        return replace(self, deadline=soon, also={}, errors=[])
 
     def _leaving_out(self, switches: Switches, limits: Limits | None = None) -> TrialOracle:
         return replace(self, switches=switches, limits=limits or self.limits, also={}, errors=[])

@@ -1,6 +1,6 @@
-"""Inductor's table of decompositions: what the program changed in it.
+"""Torch's tables of decompositions: its own, and Inductor's, with what the program changed in it.
 
-Versions: the table and `fast_random_decomps` are those of 2.11 to 2.15.
+Versions: the tables and `fast_random_decomps` are those of 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -13,6 +13,17 @@ _TABLE = "torch._inductor.decomposition"
 _as_imported: dict[Any, Any] = {}
 # Taken out by torch itself, where a setting says so.
 _TORCHS_OWN = "quantized.embedding_bag_byte_unpack"
+
+
+def decomposition_of(op: Any) -> Callable[..., Any] | None:
+    """The function by which torch writes an operator in simpler ones, whoever compiles; None where it has none.
+
+    >>> decomposition_of(torch.ops.aten.hardswish.default)(torch.ones(1))
+    tensor([0.6667])
+    """
+    from torch._decomp import decomposition_table
+
+    return decomposition_table.get(op)
 
 
 def remember_table() -> None:

@@ -163,6 +163,15 @@ def short_name(target: object) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__name__", target))
 
 
+def is_view(target: object) -> bool:
+    """Whether what an operator returns shares the memory of what it is given, as its schema says.
+
+    >>> is_view(torch.ops.aten.transpose.int), is_view(torch.ops.aten.add.Tensor)
+    (True, False)
+    """
+    return isinstance(target, OpOverload) and target.is_view
+
+
 def aten_name(target: object) -> str | None:
     """`sum` where the target is an overload of an aten operator, else None.
 

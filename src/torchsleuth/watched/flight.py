@@ -33,6 +33,7 @@ CAPTURE = 0
 COUNTERS = "counters"
 DEVICE_FAULT = "device-fault.txt"
 UNCAUGHT = "uncaught.json"
+REMARKS = "remarks.jsonl"
 COUNTERS_BYTES = 16 * (MAX_GRAPHS + 1)
 
 # Not used by any library we know of; it only makes the stacks of all threads be written to a file.
@@ -143,6 +144,13 @@ class Flight:
         log = self.folder / "log.txt"
         with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def remark(self, remark: Mapping[str, Any]) -> None:
+        """Keeps what a check has to say of a graph that is no failure; never raises."""
+        if self.silent:
+            return
+        with contextlib.suppress(OSError), open(self.folder / REMARKS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(remark) + "\n")
 
     def device_failed(self, why: str) -> None:
         """Says that an accelerator had failed by the time the program ended."""

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchsleuth.compare.reference.chunks import pieces
 from torchsleuth.compare.reference.cloning import clone_inputs, same_bits
-from torchsleuth.compare.reference.eager import MUTATED
-from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.reference.eager import MUTATED, EagerRun, OtherDraws, handed_over
+from torchsleuth.compare.reference.inlining import inlined
+from torchsleuth.compare.reference.opkinds import may_draw
+from torchsleuth.compare.reference.rng import Draw, RngState, noting_draws, restore_rng, rng_kept, save_rng
 from torchsleuth.compare.reference.room import copies_counted, memory_counted_apart
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.gradients import judge_gradients, path_of_joint
 from torchsleuth.compare.verdict.judge import judge_results
-from torchsleuth.compare.verdict.verdict import DIVERGED
+from torchsleuth.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_internals.schemas import may_write
@@ -55,24 +59,61 @@ def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequen
     held = list(args)
     before: list[Any] | None = None
     state: RngState | None = None
+    drawn = graph.watch.drawn
+    if not boxed:
+        drawn.clear()
+    known_draws = len(drawn)
+    notes = boxed and graph.eager is not None and any(may_draw(n) for n in graph.eager.graph.nodes)
     with copies_counted(held):
         with graph.watch.our_own_work():
             before, state = clone_inputs(held), save_rng()
             graph.held.take_values()
         failed_before = graph.flight.failed
-        result = compiled(args) if boxed else compiled(*args)
+        with noting_draws(drawn) if notes else nullcontext():
+            result = compiled(args) if boxed else compiled(*args)
+        own_draws = drawn[known_draws:]
         known = not boxed and graph.record.facts.compile_id in graph.watch.wrong_inside
         if before is None or state is None or known or graph.flight.failed != failed_before:
             return result  # a graph inside this one is to blame, and has been
         with memory_counted_apart(held):
-            with graph.watch.our_own_work(), rng_kept():
-                found = _wrong_result(graph, before, state, result, held)
+            with graph.watch.our_own_work(), rng_kept() as after:
+                found = _wrong_result(graph, before, Numbers(state, after, own_draws), result, held)
                 if found is not None:
                     failures.report_wrong_result(graph.watch, graph.flight, graph.record, *found, before)
                     _note_inside(graph, boxed)
             if not boxed and graph.flight.failed == failed_before and _trains(result):
                 _check_gradients(graph, compiled, before, state)
     return result
+
+
+def _tell(graph: GuardedGraph, verdict: Verdict) -> None:
+    """A line in the log for every verdict; what is neither right nor wrong is said when the program has ended."""
+    facts = graph.record.facts
+    graph.flight.log(f"graph {facts.number}: {verdict.kind}: {verdict.sentence}")
+    if verdict.kind in (WITHIN_NOISE, DIVERGED):
+        return
+    worst = max(
+        (leaf for leaf in verdict.leaves if leaf.kind == verdict.kind), key=lambda leaf: leaf.z or 0.0, default=None
+    )
+    remark = {
+        "graph": facts.number,
+        "direction": facts.settings.direction,
+        "function": facts.function,
+        "kind": verdict.kind,
+        "sentence": verdict.sentence,
+        "output": worst.path if worst else None,
+        "times_eager": min(worst.rmse_ratio, 1e9) if worst and worst.rmse_ratio else 1.0,
+    }
+    graph.flight.remark(remark)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The random numbers of one call: where the generators stood before and after it, and what graphs of it drew."""
+
+    before: RngState
+    after: RngState
+    drawn: list[Draw]
 
 
 def _note_inside(graph: GuardedGraph, boxed: bool) -> None:
@@ -83,17 +124,15 @@ def _note_inside(graph: GuardedGraph, boxed: bool) -> None:
 
 
 def _wrong_result(
-    graph: GuardedGraph, before: list[Any], state: RngState, result: Any, after: Sequence[Any]
+    graph: GuardedGraph, before: list[Any], numbers: Numbers, result: Any, after: Sequence[Any]
 ) -> tuple[Signature, dict[str, Any]] | None:
     """What is wrong with a result, judged against the graph run in eager and in float64; None where nothing is."""
     assert graph.eager is not None
     if graph.record.facts.settings.direction == "backward":
         after = ()  # activations saved for the backward are its own: compiled code may reuse their memory
     eager = with_reshapes(graph.eager)
-    values = clone_inputs(before) if any(may_write(n) for n in eager.graph.nodes) else before
-    restore_rng(state)
     try:
-        expected = eager(*values)
+        expected, values = _in_eager(eager, before, numbers)
     except Exception as error:  # a hook on a gradient, say: this run is without any
         number = graph.record.facts.number
         graph.flight.log(f"graph {number}: not compared, as it does not run here: {failures.describe(error)}")
@@ -110,9 +149,16 @@ def _wrong_result(
     if not apart:
         return None
     verdict = judge_results(
-        eager, before, expected, result, mutated_inputs_after=after or None, rng_matched=True, rng_state=state
+        eager,
+        before,
+        expected,
+        result,
+        mutated_inputs_after=after or None,
+        rng_state=numbers.before,
+        rng_after=numbers.after,
+        drawn=numbers.drawn,
     )
-    graph.flight.log(f"graph {graph.record.facts.number}: {verdict.kind}: {verdict.sentence}")
+    _tell(graph, verdict)
     if not verdict.diverged:
         return None
     wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)
@@ -122,6 +168,18 @@ def _wrong_result(
         "tolerances": tolerances_again(apart, wrong),
     }
     return Signature("accuracy", "run", outputs=wrong), detail
+
+
+def _in_eager(graph: torch.fx.GraphModule, before: list[Any], numbers: Numbers) -> tuple[Any, list[Any]]:
+    """What the graph gives in eager, with the random numbers of the compiled code, and the inputs after it."""
+    writes = any(may_write(n) for n in graph.graph.nodes)
+    if numbers.drawn:
+        flat, values = inlined(graph), clone_inputs(before) if writes else before
+        with suppress(OtherDraws):
+            return EagerRun(flat, handed_over(flat, numbers.drawn)).run(*values), values
+    values = clone_inputs(before) if writes else before
+    restore_rng(numbers.before)
+    return graph(*values), values
 
 
 def tolerances_again(apart: dict[str, float], wrong: Sequence[str]) -> dict[str, float]:
@@ -194,18 +252,22 @@ def _check_gradients(
     seen, verdict = graph.flight.failed, None
     with rng_kept(), torch.enable_grad(), graph.held.kept():
         restore_rng(state)
+        graph.watch.drawn.clear()
         try:
             verdict = judge_gradients(
                 graph.eager,
                 before,
                 lambda *args: compiled(*args),
-                rng_matched=True,
+                draws=graph.watch.drawn,
                 parameters_of_compiled=graph.held.of_program(),
             )
         except Exception as error:
             graph.flight.log(
                 f"graph {graph.record.facts.number}: gradients not compared: {failures.describe(error)}"
             )
+    if verdict is not None:
+        with graph.watch.our_own_work():
+            _tell(graph, verdict)
     if verdict is None or not verdict.diverged or graph.flight.failed != seen:
         return
     diverged = [leaf for leaf in verdict.leaves if leaf.kind == DIVERGED]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torchsleuth.cases.record import AmbientState, CompileSettings
+from torchsleuth.compare.reference.rng import Draw
 from torchsleuth.script_runtime.compiling import lazy_backward
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.calls_under_way import call_under_way
@@ -75,6 +76,7 @@ class Watch:
         self.latest: GuardedGraph | None = None
         self.gradients_checked: set[int] = set()
         self.wrong_inside: set[str] = set()  # compiles of which the forward that Inductor got is wrong
+        self.drawn: list[Draw] = []  # by graphs that Inductor compiled, in the call that is being checked
         self.whole_calls = WholeCalls()
         self.earlier_calls = EarlierCalls()
         self.forks_itself = False

@@ -64,6 +64,8 @@ class _Analysis:
         self.subject, self.ways, self.told, self.wishes = subject, ways, tell, wishes
         self.nodes: dict[str, Node] = {n.name: n for n in subject.graph.graph.nodes}
         self.parts: dict[str, Any] = {"seconds": {}}
+        # Whether the results were right with eager's values in the place of these.
+        self.recovered: dict[frozenset[str], bool | None] = {}
 
     def run(self) -> dict[str, Any]:
         self._tell("seen", self._coverage())
@@ -128,22 +130,53 @@ class _Analysis:
 
     def _culprit(self, own: Measured, free: Measured | None) -> dict[str, Any] | None:
         wrong = free is None or any(off.far for off in free.outputs.values())
+        not_alone: dict[str, Any] | None = None
         beyond_doubt: tuple[str, Inside | None] | None = None
         for name in self._candidates(own):
             off = own.values[name].distance
+            if not_alone is not None and not self._may_be_alone(name, own, free):
+                continue
             inside = self._inside(name, own)
             if inside is not None and inside.diverges:
-                return self._described(name, own, inside, free)
-            sure = inside is None or off.made > 0 or off.lost > 0 or off.times > BEYOND_DOUBT
-            if beyond_doubt is None and wrong and off.far and sure:
-                beyond_doubt = name, inside
-                if inside is None:
-                    break
+                found = self._described(name, own, inside, free)
+                if found["recovers"] is not False and not found["also"]:
+                    return found
+                # It may be just as wrong as another and matter to no result.
+                not_alone = not_alone or found
+            elif not_alone is None:
+                sure = inside is None or off.made > 0 or off.lost > 0 or off.times > BEYOND_DOUBT
+                if beyond_doubt is None and wrong and off.far and sure:
+                    beyond_doubt = name, inside
+                    if inside is None:
+                        break
+        if not_alone is not None:
+            return not_alone
         return None if beyond_doubt is None else self._described(beyond_doubt[0], own, beyond_doubt[1], free)
+
+    def _may_be_alone(self, name: str, own: Measured, free: Measured | None) -> bool:
+        """Whether the results are right with eager's value here, and what it is made of was right in the run as it was.
+
+        Eager's value takes away the errors that were handed in as well.
+        """
+        calls = self._calls(name, own)
+        read = {source.name for call in calls for source in self.nodes[call].all_input_nodes} - {*calls}
+        values = {} if free is None else free.values
+        if any(values[each].distance.far for each in read if each in values):
+            return False
+        return bool(self._recovers(self._made_with(calls, own.values[name], own), own, free))
+
+    def _calls(self, name: str, own: Measured) -> tuple[str, ...]:
+        """The calls that a kernel makes a value of."""
+        return calls_between(self.subject.graph, name, own.values.keys())
+
+    def _made_with(self, calls: Collection[str], value: Value, own: Measured) -> frozenset[str]:
+        """The values that one kernel makes with any of these calls; others that it makes beside say nothing of them."""
+        beside = [v.node for v in own.values.values() if v.call == value.call]
+        return frozenset(name for name in beside if {*calls} & {*self._calls(name, own)}) | {value.node}
 
     def _inside(self, name: str, own: Measured) -> Inside | None:
         """What the kernel's calls are by themselves; None where that is left out."""
-        calls = calls_between(self.subject.graph, name, own.values.keys())
+        calls = self._calls(name, own)
 
         def look(tick: Callable[[int, int], None]) -> Inside:
             subject = self.subject
@@ -158,40 +191,48 @@ class _Analysis:
     ) -> dict[str, Any]:
         value = own.values[name]
         node = inside.node if inside is not None and inside.node is not None else name
-        also = [v for v in own.values.values() if v.call != value.call and v.distance.far]
+        replaced = self._made_with([node], value, own)
+        also = [v for v in own.values.values() if v.node not in replaced and v.distance.far]
+        recovery = self._recovery(replaced, also, own, free)
+        if node != name and inside is not None and recovery["recovers"]:
+            # Eager's value was put in the place of what its kernel makes with it.
+            recovery["recovers"] = inside.recovers
         return {
             "node": node,
             "op": operator_of(self.nodes[node]),
             "seen_at": name,
             "kernel": value.kernel,
-            "calls": list(calls_between(self.subject.graph, name, own.values.keys())),
+            "calls": list(self._calls(name, own)),
             **_numbers(value.distance),
             "confirmed": inside is not None and inside.diverges,
             "how": inside.how if inside is not None else "",
             "verdict": inside.sentence if inside is not None else "",
-            **self._recovery({value.call}, also, own, free),
+            **recovery,
         }
 
     def _recovery(
-        self, calls: Collection[int], also: Sequence[Value], own: Measured, free: Measured | None
+        self, replaced: Collection[str], also: Sequence[Value], own: Measured, free: Measured | None
     ) -> dict[str, Any]:
         """Whether the rest recovers, and which other values have to be eager's as well for that.
 
         A value that a kernel keeps and that stands for no node cannot be eager's: what reads it is off, too.
         """
-        alone = self._recovers(calls, own, free)
+        alone = self._recovers(replaced, own, free)
         if alone is not False or not also:
             return {"recovers": alone, "also": [] if alone else [v.node for v in also]}
-        together = self._recovers({*calls, *(v.call for v in also)}, own, free)
+        together = self._recovers([*replaced, *(v.node for v in also)], own, free)
         return {"recovers": together, "also": [v.node for v in also]}
 
-    def _recovers(self, calls: Collection[int], own: Measured, free: Measured | None) -> bool | None:
-        """Whether all results are right with eager's values in the place of these kernels'; None where not tried."""
+    def _recovers(self, replaced: Collection[str], own: Measured, free: Measured | None) -> bool | None:
+        """Whether all results are right with eager's values in the place of these; None where not tried."""
         if free is None or not any(off.far for off in free.outputs.values()):
             return None
-        nodes = [v.node for v in own.values.values() if v.call in calls]
-        replaced = self._phase(SUBSTITUTION, lambda tick: substituted(self.subject, tick, nodes, free))
-        return None if replaced is None else not any(off.far for off in replaced.outputs.values())
+        asked = frozenset(replaced)
+        if asked not in self.recovered:
+            found = self._phase(SUBSTITUTION, lambda tick: substituted(self.subject, tick, asked, free))
+            right = None if found is None else not any(off.far for off in found.outputs.values())
+            self.recovered[asked] = right
+        return self.recovered[asked]
 
 
 def operator_of(node: Node) -> str:

@@ -1,7 +1,7 @@
 """The analysis of a graph whose compiled code shows no values: it is compiled once more with every value returned.
 
-That changes what is fused with what, so it is said. The first value that is wrong though those before it are right is
-the culprit's.
+That changes what is fused with what, so it is said. The first value that is wrong though those it is made of are right
+is the culprit's; where there are several, the first without which the results are right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from torch.fx import GraphModule
 
 from torchsleuth.compare.divergence.analysis import operator_of
 from torchsleuth.compare.divergence.distance import distance
-from torchsleuth.compare.divergence.parts import Compilers, calls_between, look_inside, part_of
+from torchsleuth.compare.divergence.parts import (
+    MOST_BEGINNINGS,
+    Compilers,
+    beginnings,
+    calls_between,
+    look_inside,
+    part_of,
+    right_without,
+)
 from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, Float64Steps
 from torchsleuth.compare.reference.eager import EagerRun
 
@@ -62,10 +70,18 @@ def analyze_exposed(
         "accumulated": told,
         "seconds": {},
     }
-    first = next(((name, off) for name, off in rows if off.far), None)
+    far = {name: off for name, off in rows if off.far}
+    begin = beginnings(graph, far, dict(rows)) if far else []
     culprit = None
-    if first is not None:
-        name, off = first
+    if begin:
+        name, recovers = begin[0], None
+        for each in begin[:MOST_BEGINNINGS] if len(begin) > 1 else ():
+            right = right_without(graph, inputs, calls, each, ways, drawn, memory)
+            recovers = right if each == name else recovers
+            if right:
+                name, recovers = each, True
+                break
+        off = far[name]
         between = calls_between(graph, name, set(tensors))
         inside = look_inside(graph, inputs, name, between, ways, drawn, memory)
         culprit = {
@@ -78,7 +94,7 @@ def analyze_exposed(
             "confirmed": inside.diverges,
             "how": inside.how,
             "verdict": inside.sentence,
-            "recovers": None,
+            "recovers": recovers,
             "also": [],
         }
     parts["culprit"] = culprit

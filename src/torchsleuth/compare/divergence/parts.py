@@ -3,13 +3,16 @@
 The calls between a wrong value and those before it that were seen and are right. A part is judged with rounding noise
 that is measured for it. Inside, each node's value is returned: as lowered first, without code; then compiled; and where
 returning values undoes the fusion that the fault needs, by ever longer beginnings of the part, returning the last only.
+Of nodes at which an error begins the culprit is the one without whose error the part is right: another may be just as
+wrong, and what it makes matter to nobody.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +29,9 @@ from torchsleuth.torch_internals.schemas import may_write
 
 MOST_EXPOSED = 256 << 20
 """Bytes of values that a part may return at once."""
+
+MOST_BEGINNINGS = 4
+"""Nodes at which an error begins that are tried, each left to eager by itself: that is a compile of the part."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +62,15 @@ class Inside:
     """What came of looking into a part: whether it is wrong by itself, and the first node at which it is.
 
     `how` says how the node was found: "lowered", "compiled", "beginnings"; "" where there is but one; "beginning" where
-    the part is right by itself, but not with all that comes before it.
+    the part is right by itself, but not with all that comes before it. `recovers` says whether the same part is right
+    where the node is left to eager; None where that could not be tried, or where the node is all that there is.
     """
 
     diverges: bool
     node: str | None = None
     how: str = ""
     sentence: str = ""
+    recovers: bool | None = None
 
 
 def calls_between(graph: GraphModule, node: str, known: Collection[str]) -> tuple[str, ...]:
@@ -178,17 +186,91 @@ def look_inside(
     tensors, fit = _tensors_of(alone)
     if len(tensors) < 2:
         return Inside(True, node, "", told.sentence)
+    first: Inside | None = None
+    for found in itertools.islice(_beginnings_in(part, calls, tensors, fit, ways, graph), MOST_BEGINNINGS):
+        if found.node == node:
+            return first or replace(found, sentence=found.sentence or told.sentence)
+        kept = calls_without(graph, calls, str(found.node), [node])
+        given = _judged(part(kept, [node]), ways.compiled)
+        recovers = None if given is None else given.kind != DIVERGED
+        found = replace(found, sentence=found.sentence or told.sentence, recovers=recovers)
+        if recovers or (first is None and recovers is None):
+            return found
+        first = first or found
+    assert first is not None
+    return first
+
+
+def _beginnings_in(
+    part: Callable[[Sequence[str], Sequence[str]], Part],
+    calls: Sequence[str],
+    tensors: Sequence[str],
+    fit: bool,
+    ways: Compilers,
+    graph: GraphModule,
+) -> Iterator[Inside]:
+    """The nodes of a wrong part at which an error begins, in order, those that need no code first; at least one."""
+    told: set[str] = set()
     if fit:
         exposed = part(calls, tensors)
         for way, name in ((ways.lowered, "lowered"), (ways.compiled, "compiled")):
-            found = _first_wrong(exposed, way) if way is not None else None
-            if found is not None:
-                return Inside(True, *found[:1], name, found[1])
-    elif ways.lowered is not None and _wrong(alone, ways.lowered):
-        first = _first_beginning(tensors, part, calls, ways.lowered, graph)
-        return Inside(True, first, "lowered", told.sentence)
-    first = _first_beginning(tensors, part, calls, ways.compiled, graph)
-    return Inside(True, first, "beginnings", told.sentence)
+            wrong = _wrong_values(exposed, way) if way is not None else {}
+            begin = [each for each in beginnings(graph, wrong, tensors) if each not in told]
+            told.update(begin)
+            yield from (Inside(True, each, name, wrong[each]) for each in begin)
+    elif ways.lowered is not None and _wrong(part(calls, calls[-1:]), ways.lowered):
+        told.add(_first_beginning(tensors, part, calls, ways.lowered, graph))
+        yield from (Inside(True, each, "lowered") for each in told)
+    if not told:
+        yield Inside(True, _first_beginning(tensors, part, calls, ways.compiled, graph), "beginnings")
+
+
+def beginnings(graph: GraphModule, wrong: Collection[str], known: Collection[str]) -> list[str]:
+    """Of nodes whose values are wrong those that read none of the others, by all that is known.
+
+    >>> beginnings(gm, ["relu"], ["relu"])
+    ['relu']
+    """
+
+    def inherits(node: Node) -> bool:
+        read = needed_by([node], behind=lambda each: each is node or each.name not in known)
+        return any(each.name in wrong for each in read - {node})
+
+    return [node.name for node in graph.graph.nodes if node.name in wrong and not inherits(node)]
+
+
+def right_without(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    calls: Sequence[str],
+    left: str,
+    ways: Compilers,
+    drawn: EagerRun | None = None,
+    memory: EagerMemory | None = None,
+) -> bool | None:
+    """Whether a graph's results, wrong where all of `calls` are compiled, are right where `left` is left to eager.
+
+    None where they are not wrong, or where one of the two cannot be compiled. Used as
+    `right_without(gm, [x], ["sin", "relu"], "relu", aten_ways({}))`.
+    """
+    output = graph.graph.output_node()
+    ends = [node.name for node in output.all_input_nodes if node.name in calls and node.name != left]
+    kept = calls_without(graph, calls, left, ends)
+    if not ends or not _wrong(part_of(graph, inputs, calls, ends, drawn, memory), ways.compiled):
+        return None
+    told = _judged(part_of(graph, inputs, kept, ends, drawn, memory), ways.compiled)
+    return None if told is None else told.kind != DIVERGED
+
+
+def calls_without(graph: GraphModule, calls: Collection[str], left: str, ends: Sequence[str]) -> list[str]:
+    """Of these calls those that are still needed for the values of `ends` where `left` is given.
+
+    >>> calls_without(gm, ["relu"], "x", ["relu"])
+    ['relu']
+    """
+    nodes = {n.name: n for n in graph.graph.nodes}
+    needed = needed_by([nodes[end] for end in ends], lambda each: each.name in calls and each.name != left)
+    return [name for name, node in nodes.items() if node in needed]
 
 
 def _judged(part: Part, way: Callable[..., Any]) -> Verdict | None:
@@ -200,13 +282,12 @@ def _judged(part: Part, way: Callable[..., Any]) -> Verdict | None:
         return None
 
 
-def _first_wrong(part: Part, way: Callable[..., Any]) -> tuple[str, str] | None:
+def _wrong_values(part: Part, way: Callable[..., Any]) -> dict[str, str]:
+    """The returned nodes whose values are wrong, in order, with what is said of each."""
     told = _judged(part, way)
     wrong = {leaf.path: leaf for leaf in told.leaves if leaf.kind == DIVERGED} if told is not None else {}
-    for place, name in enumerate(part.returned):
-        if f"outputs[{place}]" in wrong:
-            return name, wrong[f"outputs[{place}]"].sentence
-    return None
+    paths = {name: f"outputs[{place}]" for place, name in enumerate(part.returned)}
+    return {name: wrong[path].sentence for name, path in paths.items() if path in wrong}
 
 
 def _first_beginning(

@@ -1,8 +1,14 @@
-"""Run a captured graph as it is, and remember what its float64 twin must know: dtypes and random draws."""
+"""Run a captured graph as it is, and remember what its float64 twin must know: dtypes and random draws.
+
+Eager has more than one way to compute the same values (other kernels, layouts, formats of products, inputs half a step
+away). How far they lie from each other is what a person means by "the same up to rounding".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +33,10 @@ from torchsleuth.compare.reference.float64 import (
     narrow,
     widen,
 )
-from torchsleuth.compare.reference.rng import RngState, restore_rng, save_rng
+from torchsleuth.compare.reference.rng import Draw, RngState, restore_rng, save_rng
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.reference.written import for_one_run
-from torchsleuth.torch_internals.schemas import may_write
+from torchsleuth.torch_internals.schemas import is_torchs_own, may_write
 
 MUTATED = " (mutated)"
 """How the path of an input ends whose value after the run is a result of it."""
@@ -54,8 +60,10 @@ def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] =
 class EagerRun(Interpreter):
     """Run the graph as it is and remember dtypes and what random nodes drew."""
 
-    def __init__(self, graph: GraphModule) -> None:
+    def __init__(self, graph: GraphModule, given: Given | None = None) -> None:
         super().__init__(graph)
+        self.given = given or {}
+        """What stands for nodes that draw, by name, so that they draw nothing."""
         self.dtypes: dict[str, Any] = {}
         self.drawn: dict[str, Any] = {}
         self.states: dict[str, RngState] = {}
@@ -68,7 +76,11 @@ class EagerRun(Interpreter):
         draws = opkinds.draws(n)
         if draws and opkinds.dropout_rate(n) is None and self._reads_floats(n):
             self.states[n.name] = save_rng()
-        value = super().run_node(n)
+        if n.name in self.given:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            value = self.given[n.name](*args, **kwargs)
+        else:
+            value = super().run_node(n)
         self.dtypes[n.name] = dtypes_of(value)
         if draws:
             self.drawn[n.name] = clone_inputs(value)
@@ -77,14 +89,18 @@ class EagerRun(Interpreter):
     def _reads_floats(self, n: Node) -> bool:
         given = [self.dtypes.get(a.name) for a in n.all_input_nodes]
         floats = any(isinstance(d, torch.dtype) and d.is_floating_point for d in given)
-        return n.op == "call_function" and floats and not opkinds.plain_name(n).endswith("_like")
+        fills = opkinds.plain_name(n).endswith("_like") or opkinds.fills_memory(n)
+        return n.op == "call_function" and floats and not fills
 
 
 def run_eager(
-    graph: GraphModule, inputs: Sequence[Any], start: RngState | None
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    start: RngState | None,
+    given: Given | None = None,
 ) -> tuple[RunResult, EagerRun, tuple[int, ...]]:
     """The results of a graph, the run that made them, and which inputs it writes; inputs and graph stay as they are."""
-    recorder = EagerRun(graph)
+    recorder = EagerRun(graph, given)
     if start is not None:
         restore_rng(start)
     if not any(may_write(n) for n in graph.graph.nodes):
@@ -102,11 +118,161 @@ def run_eager(
     return result, recorder, mutated
 
 
+def equivalent_runs(
+    graph: GraphModule, inputs: Sequence[Any], recorder: EagerRun, device: torch.device, memory: Given
+) -> Iterator[tuple[str, RunResult]]:
+    """What eager gives in each of its other ways to compute the graph, with the random numbers of the first run.
+
+    `memory` stands for the nodes that ask for memory which the graph does not write. A way that the graph does not take
+    is left out.
+    Example: `dict(equivalent_runs(gm, [x], recorder, x.device, {}))["without oneDNN"].values["outputs[0]"]`.
+    """
+    drawn = {n.name: _as_drawn(n, recorder) for n in graph.graph.nodes if n.name in recorder.drawn} | dict(
+        memory
+    )
+    for name, settings, change in _ways(graph, device):
+        try:
+            with ExitStack() as stack:
+                for setting in settings:
+                    stack.enter_context(setting)
+                yield name, run_eager(graph, change(inputs), None, drawn)[0]
+        except (RuntimeError, NotImplementedError, ValueError, TypeError):  # a kernel that is missing there
+            continue
+
+
+def _as_drawn(node: Node, recorder: EagerRun) -> Callable[..., Any]:
+    state, rate, value = recorder.states.get(node.name), opkinds.dropout_rate(node), recorder.drawn[node.name]
+    if state is None:
+        return _constant(value) if rate is None else _masked(value, rate)
+
+    def draw(*args: Any) -> Any:
+        restore_rng(state)
+        return node.target(*args, **node.kwargs)
+
+    return draw
+
+
+Way = tuple[str, list[AbstractContextManager[Any]], Callable[[Sequence[Any]], Sequence[Any]]]
+
+
+def _ways(graph: GraphModule, device: torch.device) -> Iterator[Way]:
+    yield "inputs half a step away", [], _half_a_step_away
+    if not any("stride" in opkinds.plain_name(n) or _is_anothers(n) for n in graph.graph.nodes):
+        yield "another layout", [], lambda inputs: [_in_other_layout(v) for v in inputs]
+    if device.type == "cuda":
+        cudnn = torch.backends.cudnn
+        yield "without cuDNN", [cudnn.flags(enabled=False)], list
+        yield (
+            "deterministic, without TF32",
+            [
+                cudnn.flags(enabled=True, deterministic=True, allow_tf32=False),
+                _full_products(),
+            ],
+            list,
+        )
+    else:
+        yield "without oneDNN", [_without_onednn()], list
+
+
+def _is_anothers(n: Node) -> bool:
+    """Whether a node runs code that torch does not ship, which may read memory as it likes."""
+    return n.op == "call_module" or (n.op.startswith("call_") and not is_torchs_own(n.target))
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    before = torch.backends.mkldnn.set_flags(False)[0]  # its `flags` sets formats as well, and warns
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(before)
+
+
+@contextlib.contextmanager
+def _full_products() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _half_a_step_away(inputs: Sequence[Any]) -> list[Any]:
+    """Copies of inputs of which every other number is the next one up or down; memory and layout are as they were."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    copies = clone_inputs(list(inputs))
+    for value in tensors_in(copies):
+        if value.dtype in (torch.float32, torch.float64) and value.layout == torch.strided:
+            signs = torch.randint(-1, 2, value.shape, generator=generator, device="cpu").to(value.device)
+            value.detach().mul_(1 + signs * torch.finfo(value.dtype).eps)
+    return copies
+
+
+def _in_other_layout(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.dim() != 4:
+        return value
+    last = torch.contiguous_format if not value.is_contiguous() else torch.channels_last
+    return value.detach().contiguous(memory_format=last).requires_grad_(value.requires_grad)
+
+
 def graph_state(graph: GraphModule) -> list[torch.Tensor]:
     """The tensors a graph holds: parameters, buffers and constants that its nodes read."""
     held = [fetch(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"]
     found = [t for t in held if isinstance(t, torch.Tensor)]
     return tensors_in([*found, *graph.parameters(), *graph.buffers()])
+
+
+Given = Mapping[str, Callable[..., Any]]
+"""What stands for nodes that draw random numbers, by name: called with the node's arguments."""
+
+
+def handed_over(graph: GraphModule, drawn: Sequence[Draw]) -> Given:
+    """What a compiled graph drew, for the nodes of the graph that draw; raises `OtherDraws` where the two do not fit.
+
+    So does a run of the graph that meets another shape.
+    Example: `run_eager(graph, inputs, None, handed_over(graph, drawn))` uses the masks that the compiled code used.
+    """
+    nodes = [n for n in graph.graph.nodes if opkinds.draws(n)]
+    if len(nodes) != len(drawn) or any(opkinds.may_draw(n) and n not in nodes for n in graph.graph.nodes):
+        raise OtherDraws
+    found: dict[str, Callable[..., Any]] = {}
+    for node, draw in zip(nodes, drawn):
+        rate, name = opkinds.dropout_rate(node), opkinds.plain_name(node)
+        same = name.removesuffix("_like") == draw.name.removesuffix("_like")
+        masks = (rate is not None or name == "bernoulli") and draw.name in (*opkinds.DROPOUT, "bernoulli")
+        if draw.value is None or not (same or masks):
+            raise OtherDraws
+        if rate is None:
+            found[node.name] = _of_shape(draw.value)
+        else:
+            found[node.name] = _with_mask(draw.value, rate, gives_mask=name == "native_dropout")
+    return found
+
+
+class OtherDraws(Exception):
+    """What a compiled graph drew is not what the graph draws: more, fewer, by other operators or of other shapes."""
+
+
+def _of_shape(value: torch.Tensor) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        like = args[0] if args else None
+        shape = like.shape if isinstance(like, torch.Tensor) else torch.Size(like or ())
+        if shape != value.shape:
+            raise OtherDraws
+        return value.to(like.dtype if isinstance(like, torch.Tensor) else value.dtype, copy=True)
+
+    return draw
+
+
+def _with_mask(mask: torch.Tensor, rate: float, gives_mask: bool) -> Callable[..., Any]:
+    def draw(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if source.shape != mask.shape:
+            raise OtherDraws
+        dropped = source * mask * (1.0 / (1.0 - rate) if rate < 1.0 else 0.0)
+        return (dropped, mask.clone()) if gives_mask else dropped
+
+    return draw
 
 
 def substitutes(
@@ -136,7 +302,7 @@ def _masked(value: Any, rate: float) -> Callable[..., Any]:
     """Dropout with the mask that eager drew; an input that is zero anyway hides its own mask harmlessly."""
 
     def draw(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        kept = (value[0] if isinstance(value, tuple) else value) != 0
+        kept = value[1].bool() if isinstance(value, tuple) else value != 0
         scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
         dropped = torch.where(kept, source * scale, torch.zeros_like(source))
         return (dropped, *value[1:]) if isinstance(value, tuple) else dropped

@@ -161,7 +161,16 @@ def draws(node: Node) -> bool:
     if torch.Tag.nondeterministic_seeded in tags:
         # The backward of attention is told which numbers its forward drew, whatever its tag says.
         return not _never_drops(node) and not plain_name(node).endswith("_backward")
+    rate, training = DROPS_INSIDE.get(plain_name(node), (None, None))
+    if rate is not None and training is not None:
+        return bool(_argument(node, *rate, 0.0)) and _argument(node, *training, True) is not False
     return plain_name(node) in RANDOM and not _never_drops(node)
+
+
+def fills_memory(node: Node) -> bool:
+    """Whether a node that draws writes over what it is given without reading it: `x.bernoulli_(0.5)`."""
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return draws(node) and target.split(".")[0].endswith("_") and plain_name(node) not in DROPOUT
 
 
 def may_draw(node: Node) -> bool:
@@ -170,6 +179,17 @@ def may_draw(node: Node) -> bool:
         return False
     opaque = node.op == "call_module" or is_higher_order(node) or not is_torchs_own(node.target)
     return opaque or draws(node) or plain_name(node) in DRAWS_INSIDE
+
+
+DROPS_INSIDE = {
+    "multi_head_attention_forward": ((10, "dropout_p"), (13, "training")),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), ((5, "dropout"), (6, "train"))),
+}
+"""Steps with a dropout of their own: where they are given its rate, and whether they train."""
+
+
+def _argument(node: Node, place: int, name: str, default: object) -> object:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
 def dropout_rate(node: Node) -> float | None:

@@ -1,6 +1,7 @@
-"""The state of every random number generator a model may draw from, saved and put back.
+"""Random numbers: the state of every generator a model may draw from, saved and put back, and what a run drew.
 
-The idea: two runs draw the same numbers when they start from the same saved state, whatever ran between.
+The idea: two runs draw the same numbers when they start from the same saved state and ask for them in the same order
+and layouts. A compiler may choose others; so what it drew is noted, operator by operator, and can be handed over.
 numpy's generator is included only when the program has loaded numpy.
 """
 
@@ -9,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from torchsleuth.torch_internals.modes import watching_ops
+from torchsleuth.torch_internals.operators import short_name
 
 
 @dataclass(frozen=True)
@@ -60,3 +64,49 @@ def rng_kept() -> Iterator[RngState]:
         yield state
     finally:
         restore_rng(state)
+
+
+def same_state(one: RngState, other: RngState) -> bool:
+    """Whether all generators stand at the same place.
+
+    >>> same_state(save_rng(), save_rng())
+    True
+    """
+    if not torch.equal(one.cpu, other.cpu) or len(one.cuda) != len(other.cuda):
+        return False
+    return all(torch.equal(a, b) for a, b in zip(one.cuda, other.cuda)) and one.python == other.python
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One call of an operator that draws random numbers: its name, and what it gave, of a dropout its mask.
+
+    The value is None where it could not be kept: a CUDA graph was being recorded.
+    """
+
+    name: str
+    value: torch.Tensor | None
+
+
+@contextlib.contextmanager
+def noting_draws(draws: list[Draw]) -> Iterator[None]:
+    """Notes in `draws` what operators draw inside; kernels that draw without an operator of torch's go unnoticed.
+
+    >>> draws = []
+    >>> with noting_draws(draws):
+    ...     kept = torch.nn.functional.dropout(torch.ones(3), 0.5)
+    >>> [draw.name for draw in draws]
+    ['bernoulli']
+    """
+
+    def note(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        value = call()
+        if torch.Tag.nondeterministic_seeded in op.tags:
+            drawn = value[1] if isinstance(value, (tuple, list)) else value
+            recording = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+            known = isinstance(drawn, torch.Tensor) and not recording
+            draws.append(Draw(short_name(op).rstrip("_"), drawn.detach().clone() if known else None))
+        return value
+
+    with watching_ops(note):
+        yield

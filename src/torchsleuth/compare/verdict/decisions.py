@@ -23,23 +23,14 @@ AT_RISK = 5.0
 
 
 class Decision:
-    """One comparison: watches its operands in ordinary runs, and can decide doubtful elements the other way."""
+    """One comparison: watches how far its operands lie apart in ordinary runs, so that it knows what is in doubt."""
 
-    def __init__(self, compare: Callable[..., Any]) -> None:
-        self.compare = compare
+    def __init__(self) -> None:
         self.seen = 0
         self.first = self.total = self.square = torch.zeros((), device="cpu")
 
-    def __call__(self, left: Any, right: Any, watching: bool, reverse: bool, unclamped: Any = None) -> Any:
-        result = self.compare(left, right)
-        operands = [v for v in (left, right) if isinstance(v, torch.Tensor)]
-        if not isinstance(result, torch.Tensor) or not any(v.is_floating_point() for v in operands):
-            return result
-        if watching:
-            self._watch(torch.as_tensor((left if unclamped is None else unclamped) - right))
-        return result ^ self._doubtful() if reverse and self.seen > 1 else result
-
-    def _watch(self, gap: torch.Tensor) -> None:
+    def watch(self, gap: torch.Tensor) -> None:
+        """Folds in how far the operands lay apart in one run."""
         if self.seen == 0:
             self.first, self.total, self.square = gap, torch.zeros_like(gap), torch.zeros_like(gap)
         # Relative to the first run: the spread may be a billion times smaller than the difference itself.
@@ -48,12 +39,32 @@ class Decision:
         self.square = self.square + moved * moved
         self.seen += 1
 
-    def _doubtful(self) -> torch.Tensor:
+    def doubtful(self) -> torch.Tensor | None:
+        """Where rounding could take the decision the other way; None before two runs were watched."""
+        if self.seen < 2:
+            return None
         mean = self.total / self.seen
         spread = (self.square / self.seen - mean * mean).clamp_min(0.0)
         if spread.dim():
             spread = torch.maximum(spread, spread.mean(-1, keepdim=True) / 4)
         return (self.first + mean).abs() < AT_RISK * spread.sqrt()
+
+    def taken(
+        self,
+        value: Any,
+        left: Any,
+        right: Any,
+        reverse: Callable[[torch.Tensor], torch.Tensor] | None,
+        watching: bool,
+    ) -> Any:
+        """What a comparison gave, `reverse(doubtful)` of it turned round; `watching` notes the operands of this run."""
+        operands = [v for v in (left, right) if isinstance(v, torch.Tensor)]
+        if not isinstance(value, torch.Tensor) or not any(v.is_floating_point() for v in operands):
+            return value
+        if watching:
+            self.watch(torch.as_tensor(left - right))
+        doubtful = self.doubtful() if reverse is not None else None
+        return value if doubtful is None or reverse is None else value ^ reverse(doubtful)
 
 
 def unclamped_operand(node: Node, name_of: Callable[[Node], str], left: Any, right: Any) -> Node | None:

@@ -20,8 +20,11 @@ from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors, restore, snapshot, tensors_in
 from torchsleuth.compare.reference.eager import (
     EagerRun,
+    OtherDraws,
     RunResult,
+    equivalent_runs,
     graph_state,
+    handed_over,
     result_of,
     run_eager,
     substitutes,
@@ -31,19 +34,21 @@ from torchsleuth.compare.reference.float64 import (
     Findings,
     Float64Run,
     Places,
+    widen,
     widen_graph,
     widen_inputs,
     widen_late,
 )
 from torchsleuth.compare.reference.inlining import inlined
-from torchsleuth.compare.reference.rng import RngState, rng_kept
+from torchsleuth.compare.reference.rng import Draw, RngState, rng_kept, save_rng
 from torchsleuth.compare.reference.room import room, trim
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.reference.unwritten import filled_memory, of_unwritten_memory
 from torchsleuth.compare.reference.written import positions_written
 from torchsleuth.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
-from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, USUAL, Spread, sampled
+from torchsleuth.compare.verdict.spread import AMPLIFIED, EQUIVALENT, REVERSED, USUAL, Spread, sampled
+from torchsleuth.compare.verdict.textbook import TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 RUNS = 8
@@ -57,6 +62,12 @@ LARGE = 1 << 18
 
 AMPLIFICATION = 8.0
 """How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
+
+TURNED = 3
+"""Runs of a second opinion in which every other doubtful decision is taken the other way."""
+
+SAME_FLOAT64 = 1e-4
+"""Of the size of values, and of their noise in the graph's own format: within it two float64 runs count as the same."""
 
 NOISY_SHARE = 0.7
 """Of the memory that a noisy run may take, what the run without noise may."""
@@ -103,6 +114,8 @@ class Evidence:
     runs: int
     has_random: bool
     mutated: tuple[int, ...] = ()
+    second_opinion: Callable[[Collection[str]], Evidence] | None = None
+    """The evidence on some leaves by the textbook's yardstick; None where this is it."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,10 @@ class Reference:
     runs: int
     seed: int
     draws: bool
+    handed_over: bool = False
+    """Whether its random numbers are those that were drawn elsewhere."""
+    after: RngState | None = None
+    """Where the generators stood after it."""
 
     @property
     def device(self) -> torch.device:
@@ -155,9 +172,15 @@ def with_zeros(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
 
 
 def reference_run(
-    graph: GraphModule, inputs: Sequence[Any], *, runs: int | None = None, start: RngState, seed: int = 0
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    runs: int | None = None,
+    start: RngState,
+    seed: int = 0,
+    drawn: Sequence[Draw] = (),
 ) -> Reference:
-    """Run the graph in eager; inputs and graph stay as they are.
+    """Run the graph in eager, with what was `drawn` elsewhere if it fits; inputs and graph stay as they are.
 
     The noise has generators of its own. Torch's global ones are set and put back only for a graph that may draw from
     them, so that gathering evidence of any other does not touch what another thread draws.
@@ -166,11 +189,18 @@ def reference_run(
     graph = inlined(graph)
     draws = any(opkinds.may_draw(n) for n in graph.graph.nodes)
     with _generators_kept(draws), torch.no_grad():
-        eager, recorder, mutated = run_eager(graph, inputs, start if draws else None)
+        handed = bool(drawn)
+        try:
+            given = handed_over(graph, drawn) if drawn else None
+            eager, recorder, mutated = run_eager(graph, inputs, start if draws else None, given)
+        except OtherDraws:
+            handed = False
+            eager, recorder, mutated = run_eager(graph, inputs, start if draws else None)
+        after = save_rng() if draws else None
     if runs is None:
         size = sum(v.numel() for v in eager.values.values() if isinstance(v, torch.Tensor))
         runs = RUNS if size <= LARGE else RUNS_LARGE
-    return Reference(graph, inputs, eager, recorder, mutated, runs, seed, draws)
+    return Reference(graph, inputs, eager, recorder, mutated, runs, seed, draws, handed, after)
 
 
 def gather(
@@ -183,14 +213,21 @@ def gather(
     return evidence_on(reference_run(graph, inputs, runs=runs, start=start, seed=seed))
 
 
-def evidence_on(reference: Reference, paths: Collection[str] | None = None) -> Evidence:
-    """Run the graph in float64 and with noise, and keep what is needed to judge the leaves at `paths`, or all."""
+def evidence_on(
+    reference: Reference, paths: Collection[str] | None = None, textbook: bool = False
+) -> Evidence:
+    """Run the graph in float64 and with noise, and keep what is needed to judge the leaves at `paths`, or all.
+
+    With `textbook` the noise is that of the least careful of the accepted ways to compute it, and eager's own other
+    ways are among the runs.
+    """
     wanted = reference.eager.values.keys() if paths is None else paths
+    whole = reference
     if len(wanted) < len(reference.eager.values):
         reference = replace(reference, graph=_only(reference.graph, wanted))
     with _generators_kept(reference.draws), torch.no_grad():
         try:
-            return _gather_wide(reference, wanted, Places())
+            found = _gather_wide(reference, wanted, Places(), textbook)
         except MEMORY_ERRORS as error:
             if not torch.cuda.is_initialized():
                 raise
@@ -198,8 +235,11 @@ def evidence_on(reference: Reference, paths: Collection[str] | None = None) -> E
             note = (
                 f"float64 did not fit on the device ({str(error).splitlines()[0][:80]}); computed on the CPU"
             )
-        found = _gather_wide(reference, wanted, Places(torch.device("cpu"), reference.device))
-        return replace(found, notes=(*found.notes, note))
+            places = Places(torch.device("cpu"), reference.device)
+            found = _gather_wide(reference, wanted, places, textbook)
+            found = replace(found, notes=(*found.notes, note))
+    again = None if textbook else lambda paths: evidence_on(whole, paths, textbook=True)
+    return replace(found, second_opinion=again)
 
 
 def _generators_kept(draws: bool) -> AbstractContextManager[Any]:
@@ -221,7 +261,7 @@ def _only(graph: GraphModule, paths: Collection[str]) -> GraphModule:
     return smaller
 
 
-def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) -> Evidence:
+def _gather_wide(reference: Reference, wanted: Collection[str], places: Places, textbook: bool) -> Evidence:
     graph, recorder, mutated = reference.graph, reference.recorder, reference.mutated
     written = positions_written(graph, reference.inputs)
     wide = widen_graph(graph, places.here)
@@ -269,8 +309,14 @@ def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) 
         draws |= memory
     run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
     source = NoiseSource(places.here or reference.device, seed=reference.seed, before_each=watch_noisy)
-    noisy = noisy_graph(wide, graph, recorder.dtypes, run.findings, source, draws, places)
-    spreads = {path: Spread(truth.get(path), _dtype(reference.eager.values[path])) for path in wanted}
+    noisy: Callable[..., Any]
+    if textbook:
+        by_the_book = TextbookRun(wide, graph, recorder.dtypes, run.findings, substitute, places, source)
+        noisy = by_the_book.run
+    else:
+        noisy = noisy_graph(wide, graph, recorder.dtypes, run.findings, source, draws, places)
+    kinds = {path: _dtype(reference.eager.values[path]) for path in wanted}
+    spreads = {path: Spread(truth.get(path), dtype) for path, dtype in kinds.items()}
 
     def perturbed(kind: str, scale: float, count: int) -> int:
         source.scale = scale
@@ -288,13 +334,58 @@ def _gather_wide(reference: Reference, wanted: Collection[str], places: Places) 
         return count
 
     made = 1 + bool(memory) + perturbed(USUAL, 1.0, reference.runs)
+    if textbook:
+        source.scale = 0.0
+        if not _agree(values_of(by_the_book), truth, spreads):
+            by_the_book.take_whole()
+            spreads.update({path: Spread(truth.get(path), dtype) for path, dtype in kinds.items()})
+            made += perturbed(USUAL, 1.0, reference.runs)
     names = {opkinds.plain_name(n) for n in graph.graph.nodes}
-    if names & opkinds.DISCRETE:
+    if names & opkinds.DISCRETE or textbook:
         made += perturbed(AMPLIFIED, AMPLIFICATION, max(2, reference.runs // 2))
     source.reverse_decisions = True
-    if names & {*COMPARE, GATE}:
+    if names & {*COMPARE, GATE} or textbook:
         made += perturbed(REVERSED, 1.0, 1)
+    if textbook:
+        # Decisions taken together may cancel what one of them alone would change.
+        source.reverse_some = True
+        made += perturbed(REVERSED, 1.0, TURNED)
+        for _, result in equivalent_runs(graph, reference.inputs, recorder, reference.device, memory):
+            made += 1
+            for path in wanted:
+                spreads[path].add(places.moved_here(_owned_copy(result.values.pop(path, None))), EQUIVALENT)
     return _assemble(reference, wanted, truth, spreads, unwritten, run.findings, made)
+
+
+def _agree(values: dict[str, Any], truth: dict[str, Any], spreads: dict[str, Spread]) -> bool:
+    """Whether operators taken apart give what they give whole, but for the rounding of float64."""
+    for path, spread in spreads.items():
+        value, wanted = values.get(path), truth.get(path)
+        if not isinstance(value, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+            continue
+        if value.shape != wanted.shape or value.dtype != wanted.dtype:
+            return False
+        # Where terms cancel, nothing but the noise says how much a difference means.
+        room = SAME_FLOAT64 * max(_size(wanted), spread.largest)
+        if not torch.allclose(value, wanted, SAME_FLOAT64, room, equal_nan=True):
+            return False
+    return True
+
+
+def _size(value: torch.Tensor) -> float:
+    return (
+        float(value.abs().nan_to_num(0.0, 0.0, 0.0).max())
+        if value.is_floating_point() and value.numel()
+        else 0.0
+    )
+
+
+def _owned_copy(value: Any) -> Any:
+    """A run's value in float64, to be used up by who reads it."""
+    if not isinstance(value, torch.Tensor) or value.is_quantized:
+        return value
+    wide = widen(value)
+    return wide.clone() if wide is value else wide
 
 
 def _widens_late(value: Any) -> bool:

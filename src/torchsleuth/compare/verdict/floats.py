@@ -17,7 +17,7 @@ from torchsleuth.compare.reference.chunks import pieces
 from torchsleuth.compare.verdict.evidence import AMPLIFICATION, Leaf
 from torchsleuth.compare.verdict.patterns import Errors, whitened, worst_lane
 from torchsleuth.compare.verdict.patterns import bias as bias_of
-from torchsleuth.compare.verdict.spread import AMPLIFIED, REVERSED, as_real
+from torchsleuth.compare.verdict.spread import AMPLIFIED, EQUIVALENT, REVERSED, as_real
 from torchsleuth.compare.verdict.verdict import (
     DIVERGED,
     EAGER_SUSPECT,
@@ -44,6 +44,9 @@ ILL_CONDITIONED = 0.1
 
 SUSPECT = 1.5
 """Eager is called suspect only this far beyond the limit: it is the program that everyone runs."""
+
+MOST_ULPS = 1e6
+"""More ulps than this say that the value itself is next to nothing, not how wrong it is."""
 
 UNREFERENCED = 3.0
 """With nodes that had no float64 kernel behind it, a leaf diverges only this many times beyond the limits."""
@@ -108,7 +111,8 @@ def _noise(leaf: Leaf, truth: torch.Tensor) -> torch.Tensor:
     noise = torch.maximum(noise, least, out=noise)
     del least
     noise = _widen_at_jumps(noise, spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
-    return _widen_at_jumps(noise, spread.reach(REVERSED), JUMP)
+    noise = _widen_at_jumps(noise, spread.reach(REVERSED), JUMP)
+    return _widen_at_jumps(noise, spread.reach(EQUIVALENT), 1.0)
 
 
 def _with_neighbours(square: torch.Tensor) -> torch.Tensor:
@@ -312,10 +316,15 @@ def _rms(values: torch.Tensor) -> float:
 
 
 def _distance(draft: LeafVerdict) -> str:
+    ulps = (
+        f"{draft.ulps or 0.0:.1f} ulps"
+        if (draft.ulps or 0.0) < MOST_ULPS
+        else "what is left of larger numbers"
+    )
     return (
         f"element {list(draft.index or ())} is {draft.compiled:.8g}, "
         f"float64 says {draft.truth:.8g}, eager {draft.eager:.8g}: "
-        f"{draft.z:.1f} times the rounding noise ({draft.ulps:.1f} ulps; eager {draft.z_eager:.1f}), "
+        f"{draft.z:.1f} times the rounding noise ({ulps}; eager {draft.z_eager:.1f}), "
         f"{draft.share:.2%} of elements beyond {draft.limit:.1f}"
     )
 

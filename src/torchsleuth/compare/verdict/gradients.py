@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchsleuth.compare.reference.cloning import clone_inputs
 from torchsleuth.compare.reference.inlining import inlined
-from torchsleuth.compare.reference.rng import restore_rng, rng_kept, save_rng
+from torchsleuth.compare.reference.rng import Draw, restore_rng, rng_kept, save_rng
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.verdict.calibration import Calibration
 from torchsleuth.compare.verdict.judge import judge_results
@@ -31,11 +31,12 @@ def judge_gradients(
     rng_matched: bool = False,
     calibration: Calibration | None = None,
     parameters_of_compiled: Mapping[int, torch.Tensor] | None = None,
+    draws: Sequence[Draw] = (),
 ) -> Verdict:
     """Judge outputs and the gradients of inputs and parameters, for the same random output gradients.
 
     `compiled` uses the graph's own parameters, as `torch.compile(graph)` does, or those given here by the `id` of the
-    graph's own.
+    graph's own. `draws` is the list that fills with what it draws, if somebody notes that.
     Example: `judge_gradients(graph, [x.requires_grad_()], torch.compile(graph)).kind`.
     """
     start = save_rng()
@@ -45,6 +46,7 @@ def judge_gradients(
     with rng_kept():
         given = clone_inputs(list(inputs))
         outputs = compiled(*given)
+        after, drawn = save_rng(), tuple(draws)
         weights = _output_gradients(outputs)
         used = [(parameters_of_compiled or {}).get(id(p), p) for p in parameters.values()]
         results = (outputs, _gradients(outputs, weights, given, used))
@@ -58,7 +60,15 @@ def judge_gradients(
             )
     everything = _everything(inputs, parameters, weights)
     return judge_results(
-        joint, everything, None, results, rng_matched=rng_matched, rng_state=start, calibration=calibration
+        joint,
+        everything,
+        None,
+        results,
+        rng_matched=rng_matched,
+        rng_state=start,
+        rng_after=after,
+        drawn=drawn,
+        calibration=calibration,
     )
 
 

@@ -18,7 +18,14 @@ from torch.fx import GraphModule
 from torchsleuth.compare.reference.cloning import clone_inputs, same_bits
 from torchsleuth.compare.reference.eager import MUTATED, RunResult, result_of
 from torchsleuth.compare.reference.float64 import MEMORY_ERRORS
-from torchsleuth.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.compare.reference.rng import (
+    Draw,
+    RngState,
+    restore_rng,
+    rng_kept,
+    same_state,
+    save_rng,
+)
 from torchsleuth.compare.reference.room import room
 from torchsleuth.compare.verdict.calibration import Calibration, load_calibration
 from torchsleuth.compare.verdict.discrete import judge_discrete
@@ -31,10 +38,12 @@ from torchsleuth.compare.verdict.evidence import (
     with_zeros,
 )
 from torchsleuth.compare.verdict.floats import judge_floats
-from torchsleuth.compare.verdict.spread import REVERSED, Spread
+from torchsleuth.compare.verdict.spread import REVERSED, Spread, as_real
 from torchsleuth.compare.verdict.verdict import (
     DIVERGED,
+    EAGER_SUSPECT,
     INCONCLUSIVE,
+    LESS_PRECISE,
     WITHIN_NOISE,
     LeafVerdict,
     Verdict,
@@ -44,12 +53,19 @@ from torchsleuth.compare.verdict.verdict import (
 from torchsleuth.compare.verdict.verdict_limits import limits_for
 
 DRAWS_ITS_OWN = (
-    "this leaf depends on random numbers and the backend may draw its own; compile under "
-    "`torch._inductor.config.patch(fallback_random=True)` and pass rng_matched=True to compare it"
+    "this leaf depends on random numbers that could not be shown to be eager's, so only what holds for any of them was "
+    "compared: shape, dtype, finite values; to compare all of it compile under "
+    "`torch._inductor.config.patch(fallback_random=True)` and pass rng_matched=True, or what was `drawn`"
 )
 
 JUDGING_BYTES = 100
 """Memory per element while a leaf is judged: a dozen float64 numbers."""
+
+BY_NOISE = ("element", "spread", "bias", "lane", "exact", "eager")
+"""Rules that compare with measured noise: what they find is looked at a second time."""
+
+FOR_ANY_NUMBERS = ("type", "layout", "dtype", "device", "shape", "made non-finite")
+"""Rules that hold whatever random numbers were drawn."""
 
 ALL_NOISE = ("ill-conditioned", "undecided")
 """Rules by which a leaf says nothing at this precision."""
@@ -101,20 +117,25 @@ def judge_results(
     runs: int | None = None,
     rng_matched: bool = False,
     rng_state: RngState | None = None,
+    rng_after: RngState | None = None,
+    drawn: Sequence[Draw] = (),
     seed: int = 0,
     calibration: Calibration | None = None,
 ) -> Verdict:
     """Judge results that are already there; nothing of the user's is run or changed.
 
-    `inputs_before` are copies taken before the call, `mutated_inputs_after` the inputs after it, `rng_state` the
-    random state before it. `eager_results` may be None: eager is then run here, from the graph.
+    `inputs_before` are copies taken before the call, `mutated_inputs_after` the inputs after it, `rng_state` and
+    `rng_after` the random state before and after it, `drawn` what it drew (`noting_draws`): the reference gets the same
+    numbers, or has asked for as many. `eager_results` may be None: eager is then run here, from the graph.
     Example: `judge_results(graph, before, None, compiled(*inputs), mutated_inputs_after=inputs)`.
     """
     began = time.perf_counter()
     chosen = calibration if calibration is not None else load_calibration()
     after = mutated_inputs_after if mutated_inputs_after is not None else ()
     try:
-        reference = reference_run(graph, inputs_before, runs=runs, start=rng_state or save_rng(), seed=seed)
+        start = rng_state or save_rng()
+        reference = reference_run(graph, inputs_before, runs=runs, start=start, seed=seed, drawn=drawn)
+        rng_matched = rng_matched or _same_numbers(reference, rng_after)
         if eager_results is not None:
             reference = replace(reference, eager=_with_eager(reference.eager, eager_results))
         mutated = reference.mutated if mutated_inputs_after is not None else ()
@@ -143,6 +164,13 @@ def judge_results(
     if second is not None:
         verdict = _with_second_run(verdict, others[0], *results)
     return replace(verdict, seconds=time.perf_counter() - began)
+
+
+def _same_numbers(reference: Reference, rng_after: RngState | None) -> bool:
+    """Whether the reference drew what the compiled code did: it was given that, or asked each generator for as much."""
+    if reference.handed_over:
+        return True
+    return rng_after is not None and reference.after is not None and same_state(rng_after, reference.after)
 
 
 def _call(
@@ -209,20 +237,53 @@ def _judge_piece(
 def _judge_leaves(
     evidence: Evidence, result: RunResult, rng_matched: bool, calibration: Calibration | None
 ) -> list[LeafVerdict]:
-    found = []
-    for leaf in evidence.leaves:
-        if leaf.path not in result.values:
-            continue
-        try:
-            verdict = _judge_leaf(leaf, result.values[leaf.path], calibration)
-        except MEMORY_ERRORS as error:
-            verdict = LeafVerdict(
-                leaf.path, INCONCLUSIVE, f"too large to judge: {_first_line(error)}", "memory"
-            )
-        if leaf.random and not rng_matched and verdict.kind != WITHIN_NOISE:
-            verdict = replace(verdict, kind=INCONCLUSIVE, rule="random", sentence=DRAWS_ITS_OWN)
-        found.append(verdict)
-    return found
+    found = [
+        _judge_one(leaf, result, rng_matched, calibration)
+        for leaf in evidence.leaves
+        if leaf.path in result.values
+    ]
+    accused = (DIVERGED, EAGER_SUSPECT)
+    doubted = [leaf.path for leaf in found if leaf.kind in accused and leaf.rule in BY_NOISE]
+    if not doubted or evidence.second_opinion is None:
+        return found
+    second = {
+        leaf.path: (leaf, _judge_one(leaf, result, rng_matched, calibration))
+        for leaf in evidence.second_opinion(doubted).leaves
+        if leaf.path in doubted
+    }
+    return [_confirmed(leaf, *second[leaf.path]) if leaf.path in second else leaf for leaf in found]
+
+
+def _judge_one(
+    leaf: Leaf, result: RunResult, rng_matched: bool, calibration: Calibration | None
+) -> LeafVerdict:
+    try:
+        verdict = _judge_leaf(leaf, result.values[leaf.path], calibration)
+    except MEMORY_ERRORS as error:
+        verdict = LeafVerdict(leaf.path, INCONCLUSIVE, f"too large to judge: {_first_line(error)}", "memory")
+    if (
+        leaf.random
+        and not rng_matched
+        and verdict.kind != WITHIN_NOISE
+        and verdict.rule not in FOR_ANY_NUMBERS
+    ):
+        verdict = replace(verdict, kind=INCONCLUSIVE, rule="random", sentence=DRAWS_ITS_OWN)
+    return verdict
+
+
+def _confirmed(first: LeafVerdict, leaf: Leaf, second: LeafVerdict) -> LeafVerdict:
+    """What is said in the end of a leaf that a first look called wrong."""
+    if second.kind != WITHIN_NOISE or first.kind == EAGER_SUSPECT:
+        return second
+    if first.z is None:
+        return replace(second, sentence=f"{first.sentence}; a textbook way to compute it may do so as well")
+    size = as_real(leaf.truth).nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
+    text = (
+        f"less precise than eager ({first.rmse_ratio or 1.0:.1f} times its error), as textbook ways to compute it are: "
+        f"off by {abs((first.compiled or 0.0) - (first.truth or 0.0)):.2g} at {list(first.index or ())}, "
+        f"where values are about {float(size):.2g}"
+    )
+    return replace(first, kind=LESS_PRECISE, sentence=text)
 
 
 def _without_leaves(part: Evidence, earlier: Evidence | None) -> Evidence:

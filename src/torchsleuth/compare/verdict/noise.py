@@ -87,14 +87,15 @@ class Perturbation:
 class NoiseSource:
     """Slices of a pool of random numbers in [-1, 1]; `scale` widens every perturbation.
 
-    With `reverse_decisions` comparisons that rounding may decide either way are decided the other way. `before_each`
-    is called before each perturbation, and may raise to end the run.
+    With `reverse_decisions` comparisons that rounding may decide either way are decided the other way: all of them, or
+    with `reverse_some` every other one. `before_each` is called before each perturbation, and may raise to end the run.
     """
 
     device: torch.device
     seed: int = 0
     scale: float = 1.0
     reverse_decisions: bool = False
+    reverse_some: bool = False
     before_each: Callable[[], None] = lambda: None
     pool: torch.Tensor = field(init=False)
     random: random.Random = field(init=False)
@@ -103,6 +104,22 @@ class NoiseSource:
         self.random = random.Random(self.seed)
         self.pool = torch.empty(0)
         self._factors: dict[tuple[float, float], torch.Tensor] = {}
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether this is a run with noise as it is, neither stronger nor with decisions turned round."""
+        return self.scale == 1.0 and not self.reverse_decisions
+
+    @property
+    def reversal(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Which doubtful decisions are turned round in this run; None where none is."""
+        if not self.reverse_decisions:
+            return None
+        return (
+            (lambda doubtful: doubtful & (self.uniform(doubtful.shape) > 0))
+            if self.reverse_some
+            else lambda d: d
+        )
 
     def _grow(self, size: int) -> None:
         generator = torch.Generator("cpu").manual_seed(self.seed)
@@ -188,7 +205,7 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
     """How a node rounds in the original precision; `terms` is the length of its sums."""
     if node.op not in ("call_function", "call_method", "call_module"):
         return Perturbation()
-    own = _widest_unit(dtypes.get(node.name))
+    own = widest_unit(dtypes.get(node.name))
     name = opkinds.plain_name(node)
     sums = opkinds.sums(node)
     if own == 0.0 or (name in opkinds.EXACT and not sums) or opkinds.draws(node):
@@ -211,7 +228,7 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
     if name in opkinds.PRODUCT or node.op == "call_module":
         # A module may hold a convolution; it is not looked into.
         convolves = "conv" in name or node.op == "call_module"
-        inputs = max(own * math.sqrt(terms), _shortened(own, convolves))
+        inputs = max(own * math.sqrt(terms), shortened(own, convolves))
     elif sums:
         # Terms of both signs err like noise on each of them, terms of one sign like noise on their sum.
         inputs = own * math.sqrt(terms if name in opkinds.SEQUENTIAL else max(1.0, terms / LANES))
@@ -239,9 +256,10 @@ def _power_of_two(value: float) -> float:
     return 2.0 ** math.ceil(math.log2(value)) if value else 0.0
 
 
-def _widest_unit(dtypes: Any) -> float:
+def widest_unit(dtypes: Any) -> float:
+    """The largest rounding error among the dtypes of a node's results."""
     if isinstance(dtypes, list):
-        return max((_widest_unit(d) for d in dtypes), default=0.0)
+        return max((widest_unit(d) for d in dtypes), default=0.0)
     return half_ulp(dtypes)
 
 
@@ -252,7 +270,7 @@ def _underflow(dtypes: Any) -> float:
     return smallest_step(torch.float16) if dtypes == torch.float16 else 0.0
 
 
-def _shortened(own: float, convolves: bool) -> float:
+def shortened(own: float, convolves: bool) -> float:
     """The unit in which float32 products may be read, by the process-wide settings; 0 when not shortened.
 
     On a GPU torch shortens convolutions unless told not to, and matrix products only when told to.
@@ -291,7 +309,7 @@ def noisy_graph(
             node.op, node.target = "call_function", _named(substitutes[node.name], f"draw_{node.name}")
             if node.name in findings.fallbacks:
                 # Not rounded to a grid: that would leave alone whatever happens to lie on it.
-                _append(twin, node, _spreader(source, _widest_unit(dtypes.get(node.name))))
+                _append(twin, node, _spreader(source, widest_unit(dtypes.get(node.name))))
             continue
         if opkinds.plain_name(node) == GATE:
             before = unclamped_operand(node, opkinds.plain_name, *node.args[1:])
@@ -311,7 +329,7 @@ def noisy_graph(
             _perturb_inputs(twin, node, was, _spreader(source, plan.inputs))
         elif opkinds.plain_name(node) in opkinds.TIED:
             # Independent errors break exact ties at random, which equal rounding would keep.
-            unit = _widest_unit([dtypes.get(a.name) for a in was.all_input_nodes])
+            unit = widest_unit([dtypes.get(a.name) for a in was.all_input_nodes])
             if unit:
                 _perturb_inputs(twin, node, was, _spreader(source, unit))
         after: list[Callable[..., Any]] = []
@@ -337,11 +355,11 @@ def _perturber(source: NoiseSource, plan: Perturbation, in_place: bool) -> Calla
 
 
 def _decider(source: NoiseSource, target: Any, name: str) -> Callable[..., Any]:
-    decision = Decision(comparison(target))
+    decision, compare = Decision(), comparison(target)
 
     def decide(left: Any, right: Any, unclamped: Any = None, **kwargs: Any) -> Any:
-        ordinary = source.scale == 1.0 and not source.reverse_decisions
-        return decision(left, right, ordinary, source.reverse_decisions, unclamped)
+        before = left if unclamped is None else unclamped
+        return decision.taken(compare(left, right), before, right, source.reversal, source.is_ordinary)
 
     return _named(decide, f"decide_{name}")
 

@@ -14,8 +14,8 @@ import torch
 SAMPLE = 1 << 16
 """Elements of a run that are kept for the row, lane and bias tests; more would only find harmless biases."""
 
-USUAL, AMPLIFIED, REVERSED = "usual", "amplified", "reversed"
-"""Runs with rounding noise, with stronger noise, and one that decides comparisons the other way."""
+USUAL, AMPLIFIED, REVERSED, EQUIVALENT = "usual", "amplified", "reversed", "equivalent"
+"""Runs with rounding noise, with stronger noise, ones that decide comparisons the other way, and eager's other ways."""
 
 
 def thinned(tensor: torch.Tensor) -> Any:

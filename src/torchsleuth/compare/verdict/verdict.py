@@ -1,6 +1,6 @@
 """The verdict on a compiled result, leaf by leaf, with the numbers that decided it.
 
-The idea: four answers, not two. A person can check each from the numbers beside it: the distance from the
+The idea: five answers, not two. A person can check each from the numbers beside it: the distance from the
 float64 truth in units of measured rounding noise (z), in ulps, as share of elements, and relative to eager.
 """
 
@@ -13,10 +13,11 @@ from typing import Any
 
 DIVERGED = "DIVERGED"
 WITHIN_NOISE = "WITHIN_NOISE"
+LESS_PRECISE = "LESS_PRECISE"
 EAGER_SUSPECT = "EAGER_SUSPECT"
 INCONCLUSIVE = "INCONCLUSIVE"
 
-SEVERITY = (WITHIN_NOISE, EAGER_SUSPECT, INCONCLUSIVE, DIVERGED)
+SEVERITY = (WITHIN_NOISE, LESS_PRECISE, EAGER_SUSPECT, INCONCLUSIVE, DIVERGED)
 """From harmless to decisive: a verdict is the gravest of its leaves."""
 
 

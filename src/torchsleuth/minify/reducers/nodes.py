@@ -33,6 +33,7 @@ from torchsleuth.minify.search.subsets import (
     smallest_failing,
 )
 from torchsleuth.minify.states import record_here, state_of_cut
+from torchsleuth.torch_internals.schemas import may_write
 
 NAME = "nodes"
 # How far around one of each kind its cover reaches: alone with what it reads, and a little more.
@@ -122,6 +123,32 @@ def cut_at_first_wrong(engine: Engine, state: State, seeds: Sequence[str] = ()) 
         elements, covers, compiled, lambda each: interpreted(each) is not None, _suspects(engine, groups)
     )
     return engine.best
+
+
+def without_operators_of(engine: Engine, state: State, finds: Sequence[State]) -> State | None:
+    """The state with every call left to eager of an operator that one of `finds` calls; it returns what the state does.
+
+    None where nothing is left to compile, or where that cannot be cut out. All calls of an operator are left out, since
+    one that is wrong is mostly wrong wherever it stands.
+    """
+    recording = engine.oracle.recording(state) or record_here(state)
+    found = {_called(node) for find in finds for node in find.graph.graph.nodes}
+    left = {name for name in recording.calls if _called(recording.nodes[name]) in found}
+    kept: set[str] = set()
+    for name in reversed(recording.calls):
+        node = recording.nodes[name]
+        needed = name in recording.returned or may_write(node) or any(u.name in kept for u in node.users)
+        if needed and name not in left:
+            kept.add(name)
+    if not kept:
+        return None
+    made = state_of_cut(state, cut(recording, kept), recording)
+    # What cannot be cut apart comes along.
+    return None if any(_called(node) in found for node in made.graph.graph.nodes if _called(node)) else made
+
+
+def _called(node: torch.fx.Node) -> tuple[str, str] | None:
+    return (node.op, str(node.target)) if node.op.startswith("call_") else None
 
 
 def grown(engine: Engine, state: State, small: State) -> State | None:

@@ -29,12 +29,20 @@ from torchsleuth.minify.reducers.gradients import plain_gradients
 from torchsleuth.minify.reducers.inputs import merge_inputs
 from torchsleuth.minify.reducers.level import lift
 from torchsleuth.minify.reducers.nested import inline_nested
-from torchsleuth.minify.reducers.nodes import cut_at_first_wrong, grown, reduce_nodes
+from torchsleuth.minify.reducers.nodes import cut_at_first_wrong, grown, reduce_nodes, without_operators_of
 from torchsleuth.minify.reducers.outputs import drop_outputs
 from torchsleuth.minify.reducers.settings import default_settings, for_inference
 from torchsleuth.minify.reducers.shapes import fewer_dimensions, smaller_sizes
 from torchsleuth.minify.reducers.values import plainer_values
-from torchsleuth.minify.search.contract import Answers, Listener, OutOfBudget, Reducer, Reduction, State
+from torchsleuth.minify.search.contract import (
+    Answers,
+    Listener,
+    Oracle,
+    OutOfBudget,
+    Reducer,
+    Reduction,
+    State,
+)
 from torchsleuth.minify.search.engine import Engine, combined, lowest, settle
 from torchsleuth.minify.search.size import size_of
 from torchsleuth.minify.search.subsets import NothingFails
@@ -44,6 +52,8 @@ from torchsleuth.minify.states import real_inputs, state_of
 WORTH_A_SHORTCUT = 12
 # The rest is for asking whether what it found holds.
 SHARE_FOR_A_SHORTCUT = 0.6
+# Each costs a search of its own; a graph that is wrong for more reasons keeps the first find.
+MOST_FINDS = 3
 # What changes the graph's calls, and so gives the search over nodes something new.
 STRUCTURE: dict[str, Reducer] = {
     "nested": inline_nested,
@@ -95,13 +105,13 @@ def search(
     engine.listener.started(state)
     complete = True
     try:
-        few = _quickly(engine, seeds, calls_only)
-        if calls_only and not few:
+        if not _quickly(engine, seeds, calls_only):
             _fewest_calls(engine, seeds)
-        elif few and not calls_only:
-            _plainer(engine)
+            _keep_to_what_was_seen(engine, state, seeds, calls_only)
+            if not calls_only:
+                _settled(engine)
         elif not calls_only:
-            _fixpoint(engine, seeds)
+            _plainer(engine)
     except (OutOfBudget, KeyboardInterrupt):
         complete = False
     return Reduction(
@@ -196,15 +206,61 @@ def _fewest_calls(engine: Engine, seeds: Sequence[str], again: bool = False) -> 
             return
 
 
+def _keep_to_what_was_seen(engine: Engine, state: State, seeds: Sequence[str], calls_only: bool) -> None:
+    """Calls without which the state is as wrong as before are not its failure, though they are wrong by themselves.
+
+    Where it still fails with all calls of these operators left to eager, what is left fails for another reason, which
+    is looked for in the same way. Kept is the first find that is needed: with only the others left to eager it fails.
+    """
+    if not engine.oracle.names_outputs:
+        return
+    finds = [engine.best]
+
+    def asker(oracle: Oracle, start: State) -> Engine:
+        most = None if engine.most_queries is None else engine.most_queries - engine.queries
+        listener = _WhatIsAsked(engine.listener)
+        other = Engine(
+            oracle, start, width=engine.width, deadline=engine.deadline, most_queries=most, listener=listener
+        )
+        other.known = {**engine.known}
+        return other
+
+    def fails_without(some: Sequence[State]) -> State | None:
+        rest = without_operators_of(engine, state, some)
+        if rest is None:
+            return None
+        sure = asker(engine.oracle.in_a_share_of_the_time(), rest)
+        failed = sure.fails("nodes", "without what was found", rest)
+        engine.queries += sure.queries
+        return rest if failed else None
+
+    while (rest := fails_without(finds)) is not None and len(finds) < MOST_FINDS:
+        other = asker(engine.oracle, rest)
+        try:
+            if not _quickly(other, seeds, calls_only):
+                _fewest_calls(other, seeds)
+        finally:
+            engine.queries += other.queries
+        finds.append(other.best)
+    for find in finds if len(finds) > 1 else ():
+        if fails_without([other for other in finds if other is not find]) is not None:
+            engine.turn_to("nodes", find)
+            return
+
+
 def _fixpoint(engine: Engine, seeds: Sequence[str]) -> None:
-    again = False
+    _fewest_calls(engine, seeds)
+    _settled(engine)
+
+
+def _settled(engine: Engine) -> None:
+    """Everything else at its plainest, and fewer calls again, until nothing changes any more."""
     while True:
         before = size_of(engine.best)
-        _fewest_calls(engine, seeds, again)
-        again = True
         _plainer(engine)
         if size_of(engine.best) == before:
             return
+        _fewest_calls(engine, (), again=True)
 
 
 def _plainer(engine: Engine) -> None:

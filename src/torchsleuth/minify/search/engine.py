@@ -101,6 +101,14 @@ class Engine(Generic[S]):
             self.listener.smaller(reducer, state)
         return self.best
 
+    def turn_to(self, reducer: str, state: S) -> S:
+        """Makes a failing state the best one, whatever stood there: `engine.turn_to("nodes", state)`."""
+        if state is not self.best:
+            self.best = state
+            self.accepted.append(state)
+            self.listener.smaller(reducer, state)
+        return self.best
+
     def statistics(self) -> tuple[ReducerStatistics, ...]:
         """What each reducer did, in the order in which they first ran."""
         return tuple(
