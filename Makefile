@@ -6,10 +6,17 @@ READY := $(VENV)/.ready
 # Two processes share the cores; each compiler call of Inductor is single-threaded already.
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint docs bench clean
+# `make quick ROOM=minify` looks at tests/minify alone.
+ROOM ?=
+
+.PHONY: demo quick test test-all lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
+
+# The loop of daily work: what compiles nothing and starts no process (tests/pure.py). Its tensors are too small for threads.
+quick: $(READY) lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --pure -m "not slow and not gpu" --hypothesis-profile=ci tests/$(ROOM)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu" --hypothesis-profile=ci
@@ -23,6 +30,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 docs: $(READY)
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs

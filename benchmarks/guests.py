@@ -6,6 +6,9 @@ The programs are those in benchmarks/guests. A row is unchanged where both watch
 streams (our own lines, at the end of stderr, aside), end with the same status and leave no case. Programs marked
 `# random` draw random numbers inside compiled code, which are eager's under --check-accuracy (so that results can be
 compared): there only status and cases count. `# gpu` programs need --device cuda, which runs them and no others.
+A row is void, and counted with neither, where the bare program itself says nothing: it ended with another status than
+0 (or than N where it is marked `# status N`), was ended by the clock of the benchmark, or compiled no kernel (programs
+marked `# no kernel` need not).
 CPU seconds and peak memory are those of all processes of a run, compilers included, each with a kernel cache of its
 own. --times N measures first call and steady step as benchmarks/watch.py does, N times each. Rows are written as they
 come and kept: the same command goes on where it was stopped.
@@ -36,6 +39,8 @@ WAYS: dict[str, list[str]] = {
 ROOM_MIB = 1024
 # Day, time and process before each line that torch logs.
 LOGGED = re.compile(r"^(\[rank\d+\]:)?[VDIWEC]\d{4} [\d:.]+ \d+ ")
+# The status that a program means to end with, where that is not 0.
+MEANT = re.compile(r"^# status (\d+)$", re.MULTILINE)
 # Ranks write to one stream, in no order.
 OF_A_RANK = re.compile(r"\[rank\d+\]:")
 
@@ -52,6 +57,9 @@ class Ended(NamedTuple):
     peak: float
     """MiB of the largest process."""
     troubled: bool
+    in_time: bool
+    compiled: bool
+    """Whether anything was written into the fresh kernel cache."""
 
 
 def run(program: Path, way: str, limit: float = 600) -> Ended:
@@ -61,6 +69,7 @@ def run(program: Path, way: str, limit: float = 600) -> Ended:
         work, cache = scratch / "work", scratch / "cache"
         work.mkdir()
         hand_probes_to(cache)
+        handed = set(cache.rglob("*"))
         # The place of the folder is the program's own affair, so it is the same in every way of running it.
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONHASHSEED": "0"}
         with open(scratch / "out", "wb") as out, open(scratch / "err", "wb") as err:
@@ -72,7 +81,8 @@ def run(program: Path, way: str, limit: float = 600) -> Ended:
                 stdout=out,
                 stderr=err,
             )
-            status, used = _wait(child, limit)
+            status, used, in_time = _wait(child, limit)
+        compiled = any(path.is_file() for path in set(cache.rglob("*")) - handed)
         keep_probes_of(cache)
         said = (scratch / "err").read_text(errors="replace").replace(str(scratch), "SCRATCH")
         lines = [LOGGED.sub(r"\1", line) for line in said.splitlines(keepends=True)]
@@ -87,25 +97,51 @@ def run(program: Path, way: str, limit: float = 600) -> Ended:
             used.ru_utime + used.ru_stime,
             used.ru_maxrss / 1024,
             "inside torchsleuth" in said,
+            in_time,
+            compiled,
         )
 
 
-def _wait(child: subprocess.Popen[bytes], limit: float) -> tuple[int, Any]:
-    """Status and resources of a process and all that it waited for."""
+def _wait(child: subprocess.Popen[bytes], limit: float) -> tuple[int, Any, bool]:
+    """Status and resources of a process and all that it waited for, and whether it ended by itself."""
     import threading
 
-    ending = threading.Timer(limit, child.kill)
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        child.kill()
+
+    ending = threading.Timer(limit, end)
     ending.start()
     _, status, used = os.wait4(child.pid, 0)
     ending.cancel()
     child.returncode = os.waitstatus_to_exitcode(status)
     # A signal reaches us as a shell tells it.
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode, used
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode, used, not late.is_set()
+
+
+def why_void(source: str, bare: Ended) -> str | None:
+    """Why a program's row says nothing about being watched: it does not run as it was meant to without that.
+
+    >>> why_void("import torch", Ended(1, "", "", 0, 1.0, 1.0, False, True, False))
+    'ends with 1, not 0'
+    """
+    meant = MEANT.search(source)
+    wanted = int(meant[1]) if meant else 0
+    if not bare.in_time:
+        return "ended by the clock"
+    if bare.status != wanted:
+        return f"ends with {bare.status}, not {wanted}"
+    if not bare.compiled and "# no kernel\n" not in source:
+        return "compiles nothing"
+    return None
 
 
 def guest_row(program: Path) -> dict[str, Any]:
-    """What changed for one program, and what it cost; `changed` is empty where nothing did."""
-    random = "# random" in program.read_text()
+    """What changed for one program, and what it cost; `changed` is empty where nothing did or the row is void."""
+    source = program.read_text()
+    random = "# random" in source
     ended = {way: run(program, way) for way in WAYS}
     bare = ended["bare"]
     changed = []
@@ -119,12 +155,16 @@ def guest_row(program: Path) -> dict[str, Any]:
         changed += [f"{way}: {part}" for part in apart]
     if ended["check"].peak > 2 * bare.peak + ROOM_MIB:
         changed.append("check: memory")
+    void = why_void(source, bare)
     return {
-        "changed": changed,
+        "void": void,
+        "changed": [] if void else changed,
         "status": bare.status,
         "seconds": {way: round(each.seconds, 2) for way, each in ended.items()},
         "peak": {way: round(each.peak) for way, each in ended.items()},
-        "said": {way: [each.out[-2000:], each.err[-2000:]] for way, each in ended.items()} if changed else {},
+        "said": {way: [each.out[-2000:], each.err[-2000:]] for way, each in ended.items()}
+        if void or changed
+        else {},
     }
 
 
@@ -152,7 +192,7 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         for program, row in zip(waiting, pool.map(guest_row, waiting)):
             rows[program.stem] = row
-            print(program.stem, "; ".join(row["changed"]) or "unchanged", file=sys.stderr, flush=True)
+            print(program.stem, outcome(row) or "unchanged", file=sys.stderr, flush=True)
             if options.out:
                 options.out.write_text(json.dumps(rows, indent=1))
     print_rows({p.stem: rows[p.stem] for p in chosen})
@@ -160,17 +200,23 @@ def main() -> None:
         print_times(options.times)
 
 
+def outcome(row: dict[str, Any]) -> str:
+    """What is said of a row, empty where nothing changed: `outcome({"void": "compiles nothing", "changed": []})`."""
+    return f"VOID: {row['void']}" if row["void"] else "; ".join(row["changed"])
+
+
 def print_rows(rows: dict[str, dict[str, Any]]) -> None:
     print("| program | status | changed | CPU s: bare | run | check | peak MiB: bare | run | check |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, row in rows.items():
         cells = [row[key][way] for key in ("seconds", "peak") for way in WAYS]
-        changed = "; ".join(row["changed"]) or "nothing"
-        print(f"| {name} | {row['status']} | {changed} | {' | '.join(map(str, cells))} |")
+        print(f"| {name} | {row['status']} | {outcome(row) or 'nothing'} | {' | '.join(map(str, cells))} |")
     total = {way: sum(row["seconds"][way] for row in rows.values()) for way in WAYS}
-    untouched = sum(not row["changed"] for row in rows.values())
+    void = sum(bool(row["void"]) for row in rows.values())
+    untouched = sum(not outcome(row) for row in rows.values())
     cells = [f"{total[way]:.0f}" for way in WAYS]
-    print(f"| **{untouched} of {len(rows)} unchanged** | | | {' | '.join(cells)} | | | |")
+    said = f"{untouched} of {len(rows) - void} unchanged" + (f", {void} void" if void else "")
+    print(f"| **{said}** | | | {' | '.join(cells)} | | | |")
 
 
 def print_times(repeats: int) -> None:

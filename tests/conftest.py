@@ -16,6 +16,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--pure", action="store_true", help="leave out what compiles or starts processes")
+
+
+def pytest_configure(config):
+    if config.getoption("--pure"):
+        from pure import Pure
+
+        config.pluginmanager.register(Pure(), "pure")
+
+
 def pytest_collection_modifyitems(items):
     import importlib.util
 
@@ -32,11 +43,11 @@ def key_of_the_tests(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def probes_of_the_compiler():
+def probes_of_the_compiler(request):
     """The first compile in a fresh cache asks the C++ compiler what it can do; ask once per machine, not per test."""
     from torchsleuth.processes.compiler_probes import keep_probes_of, probe_store
 
-    if any(probe_store().glob("??/*.so")):
+    if request.config.getoption("--pure") or any(probe_store().glob("??/*.so")):
         return
     with tempfile.TemporaryDirectory() as cache:
         program = "import torch; torch.compile(lambda x: x.sin() + 1)(torch.ones(8))"

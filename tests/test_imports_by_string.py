@@ -18,7 +18,10 @@ STARTED = {
     "processes/prepared.py": {"torchsleuth.trials.interpreter"},
     "supervise/host.py": {"torchsleuth.host.main"},
     "supervise/replay.py": {"torchsleuth.trials.replay"},
-    "cli/torch_check.py": {"torchsleuth.torch_internals.check"},
+    "cli/torch_check.py": {
+        "torchsleuth.torch_internals.check",
+        "torchsleuth.torch_internals.private_names",
+    },
     "sweep/running.py": {"torchsleuth.host.programs_on_ray"},
     "sweep/page.py": {"torchsleuth.sweep"},  # whose templates are read
     "cli/calibrate.py": {"torchsleuth.compare.verdict.calibrate_process"},

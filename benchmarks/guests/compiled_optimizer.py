@@ -4,7 +4,7 @@ import torch
 
 torch.manual_seed(0)
 net = torch.nn.Linear(5, 3)
-optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.1), foreach=True)
+optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.1))
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3)
 
 

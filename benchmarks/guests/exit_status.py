@@ -1,4 +1,5 @@
 """The program ends with a status of its own, having said something on both streams."""
+# status 7
 
 import atexit
 import sys

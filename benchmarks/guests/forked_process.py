@@ -4,8 +4,11 @@ import os
 import sys
 
 import torch
+import torch._inductor.config
 
 torch.set_num_threads(1)
+# The threads that compile are not there after a fork, and torch would wait for them.
+torch._inductor.config.compile_threads = 1
 f = torch.compile(lambda x: x.sin().sum())
 print(f(torch.ones(3)).item().hex(), flush=True)
 child = os.fork()

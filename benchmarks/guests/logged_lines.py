@@ -1,4 +1,5 @@
 """Logging handlers of the program's own, and torch's log settings."""
+# no kernel
 
 import logging
 import os

@@ -1,4 +1,6 @@
 """An error that nobody catches: the traceback is the program's."""
+# status 1
+# no kernel
 
 import torch
 

@@ -35,7 +35,7 @@ def start_with_torch() -> None:
             sys.stderr.write(f"torchsleuth: not watching: {type(error).__name__}: {error}\n")
 
     from torchsleuth.torch_internals.module_names import TORCH
-    from torchsleuth.watched.install import after_import
+    from torchsleuth.watched.startup import after_import
 
     after_import(TORCH, begin)
 

@@ -70,3 +70,27 @@ def test_a_torch_that_cannot_be_asked_is_a_sentence(monkeypatch, printed, error,
     answer = subprocess.CompletedProcess([], 1, printed, error)
     monkeypatch.setattr(torch_check.subprocess, "run", lambda *_, **__: answer)
     assert says in doctor._torch()[0].text and not doctor._torch()[0].good
+
+
+def test_torch_names_asks_the_torch_that_is_here(capsys):
+    assert main(["doctor", "--torch-names", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["missing"] == [] and answer["names"] > 200 and answer["torch"]
+
+
+def test_a_missing_torch_name_is_said_with_what_rests_on_it(monkeypatch, capsys):
+    use = {"file": "hooks.py", "line": 7, "purpose": "The places every compile passes."}
+    answer = {"torch": "9.0", "names": 300, "missing": [{"name": "torch._x.y", "used_by": [use]}]}
+    monkeypatch.setattr(doctor, "ask_torch_names", lambda: answer)
+    assert main(["doctor", "--torch-names"]) == 1
+    said = capsys.readouterr().out
+    assert "MISSING  torch._x.y" in said and "hooks.py:7: The places every compile passes." in said
+    assert main(["doctor", "--torch-names", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+def test_a_torch_that_cannot_be_asked_for_names_is_a_sentence(monkeypatch, capsys):
+    answer = subprocess.CompletedProcess([], 1, "", "ImportError: libcudart.so: cannot open")
+    monkeypatch.setattr(torch_check.subprocess, "run", lambda *_, **__: answer)
+    assert main(["doctor", "--torch-names"]) == 2
+    assert "torch: its compiler cannot be watched here: ImportError" in capsys.readouterr().err

@@ -27,10 +27,6 @@ ATTEMPTS = """
 """
 
 
-def names_by_case(ran):
-    return {case["id"]: case for case in ran.cases}
-
-
 def test_inductor_features_are_written_so_that_they_fail_again(tmp_path):
     source = (
         ATTEMPTS

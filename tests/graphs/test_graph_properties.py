@@ -38,16 +38,6 @@ ANY_ARITY = [
     max,
     torch.sym_int,
 ]
-UNARY = [operator.neg, operator.invert, operator.not_]
-BINARY = [
-    operator.add,
-    operator.getitem,
-    operator.pow,
-    operator.lt,
-    operator.eq,
-    operator.matmul,
-    operator.iadd,
-]
 
 # What fx itself can hold in a graph.
 scalars = st.one_of(

@@ -3,8 +3,9 @@
 import json
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 
 import pytest
 
@@ -35,10 +36,10 @@ def test_a_program_that_does_not_end_is_ended_with_all_it_started(tmp_path):
     os.mkfifo(pipe)
     # The child that it starts holds one end of the pipe for good; the other end reads to its end once nobody does.
     child = "import subprocess, sys; subprocess.run(['sleep', '86400'], stdout=open(sys.argv[1], 'w'))"
-    with ThreadPoolExecutor(1) as pool:
-        read = pool.submit(pipe.read_text)
-        run = run_program(Program((sys.executable, "-c", child, str(pipe))), Overrides(), timeout=5)
-        assert run.timed_out and not run.healthy and read.result(250) == ""
+    read = Queue()
+    Thread(target=lambda: read.put(pipe.read_text()), daemon=True).start()
+    run = run_program(Program((sys.executable, "-c", child, str(pipe))), Overrides(), timeout=5)
+    assert run.timed_out and not run.healthy and read.get(timeout=250) == ""
 
 
 def test_each_run_has_a_kernel_cache_of_its_own_that_is_gone_afterwards():

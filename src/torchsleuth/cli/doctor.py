@@ -19,7 +19,7 @@ import click
 from torchsleuth._version import __version__
 from torchsleuth.cli.options import cases_option, json_option
 from torchsleuth.cli.output import print_json, show
-from torchsleuth.cli.torch_check import TorchUnfit, ask_torch
+from torchsleuth.cli.torch_check import TorchUnfit, ask_torch, ask_torch_names
 
 # As Inductor's kernels: shared, with OpenMP.
 _KERNEL = """
@@ -51,9 +51,14 @@ class Check:
 
 
 @click.command("doctor")
+@click.option(
+    "--torch-names",
+    is_flag=True,
+    help="Instead: which private names of torch are missing here, and what of torchsleuth rests on them.",
+)
 @cases_option
 @json_option
-def doctor_verb(cases_dir: Path, as_json: bool) -> int:
+def doctor_verb(torch_names: bool, cases_dir: Path, as_json: bool) -> int:
     """What of this machine torchsleuth can use, and what is missing, each with the fix.
 
     Status 1 where something is missing that is needed; what is only useful is listed as `without`.
@@ -61,7 +66,10 @@ def doctor_verb(cases_dir: Path, as_json: bool) -> int:
     \b
     torchsleuth doctor
     torchsleuth doctor --json
+    torchsleuth doctor --torch-names    # with a new release of torch
     """
+    if torch_names:
+        return _show_torch_names(as_json)
     checks = [
         Check("torchsleuth", True, f"{__version__}, in {Path(__file__).resolve().parent.parent}"),
         _python(),
@@ -79,6 +87,28 @@ def doctor_verb(cases_dir: Path, as_json: bool) -> int:
         for check in checks:
             show(f"{check.word:<7}  {check.name}: {check.text}")
     return 0 if all(check.good for check in checks if check.needed) else 1
+
+
+def _show_torch_names(as_json: bool) -> int:
+    """Status 1 where this torch lacks a name."""
+    try:
+        answer = ask_torch_names()
+    except TorchUnfit as why:
+        raise TorchUnfit(f"torch: {why}") from None
+    missing = answer["missing"]
+    if as_json:
+        print_json(answer)
+        return 1 if missing else 0
+    for each in missing:
+        show(f"MISSING  {each['name']}")
+        for use in each["used_by"]:
+            show(f"         {use['file']}:{use['line']}: {use['purpose']}")
+    count = f"{answer['names']} private names of torch that torchsleuth rests on"
+    if missing:
+        show(f"torch {answer['torch']} lacks {len(missing)} of the {count}; what is named above may not work")
+    else:
+        show(f"torch {answer['torch']} has all {count}")
+    return 1 if missing else 0
 
 
 def _python() -> Check:

@@ -10,7 +10,8 @@ from typing import Any
 
 from torchsleuth.cases.errors import SleuthError
 
-_ASK_TORCH = ("-P", "-m", "torchsleuth.torch_internals.check")
+_CHECK = "torchsleuth.torch_internals.check"
+_PRIVATE_NAMES = "torchsleuth.torch_internals.private_names"
 SECONDS = 300
 
 
@@ -20,10 +21,20 @@ class TorchUnfit(SleuthError):
 
 def ask_torch() -> dict[str, Any]:
     """Version, device, Triton, backends and modes, once every hook was put in: `ask_torch()["torch"]`."""
+    return _ask(_CHECK)
+
+
+def ask_torch_names() -> dict[str, Any]:
+    """How many private names of torch we rest on, and which are missing here: `ask_torch_names()["missing"]`."""
+    return _ask(_PRIVATE_NAMES)
+
+
+def _ask(module: str) -> dict[str, Any]:
+    command = [sys.executable, "-P", "-m", module]
     if importlib.util.find_spec("torch") is None:
         raise TorchUnfit("not installed here: pip install 'torch>=2.11'")
     try:
-        asked = subprocess.run([sys.executable, *_ASK_TORCH], capture_output=True, text=True, timeout=SECONDS)
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise TorchUnfit(f"its compiler cannot be watched here: no answer in {SECONDS} s") from None
     try:

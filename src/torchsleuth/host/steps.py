@@ -13,7 +13,7 @@ from typing import Any
 from torchsleuth.analyze.analyze_case import analyze_case
 from torchsleuth.cases.folder import CaseFolder, open_case
 from torchsleuth.graphs.cut import calls_of
-from torchsleuth.host.main import Front
+from torchsleuth.host.front import Front
 from torchsleuth.minify.case_state import CaseQuestions
 from torchsleuth.minify.minify_case import minify_case
 from torchsleuth.minify.python.program_case import FirstRun, is_program, lines_of, minify_program

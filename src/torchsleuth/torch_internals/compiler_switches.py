@@ -19,19 +19,9 @@ from typing import Any
 from torchsleuth.torch_internals.pattern_names import checks_replaced, pattern_name
 from torchsleuth.torch_internals.python_decompositions import python_decompositions
 
-# Subsystems that torch asks about, in the order in which a compile comes to them.
-ASKED = (
-    "pre_grad_passes",
-    "decomposition",
-    "joint_graph_passes",
-    "post_grad_passes",
-    "lowerings",
-    "cudagraphs",
-)
 PATTERNS, INLINING, FUSION = "patterns", "inlining", "fusion"
 # Left out by name or altogether: which of them run is not known before they do.
 IN_PYTHON = "python_decompositions"
-SUBSYSTEMS = (*ASKED, PATTERNS, INLINING, FUSION, IN_PYTHON)
 
 Window = Mapping[str, Any]
 

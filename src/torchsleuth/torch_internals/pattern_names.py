@@ -13,7 +13,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 Check = Callable[[Any], Any]
@@ -33,15 +32,6 @@ def pattern_name(entry: Any) -> str:
     return f"{module}: {name}" if module else name
 
 
-def where_of(entry: Any) -> str:
-    """The place of that function: `torch/_inductor/fx_passes/fuse_attention.py:133`; empty where it is not known."""
-    code = getattr(_innermost(_function(entry)), "__code__", None)
-    if code is None:
-        return ""
-    file = Path(code.co_filename).as_posix()
-    return f"torch/{file.rpartition('/torch/')[2]}:{code.co_firstlineno}"
-
-
 def _function(entry: Any) -> Any:
     """What the pattern was written as: a function that handles a match, or one that is searched for."""
     handler = getattr(entry, "handler", None)
@@ -50,13 +40,6 @@ def _function(entry: Any) -> Any:
     while isinstance(handler, functools.partial):
         handler = handler.func
     return handler
-
-
-def _innermost(function: Any) -> Any:
-    """The function behind those that only pass its arguments on."""
-    function = inspect.unwrap(function) if callable(function) else function
-    given = _variables(function).get("partial_func")
-    return given.func if isinstance(given, functools.partial) else function
 
 
 def _variables(function: Any) -> dict[str, Any]:

@@ -36,7 +36,6 @@ class SchemaArgument:
     name: str
     has_default: bool
     default: Any
-    keyword_only: bool
 
 
 def schema_arguments(target: object) -> tuple[SchemaArgument, ...] | None:
@@ -52,7 +51,6 @@ def schema_arguments(target: object) -> tuple[SchemaArgument, ...] | None:
             a.name,
             a.has_default_value(),
             a.default_value if a.has_default_value() else None,
-            bool(a.kwarg_only),
         )
         for a in target._schema.arguments
     )

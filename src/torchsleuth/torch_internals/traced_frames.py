@@ -15,7 +15,7 @@ import functools
 import importlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 # What happened, and what is known about it.
@@ -252,22 +252,3 @@ def _compile_and_attempt() -> tuple[str | None, int | None]:
 
     found = CompileContext.current_trace_id()
     return (str(found.compile_id), found.attempt) if found is not None else (None, None)
-
-
-@contextlib.contextmanager
-def capture_told(tell: Tell, instructions: bool = False) -> Iterator[None]:
-    """Tells `tell` of everything Dynamo does in the block.
-
-    >>> seen = []
-    >>> with capture_told(lambda what, **facts: seen.append(what)):
-    ...     _ = torch.compile(lambda x: x.tan(), backend="eager")(torch.ones(2))
-    >>> seen
-    ['trace_enter', 'trace_subgraph', 'trace_leave', 'trace_guards']
-    """
-    hooks = (hook_subgraphs, hook_guards, hook_side_effects)
-    undo = [hook_traced_functions(tell, instructions), *(hook(tell) for hook in hooks)]
-    try:
-        yield
-    finally:
-        for take_away in undo:
-            take_away()

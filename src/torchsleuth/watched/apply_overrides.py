@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.install import after_import
 from torchsleuth.watched.overrides import Overrides, overrides_from_environment
+from torchsleuth.watched.startup import after_import
 
 
 @functools.cache

@@ -33,7 +33,7 @@ from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched.call_source import Around, call_sources
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
-from torchsleuth.watched.install import started_in
+from torchsleuth.watched.startup import started_in
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch

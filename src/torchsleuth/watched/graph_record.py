@@ -38,7 +38,7 @@ from torchsleuth.torch_internals.process_groups import fake_groups_source, group
 from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
 from torchsleuth.watched.embed import CannotEmbed, embed
 from torchsleuth.watched.flight import write_json
-from torchsleuth.watched.install import started_in
+from torchsleuth.watched.startup import started_in
 
 # A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
 CONSTANT_BYTES = 4 << 20

@@ -12,7 +12,7 @@ from torchsleuth.torch_internals.saved_code import SavedCode
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed
-from torchsleuth.watched.install import started_in
+from torchsleuth.watched.startup import started_in
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch

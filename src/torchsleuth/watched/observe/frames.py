@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.install import after_import
 from torchsleuth.watched.observe.events import EventWriter
+from torchsleuth.watched.startup import after_import
 from torchsleuth.watched.watch_settings import Settings
 
 _numbers = itertools.count()

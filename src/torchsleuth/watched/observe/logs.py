@@ -6,10 +6,10 @@ import os
 from types import ModuleType
 
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.install import after_import
 from torchsleuth.watched.observe.bounded_file import BoundedFile
 from torchsleuth.watched.observe.events import EventWriter
 from torchsleuth.watched.observe_settings import LOG_VARIABLE
+from torchsleuth.watched.startup import after_import
 from torchsleuth.watched.watch_settings import Settings
 
 LOG_FILE = "compiler-{pid}.log"

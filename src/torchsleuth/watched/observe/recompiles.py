@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.install import after_import
 from torchsleuth.watched.observe.events import EventWriter, harmless
 from torchsleuth.watched.observe.frames import frame_under_way, wanted
+from torchsleuth.watched.startup import after_import
 from torchsleuth.watched.watch_settings import Settings
 
 

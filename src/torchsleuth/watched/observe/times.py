@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.install import after_import
 from torchsleuth.watched.observe.events import EventWriter
+from torchsleuth.watched.startup import after_import
 from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.install import after_import
 from torchsleuth.watched.observe.events import EventWriter
 from torchsleuth.watched.observe_settings import INSTRUCTIONS_VARIABLE
+from torchsleuth.watched.startup import after_import
 from torchsleuth.watched.watch_settings import Settings
 
 

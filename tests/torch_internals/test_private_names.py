@@ -1,0 +1,82 @@
+"""The private names of torch that our source rests on: found in every way they are written, and looked for in torch."""
+
+import ast
+from textwrap import dedent
+
+import pytest
+
+from torchsleuth.torch_internals.private_names import ROOM, is_there, missing_of, names_in, names_used
+
+
+def names(source):
+    return {name for name, _ in names_in(ast.parse(dedent(source)))}
+
+
+def test_this_torch_has_every_name_that_we_rest_on():
+    assert missing_of(names_used()) == ()
+
+
+def test_each_hook_rests_on_the_names_that_it_patches():
+    found = names_used()
+    for name in (
+        "torch._dynamo.repro.after_dynamo.WrapBackendDebug.__call__",
+        "torch._inductor.compile_fx._compile_fx_inner",
+        "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
+        "torch.autograd._engine_run_backward",
+    ):
+        assert "hooks.py" in [use.file for use in found[name]], name
+    assert {use.file.partition("/")[0] for uses in found.values() for use in uses} <= {
+        path.name for path in ROOM.iterdir()
+    }
+
+
+def test_a_made_up_name_is_missing_and_says_what_rests_on_it(tmp_path):
+    (tmp_path / "seams.py").write_text(
+        '"""Where all compiles pass.\n\nMore."""\nfrom torch._dynamo import made_up, utils\nutils.counters\n'
+    )
+    (missing,) = missing_of(names_used(tmp_path))
+    (use,) = missing.used_by
+    assert missing.name == "torch._dynamo.made_up"
+    assert (use.file, use.line, use.purpose) == ("seams.py", 4, "Where all compiles pass.")
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import torch\ntorch._x.y()", {"torch._x.y"}),
+        ("from torch._x import y as z\nz.w", {"torch._x.y", "torch._x.y.w"}),
+        ("import torch._x.y as z\nz.w", {"torch._x.y", "torch._x.y.w"}),
+        ("m = importlib.import_module('torch._x')\nm.f = None", {"torch._x", "torch._x.f"}),
+        ("m: Any = importlib.import_module('torch._x')\ngetattr(m, 'f', None)", {"torch._x", "torch._x.f"}),
+        ("import torch\nsetattr(torch._x, 'f', None)", {"torch._x", "torch._x.f"}),
+        (
+            "import torch._x as m\nfor n in ('f', 'g'):\n    hasattr(m, n)",
+            {"torch._x", "torch._x.f", "torch._x.g"},
+        ),
+        ("a, b = (importlib.import_module(f'torch.{n}') for n in ('_x', '_y'))\nb.f", {"torch._x", "torch._y", "torch._y.f"}),
+        ("T = [('torch._x', 'Owner', 'name', 1)]", {"torch._x", "torch._x.Owner.name"}),
+        ("T = [('torch._x', '', 'name')]", {"torch._x", "torch._x.name"}),
+        ("T = {'torch._x': {'Owner': ('name',)}}", {"torch._x", "torch._x.Owner.name"}),
+        ("T = {'torch._x.config': {'key': False}}", {"torch._x.config", "torch._x.config.key"}),
+        ("for m, n in (('torch._x', 'f'), ('torch._y', 'g')):\n    getattr(importlib.import_module(m), n)",
+         {"torch._x", "torch._x.f", "torch._y", "torch._y.g"}),
+        ("import torch\ndef f(torch):\n    torch._x", set()),
+        ("import torch\ntorch.fx.Graph, torch.__version__", set()),
+        ("'torch is 2.13', 'torch.nn'", set()),
+    ],
+)  # fmt: skip
+def test_a_name_is_found_however_it_is_written(source, found):
+    assert names(source) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("torch._inductor.graph.GraphLowering.run_node", True),
+        ("torch._inductor.graph.GraphLowering.made_up", False),
+        ("torch._made_up.graph", False),
+        ("torch._dynamo.utils.counters.whatever_it_holds", True),
+    ],
+)
+def test_modules_and_classes_are_looked_into_and_other_objects_are_not(name, there):
+    assert is_there(name) is there
