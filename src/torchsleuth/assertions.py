@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchsleuth.compare.reference.cloning import clone_inputs
+from torchsleuth.compare.reference.rng import Draw, noting_draws
 from torchsleuth.compare.verdict.gradients import judge_gradients
 from torchsleuth.compare.verdict.judge import judge
 from torchsleuth.compare.verdict.verdict import INCONCLUSIVE, Verdict, inconclusive
@@ -122,11 +123,17 @@ def _judged(call: hooks.BackendCall, found: list[Verdict]) -> Callable[..., Any]
 
 
 def _verdict(eager: torch.fx.GraphModule, args: list[Any], compiled: Callable[..., Any]) -> Verdict:
-    first = judge(eager, args, compiled, rng_matched=True)
+    first = judge(eager, args, compiled, notes_draws=True)
     trains = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-    return (
-        judge_gradients(eager, args, compiled, rng_matched=True) if trains and not first.diverged else first
-    )
+    if first.diverged or not trains:
+        return first
+    drawn: list[Draw] = []
+
+    def noting(*given: Any) -> Any:
+        with noting_draws(drawn):
+            return compiled(*given)
+
+    return judge_gradients(eager, args, noting, draws=drawn)
 
 
 def _refuted(said: str, verb: str) -> AssertionError:

@@ -203,3 +203,70 @@ def test_help_list_and_doctor_answer_without_importing_torch(tmp_path):
     ran = sleuth("doctor", "--json", cwd=tmp_path)
     assert ran.status == 0
     assert {f["name"] for f in json.loads(ran.stdout)} >= {"python", "torch", "C++ compiler", "cases"}
+
+
+CALLED_WRONG_ONCE = """
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    torch.manual_seed(0)
+
+    class Net(nn.Module):  # a gradient that cancels behind a batch norm
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Linear(16, 10)
+
+        def forward(self, x):
+            return self.head(F.dropout(F.gelu(self.norm(self.conv(x))), 0.1, self.training).mean((2, 3)))
+
+    # Compiled, a dropout of values in another layout: its random numbers fall on other elements than in eager.
+    moved = [nn.Conv2d(3, 8, 3, padding=1), nn.LogSigmoid(), nn.Dropout(0.1), nn.ConvTranspose2d(8, 8, 2, stride=2)]
+    net = {net}.to(memory_format=torch.channels_last)
+    step = torch.compile(net)
+    for _ in range(2):
+        x = torch.randn(8, 3, 16, 16).to(memory_format=torch.channels_last)
+        step(x).square().mean().backward()
+    print("trained")
+"""
+
+
+@pytest.mark.parametrize(
+    "net", ["Net()", pytest.param("nn.Sequential(*moved, nn.GroupNorm(4, 8))", marks=pytest.mark.slow)]
+)
+def test_ordinary_nets_in_training_are_not_called_wrong(tmp_path, net):
+    ran = run_watched(tmp_path, CALLED_WRONG_ONCE.format(net=net), "--check-accuracy", "--json")
+    said = json.loads(ran.stdout)
+    assert (ran.status, said["cases"]) == (0, []), ran.stderr
+    assert "trained" in ran.stderr and "DIVERGED" not in json.dumps(said["accuracy"])
+
+
+IMPRECISE = """
+    import torch
+
+    def one_after_the_other(graph, inputs):
+        def run(x):
+            total = torch.zeros_like(x[0])
+            for row in x:
+                total = total + row
+            return (total * {times},)
+        return run
+
+    with torch.no_grad():
+        print(torch.compile(lambda x: x.sum(0), backend=one_after_the_other)(0.1 * torch.arange(1.0, 9.0).repeat(1568, 1))[0].item())
+"""
+
+
+def test_a_result_less_precise_than_eagers_is_a_line_and_no_case(tmp_path):
+    ran = run_watched(tmp_path, IMPRECISE.format(times=1), "--check-accuracy", "--json")
+    said = json.loads(ran.stdout)
+    assert (ran.status, said["cases"]) == (0, [])
+    [remark] = said["accuracy"]
+    assert remark["kind"] == "LESS_PRECISE" and remark["times_eager"] > 2
+    [line] = [line for line in ran.ours() if "less precise" in line]
+    assert "times its error" in line and "and right" in line
+
+
+def test_a_result_further_off_than_any_textbook_is_a_case(tmp_path):
+    ran = run_watched(tmp_path, IMPRECISE.format(times=1.001), "--check-accuracy", "--record-only")
+    assert ran.status == 3 and len(ran.cases) == 1

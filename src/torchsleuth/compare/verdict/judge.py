@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from torchsleuth.compare.reference.float64 import MEMORY_ERRORS
 from torchsleuth.compare.reference.rng import (
     Draw,
     RngState,
+    noting_draws,
     restore_rng,
     rng_kept,
     same_state,
@@ -80,16 +82,21 @@ def judge(
     runs: int | None = None,
     repeat: bool = True,
     rng_matched: bool = False,
+    notes_draws: bool = False,
     seed: int = 0,
     calibration: Calibration | None = None,
 ) -> Verdict:
     """Run `compiled` on copies of the inputs (twice with `repeat`) and judge what it returns and mutates.
 
+    Random numbers count as eager's where `rng_matched` says so or as many were drawn; with `notes_draws`, for what a
+    backend returned (and not for a function of `torch.compile`'s), those that it drew are handed to the reference.
     Example: `judge(graph, [x], torch.compile(graph)).kind == "WITHIN_NOISE"`.
     """
-    start = save_rng()
+    start, drawn = save_rng(), list[Draw]()
     with rng_kept():
-        first, after = _call(compiled, inputs, boxed, start, owned=repeat)
+        with noting_draws(drawn) if notes_draws else nullcontext():
+            first, after = _call(compiled, inputs, boxed, start, owned=repeat)
+        end = save_rng()
         again = _call(compiled, inputs, boxed, start, owned=True) if repeat else None
     return judge_results(
         graph,
@@ -101,6 +108,8 @@ def judge(
         runs=runs,
         rng_matched=rng_matched,
         rng_state=start,
+        rng_after=end,
+        drawn=drawn,
         seed=seed,
         calibration=calibration,
     )
