@@ -8,6 +8,7 @@ leaves together would take too much memory, a piece of them is gathered and judg
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -238,8 +239,14 @@ def evidence_on(
             places = Places(torch.device("cpu"), reference.device)
             found = _gather_wide(reference, wanted, places, textbook)
             found = replace(found, notes=(*found.notes, note))
-    again = None if textbook else lambda paths: evidence_on(whole, paths, textbook=True)
-    return replace(found, second_opinion=again)
+    if textbook:
+        return found
+
+    @functools.cache  # two results of one graph are mostly doubted alike
+    def again(paths: frozenset[str]) -> Evidence:
+        return evidence_on(whole, paths, textbook=True)
+
+    return replace(found, second_opinion=lambda paths: again(frozenset(paths)))
 
 
 def _generators_kept(draws: bool) -> AbstractContextManager[Any]:
