@@ -76,7 +76,7 @@ class Convolutions(nn.Module):
             if kind < 0.15:
                 layers.append(nn.ConvTranspose2d(width, out, 2, stride=2))
             else:
-                groups = width if width > 3 and r.random() < 0.3 else 1
+                groups = width if width > 3 and out % width == 0 and r.random() < 0.3 else 1
                 layers.append(
                     nn.Conv2d(
                         width, out, r.choice([1, 3]), padding=1, stride=r.choice([1, 1, 2]), groups=groups

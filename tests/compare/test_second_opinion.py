@@ -227,6 +227,29 @@ def test_an_operator_whose_decomposition_is_wrong_is_judged_whole(monkeypatch):
     assert verdict_on(F.silu, [x], lambda x: F.silu(x) * 0.5).kind == DIVERGED
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_wrong_value_beside_exact_zeros_is_found(dtype):
+    """Zeros that nothing rounds have no noise, and half a step of zero is zero."""
+    x = torch.eye(4, dtype=dtype)
+    assert verdict_on(lambda x: x.flip(0), [x], lambda x: x).kind == DIVERGED
+    assert verdict_on(lambda x: x.flip(0), [x], lambda x: x.flip(0)).kind == WITHIN_NOISE
+
+
+def test_sums_of_complex_numbers_have_a_second_opinion():
+    x = torch.randn(40, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    assert verdict_on(lambda x: x.sum(0), [x], lambda x: x.sum(0) * 1.01).kind == DIVERGED
+    assert verdict_on(lambda x: x.mean(0), [x], lambda x: running_sum(x) / 40).kind != DIVERGED
+
+
+def test_a_second_opinion_that_cannot_be_had_takes_nothing_back(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("not supported")
+
+    monkeypatch.setattr("torchsleuth.compare.verdict.evidence.TextbookRun.run", fails)
+    verdict = verdict_on(lambda x: x.sum(0), [torch.ones(40, 3)], lambda x: x.sum(0) * 1.01)
+    assert verdict.kind == DIVERGED and "no second opinion: RuntimeError: not supported" in str(verdict)
+
+
 def dropped(x):
     return F.dropout(F.logsigmoid(x), 0.3, training=True) * 2
 

@@ -3,13 +3,14 @@
 A mode is switched off while it handles a call, so the nested graphs of a higher-order operator are wrapped to
 switch it on again; the operators that carry another operator as an argument run their dense kernel under it.
 
-Versions: modes take part in higher-order operators where `supports_higher_order_operators` is set (2.11..2.15).
+Versions: `_ForceDispatchKeyGuard` is that of 2.11..2.15, and modes take part in higher-order operators where
+`supports_higher_order_operators` is set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -57,18 +58,32 @@ def watching_ops(watcher: Watcher) -> AbstractContextManager[Any]:
     tensor([2.7183, 2.7183])
     """
 
-    class Watching(TorchDispatchMode):
-        supports_higher_order_operators = True
+    return _Watching(watcher)
 
-        def __torch_dispatch__(
-            self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if isinstance(op, torch._ops.OpOverload):
-                return watcher(op, args, kwargs, lambda: op(*args, **kwargs))
-            return _higher_order(op, args, kwargs, self)
 
-    return Watching()
+class _Watching(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(op, torch._ops.OpOverload):
+            with _as_unwatched((*args, *kwargs.values())):
+                return self.watcher(op, args, kwargs, lambda: op(*args, **kwargs))
+        return _higher_order(op, args, kwargs, self)
+
+
+def _as_unwatched(given: tuple[Any, ...]) -> AbstractContextManager[object]:
+    """As without a mode: below one, torch takes no notice of what is conjugated, also inside of an operator."""
+    if not any(isinstance(value, torch.Tensor) and value.is_complex() for value in given):
+        return nullcontext()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def _higher_order(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:

@@ -111,7 +111,8 @@ def _noise(leaf: Leaf, truth: torch.Tensor) -> torch.Tensor:
         square.nan_to_num_(0.0, 0.0, 0.0)
     noise = _with_neighbours(square).sqrt_()
     del square
-    least = ulp(truth, leaf.eager.dtype).mul_(0.5)
+    # Half a step of zero is no float64 any more.
+    least = ulp(truth, leaf.eager.dtype).mul_(0.5).clamp_min_(torch.finfo(torch.float64).tiny)
     return torch.maximum(noise, least, out=noise)
 
 

@@ -6,6 +6,7 @@ before the call and the results after it can judge without running the user's co
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
@@ -62,6 +63,9 @@ DRAWS_ITS_OWN = (
 
 JUDGING_BYTES = 100
 """Memory per element while a leaf is judged: a dozen float64 numbers."""
+
+BEYOND_DOUBT = 10.0
+"""Times the limit from which on few runs of a second opinion are enough to call a leaf wrong."""
 
 BY_NOISE = ("element", "spread", "bias", "lane", "exact", "eager")
 """Rules that compare with measured noise: what they find is looked at a second time."""
@@ -255,12 +259,22 @@ def _judge_leaves(
     doubted = [leaf.path for leaf in found if leaf.kind in accused and leaf.rule in BY_NOISE]
     if not doubted or evidence.second_opinion is None:
         return found
-    second = {
-        leaf.path: (leaf, _judge_one(leaf, result, rng_matched, calibration))
-        for leaf in evidence.second_opinion(doubted).leaves
-        if leaf.path in doubted
-    }
+    second: dict[str, tuple[Leaf, LeafVerdict]] = {}
+    for few in (True, False):
+        asked = evidence.second_opinion(doubted, few)
+        if not asked.leaves:
+            why = ", ".join(asked.notes)
+            return [replace(v, sentence=f"{v.sentence}; {why}") if v.path in doubted else v for v in found]
+        leaves = [leaf for leaf in asked.leaves if leaf.path in doubted]
+        second = {leaf.path: (leaf, _judge_one(leaf, result, rng_matched, calibration)) for leaf in leaves}
+        if any(_beyond_doubt(verdict) for _, verdict in second.values()):
+            break
     return [_confirmed(leaf, *second[leaf.path]) if leaf.path in second else leaf for leaf in found]
+
+
+def _beyond_doubt(verdict: LeafVerdict) -> bool:
+    """Whether a leaf is so far outside of what few runs show that more of them would not change it."""
+    return verdict.kind == DIVERGED and (verdict.z or 0.0) > BEYOND_DOUBT * (verdict.limit or math.inf)
 
 
 def _judge_one(

@@ -194,7 +194,7 @@ def _running_total(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
     if x.numel() <= LONGEST:
         partial = rows.cumsum(-1)
         by_chance = torch.linalg.vector_norm(partial, dim=-1)
-        alike = partial.abs_().sum(-1)
+        alike = partial.abs().sum(-1)
     else:
         size = torch.maximum(rows.sum(-1).abs(), torch.linalg.vector_norm(rows, dim=-1))
         by_chance, alike = size * math.sqrt(count), size * count
