@@ -227,6 +227,29 @@ def test_an_operator_whose_decomposition_is_wrong_is_judged_whole(monkeypatch):
     assert verdict_on(F.silu, [x], lambda x: F.silu(x) * 0.5).kind == DIVERGED
 
 
+def added_up(x, index):
+    rows = x.new_zeros(4, 6).index_add(0, index, x)
+    cells = x.new_zeros(4, 6).scatter_add(0, index[:, None].expand_as(x), x)
+    return rows + cells, x.new_zeros(4, 6).index_put((index,), x, accumulate=True)
+
+
+def added_up_backwards(x, index):
+    return added_up(x.flip(0), index.flip(0))
+
+
+@given(columns(), st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_terms_added_where_they_meet_may_come_in_any_order(x, seed):
+    index = torch.randint(0, 4, (len(x),), generator=torch.Generator().manual_seed(seed))
+    assert verdict_on(added_up, [x, index], added_up_backwards).kind != DIVERGED
+
+    def forgets(x, index):
+        rows, cells = added_up(x, index)
+        return rows * 1.01, cells + 1
+
+    assert verdict_on(added_up, [x + 1, index], forgets).kind == DIVERGED
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_wrong_value_beside_exact_zeros_is_found(dtype):
     """Zeros that nothing rounds have no noise, and half a step of zero is zero."""

@@ -123,7 +123,6 @@ class Evidence:
     fallbacks: dict[str, str]
     notes: tuple[str, ...]
     runs: int
-    has_random: bool
     mutated: tuple[int, ...] = ()
     second_opinion: Callable[[Collection[str], bool], Evidence] | None = None
     """The evidence on some leaves by the textbook's yardstick, from few runs or from all; None where this is it."""
@@ -466,7 +465,7 @@ def _assemble(
         random = bool(behind & drawn)
         why_not = path in empty, unwritten.get(path)
         found.append(Leaf(path, value, truth.get(path), spreads[path], random, fallbacks, *why_not))
-    return Evidence(tuple(found), findings.fallbacks, (), runs, bool(drawn), reference.mutated)
+    return Evidence(tuple(found), findings.fallbacks, (), runs, reference.mutated)
 
 
 def _owned(outputs: Any, held: list[Any]) -> Any:

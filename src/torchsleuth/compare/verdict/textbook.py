@@ -126,10 +126,10 @@ class TextbookRun(Float64Run):
             value.before_clamping = args[0]
         elif name in ("detach", "alias", "clone") and hasattr(args[0], "before_clamping"):
             value.before_clamping = args[0].before_clamping
-        if name in opkinds.CONVERT or is_view(op) or (name in opkinds.EXACT and name not in SUMS):
+        errors = SUMS[name](args, kwargs, value) if name in SUMS else None
+        if name in opkinds.CONVERT or is_view(op) or (name in opkinds.EXACT and errors is None):
             return value
-        if name in SUMS:
-            self._add(value, SUMS[name](args, kwargs, value))
+        self._add(value, errors)
         plan = Perturbation(
             self.unit * (LIBRARY_ULPS if name in opkinds.TRANSCENDENTAL else max(1.0, math.sqrt(terms) / 2)),
             floor=self.unit * LIBRARY_ULPS if name in opkinds.BOUNDED else 0.0,
@@ -254,6 +254,33 @@ def _bias_of_convolution(args: tuple, kwargs: dict[str, Any], value: Any) -> Any
     return None, None, _running_total(gradient, dims) if value[2] is not None else None
 
 
+def _scattered(args: tuple, kwargs: dict[str, Any], value: torch.Tensor) -> torch.Tensor | None:
+    """Terms added where they meet, in any order, by `scatter_add` or `index_add`."""
+    _, dim, index, added = args[:4]
+    if added.dtype not in WIDE or added.is_complex() or not value.numel():
+        return None
+    squares = torch.zeros_like(value, memory_format=torch.contiguous_format)
+    if index.dim() == added.dim() > 1:
+        squares.scatter_add_(dim, index, added.square())
+    else:
+        squares.index_add_(dim, index, added.square())
+    return (squares * math.sqrt(max(added.shape[dim] if added.dim() else 1, 1))).sqrt()
+
+
+def _accumulated(args: tuple, kwargs: dict[str, Any], value: torch.Tensor) -> torch.Tensor | None:
+    """Writes to places that accumulate where they meet; the others are exact."""
+    _, indices, added, *rest = args
+    if not (rest and rest[0]) or added.dtype not in WIDE or added.is_complex():
+        return None
+    squares = torch.zeros_like(value, memory_format=torch.contiguous_format)
+    squares.index_put_(indices, added.square().expand_as(squares[tuple(_whole(i) for i in indices)]), True)
+    return (squares * math.sqrt(max(added.numel() // max(value.shape[-1:].numel(), 1), 1))).sqrt()
+
+
+def _whole(index: Any) -> Any:
+    return slice(None) if index is None else index
+
+
 def _transform(args: tuple, kwargs: dict[str, Any], value: torch.Tensor) -> torch.Tensor:
     """A Fourier transform mixes all elements of a row: small results err as large ones do."""
     size = torch.linalg.vector_norm(value.abs()) / math.sqrt(max(value.numel(), 1))
@@ -271,6 +298,8 @@ SUMS: dict[str, Callable[[tuple, dict[str, Any], Any], Any]] = {
     "cumprod": _cumulative,
     "logcumsumexp": _cumulative,
     "convolution_backward": _bias_of_convolution,
+    **dict.fromkeys(("scatter_add", "index_add"), _scattered),
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), _accumulated),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), _transform),
 }
 """Steps that add up many terms, and what each result may err by, in half ulps of 1."""
