@@ -285,7 +285,8 @@ def _say_remarks(remarks: list[dict[str, Any]]) -> None:
         if alike:
             most = max(alike, key=lambda remark: remark["times_eager"])
             graphs = "1 graph is" if len(alike) == 1 else f"{len(alike)} graphs are"
-            say(f"{graphs} {words}; graph {most['graph']} ({most['direction']}), {most['sentence']}")
+            where = f"graph {most['graph']} ({most['direction']} of {most['function']})"
+            say(f"{graphs} {words}; {where}, {most['sentence']}")
 
 
 def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:
