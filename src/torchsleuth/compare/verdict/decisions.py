@@ -62,7 +62,7 @@ class Decision:
         if not isinstance(value, torch.Tensor) or not any(v.is_floating_point() for v in operands):
             return value
         if watching:
-            self.watch(torch.as_tensor(left - right))
+            self.watch(left - right)
         doubtful = self.doubtful() if reverse is not None else None
         return value if doubtful is None or reverse is None else value ^ reverse(doubtful)
 

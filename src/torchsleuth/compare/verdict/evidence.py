@@ -72,6 +72,8 @@ class Textbook:
     usual: int
     amplified: int
     turned: int
+    amplification: float = 3.0
+    """Less than in a first look: the usual noise is that of the least careful way already."""
 
 
 FEW, ALL = Textbook(3, 1, 1), Textbook(8, 4, 3)
@@ -370,7 +372,10 @@ def _gather_wide(
                 raise RuntimeError("the graph gives something else where each of its operators is watched")
     names = {opkinds.plain_name(n) for n in graph.graph.nodes}
     if names & opkinds.DISCRETE or textbook:
-        made += perturbed(AMPLIFIED, AMPLIFICATION, textbook.amplified if textbook else max(2, runs // 2))
+        if textbook:
+            made += perturbed(AMPLIFIED, textbook.amplification, textbook.amplified)
+        else:
+            made += perturbed(AMPLIFIED, AMPLIFICATION, max(2, runs // 2))
     source.reverse_decisions = True
     if names & {*COMPARE, GATE} or textbook:
         made += perturbed(REVERSED, 1.0, 1)

@@ -67,6 +67,9 @@ JUDGING_BYTES = 100
 BEYOND_DOUBT = 10.0
 """Times the limit from which on few runs of a second opinion are enough to call a leaf wrong."""
 
+MANY = 0.1
+"""The share of elements that must be beyond the limit for that."""
+
 BY_NOISE = ("element", "spread", "bias", "lane", "exact", "eager")
 """Rules that compare with measured noise: what they find is looked at a second time."""
 
@@ -273,8 +276,12 @@ def _judge_leaves(
 
 
 def _beyond_doubt(verdict: LeafVerdict) -> bool:
-    """Whether a leaf is so far outside of what few runs show that more of them would not change it."""
-    return verdict.kind == DIVERGED and (verdict.z or 0.0) > BEYOND_DOUBT * (verdict.limit or math.inf)
+    """Whether a leaf is so far outside of what few runs show, in so many elements, that more would not change it.
+
+    A single element may hang on a decision that few runs did not happen to take the other way.
+    """
+    far = (verdict.z or 0.0) > BEYOND_DOUBT * (verdict.limit or math.inf)
+    return verdict.kind == DIVERGED and far and (verdict.share or 0.0) > MANY
 
 
 def _judge_one(

@@ -38,7 +38,7 @@ LONGEST = 1 << 22
 """Elements of an operand up to which partial sums are taken one by one; beyond, their usual size is."""
 
 BY_CHANCE, KEPT = 0.25, 0.25
-"""How often a result in a short format is off by chance, and how often it is not rounded; else it is, to a grid."""
+"""How often a result is off by chance, and how often one in a short format is not rounded; else it is, to a grid."""
 
 WIDE = (torch.float64, torch.complex128)
 
@@ -107,7 +107,7 @@ class TextbookRun(Float64Run):
         if name in COMPARE and len(args) == 2:
             return self._decided(call(), *args)
         if self.apart and name not in PRIMITIVE:
-            whole = decomposition_of(op)
+            whole = CORNERS.get(name) or decomposition_of(op)
             if whole is not None:
                 with watching_ops(self._step):
                     value = whole(*args, **kwargs)
@@ -130,11 +130,15 @@ class TextbookRun(Float64Run):
         if name in opkinds.CONVERT or is_view(op) or (name in opkinds.EXACT and errors is None):
             return value
         self._add(value, errors)
-        plan = Perturbation(
-            self.unit * (LIBRARY_ULPS if name in opkinds.TRANSCENDENTAL else max(1.0, math.sqrt(terms) / 2)),
-            floor=self.unit * LIBRARY_ULPS if name in opkinds.BOUNDED else 0.0,
-            infinite=True,
+        unit = self.unit * (
+            LIBRARY_ULPS if name in opkinds.TRANSCENDENTAL else max(1.0, math.sqrt(terms) / 2)
         )
+        plan = Perturbation(
+            unit, floor=self.unit * LIBRARY_ULPS if name in opkinds.BOUNDED else 0.0, infinite=True
+        )
+        if self.source.random.random() < BY_CHANCE:
+            # A value that lies on the grid is not moved by rounding it to that.
+            map_tensors(value, lambda t: t.mul_(self.source.factors(unit, t.shape)) if t.dtype in WIDE else t)
         map_tensors(value, lambda t: self.source.perturb(t, plan, True))
         return value
 
@@ -259,22 +263,27 @@ def _scattered(args: tuple, kwargs: dict[str, Any], value: torch.Tensor) -> torc
     _, dim, index, added = args[:4]
     if added.dtype not in WIDE or added.is_complex() or not value.numel():
         return None
-    squares = torch.zeros_like(value, memory_format=torch.contiguous_format)
+    sizes = torch.zeros_like(value, memory_format=torch.contiguous_format)
     if index.dim() == added.dim() > 1:
-        squares.scatter_add_(dim, index, added.square())
+        sizes.scatter_add_(dim, index, added.abs())
     else:
-        squares.index_add_(dim, index, added.square())
-    return (squares * math.sqrt(max(added.shape[dim] if added.dim() else 1, 1))).sqrt()
+        sizes.index_add_(dim, index, added.abs())
+    return _in_any_order(sizes, added)
 
 
 def _accumulated(args: tuple, kwargs: dict[str, Any], value: torch.Tensor) -> torch.Tensor | None:
     """Writes to places that accumulate where they meet; the others are exact."""
     _, indices, added, *rest = args
-    if not (rest and rest[0]) or added.dtype not in WIDE or added.is_complex():
+    if not (rest and rest[0]) or added.dtype not in WIDE or added.is_complex() or not value.numel():
         return None
-    squares = torch.zeros_like(value, memory_format=torch.contiguous_format)
-    squares.index_put_(indices, added.square().expand_as(squares[tuple(_whole(i) for i in indices)]), True)
-    return (squares * math.sqrt(max(added.numel() // max(value.shape[-1:].numel(), 1), 1))).sqrt()
+    sizes = torch.zeros_like(value, memory_format=torch.contiguous_format)
+    sizes.index_put_(indices, added.abs().expand_as(sizes[tuple(_whole(i) for i in indices)]), True)
+    return _in_any_order(sizes, added)
+
+
+def _in_any_order(sizes: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """Half of all the sizes for the partial sums of some terms that cancel, and as many of them as meet on average."""
+    return sizes * (math.sqrt(max(1.0, added.numel() / sizes.numel())) / 2)
 
 
 def _whole(index: Any) -> Any:
@@ -286,6 +295,20 @@ def _transform(args: tuple, kwargs: dict[str, Any], value: torch.Tensor) -> torc
     size = torch.linalg.vector_norm(value.abs()) / math.sqrt(max(value.numel(), 1))
     return (size * math.log2(max(args[0].numel(), 2))).expand(value.shape)
 
+
+def _hardshrink(x: torch.Tensor, bound: float = 0.5) -> torch.Tensor:
+    return torch.where((x >= -bound) & (x <= bound), torch.zeros_like(x), x)
+
+
+def _hardshrink_backward(gradient: torch.Tensor, x: torch.Tensor, bound: float) -> torch.Tensor:
+    return torch.where((x >= -bound) & (x <= bound), torch.zeros_like(gradient), gradient)
+
+
+CORNERS: dict[str, Callable[..., torch.Tensor]] = {
+    "hardshrink": _hardshrink,
+    "hardshrink_backward": _hardshrink_backward,
+}
+"""Operators with a corner for which torch has no decomposition."""
 
 SUMS: dict[str, Callable[[tuple, dict[str, Any], Any], Any]] = {
     "sum": _sum,
