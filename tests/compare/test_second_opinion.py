@@ -115,6 +115,15 @@ def test_a_running_total_errs_by_what_is_said_of_it_against_exact_fractions(term
     assert abs(Fraction(float(total)) - exact) <= Fraction(10 * said + 1e-40)
 
 
+@pytest.mark.parametrize("value", [0.1, 0.3, 1 / 3, 0.7, 1.1])
+@pytest.mark.parametrize("count", [600, 2000, 4608])
+def test_equal_terms_that_are_all_off_the_same_way_are_not_wrong(value, count):
+    x = torch.full((count, 1), value) * torch.linspace(1, 2, 8)
+    x[torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.3] = 0.0
+    assert verdict_on(lambda x: x.sum(0), [x], running_sum).kind != DIVERGED
+    assert verdict_on(lambda x: x.sum(0), [x], lambda x: x.sum(0) * 1.001).kind == DIVERGED
+
+
 CORNERS = [
     (F.relu, 0.0), (F.hardswish, -3.0), (F.hardswish, 3.0), (F.hardsigmoid, 3.0), (F.hardtanh, 1.0), (F.relu6, 6.0),
     (F.leaky_relu, 0.0), (lambda x: F.hardshrink(x, 0.5), 0.5), (lambda x: x.clamp(max=2.0), 2.0), (torch.abs, 0.0),
