@@ -10,10 +10,10 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from torchsleuth.compare.reference.eager import result_of
+from torchsleuth.compare.reference.eager import equivalent_runs, result_of
 from torchsleuth.compare.reference.rng import noting_draws, restore_rng, save_rng
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
-from torchsleuth.compare.verdict.evidence import gather
+from torchsleuth.compare.verdict.evidence import gather, reference_run
 from torchsleuth.compare.verdict.judge import judge, judge_results, weigh
 from torchsleuth.compare.verdict.noise import half_ulp
 from torchsleuth.compare.verdict.textbook import _running_total
@@ -334,6 +334,49 @@ def test_random_numbers_that_cannot_be_shown_equal_accuse_nobody():
 def test_whatever_was_drawn_a_result_that_is_not_finite_is_wrong():
     verdict = judged_dropout(lambda x: (torch.rand(1), dropped(x) * float("nan"))[1], note=False)
     assert verdict.kind == DIVERGED
+
+
+DRAWING = [
+    lambda x: x * torch.ops.aten.randint.low(1, 9, [4, 6]),
+    lambda x: x * torch.ops.aten.randint.default(9, [4, 6]),
+    lambda x: x[torch.ops.aten.randperm.default(4)] * 2,
+    lambda x: x * (torch.ops.aten.rand_like.default(x, dtype=torch.float32) > 0.5),
+    lambda x: x + torch.ops.aten.rand.default([4, 6]),
+]
+
+
+@pytest.mark.parametrize("program", DRAWING)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whatever_is_drawn_is_handed_over_as_it_is(program, dtype):
+    x, drawn = torch.ones(4, 6, dtype=dtype), []
+    graph, start = make_fx(program)(x), save_rng()
+    torch.rand(3)  # a compiler that draws other numbers than eager would
+    with noting_draws(drawn):
+        results = program(x)
+    for found, kind in ((results, WITHIN_NOISE), (results * 1.5 + 1, DIVERGED)):
+        verdict = judge_results(
+            graph,
+            [x],
+            None,
+            found,
+            rng_state=start,
+            rng_after=save_rng(),
+            drawn=drawn,
+            calibration=UNCALIBRATED,
+        )
+        assert verdict.kind == kind, str(verdict)
+
+
+def test_attention_that_drops_weights_has_eagers_other_ways():
+    def program(q):
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+    q = torch.randn(2, 2, 6, 8, generator=torch.Generator().manual_seed(0))
+    reference = reference_run(fx.symbolic_trace(program), [q], start=save_rng())
+    ways = dict(equivalent_runs(reference.graph, [q], reference.recorder, q.device, {}))
+    assert len(ways) == 3
+    for result in ways.values():
+        torch.testing.assert_close(result.values["outputs"], reference.eager.values["outputs"])
 
 
 def test_evidence_serves_many_results_and_gathers_the_textbook_once_asked():

@@ -160,12 +160,13 @@ def run_verb(
     seconds = time.monotonic() - started
     run = _explained(spool, cases_dir, result, seconds) if explain else None
     cases: list[tuple[CaseFolder, WatchedProcess]] = []
-    remarks = [remark for process in watched_processes(spool) for remark in process.remarks()]
+    remarks: list[dict[str, Any]] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.
     ends = time.monotonic() + budget
     goes_on = not record_only and settings.level >= 2 and not result.only_record
     only_compiled = None
     try:
+        remarks += [remark for process in watched_processes(spool) for remark in process.remarks()]
         if not result.only_record:
             look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
         if goes_on and result.status and not result.interrupted:

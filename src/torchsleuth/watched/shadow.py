@@ -61,7 +61,7 @@ def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequen
     state: RngState | None = None
     drawn = graph.watch.drawn
     if not boxed:
-        drawn.clear()
+        drawn.clear()  # of a call that raised
     known_draws = len(drawn)
     notes = boxed and graph.eager is not None and any(may_draw(n) for n in graph.eager.graph.nodes)
     with copies_counted(held):
@@ -72,6 +72,8 @@ def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequen
         with noting_draws(drawn) if notes else nullcontext():
             result = compiled(args) if boxed else compiled(*args)
         own_draws = drawn[known_draws:]
+        if not boxed or graph.record.facts.settings.direction == "backward":
+            del drawn[known_draws:]  # nobody else asks for them, and masks are as large as values
         known = not boxed and graph.record.facts.compile_id in graph.watch.wrong_inside
         if before is None or state is None or known or graph.flight.failed != failed_before:
             return result  # a graph inside this one is to blame, and has been

@@ -35,7 +35,7 @@ from torchsleuth.compare.reference.float64 import (
 )
 from torchsleuth.compare.reference.rng import Draw, RngState, restore_rng, save_rng
 from torchsleuth.compare.reference.trees import leaves
-from torchsleuth.compare.reference.written import for_one_run
+from torchsleuth.compare.reference.written import alone_in_memory, for_one_run
 from torchsleuth.torch_internals.schemas import is_torchs_own, may_write
 
 MUTATED = " (mutated)"
@@ -135,9 +135,10 @@ def equivalent_runs(
             with ExitStack() as stack:
                 for setting in settings:
                     stack.enter_context(setting)
-                yield name, run_eager(graph, change(inputs), None, drawn)[0]
+                result = run_eager(graph, change(inputs), None, drawn)[0]
         except (RuntimeError, NotImplementedError, ValueError, TypeError):  # a kernel that is missing there
             continue
+        yield name, result
 
 
 def _as_drawn(node: Node, recorder: EagerRun) -> Callable[..., Any]:
@@ -145,9 +146,9 @@ def _as_drawn(node: Node, recorder: EagerRun) -> Callable[..., Any]:
     if state is None:
         return _constant(value) if rate is None else _masked(value, rate)
 
-    def draw(*args: Any) -> Any:
+    def draw(*args: Any, **kwargs: Any) -> Any:
         restore_rng(state)
-        return node.target(*args, **node.kwargs)
+        return node.target(*args, **kwargs)
 
     return draw
 
@@ -158,7 +159,7 @@ Way = tuple[str, list[AbstractContextManager[Any]], Callable[[Sequence[Any]], Se
 def _ways(graph: GraphModule, device: torch.device) -> Iterator[Way]:
     yield "inputs half a step away", [], _half_a_step_away
     if not any("stride" in opkinds.plain_name(n) or _is_anothers(n) for n in graph.graph.nodes):
-        yield "another layout", [], lambda inputs: [_in_other_layout(v) for v in inputs]
+        yield "another layout", [], _in_other_layouts
     if device.type == "cuda":
         cudnn = torch.backends.cudnn
         yield "without cuDNN", [cudnn.flags(enabled=False)], list
@@ -209,6 +210,11 @@ def _half_a_step_away(inputs: Sequence[Any]) -> list[Any]:
     return copies
 
 
+def _in_other_layouts(inputs: Sequence[Any]) -> list[Any]:
+    alone = set(alone_in_memory(inputs))  # what shares memory must go on doing so
+    return [_in_other_layout(v) if i in alone else v for i, v in enumerate(inputs)]
+
+
 def _in_other_layout(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.dim() != 4:
         return value
@@ -257,10 +263,13 @@ class OtherDraws(Exception):
 def _of_shape(value: torch.Tensor) -> Callable[..., Any]:
     def draw(*args: Any, **kwargs: Any) -> Any:
         like = args[0] if args else None
-        shape = like.shape if isinstance(like, torch.Tensor) else torch.Size(like or ())
-        if shape != value.shape:
+        # Of `randint` and `randperm` it is a number.
+        shape = like.shape if isinstance(like, torch.Tensor) else like
+        if isinstance(shape, (list, tuple)) and tuple(shape) != tuple(value.shape):
             raise OtherDraws
-        return value.to(like.dtype if isinstance(like, torch.Tensor) else value.dtype, copy=True)
+        # A dropout's mask where the graph draws zeros and ones.
+        masks = value.dtype == torch.bool and isinstance(like, torch.Tensor)
+        return value.to(like.dtype, copy=True) if masks and like is not None else value.clone()
 
     return draw
 
@@ -274,7 +283,7 @@ def _with_mask(mask: torch.Tensor, rate: float, gives_mask: bool) -> Callable[..
             # There dropout divides a mask of the values' own dtype: in bfloat16 1 / 0.9 is 1.109.
             scale = torch.tensor(scale, dtype=source.dtype, device="cpu").item()
         dropped = source * mask * scale
-        return (dropped, mask.clone()) if gives_mask else dropped
+        return (dropped, mask.bool().clone()) if gives_mask else dropped
 
     return draw
 

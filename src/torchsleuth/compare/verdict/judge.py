@@ -319,10 +319,17 @@ def _confirmed(first: LeafVerdict, leaf: Leaf, second: LeafVerdict) -> LeafVerdi
 def _without_leaves(part: Evidence, earlier: Evidence | None) -> Evidence:
     """What has to be said about the evidence of several pieces, without what it weighs."""
     if earlier is None:
-        return replace(part, leaves=())
+        return replace(part, leaves=(), second_opinion=None)
     notes = (*earlier.notes, *(note for note in part.notes if note not in earlier.notes))
     fallbacks = {**earlier.fallbacks, **part.fallbacks}
-    return replace(part, leaves=(), notes=notes, fallbacks=fallbacks, runs=earlier.runs + part.runs)
+    return replace(
+        part,
+        leaves=(),
+        notes=notes,
+        fallbacks=fallbacks,
+        runs=earlier.runs + part.runs,
+        second_opinion=None,
+    )
 
 
 def _verdict(found: list[LeafVerdict], evidence: Evidence, calibration: Calibration | None) -> Verdict:
