@@ -1,6 +1,6 @@
 """Run a captured graph as it is, and remember what its float64 twin must know: dtypes and random draws.
 
-Eager has more than one way to compute the same values (other kernels, layouts, formats of products, inputs half a step
+Eager has more than one way to compute the same values (other kernels, layouts, formats of products, inputs a step
 away). How far they lie from each other is what a person means by "the same up to rounding".
 """
 
@@ -157,7 +157,7 @@ Way = tuple[str, list[AbstractContextManager[Any]], Callable[[Sequence[Any]], Se
 
 
 def _ways(graph: GraphModule, device: torch.device) -> Iterator[Way]:
-    yield "inputs half a step away", [], _half_a_step_away
+    yield "inputs a step away", [], _a_step_away
     if not any("stride" in opkinds.plain_name(n) or _is_anothers(n) for n in graph.graph.nodes):
         yield "another layout", [], _in_other_layouts
     if device.type == "cuda":
@@ -199,8 +199,8 @@ def _full_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _half_a_step_away(inputs: Sequence[Any]) -> list[Any]:
-    """Copies of inputs of which every other number is the next one up or down; memory and layout are as they were."""
+def _a_step_away(inputs: Sequence[Any]) -> list[Any]:
+    """Copies of inputs of which two numbers in three are a step up or down; memory and layout are as they were."""
     generator = torch.Generator("cpu").manual_seed(0)
     copies = clone_inputs(list(inputs))
     for value in tensors_in(copies):

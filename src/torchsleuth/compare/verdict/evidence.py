@@ -49,7 +49,7 @@ from torchsleuth.compare.reference.written import positions_written
 from torchsleuth.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
 from torchsleuth.compare.verdict.spread import AMPLIFIED, EQUIVALENT, REVERSED, USUAL, Spread, sampled
-from torchsleuth.compare.verdict.textbook import TextbookRun
+from torchsleuth.compare.verdict.textbook import ALL, FEW, Textbook, TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 RUNS = 8
@@ -63,21 +63,6 @@ LARGE = 1 << 18
 
 AMPLIFICATION = 8.0
 """How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
-
-
-@dataclass(frozen=True)
-class Textbook:
-    """How many runs a second opinion makes: with usual noise, with stronger noise, with every other decision turned."""
-
-    usual: int
-    amplified: int
-    turned: int
-    amplification: float = 3.0
-    """Less than in a first look: the usual noise is that of the least careful way already."""
-
-
-FEW, ALL = Textbook(3, 1, 1), Textbook(8, 4, 3)
-"""What is wrong beyond doubt shows in few runs."""
 
 SAME_FLOAT64 = 1e-4
 """Of the size of values, and of their noise in the graph's own format: within it two float64 runs count as the same."""

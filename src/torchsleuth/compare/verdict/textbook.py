@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,6 +47,21 @@ BY_CHANCE, KEPT = 0.25, 0.25
 """How often a result is off by chance, and how often one in a short format is not rounded; else it is, to a grid."""
 
 WIDE = (torch.float64, torch.complex128)
+
+
+@dataclass(frozen=True)
+class Textbook:
+    """How many runs a second opinion makes: with usual noise, with stronger noise, with every other decision turned."""
+
+    usual: int
+    amplified: int
+    turned: int
+    amplification: float = 3.0
+    """Less than in a first look: the usual noise is that of the least careful way already."""
+
+
+FEW, ALL = Textbook(3, 1, 1), Textbook(8, 4, 3)
+"""What is wrong beyond doubt shows in few runs."""
 
 
 class TextbookRun(Float64Run):
