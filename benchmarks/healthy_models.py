@@ -474,10 +474,13 @@ def main() -> None:
     parser.add_argument("seeds", help="first:last")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16", "fp16", "half"))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--without", default="", help="kinds that are left out")
     given = parser.parse_args()
     for seed in range(*map(int, given.seeds.split(":"))):
         torch._dynamo.reset()
         kind, found = subject(seed, given.device)
+        if kind in given.without.split(","):
+            continue
         CURRENT = f"{seed} {kind} {given.precision}"
         try:
             losses = [float(loss) for loss in run(found, given.precision, given.device, random.Random(seed))]

@@ -4,11 +4,12 @@ from torch import fx
 
 from torchsleuth.compare.compat.same import differences, same
 from torchsleuth.compare.reference.cloning import clone_inputs
+from torchsleuth.compare.reference.eager import _cut_factors
 from torchsleuth.compare.reference.rng import rng_kept
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED, judge_compiled
 from torchsleuth.compare.verdict.healthy import healthy_graph
 from torchsleuth.compare.verdict.judge import judge
-from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, WITHIN_NOISE
+from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, LESS_PRECISE, WITHIN_NOISE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,6 +60,28 @@ def test_tf32_products_are_judged_by_their_own_precision():
         assert judge(graph, inputs, torch.compile(graph), calibration=UNCALIBRATED).kind == WITHIN_NOISE
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_tf32_products_whose_factors_are_cut_off_and_not_rounded_are_right():
+    """Triton's products leave out the rounding that cuBLAS does; all of a matrix is then too small together."""
+    inputs = block_inputs(torch.float32)
+    graph = fx.symbolic_trace(block)
+
+    def cut_off(x, w):
+        with _cut_factors():
+            torch.set_float32_matmul_precision("highest")
+            try:
+                return block(x, w)
+            finally:
+                torch.set_float32_matmul_precision("high")
+
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert judge(graph, inputs, cut_off, calibration=UNCALIBRATED).kind in (WITHIN_NOISE, LESS_PRECISE)
+        wrong = judge(graph, inputs, lambda x, w: cut_off(x, w) * 1.02, calibration=UNCALIBRATED)
+        assert wrong.kind == DIVERGED, wrong
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_tf32_where_eager_has_full_float32_is_called_wrong():

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch._inductor.inductor_prims
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import fx
@@ -273,13 +274,58 @@ def test_sums_of_complex_numbers_have_a_second_opinion():
     assert verdict_on(lambda x: x.mean(0), [x], lambda x: running_sum(x) / 40).kind != DIVERGED
 
 
-def test_a_second_opinion_that_cannot_be_had_takes_nothing_back(monkeypatch):
+@pytest.mark.parametrize(("times", "kind"), [(1.01, DIVERGED), (1 + 3e-6, INCONCLUSIVE)])
+def test_where_a_second_opinion_cannot_be_had_only_what_is_beyond_doubt_is_wrong(monkeypatch, times, kind):
     def fails(*_, **__):
         raise RuntimeError("not supported")
 
     monkeypatch.setattr("torchsleuth.compare.verdict.evidence.TextbookRun.run", fails)
-    verdict = verdict_on(lambda x: x.sum(0), [torch.ones(40, 3)], lambda x: x.sum(0) * 1.01)
-    assert verdict.kind == DIVERGED and "no second opinion: RuntimeError: not supported" in str(verdict)
+    verdict = verdict_on(lambda x: x.sum(0), [torch.ones(40, 3)], lambda x: x.sum(0) * times)
+    assert verdict.kind == kind and "no second opinion: RuntimeError: not supported" in str(verdict)
+
+
+def test_steps_of_several_results_that_add_nothing_up_have_a_second_opinion():
+    def program(x):
+        values, places = torch.ops.prims._low_memory_max_pool_with_offsets(
+            x, [2, 2], [2, 2], [0, 0], [1, 1], False
+        )
+        return values.mean((2, 3)), places
+
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    verdict = verdict_on(program, [x], lambda x: (program(x)[0] * (1 + 1e-5), program(x)[1]))
+    assert "no second opinion" not in str(verdict)
+
+
+@pytest.mark.parametrize("handed", [True, False])
+def test_what_a_dropout_kept_is_known_where_it_was_given_nothing(handed):
+    """Rounding puts 0.5 below hardshrink's corner in eager and float64 above it: the mask does not show in zeros."""
+
+    def program(x, w):
+        return (F.dropout(torch.hardshrink(x @ w, 0.5), 0.1, training=True),)
+
+    factors = torch.tensor([[0.5, 2.0**-10]]).expand(64, 2).bfloat16()
+    inputs = [
+        factors,
+        torch.ones(2, 8, dtype=torch.bfloat16),
+    ]  # products of 0.50098, which bfloat16 rounds to 0.5
+    graph, start, masks = fx.symbolic_trace(program), save_rng(), []
+    with noting_draws(masks):
+        assert not program(*inputs)[0].any()
+    restore_rng(start)
+    results = (
+        (0.5 + 2.0**-10) * masks[0].value.float() / 0.9
+    ).bfloat16()  # of a product that was never rounded
+    verdict = judge_results(
+        graph,
+        inputs,
+        None,
+        (results,),
+        rng_state=start,
+        drawn=masks if handed else [],
+        rng_matched=not handed,
+        calibration=UNCALIBRATED,
+    )
+    assert verdict.kind in (WITHIN_NOISE, LESS_PRECISE), str(verdict)
 
 
 def dropped(x):

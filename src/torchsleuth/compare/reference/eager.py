@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.cloning import (
     clone_inputs,
+    map_tensors,
     restore,
     same_bits,
     snapshot,
@@ -33,9 +34,11 @@ from torchsleuth.compare.reference.float64 import (
     narrow,
     widen,
 )
-from torchsleuth.compare.reference.rng import Draw, RngState, restore_rng, save_rng
+from torchsleuth.compare.reference.rng import Draw, RngState, noting_draws, restore_rng, save_rng
 from torchsleuth.compare.reference.trees import leaves
 from torchsleuth.compare.reference.written import alone_in_memory, for_one_run
+from torchsleuth.torch_internals.modes import watching_ops
+from torchsleuth.torch_internals.operators import short_name
 from torchsleuth.torch_internals.schemas import is_torchs_own, may_write
 
 MUTATED = " (mutated)"
@@ -66,6 +69,8 @@ class EagerRun(Interpreter):
         """What stands for nodes that draw, by name, so that they draw nothing."""
         self.dtypes: dict[str, Any] = {}
         self.drawn: dict[str, Any] = {}
+        self.masks: dict[str, torch.Tensor] = {}
+        """What each dropout kept, where it is known; its result does not tell where what it was given is zero."""
         self.states: dict[str, RngState] = {}
         """The generators before each node that mixes what it draws with what it is given."""
 
@@ -79,6 +84,13 @@ class EagerRun(Interpreter):
         if n.name in self.given:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             value = self.given[n.name](*args, **kwargs)
+            if isinstance(self.given[n.name], Dropped):
+                self.masks[n.name] = self.given[n.name].mask
+        elif draws and opkinds.dropout_rate(n) is not None:
+            with noting_draws(noted := list[Draw]()):
+                value = super().run_node(n)
+            if len(noted) == 1 and noted[0].value is not None:
+                self.masks[n.name] = noted[0].value.bool()
         else:
             value = super().run_node(n)
         self.dtypes[n.name] = dtypes_of(value)
@@ -144,7 +156,7 @@ def equivalent_runs(
 def _as_drawn(node: Node, recorder: EagerRun) -> Callable[..., Any]:
     state, rate, value = recorder.states.get(node.name), opkinds.dropout_rate(node), recorder.drawn[node.name]
     if state is None:
-        return _constant(value) if rate is None else _masked(value, rate)
+        return _constant(value) if rate is None else _masked(value, rate, recorder.masks.get(node.name))
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         restore_rng(state)
@@ -171,6 +183,8 @@ def _ways(graph: GraphModule, device: torch.device) -> Iterator[Way]:
             ],
             list,
         )
+        if _products_are_shortened():
+            yield "factors cut off to TF32", [_full_convolutions(), _full_products(), _cut_factors()], list
     else:
         yield "without oneDNN", [_without_onednn()], list
 
@@ -197,6 +211,35 @@ def _full_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _full_convolutions() -> AbstractContextManager[None]:
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+
+
+def _products_are_shortened() -> bool:
+    return torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
+
+
+def _cut_factors() -> AbstractContextManager[Any]:
+    """Products of factors whose last 13 bits are dropped: tensor cores do, where a kernel does not round before.
+
+    cuBLAS rounds and Triton's products cut off, so all of them are off the same way, by up to a step.
+    """
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or value.dim() < 2:
+            return value
+        return (value.view(torch.int32) & ~((1 << 13) - 1)).view(torch.float32)
+
+    def product(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        name = short_name(op)
+        if name not in opkinds.PRODUCT:
+            return call()
+        added = 1 if name.startswith(("add", "baddbmm")) else 0
+        return op(*args[:added], *map_tensors(args[added:], cut), **kwargs)
+
+    return watching_ops(product)
 
 
 def _a_step_away(inputs: Sequence[Any]) -> list[Any]:
@@ -252,7 +295,7 @@ def handed_over(graph: GraphModule, drawn: Sequence[Draw]) -> Given:
         if rate is None:
             found[node.name] = _of_shape(draw.value)
         else:
-            found[node.name] = _with_mask(draw.value, rate, gives_mask=name == "native_dropout")
+            found[node.name] = Dropped(draw.value.bool(), rate, name == "native_dropout")
     return found
 
 
@@ -274,18 +317,23 @@ def _of_shape(value: torch.Tensor) -> Callable[..., Any]:
     return draw
 
 
-def _with_mask(mask: torch.Tensor, rate: float, gives_mask: bool) -> Callable[..., Any]:
-    def draw(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if source.shape != mask.shape:
+@dataclass(frozen=True)
+class Dropped:
+    """Stands for a dropout whose mask is known: called with what it is given."""
+
+    mask: torch.Tensor
+    rate: float
+    gives_mask: bool
+
+    def __call__(self, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if source.shape != self.mask.shape:
             raise OtherDraws
-        scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
+        scale = 1.0 / (1.0 - self.rate) if self.rate < 1.0 else 0.0
         if source.device.type == "cpu":
             # There dropout divides a mask of the values' own dtype: in bfloat16 1 / 0.9 is 1.109.
             scale = torch.tensor(scale, dtype=source.dtype, device="cpu").item()
-        dropped = source * mask * scale
-        return (dropped, mask.bool().clone()) if gives_mask else dropped
-
-    return draw
+        dropped = source * self.mask * scale
+        return (dropped, self.mask.bool().clone()) if self.gives_mask else dropped
 
 
 def substitutes(
@@ -300,7 +348,9 @@ def substitutes(
             drawn = recorder.drawn[node.name]
             rate = opkinds.dropout_rate(node)
             value = places.moved_here(widen(drawn))
-            found[node.name] = _constant(value) if rate is None else _masked(value, rate)
+            mask = recorder.masks.get(node.name)
+            mask = mask if mask is None else places.moved_here(mask)
+            found[node.name] = _constant(value) if rate is None else _masked(value, rate, mask)
     return found
 
 
@@ -311,11 +361,11 @@ def _constant(value: Any) -> Callable[..., Any]:
     return draw
 
 
-def _masked(value: Any, rate: float) -> Callable[..., Any]:
-    """Dropout with the mask that eager drew; an input that is zero anyway hides its own mask harmlessly."""
+def _masked(value: Any, rate: float, mask: torch.Tensor | None) -> Callable[..., Any]:
+    """Dropout with the mask that eager drew; where that is not known, it is what is not zero in what eager gave."""
 
     def draw(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        kept = value[1].bool() if isinstance(value, tuple) else value != 0
+        kept = mask if mask is not None else value[1].bool() if isinstance(value, tuple) else value != 0
         scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
         dropped = torch.where(kept, source * scale, torch.zeros_like(source))
         return (dropped, *value[1:]) if isinstance(value, tuple) else dropped

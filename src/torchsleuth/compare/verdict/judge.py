@@ -267,12 +267,19 @@ def _judge_leaves(
         asked = evidence.second_opinion(doubted, few)
         if not asked.leaves:
             why = ", ".join(asked.notes)
-            return [replace(v, sentence=f"{v.sentence}; {why}") if v.path in doubted else v for v in found]
+            return [_alone(verdict, why) if verdict.path in doubted else verdict for verdict in found]
         leaves = [leaf for leaf in asked.leaves if leaf.path in doubted]
         second = {leaf.path: (leaf, _judge_one(leaf, result, rng_matched, calibration)) for leaf in leaves}
         if any(_beyond_doubt(verdict) for _, verdict in second.values()):
             break
     return [_confirmed(leaf, *second[leaf.path]) if leaf.path in second else leaf for leaf in found]
+
+
+def _alone(first: LeafVerdict, why: str) -> LeafVerdict:
+    """What is said of a leaf that a first look called wrong where a second opinion could not be had."""
+    clear = first.z is None or first.z > BEYOND_DOUBT * (first.limit or math.inf)
+    kind = first.kind if first.kind != DIVERGED or clear else INCONCLUSIVE
+    return replace(first, kind=kind, sentence=f"{first.sentence}; {why}")
 
 
 def _beyond_doubt(verdict: LeafVerdict) -> bool:

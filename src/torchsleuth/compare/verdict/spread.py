@@ -62,6 +62,7 @@ class Spread:
     def __init__(self, truth: Any, dtype: torch.dtype | None) -> None:
         self.runs = 0
         self.samples: list[torch.Tensor] = []
+        """Of runs with usual noise and of eager's other ways: how far each lay, thinned out."""
         self.values: list[tuple[str, Any]] = []
         """Kind of run and what came out, where there is no tensor to compare with."""
         self.largest = 0.0
@@ -108,13 +109,13 @@ class Spread:
     def _add_floats(self, off: torch.Tensor, kind: str) -> None:
         if self.ever_finite is None and kind == USUAL and not self._truth_is_finite():
             self.ever_finite = torch.zeros_like(off, dtype=torch.bool)
-        sample = off[thinned(off)].clone() if kind == USUAL else None
+        if kind in (USUAL, EQUIVALENT):
+            self.samples.append(off[thinned(off)].clone())
         sizes = off.abs_()
         far = float(sizes.max()) if sizes.numel() else 0.0
         finite = math.isfinite(far)
-        if sample is not None:
+        if kind == USUAL:
             self.runs += 1
-            self.samples.append(sample)
             if self.ever_finite is not None:
                 self.ever_finite |= torch.isfinite(off)
             share = self.runs

@@ -139,7 +139,8 @@ class TextbookRun(Float64Run):
         terms = 1.0
         if name in opkinds.PRODUCT:
             terms = _terms_of_product(name, args)
-            unit = max(self.unit * math.sqrt(terms), shortened(self.unit, "conv" in name))
+            # Who rounds factors to a shorter format is off by half a step of it, who cuts them off by a whole one.
+            unit = max(self.unit * math.sqrt(terms), 2 * shortened(self.unit, "conv" in name))
             value = op(*map_tensors(args, lambda t: self.source.spread(t, unit)), **kwargs)
         else:
             value = call()
@@ -165,10 +166,12 @@ class TextbookRun(Float64Run):
 
     def _add(self, value: Any, errors: Any) -> None:
         """Adds to results, in place, random parts of what they may err by."""
+        if errors is None:
+            return
         if isinstance(value, (tuple, list)):
             for each, error in zip(value, errors):
                 self._add(each, error)
-        elif errors is not None and isinstance(value, torch.Tensor) and value.dtype in WIDE:
+        elif isinstance(value, torch.Tensor) and value.dtype in WIDE:
             errors = errors * (self.unit * self.source.scale) * self.source.uniform(errors.shape)
             value.add_(errors.nan_to_num_(0.0, 0.0, 0.0))
 
