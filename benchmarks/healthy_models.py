@@ -270,7 +270,8 @@ FORMULAS: list[Formula] = [
     lambda y, x: torch.gather(y, 1, x.argsort(-1)).tanh(),
     lambda y, x: y.new_zeros(16, 24).scatter_add(1, x.argsort(-1), y).sigmoid(),
     lambda y, x: y.new_zeros(8, 24).index_add(0, torch.arange(16, device=y.device) % 8, y) + x[:8],
-    lambda y, x: F.interpolate(y.view(1, 16, 4, 6), scale_factor=2.0, mode="bilinear") * x.mean(),
+    # In float32: under autocast on a GPU, compiled code of torch 2.11 gives another dtype than eager, which is a bug.
+    lambda y, x: F.interpolate(y.float().view(1, 16, 4, 6), scale_factor=2.0, mode="bilinear") * x.mean(),
     lambda y, x: y.clamp(-0.5, 0.5) + torch.maximum(x, y) * torch.minimum(x, y),
     lambda y, x: (y / (x.abs().amax(-1, keepdim=True) + 0.5)).round(decimals=1) + y.floor() * x.frac(),
     lambda y, x: torch.linalg.vector_norm(y, ord=3, dim=-1) + torch.linalg.vector_norm(x, ord=1, dim=-1),

@@ -4,7 +4,7 @@ from torch import fx
 
 from torchsleuth.compare.compat.same import differences, same
 from torchsleuth.compare.reference.cloning import clone_inputs
-from torchsleuth.compare.reference.eager import _cut_factors
+from torchsleuth.compare.reference.other_ways import _cut_factors
 from torchsleuth.compare.reference.rng import rng_kept
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED, judge_compiled
 from torchsleuth.compare.verdict.healthy import healthy_graph

@@ -11,7 +11,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from torchsleuth.compare.reference.eager import equivalent_runs, result_of
+from torchsleuth.compare.reference.eager import result_of
+from torchsleuth.compare.reference.other_ways import equivalent_runs
 from torchsleuth.compare.reference.rng import noting_draws, restore_rng, save_rng
 from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
 from torchsleuth.compare.verdict.evidence import gather, reference_run
@@ -420,7 +421,7 @@ def test_attention_that_drops_weights_has_eagers_other_ways():
     q = torch.randn(2, 2, 6, 8, generator=torch.Generator().manual_seed(0))
     reference = reference_run(fx.symbolic_trace(program), [q], start=save_rng())
     ways = dict(equivalent_runs(reference.graph, [q], reference.recorder, q.device, {}))
-    assert len(ways) == 3
+    assert len(ways) == 4
     for result in ways.values():
         torch.testing.assert_close(result.values["outputs"], reference.eager.values["outputs"])
 
@@ -430,3 +431,87 @@ def test_evidence_serves_many_results_and_gathers_the_textbook_once_asked():
     evidence = gather(fx.symbolic_trace(lambda x: x.sum(0)), [x], start=save_rng())
     assert not weigh(evidence, result_of(running_sum(x))).diverged
     assert weigh(evidence, result_of(x.sum(0) * 1.001)).diverged
+
+
+@pytest.mark.parametrize(
+    ("step", "corner"),
+    [(torch.floor, 2.0), (torch.ceil, 3.0), (torch.trunc, -5.0), (lambda x: x.round(decimals=1), 0.25)],
+)
+def test_a_value_that_rounding_puts_on_the_other_side_of_a_jump_has_the_value_there(step, corner):
+    x = torch.randn(16, 24, generator=torch.Generator().manual_seed(0)) * 4
+    x[::5, ::7] = corner / 3  # three times that is the corner in float32 and beside it in float64
+    size = torch.linspace(1, 2, 24)
+
+    def program(x, size):
+        return step(x * 3) * size
+
+    moved = (x == x[0, 0]) * 2e-7
+    for sign in (1, -1):
+        other = step(x * 3 * (1 + sign * moved)) * size
+        assert not verdict_on(program, [x, size], lambda *_, other=other: other).diverged
+    elsewhere = torch.zeros_like(x).index_fill(0, torch.tensor(3), 1.0)
+    assert verdict_on(program, [x, size], lambda *given: program(*given) + elsewhere).diverged
+
+
+def test_a_mean_of_values_that_are_not_rounded_yet_is_right():
+    """Seen on a GPU: a bias added to rounded products moves a channel of bfloat16, and its mean was taken before."""
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(8, 3, 12, 12, generator=generator) + 3).bfloat16()
+    weight = (torch.randn(8, 3, 3, 3, generator=generator) / 5).bfloat16()
+    bias = (torch.randn(8, generator=generator) / 8).bfloat16()
+
+    def convolved(x, weight, bias):
+        return torch.ops.aten.convolution.default(x, weight, bias, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+    def normed(values, of):
+        variance, mean = torch.ops.aten.var_mean.correction(of.float(), [0, 2, 3], correction=0, keepdim=True)
+        return F.elu((values - mean) * variance.rsqrt()).bfloat16().mean((2, 3))
+
+    def program(*given):
+        y = convolved(*given)
+        return y, normed(y, y)
+
+    def compiled(x, weight, bias):
+        fine = convolved(x, weight, None).float() + bias[:, None, None].float()
+        return fine.bfloat16(), normed(fine.bfloat16(), fine)
+
+    graph = make_fx(program)(x, weight, bias)
+    found = compiled(x, weight, bias)
+    assert not judge(graph, [x, weight, bias], lambda *_: found, calibration=UNCALIBRATED).diverged
+    wrong = found[0], found[1] + 0.05
+    assert judge(graph, [x, weight, bias], lambda *_: wrong, calibration=UNCALIBRATED).diverged
+
+
+def mapped(x):
+    def one(row, number):
+        return row.exp() * number
+
+    return torch.vmap(one, in_dims=(0, 0))(x, torch.arange(4.0)).sum(-1)
+
+
+def captured(function, *inputs):
+    graphs = []
+    torch.compile(function, backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)(*inputs)
+    return graphs[0]
+
+
+def test_a_captured_vmap_is_judged():
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    graph = captured(mapped, x)
+    assert "vmap" in graph.code
+    assert judge(graph, [x], mapped, calibration=UNCALIBRATED).kind == WITHIN_NOISE
+    assert judge(graph, [x], lambda x: mapped(x) * 1.001, calibration=UNCALIBRATED).kind == DIVERGED
+
+
+def test_a_captured_vmap_that_cannot_be_run_for_reference_leaves_no_transform_behind(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("not here")
+
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    graph = captured(mapped, x)
+    exp = next(n for n in graph.graph.nodes if "exp" in str(n.target))
+    exp.op, exp.target = "call_function", fails
+    graph.recompile()
+    assert judge(graph, [x], mapped, calibration=UNCALIBRATED).kind == INCONCLUSIVE
+    assert torch.vmap(torch.sin)(x).shape == x.shape
+    assert not torch._C._functorch.peek_interpreter_stack()

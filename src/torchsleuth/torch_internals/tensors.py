@@ -5,6 +5,9 @@ Versions: all of it is alike in 2.11..2.15.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -30,6 +33,34 @@ def has_own_memory(value: torch.Tensor) -> bool:
     True
     """
     return form_of(value) == "strided" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def unwrapped(value: torch.Tensor) -> torch.Tensor:
+    """The tensor below what vmap, grad and the like wrap it in, which has memory and numbers to be read.
+
+    >>> unwrapped(torch.ones(2))
+    tensor([1., 1.])
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
+
+
+@contextlib.contextmanager
+def transforms_ended() -> Iterator[None]:
+    """Ends the transforms of torch.func that are begun inside and left by an error: a graph that Dynamo captured of a
+    vmap begins and ends it in nodes of its own, and what is begun and not ended breaks whatever runs next.
+
+    >>> with transforms_ended():
+    ...     pass
+    """
+    functorch = torch._C._functorch
+    depth = functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        if functorch.get_dynamic_layer_stack_depth() > depth:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def detached_leaf(value: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ from torchsleuth.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_internals.schemas import may_write
+from torchsleuth.torch_internals.tensors import transforms_ended
 from torchsleuth.watched import failures
 from torchsleuth.watched.merged_outputs import merged_outputs
 from torchsleuth.watched.watch_settings import Settings
@@ -183,7 +184,8 @@ def _in_eager(graph: torch.fx.GraphModule, before: list[Any], numbers: Numbers) 
             return EagerRun(flat, handed_over(flat, numbers.drawn)).run(*values), values
     values = clone_inputs(before) if writes else before
     restore_rng(numbers.before)
-    return graph(*values), values
+    with transforms_ended():
+        return graph(*values), values
 
 
 def tolerances_again(apart: dict[str, float], wrong: Sequence[str]) -> dict[str, float]:
@@ -254,7 +256,7 @@ def _check_gradients(
         return
     graph.watch.gradients_checked.add(graph.record.facts.number)
     seen, verdict = graph.flight.failed, None
-    with rng_kept(), torch.enable_grad(), graph.held.kept():
+    with rng_kept(), torch.enable_grad(), graph.held.kept(), transforms_ended():
         restore_rng(state)
         graph.watch.drawn.clear()
         try:

@@ -1,14 +1,8 @@
-"""Run a captured graph as it is, and remember what its float64 twin must know: dtypes and random draws.
-
-Eager has more than one way to compute the same values (other kernels, layouts, formats of products, inputs a step
-away). How far they lie from each other is what a person means by "the same up to rounding".
-"""
+"""Run a captured graph as it is, and remember what its float64 twin must know: dtypes and random draws."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +12,6 @@ from torch.fx import GraphModule, Interpreter, Node
 from torchsleuth.compare.reference import opkinds
 from torchsleuth.compare.reference.cloning import (
     clone_inputs,
-    map_tensors,
     restore,
     same_bits,
     snapshot,
@@ -36,10 +29,9 @@ from torchsleuth.compare.reference.float64 import (
 )
 from torchsleuth.compare.reference.rng import Draw, RngState, noting_draws, restore_rng, save_rng
 from torchsleuth.compare.reference.trees import leaves
-from torchsleuth.compare.reference.written import alone_in_memory, for_one_run
-from torchsleuth.torch_internals.modes import watching_ops
-from torchsleuth.torch_internals.operators import short_name
-from torchsleuth.torch_internals.schemas import is_torchs_own, may_write
+from torchsleuth.compare.reference.written import for_one_run
+from torchsleuth.torch_internals.schemas import may_write
+from torchsleuth.torch_internals.tensors import transforms_ended
 
 MUTATED = " (mutated)"
 """How the path of an input ends whose value after the run is a result of it."""
@@ -83,9 +75,10 @@ class EagerRun(Interpreter):
             self.states[n.name] = save_rng()
         if n.name in self.given:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            value = self.given[n.name](*args, **kwargs)
-            if isinstance(self.given[n.name], Dropped):
-                self.masks[n.name] = self.given[n.name].mask
+            given = self.given[n.name]
+            value = given(*args, **kwargs)
+            if isinstance(given, Dropped):
+                self.masks[n.name] = given.mask
         elif draws and opkinds.dropout_rate(n) is not None:
             with noting_draws(noted := list[Draw]()):
                 value = super().run_node(n)
@@ -116,10 +109,12 @@ def run_eager(
     if start is not None:
         restore_rng(start)
     if not any(may_write(n) for n in graph.graph.nodes):
-        return result_of(recorder.run(*inputs)), recorder, ()
+        with transforms_ended():
+            return result_of(recorder.run(*inputs)), recorder, ()
     state = snapshot(graph_state(graph))
     fresh = for_one_run(graph, inputs)
-    outputs = clone_inputs(recorder.run(*fresh))
+    with transforms_ended():
+        outputs = clone_inputs(recorder.run(*fresh))
     mutated = tuple(
         i
         for i, (a, b) in enumerate(zip(inputs, fresh))
@@ -130,30 +125,8 @@ def run_eager(
     return result, recorder, mutated
 
 
-def equivalent_runs(
-    graph: GraphModule, inputs: Sequence[Any], recorder: EagerRun, device: torch.device, memory: Given
-) -> Iterator[tuple[str, RunResult]]:
-    """What eager gives in each of its other ways to compute the graph, with the random numbers of the first run.
-
-    `memory` stands for the nodes that ask for memory which the graph does not write. A way that the graph does not take
-    is left out.
-    Example: `dict(equivalent_runs(gm, [x], recorder, x.device, {}))["without oneDNN"].values["outputs[0]"]`.
-    """
-    drawn = {n.name: _as_drawn(n, recorder) for n in graph.graph.nodes if n.name in recorder.drawn} | dict(
-        memory
-    )
-    for name, settings, change in _ways(graph, device):
-        try:
-            with ExitStack() as stack:
-                for setting in settings:
-                    stack.enter_context(setting)
-                result = run_eager(graph, change(inputs), None, drawn)[0]
-        except (RuntimeError, NotImplementedError, ValueError, TypeError):  # a kernel that is missing there
-            continue
-        yield name, result
-
-
-def _as_drawn(node: Node, recorder: EagerRun) -> Callable[..., Any]:
+def as_drawn(node: Node, recorder: EagerRun) -> Callable[..., Any]:
+    """What gives again what a node drew in a run, whatever it is called with."""
     state, rate, value = recorder.states.get(node.name), opkinds.dropout_rate(node), recorder.drawn[node.name]
     if state is None:
         return _constant(value) if rate is None else _masked(value, rate, recorder.masks.get(node.name))
@@ -163,106 +136,6 @@ def _as_drawn(node: Node, recorder: EagerRun) -> Callable[..., Any]:
         return node.target(*args, **kwargs)
 
     return draw
-
-
-Way = tuple[str, list[AbstractContextManager[Any]], Callable[[Sequence[Any]], Sequence[Any]]]
-
-
-def _ways(graph: GraphModule, device: torch.device) -> Iterator[Way]:
-    yield "inputs a step away", [], _a_step_away
-    if not any("stride" in opkinds.plain_name(n) or _is_anothers(n) for n in graph.graph.nodes):
-        yield "another layout", [], _in_other_layouts
-    if device.type == "cuda":
-        cudnn = torch.backends.cudnn
-        yield "without cuDNN", [cudnn.flags(enabled=False)], list
-        yield (
-            "deterministic, without TF32",
-            [
-                cudnn.flags(enabled=True, deterministic=True, allow_tf32=False),
-                _full_products(),
-            ],
-            list,
-        )
-        if _products_are_shortened():
-            yield "factors cut off to TF32", [_full_convolutions(), _full_products(), _cut_factors()], list
-    else:
-        yield "without oneDNN", [_without_onednn()], list
-
-
-def _is_anothers(n: Node) -> bool:
-    """Whether a node runs code that torch does not ship, which may read memory as it likes."""
-    return n.op == "call_module" or (n.op.startswith("call_") and not is_torchs_own(n.target))
-
-
-@contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    before = torch.backends.mkldnn.set_flags(False)[0]  # its `flags` sets formats as well, and warns
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.set_flags(before)
-
-
-@contextlib.contextmanager
-def _full_products() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _full_convolutions() -> AbstractContextManager[None]:
-    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-
-
-def _products_are_shortened() -> bool:
-    return torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
-
-
-def _cut_factors() -> AbstractContextManager[Any]:
-    """Products of factors whose last 13 bits are dropped: tensor cores do, where a kernel does not round before.
-
-    cuBLAS rounds and Triton's products cut off, so all of them are off the same way, by up to a step.
-    """
-
-    def cut(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or value.dim() < 2:
-            return value
-        return (value.view(torch.int32) & ~((1 << 13) - 1)).view(torch.float32)
-
-    def product(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        name = short_name(op)
-        if name not in opkinds.PRODUCT:
-            return call()
-        added = 1 if name.startswith(("add", "baddbmm")) else 0
-        return op(*args[:added], *map_tensors(args[added:], cut), **kwargs)
-
-    return watching_ops(product)
-
-
-def _a_step_away(inputs: Sequence[Any]) -> list[Any]:
-    """Copies of inputs of which two numbers in three are a step up or down; memory and layout are as they were."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    copies = clone_inputs(list(inputs))
-    for value in tensors_in(copies):
-        if value.dtype in (torch.float32, torch.float64) and value.layout == torch.strided:
-            signs = torch.randint(-1, 2, value.shape, generator=generator, device="cpu").to(value.device)
-            value.detach().mul_(1 + signs * torch.finfo(value.dtype).eps)
-    return copies
-
-
-def _in_other_layouts(inputs: Sequence[Any]) -> list[Any]:
-    alone = set(alone_in_memory(inputs))  # what shares memory must go on doing so
-    return [_in_other_layout(v) if i in alone else v for i, v in enumerate(inputs)]
-
-
-def _in_other_layout(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.dim() != 4:
-        return value
-    last = torch.contiguous_format if not value.is_contiguous() else torch.channels_last
-    return value.detach().contiguous(memory_format=last).requires_grad_(value.requires_grad)
 
 
 def graph_state(graph: GraphModule) -> list[torch.Tensor]:

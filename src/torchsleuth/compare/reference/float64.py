@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from torchsleuth.compare.reference.cloning import clone_inputs, map_tensors
 from torchsleuth.compare.reference.opkinds import NORMALISE, PRODUCT, SEQUENTIAL, plain_name
+from torchsleuth.torch_internals.tensors import unwrapped
 
 NARROW_METHODS = frozenset(["half", "float", "bfloat16"])
 
@@ -91,7 +92,8 @@ def widen_inputs(inputs: Sequence[Any], device: torch.device | None = None) -> l
                 wide = span.as_strided(tensor.shape, tensor.stride())
         if device is not None:
             wide = wide.to(device)
-        return wide.requires_grad_(tensor.requires_grad)
+        # Inside a transform of torch.func the call itself is refused.
+        return wide.requires_grad_() if tensor.requires_grad else wide
 
     return [map_tensors(value, widen_one) for value in inputs]
 
@@ -311,8 +313,8 @@ class Float64Run(Interpreter):
     def _note(self, n: Node, args: tuple, kwargs: dict, value: Any) -> None:
         inputs: list[torch.Tensor] = []
         results: list[torch.Tensor] = []
-        map_tensors([list(args), dict(kwargs)], inputs.append)
-        map_tensors(value, results.append)
+        map_tensors([list(args), dict(kwargs)], lambda t: inputs.append(unwrapped(t)))
+        map_tensors(value, lambda t: results.append(unwrapped(t)))
         memory = {_pointer(t) for t in inputs} - {0}
         if any(_pointer(tensor) in memory for tensor in results):
             self.findings.aliasing.add(n.name)

@@ -81,11 +81,18 @@ def same_state(one: RngState, other: RngState) -> bool:
 class Draw:
     """One call of an operator that draws random numbers: its name, and what it gave, of a dropout its mask.
 
-    The value is None where it could not be kept: a CUDA graph was being recorded.
+    It is kept in main memory: code that gets ready for a CUDA graph must not leave anything of others in its pool.
     """
 
     name: str
-    value: torch.Tensor | None
+    kept: torch.Tensor | None
+    """None where it could not be kept: a CUDA graph was being recorded."""
+    device: torch.device
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        """What was drawn, where it was drawn."""
+        return self.kept if self.kept is None else self.kept.to(self.device)
 
 
 @contextlib.contextmanager
@@ -105,7 +112,9 @@ def noting_draws(draws: list[Draw]) -> Iterator[None]:
             drawn = value[1] if isinstance(value, (tuple, list)) else value
             recording = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
             known = isinstance(drawn, torch.Tensor) and not recording
-            draws.append(Draw(short_name(op).rstrip("_"), drawn.detach().clone() if known else None))
+            name = short_name(op).rstrip("_")
+            kept = drawn.detach().to("cpu", copy=True) if known else None
+            draws.append(Draw(name, kept, drawn.device if known else torch.device("cpu")))
         return value
 
     with watching_ops(note):

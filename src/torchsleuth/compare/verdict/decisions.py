@@ -43,11 +43,33 @@ class Decision:
         """Where rounding could take the decision the other way; None before two runs were watched."""
         if self.seen < 2:
             return None
+        return (self.first + self.total / self.seen).abs() < self._risk()
+
+    def _risk(self) -> torch.Tensor:
+        """How far what was watched may go by rounding."""
         mean = self.total / self.seen
         spread = (self.square / self.seen - mean * mean).clamp_min(0.0)
         if spread.dim():
             spread = torch.maximum(spread, spread.mean(-1, keepdim=True) / 4)
-        return (self.first + mean).abs() < AT_RISK * spread.sqrt()
+        return AT_RISK * spread.sqrt()
+
+    def stepped(
+        self,
+        step: Callable[[torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+        reverse: Callable[[torch.Tensor], torch.Tensor] | None,
+        watching: bool,
+    ) -> torch.Tensor:
+        """`step(x)` of a function that jumps, like floor; from beyond the jump where `reverse` is and `x` may get."""
+        value = step(x)
+        if watching:
+            self.watch(x)
+        if reverse is None or self.seen < 2:
+            return value
+        risk = self._risk()
+        above, below = step(x + risk), step(x - risk)
+        other = torch.where(above != value, above, below)
+        return torch.where(reverse(other != value), other, value)
 
     def taken(
         self,
@@ -64,7 +86,12 @@ class Decision:
         if watching:
             self.watch(left - right)
         doubtful = self.doubtful() if reverse is not None else None
-        return value if doubtful is None or reverse is None else value ^ reverse(doubtful)
+        if doubtful is None or reverse is None:
+            return value
+        if not isinstance(right, torch.Tensor) and right == 0:
+            # A zero that no noise ever moves, like those behind a relu, is one.
+            doubtful = doubtful & ((left != 0) | (self.square > 0))
+        return value ^ reverse(doubtful)
 
 
 def unclamped_operand(node: Node, name_of: Callable[[Node], str], left: Any, right: Any) -> Node | None:

@@ -23,7 +23,6 @@ from torchsleuth.compare.reference.eager import (
     EagerRun,
     OtherDraws,
     RunResult,
-    equivalent_runs,
     graph_state,
     handed_over,
     result_of,
@@ -41,6 +40,7 @@ from torchsleuth.compare.reference.float64 import (
     widen_late,
 )
 from torchsleuth.compare.reference.inlining import inlined
+from torchsleuth.compare.reference.other_ways import equivalent_runs
 from torchsleuth.compare.reference.rng import Draw, RngState, rng_kept, save_rng
 from torchsleuth.compare.reference.room import room, trim
 from torchsleuth.compare.reference.trees import leaves
@@ -51,6 +51,7 @@ from torchsleuth.compare.verdict.noise import NoiseSource, noisy_graph
 from torchsleuth.compare.verdict.spread import AMPLIFIED, EQUIVALENT, REVERSED, USUAL, Spread, sampled
 from torchsleuth.compare.verdict.textbook import ALL, FEW, Textbook, TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
+from torchsleuth.torch_internals.tensors import transforms_ended
 
 RUNS = 8
 """Noisy runs: enough that an element's noise is underrated by half once in some thousand elements."""
@@ -222,7 +223,7 @@ def evidence_on(
     whole = reference
     if len(wanted) < len(reference.eager.values):
         reference = replace(reference, graph=_only(reference.graph, wanted))
-    with _generators_kept(reference.draws), torch.no_grad():
+    with _generators_kept(reference.draws), torch.no_grad(), transforms_ended():
         try:
             found = _gather_wide(reference, wanted, Places(), textbook)
         except MEMORY_ERRORS as error:

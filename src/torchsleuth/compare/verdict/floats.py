@@ -87,9 +87,11 @@ def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: VerdictLimits) -> L
 def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
     # A leaf may be most of the program's memory: one copy of it at a time, each used up in place.
     truth = as_real(leaf.truth)
+    others = leaf.spread.reach(EQUIVALENT)
     usual = _noise(leaf, truth)
-    decided = _with_jumps(leaf, usual)
-    noise = _widen_at_jumps(decided, leaf.spread.reach(EQUIVALENT), 1.0)
+    # A decision that moves a row in usual runs hides one that only stronger noise takes: told apart by element.
+    decided = _with_jumps(leaf, usual, usual if others is None else _noise(leaf, truth, neighbours=False))
+    noise = _widen_at_jumps(decided, decided, others, 1.0)
     off = as_real(compiled).to(truth.device) - truth
     eager_off = as_real(leaf.eager).to(truth.device) - truth
     usable = torch.isfinite(off)
@@ -103,23 +105,23 @@ def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
     return Errors(truth, widest, noise, off, eager_off, samples, usable, steady)
 
 
-def _noise(leaf: Leaf, truth: torch.Tensor) -> torch.Tensor:
+def _noise(leaf: Leaf, truth: torch.Tensor, neighbours: bool = True) -> torch.Tensor:
     """What rounding does to each element, as the noisy runs show it, and never less than half a step of the dtype."""
     spread = leaf.spread
     square = torch.zeros_like(truth) if spread.square is None else spread.square.to(truth.dtype)
     if not math.isfinite(float(square.sum())):
         square.nan_to_num_(0.0, 0.0, 0.0)
-    noise = _with_neighbours(square).sqrt_()
+    noise = (_with_neighbours(square) if neighbours else square.clone()).sqrt_()
     del square
     # Half a step of zero is no float64 any more.
     least = ulp(truth, leaf.eager.dtype).mul_(0.5).clamp_min_(torch.finfo(torch.float64).tiny)
     return torch.maximum(noise, least, out=noise)
 
 
-def _with_jumps(leaf: Leaf, noise: torch.Tensor) -> torch.Tensor:
-    """The noise, but where a decision that may fall either way moves an element further than it."""
-    noise = _widen_at_jumps(noise, leaf.spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
-    return _widen_at_jumps(noise, leaf.spread.reach(REVERSED), JUMP)
+def _with_jumps(leaf: Leaf, noise: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """The noise, but where a decision that may fall either way moves an element further than its own."""
+    noise = _widen_at_jumps(noise, own, leaf.spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
+    return _widen_at_jumps(noise, own, leaf.spread.reach(REVERSED), JUMP)
 
 
 def _with_neighbours(square: torch.Tensor) -> torch.Tensor:
@@ -152,13 +154,15 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return found
 
 
-def _widen_at_jumps(noise: torch.Tensor, reach: torch.Tensor | None, times: float) -> torch.Tensor:
-    """The noise, but where a run went `times` further than it: there a decision was crossed."""
+def _widen_at_jumps(
+    noise: torch.Tensor, own: torch.Tensor, reach: torch.Tensor | None, times: float
+) -> torch.Tensor:
+    """The noise, but where a run went `times` further than an element's own: there a decision was crossed."""
     if reach is None:
         return noise
     # Where several decisions change at once, their effects may cancel in one element of a row.
     reach = _with_neighbours(reach.to(noise.dtype).square()).sqrt_()
-    return torch.where(reach > times * noise, reach, noise)
+    return torch.where((reach > times * own) & (reach > noise), reach, noise)
 
 
 def _not_finite(leaf: Leaf, compiled: torch.Tensor, draft: LeafVerdict) -> LeafVerdict | None:

@@ -127,6 +127,10 @@ class TextbookRun(Float64Run):
         name = short_name(op).rstrip("_")
         if name in COMPARE and len(args) == 2:
             return self._decided(call(), *args)
+        if name in JUMPS and args[0].dtype == torch.float64:
+            return self._decision().stepped(
+                lambda x: op(x, *args[1:], **kwargs), args[0], self.source.reversal, self.source.is_ordinary
+            )
         if self.apart and name not in PRIMITIVE:
             whole = CORNERS.get(name) or decomposition_of(op)
             if whole is not None:
@@ -175,14 +179,17 @@ class TextbookRun(Float64Run):
             errors = errors * (self.unit * self.source.scale) * self.source.uniform(errors.shape)
             value.add_(errors.nan_to_num_(0.0, 0.0, 0.0))
 
-    def _decided(self, value: Any, left: Any, right: Any) -> Any:
+    def _decision(self) -> Decision:
+        """The one that is made next in this run, as it was watched in those before."""
         if len(self.decisions) == self.made:
             self.decisions.append(Decision())
-        decision = self.decisions[self.made]
         self.made += 1
+        return self.decisions[self.made - 1]
+
+    def _decided(self, value: Any, left: Any, right: Any) -> Any:
         clamped = not isinstance(right, torch.Tensor) and right == 0
         before = getattr(left, "before_clamping", left) if clamped else left
-        return decision.taken(value, before, right, self.source.reversal, self.source.is_ordinary)
+        return self._decision().taken(value, before, right, self.source.reversal, self.source.is_ordinary)
 
 
 def _rounds(n: Node, own: float, dtypes: Dtypes) -> bool:
@@ -336,6 +343,9 @@ CORNERS: dict[str, Callable[..., torch.Tensor]] = {
     "hardshrink_backward": _hardshrink_backward,
 }
 """Operators with a corner for which torch has no decomposition."""
+
+JUMPS = frozenset(["floor", "ceil", "round", "trunc", "sign"])
+"""Functions of one number that jump: which side of it a number falls on is a decision."""
 
 SUMS: dict[str, Callable[[tuple, dict[str, Any], Any], Any]] = {
     "sum": _sum,
