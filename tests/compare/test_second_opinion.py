@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from torchsleuth.compare.reference.eager import result_of
 from torchsleuth.compare.reference.other_ways import equivalent_runs
@@ -515,3 +516,47 @@ def test_a_captured_vmap_that_cannot_be_run_for_reference_leaves_no_transform_be
     assert judge(graph, [x], mapped, calibration=UNCALIBRATED).kind == INCONCLUSIVE
     assert torch.vmap(torch.sin)(x).shape == x.shape
     assert not torch._C._functorch.peek_interpreter_stack()
+
+
+def flexible_attention(q, k, v):
+    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score - 0.1 * (i - j).abs())
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_flex_attention_has_the_noise_of_its_products(precision):
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, 2, 128, 16, generator=generator) for _ in range(3)]
+    graph = captured(flexible_attention, *given)
+    assert "flex_attention" in graph.code
+    torch.set_float32_matmul_precision(precision)
+    try:
+        bits = 23 if precision == "highest" else 10
+        # Every factor cut off: what the shortest way to read them does.
+        cut = [(t.view(torch.int32) & -(1 << (23 - bits))).view(torch.float32) for t in given]
+        found = graph(*cut)
+        assert not judge(graph, given, lambda *_: found, calibration=UNCALIBRATED).diverged
+        wrong = (found[0] * 1.02,)
+        assert judge(graph, given, lambda *_: wrong, calibration=UNCALIBRATED).diverged
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_as_many_random_numbers_in_another_layout_accuse_nobody():
+    verdict = judged_dropout(lambda x: dropped(x.transpose(0, 3)).transpose(0, 3), note=False)
+    assert verdict.kind == INCONCLUSIVE and "could not be shown" in verdict.sentence
+
+
+def test_a_dropout_of_nothing_draws_nothing():
+    def program(x):
+        return F.dropout(torch.hardshrink(F.dropout(x, 0.3, training=True), 0.5), 0.0, training=True)
+
+    x, drawn = torch.randn(4, 8, 6, 6, generator=torch.Generator().manual_seed(0)), []
+    start = save_rng()
+    with noting_draws(drawn):
+        results = program(x.contiguous(memory_format=torch.channels_last)).contiguous()
+    graph = fx.symbolic_trace(program)
+    for found, kind in ((results, WITHIN_NOISE), (results * 1.01, DIVERGED)):
+        verdict = judge_results(
+            graph, [x], None, found, rng_state=start, drawn=drawn, calibration=UNCALIBRATED
+        )
+        assert verdict.kind == kind, str(verdict)

@@ -1,7 +1,7 @@
 """Torch's dispatch modes: seeing every operator call below autograd, and running where no mode sees us.
 
 A mode is switched off while it handles a call, so the nested graphs of a higher-order operator are wrapped to
-switch it on again; the operators that carry another operator as an argument run their dense kernel under it.
+switch it on again; those that carry another operator, or are written in operators, run their dense kernel under it.
 
 Versions: `_ForceDispatchKeyGuard` is that of 2.11..2.15, and modes take part in higher-order operators where
 `supports_higher_order_operators` is set.
@@ -19,7 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 # op, args, kwargs, and the real call to make (once) somewhere in between
 Watcher = Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
-_CARRIERS = ("auto_functionalized", "auto_functionalized_v2", "with_effects")
+_WRITTEN_IN_OPERATORS = (
+    "auto_functionalized",
+    "auto_functionalized_v2",
+    "with_effects",
+    "flex_attention",
+    "flex_attention_backward",
+)
 
 
 def outside_all_modes() -> AbstractContextManager[object]:
@@ -88,7 +94,7 @@ def _as_unwatched(given: tuple[Any, ...]) -> AbstractContextManager[object]:
 
 def _higher_order(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
     dense = op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
-    if op.name() in _CARRIERS and dense is not None:
+    if op.name() in _WRITTEN_IN_OPERATORS and dense is not None:
         with mode:
             return dense(*args, **kwargs)
     args, kwargs = _wrap_graphs((args, kwargs), mode)

@@ -219,7 +219,8 @@ def _never_drops(node: Node) -> bool:
             if len(node.args) > 2
             else node.kwargs.get("training", node.kwargs.get("train", True))
         )
-        return training is False
+        # At a rate of 0 it hands on what it is given and asks no generator.
+        return training is False or _argument(node, 1, "p", 0.5) == 0.0
     if plain_name(node) == "scaled_dot_product_attention":
         rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return rate == 0.0

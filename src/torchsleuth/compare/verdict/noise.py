@@ -217,7 +217,7 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
     nested = _nested_steps(node)
     if nested:
         # What runs inside is not perturbed one by one: independent errors add up like the root of their number.
-        grown = own * math.sqrt(nested)
+        grown = max(own, shortened(own, convolves=False)) * math.sqrt(nested)
         return Perturbation(grown, grown, _underflow(dtypes.get(node.name)))
     precise = own <= half_ulp(torch.float32)
     if not precise:
