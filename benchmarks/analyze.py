@@ -110,7 +110,7 @@ def one(way: str, calls: int, seed: int, device: str, size: int) -> dict[str, An
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         if way == "ours":
-            from torchsleuth.analyze.graphs import repro_analyze
+            from torchsleuth.search.analyze.graphs import repro_analyze
 
             told = repro_analyze(graph, inputs)
             found["found"] = told.culprit.node if told.culprit else None
@@ -138,8 +138,8 @@ def cpu() -> float:
 
 def yardstick(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> dict[str, float]:
     """CPU seconds of one eager float64 run, of two compiled runs, and of the compile."""
-    from torchsleuth.compare.divergence.compiling import aten_ways
-    from torchsleuth.compare.reference.float64 import widen_graph, widen_inputs
+    from torchsleuth.torch_core.compare.divergence.compiling import aten_ways
+    from torchsleuth.torch_core.compare.reference.float64 import widen_graph, widen_inputs
 
     with torch.no_grad():
         own = {}

@@ -293,10 +293,10 @@ def run_overhead(options: argparse.Namespace) -> None:
     """Our own time in a search over graphs of many calls, beside what the trials would cost."""
     import torch
 
-    from torchsleuth.graphs.cut import calls_of
-    from torchsleuth.graphs.printer import print_graph
-    from torchsleuth.minify.search.driver import search
-    from torchsleuth.minify.states import state_of
+    from torchsleuth.search.minify.search.driver import search
+    from torchsleuth.search.minify.states import state_of
+    from torchsleuth.torch_core.graphs.cut import calls_of
+    from torchsleuth.torch_core.graphs.printer import print_graph
 
     aten = torch.ops.aten
     for count in map(int, options.nodes.split(",")):

@@ -16,9 +16,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional as F
 
-from torchsleuth.compare.reference.cloning import map_tensors
-from torchsleuth.compare.reference.float64 import wide_dtype, widen_graph, widen_inputs
-from torchsleuth.compare.reference.opkinds import plain_name
+from torchsleuth.torch_core.compare.reference.cloning import map_tensors
+from torchsleuth.torch_core.compare.reference.float64 import wide_dtype, widen_graph, widen_inputs
+from torchsleuth.torch_core.compare.reference.opkinds import plain_name
 
 VISIBLE_ULPS = 16
 """A fault is visible when its largest true effect on an output exceeds this many ulps of that output's rms."""

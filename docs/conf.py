@@ -67,7 +67,7 @@ def verbs():
     """What `--help` says of each verb."""
     import click
 
-    from torchsleuth.cli.main import VERBS, torchsleuth
+    from torchsleuth.front.cli.main import VERBS, torchsleuth
 
     shown = []
     for name in VERBS:

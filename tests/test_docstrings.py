@@ -10,12 +10,12 @@ import torch
 
 import torchsleuth
 from cases.made import make
-from torchsleuth.graphs.printer import print_graph
-from torchsleuth.graphs.recording import record_values
-from torchsleuth.minify.states import state_of
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.tensors.specs import describe_inputs, describe_tensor
+from torchsleuth.search.minify.states import state_of
+from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_core.graphs.recording import record_values
+from torchsleuth.torch_core.tensors.specs import describe_inputs, describe_tensor
 
 
 def modules():

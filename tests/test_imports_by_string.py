@@ -9,22 +9,20 @@ from pathlib import Path
 import torchsleuth
 
 PACKAGE = Path(torchsleuth.__file__).parent
-FRONT = ("cli", "report", "sweep", "cases", "explain", "supervise", "bisect", "program", "processes")
+FRONT = ("front", "core")
 NAME = re.compile(r"torchsleuth(?:\.\w+)+(?::\w+)?")
 # What a front module names and starts as another process; it imports none of them.
 STARTED = {
-    # `torchsleuth.explain(fn)`, which only a program with torch calls.
-    "explain/__init__.py": {"torchsleuth.explained"},
-    "processes/prepared.py": {"torchsleuth.trials.interpreter"},
-    "supervise/host.py": {"torchsleuth.host.main"},
-    "supervise/replay.py": {"torchsleuth.trials.replay"},
-    "cli/torch_check.py": {
+    "core/processes/prepared.py": {"torchsleuth.child.interpreter"},
+    "front/supervise/host.py": {"torchsleuth.search.host.main"},
+    "front/supervise/replay.py": {"torchsleuth.child.replay"},
+    "front/cli/torch_check.py": {
         "torchsleuth.torch_internals.check",
         "torchsleuth.torch_internals.private_names",
     },
-    "sweep/running.py": {"torchsleuth.host.programs_on_ray"},
-    "sweep/page.py": {"torchsleuth.sweep"},  # whose templates are read
-    "cli/calibrate.py": {"torchsleuth.compare.verdict.calibrate_process"},
+    "front/sweep/running.py": {"torchsleuth.search.host.programs_on_ray"},
+    "front/sweep/page.py": {"torchsleuth.front.sweep"},  # whose templates are read
+    "front/cli/calibrate.py": {"torchsleuth.torch_core.compare.verdict.calibrate_process"},
 }
 
 
@@ -43,7 +41,7 @@ def test_the_front_names_modules_in_strings_only_to_start_them_as_processes():
         for path in modules(room):
             known = STARTED.get(str(path.relative_to(PACKAGE)), set())
             for name in strings_of(path) - known:
-                assert name.startswith("torchsleuth.cli."), (
+                assert name.startswith("torchsleuth.front.cli."), (
                     path,
                     name,
                 )  # its own verbs, loaded when they are used
@@ -58,10 +56,9 @@ def test_only_these_import_by_string():
     }
     assert importing == {
         "__init__.py",  # the public names, on first use
-        "backends/__init__.py",  # the same for backends, which torch finds by entry points
-        "backends/catalog.py",
-        "cli/main.py",  # verbs, on first use
-        "explain/__init__.py",  # the function of that name, which needs torch
-        "trials/child.py",  # what a server was told to run
+        "torch_core/backends/__init__.py",  # the same for backends, which torch finds by entry points
+        "torch_core/backends/catalog.py",
+        "front/cli/main.py",  # verbs, on first use
+        "child/child.py",  # what a server was told to run
         "watched/observe/__init__.py",  # collectors, those that are wanted
     }

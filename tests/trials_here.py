@@ -3,8 +3,8 @@
 import sys
 from concurrent.futures import Future
 
-from torchsleuth.processes.limits import Limits
-from torchsleuth.trials.answers import answer
+from torchsleuth.child.answers import answer
+from torchsleuth.core.processes.limits import Limits
 
 
 class TrialsHere:

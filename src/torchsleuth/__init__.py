@@ -14,6 +14,7 @@ _WHERE = {
     "save_graph_repro": "torchsleuth.api",
     "record_frame": "torchsleuth.api",
     "replay": "torchsleuth.api",
+    "explain": "torchsleuth.explained",
     "ExplainOutput": "torchsleuth.explained",
     "ExplainWithBackend": "torchsleuth.explained",
     "CompileProfiler": "torchsleuth.compile_profiler",
@@ -22,32 +23,32 @@ _WHERE = {
     "no_graph_breaks": "torchsleuth.assertions",
     "no_recompilations": "torchsleuth.assertions",
     "compiled_equals_eager": "torchsleuth.assertions",
-    "same": "torchsleuth.compare.compat.same",
-    "same_two_models": "torchsleuth.compare.compat.models",
-    "run_fwd_maybe_bwd": "torchsleuth.compare.compat.models",
-    "reduce_to_scalar_loss": "torchsleuth.compare.compat.models",
-    "compare_models": "torchsleuth.analyze.models",
-    "repro_analyze": "torchsleuth.analyze.graphs",
-    "judge": "torchsleuth.compare.verdict.judge",
-    "judge_results": "torchsleuth.compare.verdict.judge",
-    "Verdict": "torchsleuth.compare.verdict.verdict",
-    "ContentStoreReader": "torchsleuth.tensors.store",
-    "ContentStoreWriter": "torchsleuth.tensors.store",
+    "same": "torchsleuth.torch_core.compare.compat.same",
+    "same_two_models": "torchsleuth.torch_core.compare.compat.models",
+    "run_fwd_maybe_bwd": "torchsleuth.torch_core.compare.compat.models",
+    "reduce_to_scalar_loss": "torchsleuth.torch_core.compare.compat.models",
+    "compare_models": "torchsleuth.search.analyze.models",
+    "repro_analyze": "torchsleuth.search.analyze.graphs",
+    "judge": "torchsleuth.torch_core.compare.verdict.judge",
+    "judge_results": "torchsleuth.torch_core.compare.verdict.judge",
+    "calibrate": "torchsleuth.torch_core.compare",
+    "save_calibration": "torchsleuth.torch_core.compare",
+    "with_torch_function_modes": "torchsleuth.torch_core.backends",
+    "compiling_inside_traces": "torchsleuth.torch_core.backends",
+    "Verdict": "torchsleuth.torch_core.compare.verdict.verdict",
+    "ContentStoreReader": "torchsleuth.torch_core.tensors.store",
+    "ContentStoreWriter": "torchsleuth.torch_core.tensors.store",
     "Signature": "torchsleuth.script_runtime.signature",
     "fails_the_same_way": "torchsleuth.script_runtime.signature",
-    "Reduction": "torchsleuth.minify.search.contract",
+    "minify": "torchsleuth.search.minify.search.driver",
+    "Reduction": "torchsleuth.search.minify.search.contract",
 }
-# Packages of ours that are functions as well: `torchsleuth.minify(gm, inputs, fails)`.
-_CALLABLE = ("explain", "minify")
-
-__all__ = ["__version__", *_WHERE, *_CALLABLE]
+__all__ = ["__version__", *_WHERE]
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in _CALLABLE:
-        return importlib.import_module(f"torchsleuth.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'torchsleuth' has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

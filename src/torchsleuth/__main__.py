@@ -9,6 +9,6 @@ import sys
 if not sys.flags.safe_path:
     del sys.path[0]
 
-from torchsleuth.cli.main import entry
+from torchsleuth.front.cli.main import entry
 
 entry()

@@ -19,12 +19,12 @@ from typing import Any, TextIO
 
 import torch
 
-from torchsleuth.cases.folder import open_case
-from torchsleuth.cases.record import AmbientState, CompileSettings
-from torchsleuth.cases.spool import read_process
-from torchsleuth.repro.assemble import make_case
-from torchsleuth.repro.script import script_text
-from torchsleuth.supervise.replay import Replay, replay_case
+from torchsleuth.core.cases.folder import open_case
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.cases.spool import read_process
+from torchsleuth.front.supervise.replay import Replay, replay_case
+from torchsleuth.torch_core.repro.assemble import make_case
+from torchsleuth.torch_core.repro.script import script_text
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.watched.flight import Flight

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from torchsleuth.compare.reference.cloning import clone_inputs
-from torchsleuth.compare.reference.rng import Draw, noting_draws
-from torchsleuth.compare.verdict.gradients import judge_gradients
-from torchsleuth.compare.verdict.judge import judge
-from torchsleuth.compare.verdict.verdict import INCONCLUSIVE, Verdict, inconclusive
 from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
+from torchsleuth.torch_core.compare.reference.rng import Draw, noting_draws
+from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients
+from torchsleuth.torch_core.compare.verdict.judge import judge
+from torchsleuth.torch_core.compare.verdict.verdict import INCONCLUSIVE, Verdict, inconclusive
 from torchsleuth.torch_internals import hooks
 from torchsleuth.torch_internals.compile_counters import (
     compilations_since,

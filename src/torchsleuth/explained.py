@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from torchsleuth.explain.break_text import break_lines
-from torchsleuth.explain.breaks import Breaks, GraphBreak, breaks_of
-from torchsleuth.explain.events import Event
+from torchsleuth.front.observe.break_text import break_lines
+from torchsleuth.front.observe.breaks import Breaks, GraphBreak, breaks_of
+from torchsleuth.front.observe.events import Event
 from torchsleuth.listeners import EventsInMemory, listen
 from torchsleuth.torch_internals import frame_compiles, hooks
 from torchsleuth.watched.observe.breaks import BreakCollector

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torchsleuth.explain.events import Event
+from torchsleuth.front.observe.events import Event
 from torchsleuth.torch_internals import frame_compiles, graph_breaks
 
 

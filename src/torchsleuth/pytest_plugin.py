@@ -170,7 +170,7 @@ class Detective:
         """The test once more, under watch; where it only claims something, its results are compared with eager."""
         import tempfile
 
-        from torchsleuth.program.runs import CannotRunProgram, Program, watch_program
+        from torchsleuth.front.program.runs import CannotRunProgram, Program, watch_program
         from torchsleuth.watched.overrides import Overrides
 
         option = self.config.getoption
@@ -230,8 +230,8 @@ def _kept(arguments: Sequence[str], files: Sequence[str]) -> list[str]:
 
 def told(case: Mapping[str, Any]) -> str:
     """What a test report says about a case: whose fault, which line, what works, and the script itself."""
-    from torchsleuth.cases.door import text_inside
-    from torchsleuth.cases.printable import printable
+    from torchsleuth.core.cases.door import text_inside
+    from torchsleuth.core.cases.printable import printable
     from torchsleuth.script_runtime.hiding import hide_secrets
 
     triage, verified = case.get("triage") or {}, case.get("verified") or {}

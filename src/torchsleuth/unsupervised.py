@@ -46,7 +46,7 @@ def start(cases: str | os.PathLike[str] | None = None) -> None:
     Used as `torchsleuth.start()` in the first lines of a program, before anything is compiled. Under `torchsleuth run`
     it does nothing.
     """
-    from torchsleuth.explain.run_report import KINDS
+    from torchsleuth.front.observe.run_report import KINDS
     from torchsleuth.watched import install
     from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, WATCH_VARIABLE, Settings
 
@@ -72,9 +72,9 @@ def _finish(pid: int, folder: Path, spool: Path, started: float) -> None:
     """Writes what was collected, in the process that began, and clears the spool."""
     if os.getpid() != pid:
         return
-    from torchsleuth.cases.runs import run_folder
-    from torchsleuth.explain.events import read_events, was_cut
-    from torchsleuth.explain.run_report import INDEX, KINDS, write_run
+    from torchsleuth.core.cases.runs import run_folder
+    from torchsleuth.front.observe.events import read_events, was_cut
+    from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
 
     try:
         events = read_events(spool)

@@ -9,10 +9,7 @@ from types import ModuleType
 import pytest
 
 from cases.made import make
-from torchsleuth.analyze.analyze_case import analyze_case
-from torchsleuth.analyze.answer import analysis_of
-from torchsleuth.analyze.picture import picture
-from torchsleuth.cases.analysis import (
+from torchsleuth.core.cases.analysis import (
     Analysis,
     Culprit,
     NotNumerical,
@@ -22,14 +19,17 @@ from torchsleuth.cases.analysis import (
     differences,
     worst,
 )
-from torchsleuth.cases.errors import DamagedCase
-from torchsleuth.cases.folder import CaseFolder
-from torchsleuth.cli.analyze import analyze_verb, show_analysis
-from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.report.evidence import gather
-from torchsleuth.report.html import page
-from torchsleuth.report.png import NoPng, png_writer
-from torchsleuth.report.terminal import show_case
+from torchsleuth.core.cases.errors import DamagedCase
+from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.front.cli.analyze import analyze_verb, show_analysis
+from torchsleuth.front.report.evidence import gather
+from torchsleuth.front.report.html import page
+from torchsleuth.front.report.png import NoPng, png_writer
+from torchsleuth.front.report.terminal import show_case
+from torchsleuth.search.analyze.analyze_case import analyze_case
+from torchsleuth.search.analyze.answer import analysis_of
+from torchsleuth.search.analyze.picture import picture
+from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 CULPRIT = Culprit(
     "softmax",

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import torchsleuth
 from cases.made import make
-from torchsleuth.cases.folder import CaseFolder
-from torchsleuth.cli.analyze import show_analysis
+from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.front.cli.analyze import show_analysis
 
 
 def scaled(out):

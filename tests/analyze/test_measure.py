@@ -9,10 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.compare.divergence.distance import checksum, distance
-from torchsleuth.compare.divergence.measure import Subject, accumulated, differing, local, substituted
-from torchsleuth.compare.divergence.parts import Compilers, beginning_of, look_inside
-from torchsleuth.compare.divergence.steps import EagerMemory, EagerSteps, Float64Steps, writes_what_is_read
+from torchsleuth.torch_core.compare.divergence.distance import checksum, distance
+from torchsleuth.torch_core.compare.divergence.measure import (
+    Subject,
+    accumulated,
+    differing,
+    local,
+    substituted,
+)
+from torchsleuth.torch_core.compare.divergence.parts import Compilers, beginning_of, look_inside
+from torchsleuth.torch_core.compare.divergence.steps import (
+    EagerMemory,
+    EagerSteps,
+    Float64Steps,
+    writes_what_is_read,
+)
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
 
 INF, NAN = float("inf"), float("nan")
@@ -120,7 +131,7 @@ def test_only_values_that_still_have_a_reader_are_held():
 
 @pytest.mark.parametrize("most, computed", [(1 << 20, 0), (5 * 16, 44), (0, 49)])
 def test_a_second_run_goes_on_from_what_the_first_has_left(monkeypatch, most, computed):
-    monkeypatch.setattr("torchsleuth.compare.divergence.steps.MOST_REMEMBERED", most)
+    monkeypatch.setattr("torchsleuth.torch_core.compare.divergence.steps.MOST_REMEMBERED", most)
     graph = chain(50)
     names = [n.name for n in graph.graph.nodes if n.op == "call_function"]
     memory = EagerMemory()
@@ -166,7 +177,7 @@ def web(choice, length):
 
 
 def test_what_waits_too_long_is_let_go_and_said(monkeypatch):
-    monkeypatch.setattr("torchsleuth.compare.divergence.steps.MOST_WAITING", 1024)
+    monkeypatch.setattr("torchsleuth.torch_core.compare.divergence.steps.MOST_WAITING", 1024)
     steps = EagerSteps(chain(4), [torch.zeros(1024)], ["add_0", "add_3"])
     assert float(steps.value("add_3")[0]) == 4.0
     assert steps.value("add_0") is None and steps.dropped == {"add_0"}
@@ -311,7 +322,7 @@ def test_values_too_large_to_be_returned_together_are_looked_at_one_by_one(monke
     def right(part, values):
         return lambda given: part(*given)
 
-    monkeypatch.setattr("torchsleuth.compare.divergence.parts.MOST_EXPOSED", 40)
+    monkeypatch.setattr("torchsleuth.torch_core.compare.divergence.parts.MOST_EXPOSED", 40)
     ways = Compilers(wrong, lowered=wrong if lowering_is_wrong else right)
     told = look_inside(module, [torch.linspace(0, 1, 8)], "tanh", names, ways)
     assert (told.node, told.how) == ("exp", "lowered" if lowering_is_wrong else "beginnings")

@@ -6,7 +6,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchsleuth.backends import compiling_inside_traces
+from torchsleuth.torch_core.backends import compiling_inside_traces
 from torchsleuth.torch_internals.tracing import compiling_inside_traces as can_nest
 
 PEERS = {
@@ -148,7 +148,7 @@ def test_the_rungs_differ_in_what_their_names_say():
 
         return compiler
 
-    from torchsleuth.backends.catalog import sleuth_aot_eager
+    from torchsleuth.torch_core.backends.catalog import sleuth_aot_eager
 
     backend = functools.partial(sleuth_aot_eager, fw_compiler=keep("forward"), bw_compiler=keep("backward"))
     x = torch.randn(3, requires_grad=True)
@@ -175,7 +175,7 @@ def test_the_rungs_differ_in_what_their_names_say():
 
 @EVERY
 def test_a_graph_that_returns_a_tensor_is_taken_without_dynamo(backend):
-    from torchsleuth.backends import catalog
+    from torchsleuth.torch_core.backends import catalog
 
     gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh()))
     x = torch.randn(2, 4, requires_grad=True)
@@ -195,7 +195,9 @@ class Counting(TorchDispatchMode):
 
 
 def test_a_dispatch_mode_sees_forward_and_backward_however_it_is_given():
-    from torchsleuth.backends.catalog import sleuth_aot_eager_decomp_partition_with_mode as with_mode
+    from torchsleuth.torch_core.backends.catalog import (
+        sleuth_aot_eager_decomp_partition_with_mode as with_mode,
+    )
 
     name = "sleuth_aot_eager_decomp_partition_with_mode"
     for give in (
@@ -212,7 +214,7 @@ def test_a_dispatch_mode_sees_forward_and_backward_however_it_is_given():
         assert mode.calls[1:] == ["aten.cos.default", "aten.mul.Tensor"]
 
 
-@pytest.mark.filterwarnings("ignore::torchsleuth.backends.keyword_options.UnknownOption")
+@pytest.mark.filterwarnings("ignore::torchsleuth.torch_core.backends.keyword_options.UnknownOption")
 def test_no_mode_is_an_error_that_says_how_to_give_one():
     name = "sleuth_aot_eager_decomp_partition_with_mode"
     with pytest.raises(

@@ -4,9 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.backends import FakeMismatch
-from torchsleuth.backends.crossref import checked_call
-from torchsleuth.backends.node_steps import Steps
+from torchsleuth.torch_core.backends import FakeMismatch
+from torchsleuth.torch_core.backends.crossref import checked_call
+from torchsleuth.torch_core.backends.node_steps import Steps
 
 CROSSREF = "sleuth_aot_eager_decomp_partition_crossref"
 
@@ -93,7 +93,7 @@ def test_a_lie_in_the_backward_is_found():
 
 def test_torchs_own_operators_are_looked_at_only_when_asked_and_then_pass():
     seen = []
-    from torchsleuth.backends import crossref
+    from torchsleuth.torch_core.backends import crossref
 
     original = crossref.checked_call
     crossref.checked_call = lambda op, *rest: (seen.append(str(op)), original(op, *rest))[1]

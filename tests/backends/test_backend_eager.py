@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchsleuth.backends import EagerFails, UnknownOption, with_torch_function_modes
+from torchsleuth.torch_core.backends import EagerFails, UnknownOption, with_torch_function_modes
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def test_what_a_backend_does_not_know_is_warned_about_by_name_and_ignored(backen
 
 
 def test_a_keyword_given_with_partial_is_warned_about_too():
-    from torchsleuth.backends.catalog import sleuth_eager
+    from torchsleuth.torch_core.backends.catalog import sleuth_eager
 
     with pytest.warns(UnknownOption, match="sleuth_eager ignores depth=3"):
         torch.compile(lambda x: x + 1, backend=functools.partial(sleuth_eager, depth=3))(torch.ones(1))

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from torchsleuth.backends.catalog import sleuth_relu_accuracy_error
-from torchsleuth.backends.wrapped_errors import ReluRuntimeError
+from torchsleuth.torch_core.backends.catalog import sleuth_relu_accuracy_error
+from torchsleuth.torch_core.backends.wrapped_errors import ReluRuntimeError
 
 RELUS = {
     "torch": torch.relu,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from made_index import make_wheel, served
-from torchsleuth.bisect import environments
-from torchsleuth.bisect.environments import (
+from torchsleuth.front.bisect import environments
+from torchsleuth.front.bisect.environments import (
     READY,
     NoBuilder,
     NoNetwork,
@@ -25,7 +25,7 @@ from torchsleuth.bisect.environments import (
     builder,
     python_of,
 )
-from torchsleuth.bisect.provider import CannotBuild
+from torchsleuth.front.bisect.provider import CannotBuild
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_neither_uv_nor_pip_is_one_sentence(monkeypatch):
 
 def test_looking_for_pip_leaves_this_process_able_to_load_setuptools(tmp_path):
     pytest.importorskip("setuptools")
-    program = "from torchsleuth.bisect.environments import builder; print(builder()); import setuptools"
+    program = "from torchsleuth.front.bisect.environments import builder; print(builder()); import setuptools"
     env = {**os.environ, "PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("pip\n", 0), done.stderr

@@ -3,7 +3,7 @@
 import pytest
 
 from made_index import make_wheel, served
-from torchsleuth.bisect.index_page import IndexSilent, Target, Wheel, size_of, this_target, wheels_of
+from torchsleuth.front.bisect.index_page import IndexSilent, Target, Wheel, size_of, this_target, wheels_of
 
 SILENT = "http://127.0.0.1:9/simple"
 

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 
 from made_index import make_wheel, served
-from torchsleuth.bisect import index_provider
-from torchsleuth.bisect.index_page import KNOWN
-from torchsleuth.bisect.index_provider import (
+from torchsleuth.front.bisect import index_provider
+from torchsleuth.front.bisect.index_page import KNOWN
+from torchsleuth.front.bisect.index_provider import (
     CUDA_BYTES,
     IndexProvider,
     NoRelease,
     installed_cuda,
     nightly_index,
 )
-from torchsleuth.bisect.provider import CannotBuild
-from torchsleuth.bisect.release_names import range_of
+from torchsleuth.front.bisect.provider import CannotBuild
+from torchsleuth.front.bisect.release_names import range_of
 
 SILENT = "http://127.0.0.1:9/simple"
 

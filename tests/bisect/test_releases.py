@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from cases.made import make
-from torchsleuth.bisect.environments import NoNetwork, Stopped
-from torchsleuth.bisect.provider import CannotBuild, Offer, plan_of
-from torchsleuth.bisect.release_names import range_of
-from torchsleuth.bisect.releases import (
+from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.cases.folder import update_case, write_case
+from torchsleuth.front.bisect.environments import NoNetwork, Stopped
+from torchsleuth.front.bisect.provider import CannotBuild, Offer, plan_of
+from torchsleuth.front.bisect.release_names import range_of
+from torchsleuth.front.bisect.releases import (
     RepeatedScript,
     Search,
     bisect_releases,
@@ -21,9 +23,7 @@ from torchsleuth.bisect.releases import (
     so_far,
     tried_before,
 )
-from torchsleuth.cases.answer import Answer
-from torchsleuth.cases.folder import update_case, write_case
-from torchsleuth.supervise.scripts import ScriptRun
+from torchsleuth.front.supervise.scripts import ScriptRun
 
 VERSIONS = ["2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0"]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from torchsleuth.cases.model import Case, GraphFacts
+from torchsleuth.core.cases.model import Case, GraphFacts
 from torchsleuth.script_runtime.signature import Signature
 
 

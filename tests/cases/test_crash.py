@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchsleuth.cases.crash import signal_of_status, signature_of_crash
+from torchsleuth.core.cases.crash import signal_of_status, signature_of_crash
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make
 
-from torchsleuth.cases.errors import (
+from torchsleuth.core.cases.errors import (
     AmbiguousCase,
     CaseError,
     CaseNotFound,
@@ -23,8 +23,8 @@ from torchsleuth.cases.errors import (
     NotWritable,
     SleuthError,
 )
-from torchsleuth.cases.folder import list_cases, now, open_case, update_case, write_case
-from torchsleuth.cases.model import Triage, Verified, Workaround, case_from_json, case_id
+from torchsleuth.core.cases.folder import list_cases, now, open_case, update_case, write_case
+from torchsleuth.core.cases.model import Triage, Verified, Workaround, case_from_json, case_id
 
 FULL = make(
     triage=Triage("inductor", "lowering", ("aten.erf.default",), "model.py:84", 1.2),
@@ -156,7 +156,7 @@ def test_several_processes_may_see_the_same_failure_at_once(tmp_path: Path) -> N
     doc = tmp_path / "doc.json"
     doc.write_text(json.dumps(FULL.to_json()))
     code = (
-        "import json, sys; from torchsleuth.cases.folder import *; from torchsleuth.cases.model import case_from_json\n"
+        "import json, sys; from torchsleuth.core.cases.folder import *; from torchsleuth.core.cases.model import case_from_json\n"
         "case = case_from_json(json.load(open(sys.argv[1])))\n"
         "for _ in range(10): write_case(sys.argv[2], case, {'graph.py': 'x'}); list_cases(sys.argv[2])"
     )

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord, read_record
-from torchsleuth.graphs.source_line import SourceLine
+from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord, read_record
+from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 FULL = GraphRecord(
     CompileSettings(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from made import make
 
-from torchsleuth.cases.folder import list_cases, update_case, write_case
-from torchsleuth.cases.model import Minified
+from torchsleuth.core.cases.folder import list_cases, update_case, write_case
+from torchsleuth.core.cases.model import Minified
 
 
 @pytest.fixture
@@ -63,5 +63,5 @@ def test_no_folder_means_no_cases_and_none_is_created(tmp_path: Path) -> None:
 
 
 def test_listing_does_not_import_torch(cases: Path) -> None:
-    code = "import sys; from torchsleuth.cases.folder import list_cases; list_cases(sys.argv[1]); assert 'torch' not in sys.modules"
+    code = "import sys; from torchsleuth.core.cases.folder import list_cases; list_cases(sys.argv[1]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(cases)], check=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from made import make
 
-from torchsleuth.cases.folder import update_case, write_case
-from torchsleuth.cases.record import CompileSettings, GraphRecord
-from torchsleuth.cases.scrub import scrubbed
-from torchsleuth.repro.script import script_text
+from torchsleuth.core.cases.folder import update_case, write_case
+from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.cases.scrub import scrubbed
 from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets, secret_values
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_of_exception
+from torchsleuth.torch_core.repro.script import script_text
 
 SECRET = "hunter2-tr0ub4dor"
 

@@ -6,7 +6,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.cases.spool import read_process, watched_processes
+from torchsleuth.core.cases.spool import read_process, watched_processes
 
 LEVELS = ("dynamo", "aot")
 

@@ -2,8 +2,8 @@ import json
 
 from click.testing import CliRunner
 
-from torchsleuth.backends import CATALOG
-from torchsleuth.cli.backends import backends_verb
+from torchsleuth.front.cli.backends import backends_verb
+from torchsleuth.torch_core.backends import CATALOG
 
 
 def answer(*arguments):

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from program_runs import environment
-from torchsleuth.cli import calibrate
-from torchsleuth.cli.calibrate import NotMeasured, calibrate_verb
+from torchsleuth.front.cli import calibrate
+from torchsleuth.front.cli.calibrate import NotMeasured, calibrate_verb
 
 STARTS = 'import os, sys, time\nprint(\'{"done": 1, "total": 3}\', flush=True)\n'
 MEASURED = {"measured": {"cpu/float32": {"graphs": 1, "z_max": 2.5}}, "path": "/somewhere.json"}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from program_runs import environment, run_watched, sleuth
-from torchsleuth.processes.sealed import why_not_sealable
+from torchsleuth.core.processes.sealed import why_not_sealable
 
 BRANCH = """
     import torch

@@ -7,7 +7,7 @@ import sysconfig
 import pytest
 
 from program_runs import run_watched, sleuth
-from torchsleuth.processes.sealed import why_not_sealable
+from torchsleuth.core.processes.sealed import why_not_sealable
 
 FRAMES = """
     import asyncio

@@ -14,8 +14,8 @@ def test_modules_in_the_current_folder_are_not_ours(tmp_path):
     for words in (["list"], ["show"], ["--help"], ["verify", "--help"]):
         done = sleuth(*words, cwd=tmp_path)
         assert done.status in (0, 2) and "current folder" not in done.stderr
-    worker = "from torchsleuth.processes.starting import python_command as c; import subprocess, sys\n"
-    worker += "sys.exit(subprocess.call(c(sys.executable, 'torchsleuth.cli.main', 'list')))\n"
+    worker = "from torchsleuth.core.processes.starting import python_command as c; import subprocess, sys\n"
+    worker += "sys.exit(subprocess.call(c(sys.executable, 'torchsleuth.front.cli.main', 'list')))\n"
     done = subprocess.run([sys.executable, "-P", "-c", worker], cwd=tmp_path, env=environment(tmp_path))
     assert done.returncode == 0
     assert not (tmp_path / "trapped").exists()

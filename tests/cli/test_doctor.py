@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from torchsleuth.cli import doctor, torch_check
-from torchsleuth.cli.main import main
+from torchsleuth.front.cli import doctor, torch_check
+from torchsleuth.front.cli.main import main
 
 TORCH = {"torch": "2.13.0", "built_for": None, "device": None, "device_error": None, "triton": None}
 

@@ -27,7 +27,7 @@ class Refusal:
 
 sys.meta_path.insert(0, Refusal())
 sys.argv[0] = "torchsleuth"
-from torchsleuth.cli.main import entry
+from torchsleuth.front.cli.main import entry
 entry()
 """
 PROGRAM = """
@@ -104,7 +104,7 @@ def test_a_verb_works_where_the_front_cannot_import_torch(place, arguments):
 
 
 def test_every_verb_is_tried_here():
-    from torchsleuth.cli.main import VERBS
+    from torchsleuth.front.cli.main import VERBS
 
     tried = {
         "run",

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
 
-from torchsleuth.cases.model import Triage, Verified, Workaround
-from torchsleuth.cli.main import main
+from torchsleuth.core.cases.model import Triage, Verified, Workaround
+from torchsleuth.front.cli.main import main
 
 PRIVATE = "the treasure is under the oak"
 CASE = make(

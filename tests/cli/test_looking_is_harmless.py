@@ -18,8 +18,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
 
-from torchsleuth.cases.folder import write_case
-from torchsleuth.cli.main import main
+from torchsleuth.core.cases.folder import write_case
+from torchsleuth.front.cli.main import main
 
 LOOKS = [
     ["list"],

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from program_runs import environment, write_program
-from torchsleuth.processes.identity import this_process
-from torchsleuth.supervise.leftovers import sweep_scratch
+from torchsleuth.core.processes.identity import this_process
+from torchsleuth.front.supervise.leftovers import sweep_scratch
 
 # A script as torchsleuth writes them, or a program, that never ends, and something that it started.
 HANGS = """

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from program_runs import run_watched
-from torchsleuth.processes.sealed import why_not_sealable
+from torchsleuth.core.processes.sealed import why_not_sealable
 
 on_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the bug is one of torch 2.13")
 

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
 
 from program_runs import environment, sleuth, write_program
-from torchsleuth.cases.folder import write_case
-from torchsleuth.cli.main import main
+from torchsleuth.core.cases.folder import write_case
+from torchsleuth.front.cli.main import main
 
 RECORDS = """
     import torch, torchsleuth

@@ -196,7 +196,7 @@ def test_a_full_or_read_only_disk_does_not_stop_the_program(tmp_path):
 
 
 def test_help_list_and_doctor_answer_without_importing_torch(tmp_path):
-    probe = "import sys; from torchsleuth.cli.main import main; main({!r}); assert 'torch' not in sys.modules"
+    probe = "import sys; from torchsleuth.front.cli.main import main; main({!r}); assert 'torch' not in sys.modules"
     for words in (["--help"], ["run", "--help"], ["list", "--cases", str(tmp_path)]):
         done = subprocess.run([sys.executable, "-c", probe.format(words)], capture_output=True, text=True)
         assert done.returncode == 0, (words, done.stderr)

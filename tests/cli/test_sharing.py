@@ -14,10 +14,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
 
-from torchsleuth.cases.errors import CaseInUse
-from torchsleuth.cases.folder import open_case, working_on, write_case
-from torchsleuth.cases.ownership import is_ours
-from torchsleuth.cli.main import main
+from torchsleuth.core.cases.errors import CaseInUse
+from torchsleuth.core.cases.folder import open_case, working_on, write_case
+from torchsleuth.core.cases.ownership import is_ours
+from torchsleuth.front.cli.main import main
 
 ORIGINAL = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
 
@@ -124,7 +124,7 @@ def test_a_damaged_archive_is_one_sentence(damage: bytes, tmp_path: Path, capsys
 
 
 def test_an_archive_that_unfolds_without_end_is_refused(tmp_path: Path, capsys, monkeypatch) -> None:
-    from torchsleuth.cases import packing
+    from torchsleuth.core.cases import packing
 
     monkeypatch.setattr(packing, "MOST_BYTES", 1 << 20)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from torchsleuth.cli.verify import verify_verb
+from torchsleuth.front.cli.verify import verify_verb
 
 SCRIPT = """
 import os, sys

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import fx
 
-from torchsleuth.compare.reference.opkinds import draws, means_nothing
-from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
-from torchsleuth.compare.verdict.judge import judge
-from torchsleuth.compare.verdict.verdict import DIVERGED
+from torchsleuth.torch_core.compare.reference.opkinds import draws, means_nothing
+from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.torch_core.compare.verdict.judge import judge
+from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED
 
 aten = torch.ops.aten
 FORWARD = {

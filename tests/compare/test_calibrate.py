@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 
-from torchsleuth.compare.verdict.calibrate import calibrate
-from torchsleuth.compare.verdict.calibration import (
+from torchsleuth.torch_core.compare.verdict.calibrate import calibrate
+from torchsleuth.torch_core.compare.verdict.calibration import (
     Calibration,
     Quantiles,
     calibration_from,
@@ -12,9 +12,9 @@ from torchsleuth.compare.verdict.calibration import (
     load_calibration,
     save_calibration,
 )
-from torchsleuth.compare.verdict.healthy import healthy_graph
-from torchsleuth.compare.verdict.judge import judge
-from torchsleuth.compare.verdict.verdict_limits import limits_for
+from torchsleuth.torch_core.compare.verdict.healthy import healthy_graph
+from torchsleuth.torch_core.compare.verdict.judge import judge
+from torchsleuth.torch_core.compare.verdict.verdict_limits import limits_for
 
 MEASURED = Calibration("a machine", torch.__version__, {"cpu/float32": Quantiles(9, 0, 1.0, 2.0, 40.0, 3.0)})
 

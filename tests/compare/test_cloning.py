@@ -5,8 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.compare.reference.cloning import changed, clone_inputs, restore, same_bits, snapshot
-from torchsleuth.compare.reference.rng import rng_kept
+from torchsleuth.torch_core.compare.reference.cloning import (
+    changed,
+    clone_inputs,
+    restore,
+    same_bits,
+    snapshot,
+)
+from torchsleuth.torch_core.compare.reference.rng import rng_kept
 
 
 @given(st.permutations([0, 1, 2]), st.integers(0, 2), st.integers(1, 3))

@@ -1,7 +1,7 @@
 import torch
 from torch import fx
 
-from torchsleuth.compare.reference.float64 import cast_to_fp64, widen_graph, widen_inputs
+from torchsleuth.torch_core.compare.reference.float64 import cast_to_fp64, widen_graph, widen_inputs
 
 
 def test_dtype_arguments_methods_and_constants_are_rewritten():

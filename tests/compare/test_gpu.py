@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch import fx
 
-from torchsleuth.compare.compat.same import differences, same
-from torchsleuth.compare.reference.cloning import clone_inputs
-from torchsleuth.compare.reference.other_ways import _cut_factors
-from torchsleuth.compare.reference.rng import rng_kept
-from torchsleuth.compare.verdict.calibrate import UNCALIBRATED, judge_compiled
-from torchsleuth.compare.verdict.healthy import healthy_graph
-from torchsleuth.compare.verdict.judge import judge
-from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, LESS_PRECISE, WITHIN_NOISE
+from torchsleuth.torch_core.compare.compat.same import differences, same
+from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
+from torchsleuth.torch_core.compare.reference.other_ways import _cut_factors
+from torchsleuth.torch_core.compare.reference.rng import rng_kept
+from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED, judge_compiled
+from torchsleuth.torch_core.compare.verdict.healthy import healthy_graph
+from torchsleuth.torch_core.compare.verdict.judge import judge
+from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, LESS_PRECISE, WITHIN_NOISE
 
 pytestmark = [
     pytest.mark.gpu,

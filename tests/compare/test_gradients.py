@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import fx
 
-from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
-from torchsleuth.compare.verdict.gradients import judge_gradients
-from torchsleuth.compare.verdict.judge import judge
-from torchsleuth.compare.verdict.verdict import WITHIN_NOISE
+from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients
+from torchsleuth.torch_core.compare.verdict.judge import judge
+from torchsleuth.torch_core.compare.verdict.verdict import WITHIN_NOISE
 
 
 class Net(torch.nn.Module):

@@ -1,10 +1,10 @@
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from torchsleuth.compare.reference.inlining import inlined
-from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
-from torchsleuth.compare.verdict.judge import judge
-from torchsleuth.compare.verdict.verdict import WITHIN_NOISE
+from torchsleuth.torch_core.compare.reference.inlining import inlined
+from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.torch_core.compare.verdict.judge import judge
+from torchsleuth.torch_core.compare.verdict.verdict import WITHIN_NOISE
 
 
 def captured_graph(program, *inputs):

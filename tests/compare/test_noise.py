@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from torchsleuth.compare.reference.rng import save_rng
-from torchsleuth.compare.verdict.evidence import gather
-from torchsleuth.compare.verdict.healthy import healthy_graph
-from torchsleuth.compare.verdict.noise import FOOTPRINT, NoiseSource, Perturbation, half_ulp
+from torchsleuth.torch_core.compare.reference.rng import save_rng
+from torchsleuth.torch_core.compare.verdict.evidence import gather
+from torchsleuth.torch_core.compare.verdict.healthy import healthy_graph
+from torchsleuth.torch_core.compare.verdict.noise import FOOTPRINT, NoiseSource, Perturbation, half_ulp
 
 
 def noise_of(program, *inputs, runs=32):
@@ -36,7 +36,7 @@ def test_a_large_tensor_is_rounded_piece_by_piece_to_the_same_bits(monkeypatch):
     values = torch.randn(7, 300, dtype=torch.float64)
     for each in (values, values.T, values[:, ::3], values[0, 0]):
         whole = NoiseSource(torch.device("cpu")).round(each, 2.0**-8, False, False)
-        monkeypatch.setattr("torchsleuth.compare.verdict.noise.CHUNK", 64)
+        monkeypatch.setattr("torchsleuth.torch_core.compare.verdict.noise.CHUNK", 64)
         given = each.clone()
         parts = NoiseSource(torch.device("cpu")).round(given, 2.0**-8, True, False)
         monkeypatch.undo()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchsleuth.compare.verdict.noise import TF32, half_ulp, shortened
+from torchsleuth.torch_core.compare.verdict.noise import TF32, half_ulp, shortened
 
 OWN = half_ulp(torch.float32)
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import fx
 
-from torchsleuth.compare.reference.float64 import Float64Run, widen_graph, widen_late
-from torchsleuth.compare.reference.rng import save_rng
-from torchsleuth.compare.verdict import evidence
-from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
-from torchsleuth.compare.verdict.evidence import reference_run
-from torchsleuth.compare.verdict.judge import judge, judge_results
-from torchsleuth.compare.verdict.verdict import DIVERGED, WITHIN_NOISE
+from torchsleuth.torch_core.compare.reference.float64 import Float64Run, widen_graph, widen_late
+from torchsleuth.torch_core.compare.reference.rng import save_rng
+from torchsleuth.torch_core.compare.verdict import evidence
+from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.torch_core.compare.verdict.evidence import reference_run
+from torchsleuth.torch_core.compare.verdict.judge import judge, judge_results
+from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, WITHIN_NOISE
 
 
 def layers(x, w, total):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from torchsleuth.compare.reference import room as rooms
-from torchsleuth.compare.reference.room import (
+from torchsleuth.torch_core.compare.reference import room as rooms
+from torchsleuth.torch_core.compare.reference.room import (
     EXTRA,
     LEAST,
     copies_counted,

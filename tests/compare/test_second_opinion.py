@@ -12,15 +12,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from torchsleuth.compare.reference.eager import result_of
-from torchsleuth.compare.reference.other_ways import equivalent_runs
-from torchsleuth.compare.reference.rng import noting_draws, restore_rng, save_rng
-from torchsleuth.compare.verdict.calibrate import UNCALIBRATED
-from torchsleuth.compare.verdict.evidence import gather, reference_run
-from torchsleuth.compare.verdict.judge import judge, judge_results, weigh
-from torchsleuth.compare.verdict.noise import half_ulp
-from torchsleuth.compare.verdict.textbook import _running_total
-from torchsleuth.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, LESS_PRECISE, WITHIN_NOISE
+from torchsleuth.torch_core.compare.reference.eager import result_of
+from torchsleuth.torch_core.compare.reference.other_ways import equivalent_runs
+from torchsleuth.torch_core.compare.reference.rng import noting_draws, restore_rng, save_rng
+from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.torch_core.compare.verdict.evidence import gather, reference_run
+from torchsleuth.torch_core.compare.verdict.judge import judge, judge_results, weigh
+from torchsleuth.torch_core.compare.verdict.noise import half_ulp
+from torchsleuth.torch_core.compare.verdict.textbook import _running_total
+from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, LESS_PRECISE, WITHIN_NOISE
 
 UNIT = half_ulp(torch.float32)
 
@@ -221,7 +221,7 @@ def test_less_precise_says_how_much_and_where():
 
 
 def test_a_second_opinion_costs_nothing_where_nothing_is_suspicious(monkeypatch):
-    monkeypatch.setattr("torchsleuth.compare.verdict.evidence.TextbookRun", None)
+    monkeypatch.setattr("torchsleuth.torch_core.compare.verdict.evidence.TextbookRun", None)
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
     assert (
         verdict_on(lambda x: F.softmax(x, -1).sum(0), [x], lambda x: F.softmax(x, -1).sum(0)).kind
@@ -231,7 +231,7 @@ def test_a_second_opinion_costs_nothing_where_nothing_is_suspicious(monkeypatch)
 
 def test_an_operator_whose_decomposition_is_wrong_is_judged_whole(monkeypatch):
     """Else a wrong decomposition, which a compiler uses as well, would make its own result right."""
-    from torchsleuth.compare.verdict import textbook
+    from torchsleuth.torch_core.compare.verdict import textbook
 
     halved = {torch.ops.aten.silu.default: lambda x: x * torch.sigmoid(x) * 0.5}
     monkeypatch.setattr(textbook, "decomposition_of", halved.get)
@@ -281,7 +281,7 @@ def test_where_a_second_opinion_cannot_be_had_only_what_is_beyond_doubt_is_wrong
     def fails(*_, **__):
         raise RuntimeError("not supported")
 
-    monkeypatch.setattr("torchsleuth.compare.verdict.evidence.TextbookRun.run", fails)
+    monkeypatch.setattr("torchsleuth.torch_core.compare.verdict.evidence.TextbookRun.run", fails)
     verdict = verdict_on(lambda x: x.sum(0), [torch.ones(40, 3)], lambda x: x.sum(0) * times)
     assert verdict.kind == kind and "no second opinion: RuntimeError: not supported" in str(verdict)
 

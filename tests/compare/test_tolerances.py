@@ -2,7 +2,7 @@
 
 import torch
 
-from torchsleuth.compare.verdict.tolerances import measured_tolerances
+from torchsleuth.torch_core.compare.verdict.tolerances import measured_tolerances
 
 aten = torch.ops.aten
 

@@ -81,7 +81,11 @@ def test_the_wheel_holds_the_package_alone_and_the_sdist_what_tests_it(built):
         about = file.read(next(n for n in names if n.endswith("METADATA"))).decode()
     # The .pth is the switch TORCHSLEUTH=1.
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"torchsleuth", "torchsleuth.pth"}
-    for template in ("repro/templates/small.py.jinja", "sweep/templates/sweep.html.jinja", "py.typed"):
+    for template in (
+        "torch_core/repro/templates/small.py.jinja",
+        "front/sweep/templates/sweep.html.jinja",
+        "py.typed",
+    ):
         assert f"torchsleuth/{template}" in names
     assert "torchsleuth/watched/inject/sitecustomize.py" in names
     for line in ("Requires-Python: >=3.11", "License-Expression: BSD-3-Clause", "Project-URL: Changelog, "):

@@ -10,7 +10,7 @@ import pytest
 
 import torchsleuth
 from program_runs import run_typed
-from torchsleuth.cli.main import VERBS
+from torchsleuth.front.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -81,7 +81,7 @@ def test_the_tab_key_offers_verbs_and_options():
 
 
 def complete(what: str, **env: str) -> str:
-    program = "import sys; sys.argv[0] = 'torchsleuth'; from torchsleuth.cli.main import entry; entry()"
+    program = "import sys; sys.argv[0] = 'torchsleuth'; from torchsleuth.front.cli.main import entry; entry()"
     env = {**os.environ, "_TORCHSLEUTH_COMPLETE": what, **env}
     if what == "bash_source" and not Path("/bin/bash").exists():
         pytest.skip("no bash here")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from program_runs import environment, run_typed
-from torchsleuth.cli.main import VERBS
+from torchsleuth.front.cli.main import VERBS
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("[0-9][0-9]_*.py"))

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from torchsleuth.explain.events import read_events, was_cut
+from torchsleuth.front.observe.events import read_events, was_cut
 from torchsleuth.watched.observe.events import EventWriter, harmless
 
 

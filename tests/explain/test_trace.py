@@ -6,12 +6,12 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from torchsleuth.explain.debug_index import Artefact, index_markdown, placed
-from torchsleuth.explain.diagram import boxes_of, diagram_svg
-from torchsleuth.explain.events import Event
-from torchsleuth.explain.trace_page import trace_page
-from torchsleuth.explain.trace_text import trace_lines
-from torchsleuth.explain.trace_tree import Trace, trace_of
+from torchsleuth.front.observe.debug_index import Artefact, index_markdown, placed
+from torchsleuth.front.observe.diagram import boxes_of, diagram_svg
+from torchsleuth.front.observe.events import Event
+from torchsleuth.front.observe.trace_page import trace_page
+from torchsleuth.front.observe.trace_text import trace_lines
+from torchsleuth.front.observe.trace_tree import Trace, trace_of
 
 
 def event(at, kind, pid=7, **fields):

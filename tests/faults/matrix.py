@@ -26,8 +26,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from program_runs import environment
-from torchsleuth.cases.errors import SleuthError
-from torchsleuth.cases.folder import open_case
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.folder import open_case
 
 COLUMNS = ("watching", "recording", "verifying", "triage", "minify", "workaround")
 SEARCHES = ("triage", "minify", "workaround")
@@ -353,7 +353,7 @@ def disk_command(cell: Cell) -> tuple[str, ...]:
 def on_broken_disk(cell: Cell, where: str) -> None:
     arguments = disk_command(cell)
     status = cell.ended(cell.start(*arguments, fault="raise"))
-    if "Traceback" in cell.said and "torchsleuth/cli" in cell.said:
+    if "Traceback" in cell.said and "torchsleuth/front/cli" in cell.said:
         raise Wrong(f"{where}: a traceback of ours: {cell.said[-300:]}")
     refused = status == 2 and cell.row == "read-only folder"  # before anything is started
     if arguments[0] == "run" and not refused and (status, cell.printed) != (1, "before\n"):

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import PROGRAMS, graphs_of
 
-from torchsleuth.graphs.cut import calls_of, cut, units
-from torchsleuth.graphs.identity import same_graph
-from torchsleuth.graphs.printer import print_graph
-from torchsleuth.graphs.recording import (
+from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.torch_core.graphs.cut import calls_of, cut, units
+from torchsleuth.torch_core.graphs.identity import same_graph
+from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_core.graphs.recording import (
     RecordedTensor,
     record_values,
     recording_from_json,
     recording_to_json,
 )
-from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.tensors.specs import ScalarSpec
-from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors.specs import ScalarSpec
+from torchsleuth.torch_core.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.fake_kernels import fake_results
 
 # What changes from run to run, and what needs a context that one recorded call does not hold.

@@ -8,13 +8,13 @@ import torch
 from captured import capture
 from programs import PROGRAMS, graphs_of
 
-from torchsleuth.graphs.identity import same_graph, structural_hash
-from torchsleuth.graphs.printer import print_graph
 from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.torch_core.graphs.identity import same_graph, structural_hash
+from torchsleuth.torch_core.graphs.printer import print_graph
 
 HASHER = """
 import operator, torch
-from torchsleuth.graphs.identity import structural_hash
+from torchsleuth.torch_core.graphs.identity import structural_hash
 graph = torch.fx.Graph()
 x = graph.placeholder("x")
 graph.output((graph.call_function(torch.relu, (graph.call_function(operator.add, (x, 1)),)),))

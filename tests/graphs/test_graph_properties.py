@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.graphs.identity import same_graph
-from torchsleuth.graphs.literals import expression
-from torchsleuth.graphs.names import Vocabulary
-from torchsleuth.graphs.printer import print_graph
 from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.torch_core.graphs.identity import same_graph
+from torchsleuth.torch_core.graphs.literals import expression
+from torchsleuth.torch_core.graphs.names import Vocabulary
+from torchsleuth.torch_core.graphs.printer import print_graph
 
 
 class Colour(enum.Enum):

@@ -5,7 +5,7 @@ import torch
 from captured import capture
 from programs import graphs_of
 
-from torchsleuth.graphs.provenance import source_line, user_lines
+from torchsleuth.torch_core.graphs.provenance import source_line, user_lines
 
 
 def node_with(trace, **meta):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from programs import graphs_of
 
-from torchsleuth.graphs.printer import print_graph
 from torchsleuth.script_runtime import reader
 from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.torch_core.graphs.printer import print_graph
 
 CHECK = """
 graph = read_graph(SOURCE)

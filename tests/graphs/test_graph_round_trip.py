@@ -7,9 +7,9 @@ import torch
 from captured import clone
 from programs import PROGRAMS, graphs_of
 
-from torchsleuth.graphs.identity import same_graph, structural_hash
-from torchsleuth.graphs.printer import print_graph
 from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.torch_core.graphs.identity import same_graph, structural_hash
+from torchsleuth.torch_core.graphs.printer import print_graph
 
 # Higher-order operators that take only traced graphs, so the plain class cannot run them.
 NEED_GRAPH_MODULES = ("tag_activation_checkpoint", "autograd_function_apply", "invoke_subgraph")

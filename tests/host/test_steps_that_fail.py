@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from torchsleuth.host.main import do_step
+from torchsleuth.search.host.main import do_step
 
 
 class Heard:

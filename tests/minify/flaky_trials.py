@@ -2,8 +2,8 @@
 
 import os
 
+from torchsleuth.child.trial import Outcome
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.trial import Outcome
 
 FAILS = Signature("runtime_error", "run", ("ValueError",), "now and then it fails")
 

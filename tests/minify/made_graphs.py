@@ -2,9 +2,9 @@
 
 import torch
 
-from torchsleuth.cases.record import CompileSettings
-from torchsleuth.minify.search import contract
-from torchsleuth.minify.states import state_of
+from torchsleuth.core.cases.record import CompileSettings
+from torchsleuth.search.minify.search import contract
+from torchsleuth.search.minify.states import state_of
 
 aten = torch.ops.aten
 

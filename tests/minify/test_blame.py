@@ -2,8 +2,8 @@
 
 import torch
 
-from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.minify.blame import seeds
+from torchsleuth.search.minify.blame import seeds
+from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 aten = torch.ops.aten
 

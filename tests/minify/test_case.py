@@ -6,14 +6,14 @@ import os
 import pytest
 
 from program_runs import environment, sleuth, write_program
-from torchsleuth.cases.folder import open_case
-from torchsleuth.cli.verify import expected_of_script
-from torchsleuth.minify.case_state import CannotMinify, CaseQuestions
-from torchsleuth.minify.minify_case import Follower, minify_case
-from torchsleuth.minify.script_cases import case_of_script
-from torchsleuth.supervise.pipeline import minify_step, processes_for
-from torchsleuth.supervise.scripts import ScriptRunner
-from torchsleuth.workers.pool import Workers
+from torchsleuth.core.cases.folder import open_case
+from torchsleuth.front.cli.verify import expected_of_script
+from torchsleuth.front.supervise.pipeline import minify_step, processes_for
+from torchsleuth.front.supervise.scripts import ScriptRunner
+from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
+from torchsleuth.search.minify.minify_case import Follower, minify_case
+from torchsleuth.search.minify.script_cases import case_of_script
+from torchsleuth.search.workers.pool import Workers
 
 PROGRAM = """
     import torch

@@ -4,8 +4,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from torchsleuth.minify.case_state import CannotMinify, wait_for_device
-from torchsleuth.trials.trial import Outcome
+from torchsleuth.child.trial import Outcome
+from torchsleuth.search.minify.case_state import CannotMinify, wait_for_device
 
 
 class TrialQueue:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded
-from torchsleuth.minify.oracle import TrialOracle
-from torchsleuth.minify.questions import Questions
-from torchsleuth.minify.states import state_of
+from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.search.minify.oracle import TrialOracle
+from torchsleuth.search.minify.questions import Questions
+from torchsleuth.search.minify.states import state_of
 from trials_here import TrialsHere
 
 # A compiler that loses the second argument of `view`, and so fails with the words in which eager refuses other calls.

@@ -3,7 +3,7 @@
 import torch
 from made_graphs import Oracle, aten, shapes, traced
 
-from torchsleuth.minify.explain import explain
+from torchsleuth.search.minify.explain import explain
 
 
 def test_a_lower_bound_on_a_size_is_told_with_the_neighbour_that_passes():

@@ -9,14 +9,14 @@ from flaky_trials import FAILS
 from made_graphs import aten, traced
 
 from program_runs import environment, sleuth, write_program
-from torchsleuth.minify.oracle import TrialOracle
-from torchsleuth.minify.questions import Questions
-from torchsleuth.minify.search.driver import search
-from torchsleuth.minify.search.subsets import NothingFails
-from torchsleuth.minify.states import record_here
-from torchsleuth.minify.trial_of_state import trial_of
-from torchsleuth.workers.failure_rate import FailureRate, FlakyFailure, measured
-from torchsleuth.workers.pool import Workers
+from torchsleuth.search.minify.oracle import TrialOracle
+from torchsleuth.search.minify.questions import Questions
+from torchsleuth.search.minify.search.driver import search
+from torchsleuth.search.minify.search.subsets import NothingFails
+from torchsleuth.search.minify.states import record_here
+from torchsleuth.search.minify.trial_of_state import trial_of
+from torchsleuth.search.workers.failure_rate import FailureRate, FlakyFailure, measured
+from torchsleuth.search.workers.pool import Workers
 
 
 def chain(x):

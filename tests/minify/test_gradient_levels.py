@@ -3,10 +3,10 @@
 import torch
 from made_graphs import holds
 
-from torchsleuth.cases.record import AmbientState, CompileSettings
-from torchsleuth.minify.reducers.gradients import plain_gradients
-from torchsleuth.minify.search.driver import search
-from torchsleuth.minify.states import real_inputs, state_of
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.search.minify.reducers.gradients import plain_gradients
+from torchsleuth.search.minify.search.driver import search
+from torchsleuth.search.minify.states import real_inputs, state_of
 
 
 def captured(function, *values):

@@ -7,15 +7,20 @@ from concurrent.futures import Future
 
 import pytest
 
-from torchsleuth.minify.case_state import CannotMinify, CaseQuestions
-from torchsleuth.minify.minify_case import Follower
-from torchsleuth.minify.python.oracle import DifferenceOracle, ProgramOracle
-from torchsleuth.minify.python.program import parsed
-from torchsleuth.minify.python.program_case import FirstRun, case_of_program, minify_program, standing_alone
-from torchsleuth.processes.limits import Limits
+from torchsleuth.child.trial import Outcome
+from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.trial import Outcome
-from torchsleuth.workers.pool import Workers
+from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
+from torchsleuth.search.minify.minify_case import Follower
+from torchsleuth.search.minify.python.oracle import DifferenceOracle, ProgramOracle
+from torchsleuth.search.minify.python.program import parsed
+from torchsleuth.search.minify.python.program_case import (
+    FirstRun,
+    case_of_program,
+    minify_program,
+    standing_alone,
+)
+from torchsleuth.search.workers.pool import Workers
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import pytest
 import torch
 from made_graphs import aten, traced
 
-from torchsleuth.minify.oracle import TrialOracle
-from torchsleuth.minify.questions import Questions
-from torchsleuth.minify.search.contract import Oracle, OutOfBudget
-from torchsleuth.minify.search.driver import search
-from torchsleuth.minify.search.engine import Engine
-from torchsleuth.processes.limits import Limits
+from torchsleuth.child.trial import Outcome, Switches
+from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.trial import Outcome, Switches
+from torchsleuth.search.minify.oracle import TrialOracle
+from torchsleuth.search.minify.questions import Questions
+from torchsleuth.search.minify.search.contract import Oracle, OutOfBudget
+from torchsleuth.search.minify.search.driver import search
+from torchsleuth.search.minify.search.engine import Engine
 
 WRONG = Signature("accuracy", "run")
 HANG = Signature("hang", "compile")

@@ -3,12 +3,12 @@
 import torch
 from made_graphs import aten, traced
 
-from torchsleuth.graphs.cut import calls_of
-from torchsleuth.minify.oracle import TrialOracle
-from torchsleuth.minify.search.contract import Oracle
-from torchsleuth.minify.search.driver import search
+from torchsleuth.child.trial import Outcome
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.trial import Outcome
+from torchsleuth.search.minify.oracle import TrialOracle
+from torchsleuth.search.minify.search.contract import Oracle
+from torchsleuth.search.minify.search.driver import search
+from torchsleuth.torch_core.graphs.cut import calls_of
 
 WRONG = Signature("accuracy", "run")
 

@@ -16,14 +16,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 
 from faulty import FAILS, trial
 
-from torchsleuth.cases.answer import Answer
-from torchsleuth.processes.prepared import PreparedInterpreter
-from torchsleuth.processes.starting import without_devices
-from torchsleuth.processes.tree import descendants_of, kill_marked, marked_processes
+from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.core.processes.starting import without_devices
+from torchsleuth.core.processes.tree import descendants_of, kill_marked, marked_processes
+from torchsleuth.front.supervise.scripts import ScriptRunner
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.supervise.scripts import ScriptRunner
+from torchsleuth.search.workers.pool import Workers
 from torchsleuth.torch_internals.vector_instructions import noted_answers
-from torchsleuth.workers.pool import Workers
 
 WORKERS = Path(__file__).parents[1] / "workers"
 # Where a device can be seen, scripts are run by themselves: these are about forks.
@@ -123,7 +123,7 @@ def test_an_interpreter_that_was_killed_is_replaced_by_fresh_ones(tmp_path):
 
 def test_nothing_is_left_when_the_parent_is_killed_and_nobody_elses_is_touched(runner, tmp_path):
     program = (
-        "import sys, time\nfrom torchsleuth.processes.prepared import PreparedInterpreter\n"
+        "import sys, time\nfrom torchsleuth.core.processes.prepared import PreparedInterpreter\n"
         "prepared = PreparedInterpreter()\nprepared._control.recv(1)\nprint('ready', flush=True)\ntime.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
@@ -223,7 +223,9 @@ def running_with_token_of(workers, count: int) -> list[int]:
 
 def test_what_a_trial_started_goes_when_whoever_asked_for_it_is_gone(home, tmp_path, monkeypatch):
     """As when the search host is killed while a C++ compiler runs below a trial."""
-    monkeypatch.setattr("torchsleuth.workers.pool.kill_marked", lambda token: 0)  # who is gone ends nothing
+    monkeypatch.setattr(
+        "torchsleuth.search.workers.pool.kill_marked", lambda token: 0
+    )  # who is gone ends nothing
     control = home.join()
     workers = forked_workers(PreparedInterpreter.joined(control, NO_DEVICE), tmp_path)
     workers.submit(trial("grandchild wait"))
@@ -246,7 +248,7 @@ def test_what_a_trial_started_goes_with_the_interpreter(tmp_path, monkeypatch):
 def test_where_a_device_can_be_seen_forks_without_it_serve_once_one_answered_as_the_script_alone(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("torchsleuth.processes.prepared.sees_devices", lambda environment: True)
+    monkeypatch.setattr("torchsleuth.core.processes.prepared.sees_devices", lambda environment: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     path = script(
         tmp_path,
@@ -271,7 +273,7 @@ def test_where_a_device_can_be_seen_forks_without_it_serve_once_one_answered_as_
 
 
 def test_a_script_that_answers_otherwise_without_devices_is_a_process_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchsleuth.processes.prepared.sees_devices", lambda environment: True)
+    monkeypatch.setattr("torchsleuth.core.processes.prepared.sees_devices", lambda environment: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     path = script(
         tmp_path,

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from torchsleuth.processes.sealed import seal, why_not_sealable
+from torchsleuth.core.processes.sealed import seal, why_not_sealable
 
 pytestmark = pytest.mark.skipif(why_not_sealable() is not None, reason="needs Linux on a known machine")
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from torchsleuth.processes import stopwatch
-from torchsleuth.processes.stopwatch import Stopwatch
+from torchsleuth.core.processes import stopwatch
+from torchsleuth.core.processes.stopwatch import Stopwatch
 
 SPIN = "while True: pass"
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from torchsleuth.cases.model import Workaround
-from torchsleuth.program.attempt import Attempt, attempt_from_json
+from torchsleuth.core.cases.model import Workaround
+from torchsleuth.front.program.attempt import Attempt, attempt_from_json
 from torchsleuth.watched.overrides import Overrides
 
 

@@ -2,16 +2,16 @@
 
 import pytest
 
-from torchsleuth.backends import CATALOG
-from torchsleuth.cases.answer import Answer
-from torchsleuth.program import component as program
-from torchsleuth.program.component import (
+from torchsleuth.core.cases.answer import Answer
+from torchsleuth.front.program import component as program
+from torchsleuth.front.program.component import (
     answer_of_run,
     component_by_runs,
     component_of_program,
     program_named,
 )
-from torchsleuth.program.runs import ProgramRun
+from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.torch_core.backends import CATALOG
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
 BAD = ProgramRun(1, 1.0, tail="Traceback\nAssertionError: differ\n")

@@ -5,10 +5,10 @@ import time
 import pytest
 
 from cases.made import make
-from torchsleuth.cases.folder import CaseFolder
-from torchsleuth.program import oracle
-from torchsleuth.program.oracle import WatchedRuns, ask_program
-from torchsleuth.program.runs import Program, ProgramRun, compile_cache
+from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.front.program import oracle
+from torchsleuth.front.program.oracle import WatchedRuns, ask_program
+from torchsleuth.front.program.runs import Program, ProgramRun, compile_cache
 
 GOOD = ProgramRun(0, 1.0)
 

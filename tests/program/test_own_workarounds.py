@@ -11,12 +11,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.cases.folder import update_case, write_case
-from torchsleuth.cases.model import Triage, Workaround
-from torchsleuth.program import own_workarounds
-from torchsleuth.program.acquittal import acquitted
-from torchsleuth.program.own_workarounds import gives_up, program_attempts, try_on_program
-from torchsleuth.program.runs import ProgramRun
+from torchsleuth.core.cases.folder import update_case, write_case
+from torchsleuth.core.cases.model import Triage, Workaround
+from torchsleuth.front.program import own_workarounds
+from torchsleuth.front.program.acquittal import acquitted
+from torchsleuth.front.program.own_workarounds import gives_up, program_attempts, try_on_program
+from torchsleuth.front.program.runs import ProgramRun
 
 MODEL = """class Net:
     def forward(self, x):

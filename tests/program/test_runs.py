@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.cases.folder import write_case
-from torchsleuth.program.runs import CannotRunProgram, Program, ProgramRun, program_of, run_program
-from torchsleuth.program.workarounds import watch_options, why_unhealthy
+from torchsleuth.core.cases.folder import write_case
+from torchsleuth.front.program.runs import CannotRunProgram, Program, ProgramRun, program_of, run_program
+from torchsleuth.front.program.workarounds import watch_options, why_unhealthy
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.watched.overrides import Overrides
 

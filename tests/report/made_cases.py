@@ -9,8 +9,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
 
-from torchsleuth.cases.folder import CaseFolder, write_case
-from torchsleuth.cases.model import GraphFacts, Minified, Rung, Triage, Verified, Workaround
+from torchsleuth.core.cases.folder import CaseFolder, write_case
+from torchsleuth.core.cases.model import GraphFacts, Minified, Rung, Triage, Verified, Workaround
 from torchsleuth.script_runtime.signature import Signature
 
 GRAPH = """class Repro(torch.nn.Module):

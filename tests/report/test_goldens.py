@@ -16,9 +16,9 @@ import pytest
 from golden_files import agreed
 from made_cases import KINDS, accuracy
 
-from torchsleuth.cli.main import VERBS, main
-from torchsleuth.report.evidence import gather
-from torchsleuth.report.html import page
+from torchsleuth.front.cli.main import VERBS, main
+from torchsleuth.front.report.evidence import gather
+from torchsleuth.front.report.html import page
 
 TORCH = {"torch": "2.13.0", "built_for": None, "device": None, "device_error": None, "triton": None}
 

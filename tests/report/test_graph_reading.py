@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.report.drawing import MOST_CALLS, TooLarge, draw
-from torchsleuth.report.graph_reading import Call, Graph, NotAGraph, read_function, read_graph
+from torchsleuth.front.report.drawing import MOST_CALLS, TooLarge, draw
+from torchsleuth.front.report.graph_reading import Call, Graph, NotAGraph, read_function, read_graph
 
 
 def test_each_statement_of_a_graph_is_a_call_with_what_it_uses():

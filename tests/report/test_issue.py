@@ -8,8 +8,8 @@ import pytest
 from golden_files import agreed
 from made_cases import KINDS, accuracy, capture_error, hang
 
-from torchsleuth.report.evidence import gather
-from torchsleuth.report.issue import MOST, issue
+from torchsleuth.front.report.evidence import gather
+from torchsleuth.front.report.issue import MOST, issue
 from torchsleuth.script_runtime.signature import Signature
 
 # As the form that PyTorch offers for torch.compile renders them.

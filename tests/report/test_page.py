@@ -7,9 +7,9 @@ import pytest
 from made_cases import FILES, KINDS, accuracy, capture_error, compile_error, crash, hang, programs_own
 from page_parts import Parts
 
-from torchsleuth.cases.folder import open_case, put_files
-from torchsleuth.report.evidence import gather
-from torchsleuth.report.html import page
+from torchsleuth.core.cases.folder import open_case, put_files
+from torchsleuth.front.report.evidence import gather
+from torchsleuth.front.report.html import page
 
 SECTIONS = [
     "summary",

@@ -12,10 +12,10 @@ import pytest
 from made_cases import KINDS, accuracy
 from test_report_verb import HOSTILE, every_text
 
-from torchsleuth.cases.folder import CaseFolder, put_files
-from torchsleuth.cases.model import case_from_json
-from torchsleuth.report.evidence import gather
-from torchsleuth.report.html import page
+from torchsleuth.core.cases.folder import CaseFolder, put_files
+from torchsleuth.core.cases.model import case_from_json
+from torchsleuth.front.report.evidence import gather
+from torchsleuth.front.report.html import page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [

@@ -14,12 +14,12 @@ from made_cases import FILES, GRAPH, REPRO, accuracy, compile_error
 from page_parts import Parts
 from test_issue import HEADINGS, outside_fences
 
-from torchsleuth.cases.folder import CaseFolder, put_files
-from torchsleuth.cases.model import case_from_json
-from torchsleuth.cli.main import main
-from torchsleuth.report.evidence import gather
-from torchsleuth.report.html import page
-from torchsleuth.report.issue import MOST, issue
+from torchsleuth.core.cases.folder import CaseFolder, put_files
+from torchsleuth.core.cases.model import case_from_json
+from torchsleuth.front.cli.main import main
+from torchsleuth.front.report.evidence import gather
+from torchsleuth.front.report.html import page
+from torchsleuth.front.report.issue import MOST, issue
 
 
 def report(cases: Path, *words: str) -> tuple[int, str]:

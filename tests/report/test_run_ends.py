@@ -9,11 +9,11 @@ import pytest
 from made_cases import WORKAROUNDS, accuracy, hang
 
 from program_runs import run_watched
-from torchsleuth.cases.errors import NotWritable
-from torchsleuth.cli import run as run_module
-from torchsleuth.cli.progress import StatusLine
-from torchsleuth.program.oracle import WatchedRuns
-from torchsleuth.supervise import pipeline
+from torchsleuth.core.cases.errors import NotWritable
+from torchsleuth.front.cli import run as run_module
+from torchsleuth.front.cli.progress import StatusLine
+from torchsleuth.front.program.oracle import WatchedRuns
+from torchsleuth.front.supervise import pipeline
 
 PROGRAM = """
     import torch
@@ -49,7 +49,7 @@ def test_a_report_that_cannot_be_written_costs_one_sentence(tmp_path, monkeypatc
             raise NotWritable(folder.path, "it is read-only")
         written.append(folder.case.id)
 
-    monkeypatch.setattr("torchsleuth.report.writing.write_report", write)
+    monkeypatch.setattr("torchsleuth.front.report.writing.write_report", write)
     run_module._report(folders)
     said = capsys.readouterr().err
     assert "it is read-only" in said and "whose bug" in said and written == ["a0000005"]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.repro.loops import made_together, rolled
+from torchsleuth.torch_core.repro.loops import made_together, rolled
 
 
 def calls_made(lines: list[str], arguments: dict[str, int]) -> tuple[object, list[tuple]]:

@@ -2,9 +2,9 @@
 
 import re
 
-from torchsleuth.repro.program import program_script
-from torchsleuth.repro.small_marks import holds
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.torch_core.repro.program import program_script
+from torchsleuth.torch_core.repro.small_marks import holds
 
 
 def test_a_program_knows_its_failure_by_the_error_that_dynamo_shows_of_it():

@@ -10,9 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.cases.record import AmbientState, CompileSettings, GraphRecord
-from torchsleuth.repro.script import RUNTIME, _runtime, one_line, runtime_text, script_text, split_module
-from torchsleuth.tensors.specs import describe_inputs
+from torchsleuth.core.cases.record import AmbientState, CompileSettings, GraphRecord
+from torchsleuth.torch_core.repro.script import (
+    RUNTIME,
+    _runtime,
+    one_line,
+    runtime_text,
+    script_text,
+    split_module,
+)
+from torchsleuth.torch_core.tensors.specs import describe_inputs
 
 
 def test_the_pasted_runtime_defines_every_name_it_uses_once():

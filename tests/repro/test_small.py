@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.cases.record import CompileSettings, Embedded
-from torchsleuth.repro.small import small_scripts
-from torchsleuth.repro.small_graph import SmallGraph, SmallInput
-from torchsleuth.repro.small_inputs import TooLarge, input_expression
+from torchsleuth.core.cases.record import CompileSettings, Embedded
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.tensors.specs import describe_inputs, describe_tensor
+from torchsleuth.torch_core.repro.small import small_scripts
+from torchsleuth.torch_core.repro.small_graph import SmallGraph, SmallInput
+from torchsleuth.torch_core.repro.small_inputs import TooLarge, input_expression
+from torchsleuth.torch_core.tensors.specs import describe_inputs, describe_tensor
 
 aten = torch.ops.aten
 ERROR = Signature("compile_error", "compile", ("faults.Fault",), "no lowering for # things", ("a.py:die",))

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from torchsleuth.repro.small_marks import holds, marks_of
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_of_exception
+from torchsleuth.torch_core.repro.small_marks import holds, marks_of
 
 
 def raised(error):

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.repro.script import split_module
 from torchsleuth.script_runtime import hiding
 from torchsleuth.script_runtime import signature as module
 from torchsleuth.script_runtime.signature import (
@@ -21,6 +20,7 @@ from torchsleuth.script_runtime.signature import (
     signature_from_json,
     signature_of_exception,
 )
+from torchsleuth.torch_core.repro.script import split_module
 
 GXX = """C++ compile error
 

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from program_runs import run_watched
-from torchsleuth.cases.folder import CaseFolder, open_case
-from torchsleuth.processes.prepared import PreparedInterpreter
-from torchsleuth.processes.tree import descendants_of
-from torchsleuth.supervise.host import HostLost, SearchHost, StepRefused
-from torchsleuth.supervise.pipeline import (
+from torchsleuth.core.cases.folder import CaseFolder, open_case
+from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.core.processes.tree import descendants_of
+from torchsleuth.front.supervise.host import HostLost, SearchHost, StepRefused
+from torchsleuth.front.supervise.pipeline import (
     Processes,
     minify_step,
     triage_step,
     workaround_step,
 )
-from torchsleuth.supervise.scripts import ScriptRunner
+from torchsleuth.front.supervise.scripts import ScriptRunner
 
 PROGRAM = """
     import torch
@@ -206,8 +206,8 @@ def test_without_its_interpreter_a_host_is_started_anew(folder):
 def test_everything_goes_with_the_front(recorded, tmp_path):
     program = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from torchsleuth.processes.prepared import PreparedInterpreter\n"
-        "from torchsleuth.supervise.host import SearchHost\n"
+        "from torchsleuth.core.processes.prepared import PreparedInterpreter\n"
+        "from torchsleuth.front.supervise.host import SearchHost\n"
         "host = SearchHost(PreparedInterpreter(), '1', Path(sys.argv[1]))\n"
         "host.ask('triage', 60, heard=lambda m: print('doing', flush=True), case=sys.argv[2])\n"
     )

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from torchsleuth.cases.folder import list_cases
-from torchsleuth.cases.spool import read_process
-from torchsleuth.processes.identity import this_process
-from torchsleuth.processes.tree import end_all, started_at
-from torchsleuth.supervise.leftovers import OWNER, adopt_leftovers, leftover_spools, new_spool
+from torchsleuth.core.cases.folder import list_cases
+from torchsleuth.core.cases.spool import read_process
+from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.processes.tree import end_all, started_at
+from torchsleuth.front.supervise.leftovers import OWNER, adopt_leftovers, leftover_spools, new_spool
 
 HERE = this_process()
 # A number that no process has: the largest there is, by default.

@@ -9,9 +9,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.cases.folder import update_case, write_case
-from torchsleuth.cases.model import Minified, Triage
-from torchsleuth.supervise import pipeline
+from torchsleuth.core.cases.folder import update_case, write_case
+from torchsleuth.core.cases.model import Minified, Triage
+from torchsleuth.front.supervise import pipeline
 
 PINNED = Triage(
     component="inductor", part="lowering", pinned=True, nodes=("sin",), user_line="m.py:9", seconds=2.0

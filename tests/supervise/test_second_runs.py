@@ -13,16 +13,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.cases.answer import Answer
-from torchsleuth.cases.folder import write_case
-from torchsleuth.cases.record import CompileSettings, GraphRecord
-from torchsleuth.cases.spool import WatchedProcess
-from torchsleuth.program.oracle import answer_of_watched_run
-from torchsleuth.program.runs import ProgramRun
+from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.cases.folder import write_case
+from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.cases.spool import WatchedProcess
+from torchsleuth.front.program.oracle import answer_of_watched_run
+from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.supervise.original import verify_original
+from torchsleuth.front.supervise.scripts import ScriptRun
+from torchsleuth.front.supervise.second_look import NoSecondLook, second_look
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.supervise.original import verify_original
-from torchsleuth.supervise.scripts import ScriptRun
-from torchsleuth.supervise.second_look import NoSecondLook, second_look
 from torchsleuth.watched.flight import write_json
 from torchsleuth.watched.graph_record import RecordedGraph
 

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from torchsleuth.processes.identity import this_process
-from torchsleuth.supervise.program import _crashed
+from torchsleuth.core.processes.identity import this_process
+from torchsleuth.front.supervise.program import _crashed
 
 # Says which signals it got, and ends with the second.
 PROGRAM = """

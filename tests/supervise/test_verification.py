@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.cases.answer import Answer
-from torchsleuth.cases.folder import write_case
-from torchsleuth.supervise.scripts import ScriptRun
-from torchsleuth.supervise.verification import ScriptToVerify, verified_repro
+from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.cases.folder import write_case
+from torchsleuth.front.supervise.scripts import ScriptRun
+from torchsleuth.front.supervise.verification import ScriptToVerify, verified_repro
 
 SCRIPTS = [
     ScriptToVerify("function"),

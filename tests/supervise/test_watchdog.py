@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from torchsleuth.processes.identity import this_process
-from torchsleuth.supervise import program as supervise
-from torchsleuth.supervise.program import _Watchdog
+from torchsleuth.core.processes.identity import this_process
+from torchsleuth.front.supervise import program as supervise
+from torchsleuth.front.supervise.program import _Watchdog
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from torchsleuth.program.runs import Program, ProgramRun
+from torchsleuth.front.program.runs import Program, ProgramRun
+from torchsleuth.front.sweep.cells import SweepLog, buckets_of, cell_of
+from torchsleuth.front.sweep.grid import NothingToSweep, Setting, SweptProgram, programs_in, settings_of
+from torchsleuth.front.sweep.page import page_of
+from torchsleuth.front.sweep.running import Limits, Sweep, document_of, is_green, known_buckets
+from torchsleuth.front.sweep.same_bug import bug_of, merged
 from torchsleuth.script_runtime.signature import Signature, normalise_message
-from torchsleuth.sweep.cells import SweepLog, buckets_of, cell_of
-from torchsleuth.sweep.grid import NothingToSweep, Setting, SweptProgram, programs_in, settings_of
-from torchsleuth.sweep.page import page_of
-from torchsleuth.sweep.running import Limits, Sweep, document_of, is_green, known_buckets
-from torchsleuth.sweep.same_bug import bug_of, merged
 
 AS_IS = ["as-is"]
 

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from program_runs import environment, sleuth, write_program
-from torchsleuth.host.programs_on_ray import ended_programs, packed_folder
+from torchsleuth.search.host.programs_on_ray import ended_programs, packed_folder
+from torchsleuth.search.workers.cluster import ClusterUnfit
 from torchsleuth.watched.overrides import Overrides
-from torchsleuth.workers.cluster import ClusterUnfit
 
 HEALTHY = """
     import torch
@@ -175,7 +175,7 @@ def test_a_node_that_is_lost_is_a_sentence(tmp_path):
 
 
 def test_a_folder_too_large_to_send_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchsleuth.host.programs_on_ray.MOST_BYTES", 10)
+    monkeypatch.setattr("torchsleuth.search.host.programs_on_ray.MOST_BYTES", 10)
     (tmp_path / "data").write_bytes(b"x" * 11)
     with pytest.raises(ClusterUnfit, match="too much to send"):
         packed_folder(tmp_path)

@@ -11,7 +11,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from torchsleuth.compare.divergence import compiling
+from torchsleuth.torch_core.compare.divergence import compiling
 
 ROWS = {
     "fused rows": (lambda x, y: torch.softmax(F.layer_norm(x @ y, (64,)), -1).amax(-1), (32, 64), (64, 64)),

@@ -2,14 +2,14 @@
 
 import torch
 
-from torchsleuth.cases.answer import Answer
-from torchsleuth.minify.search.subsets import smallest
-from torchsleuth.minify.states import state_of
+from torchsleuth.child.trial import Outcome
+from torchsleuth.core.cases.answer import Answer
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.search.blame.experiments import Result
+from torchsleuth.search.blame.ladder import AOT, _stage, climb
+from torchsleuth.search.minify.search.subsets import smallest
+from torchsleuth.search.minify.states import state_of
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
-from torchsleuth.triage.experiments import Result
-from torchsleuth.triage.ladder import AOT, _stage, climb
-from torchsleuth.trials.trial import Outcome
 
 WRONG = Signature("accuracy", "run", outputs=("outputs[0]",))
 

@@ -11,14 +11,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.cases.folder import write_case
-from torchsleuth.cases.record import CompileSettings, GraphRecord
-from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.minify.case_state import CaseQuestions, SearchStart
-from torchsleuth.minify.search.contract import Reduction
+from torchsleuth.child.trial import Outcome, Question
+from torchsleuth.core.cases.folder import write_case
+from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.triage.triage_case import MANY_CALLS, PUT_OFF, triage_case
-from torchsleuth.trials.trial import Outcome, Question
+from torchsleuth.search.blame.triage_case import MANY_CALLS, PUT_OFF, triage_case
+from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
+from torchsleuth.search.minify.search.contract import Reduction
+from torchsleuth.torch_core.graphs.source_line import SourceLine
 from trials_here import TrialsHere
 
 BROKEN = Signature("compile_error", "compile", ("ValueError",), "bad size #")

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.cases.flags import INDUCTOR, Flag
-from torchsleuth.cases.record import CompileSettings
-from torchsleuth.minify.search.contract import State
-from torchsleuth.minify.search.subsets import smallest
-from torchsleuth.triage.cautious_settings import only_settings, settings_of, switchable
-from torchsleuth.triage.experiments import with_config
+from torchsleuth.core.cases.flags import INDUCTOR, Flag
+from torchsleuth.core.cases.record import CompileSettings
+from torchsleuth.search.blame.cautious_settings import only_settings, settings_of, switchable
+from torchsleuth.search.blame.experiments import with_config
+from torchsleuth.search.minify.search.contract import State
+from torchsleuth.search.minify.search.subsets import smallest
 
 
 @given(st.sets(st.integers(0, 24), min_size=1, max_size=4))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from torchsleuth.cases.model import Case, Triage
+from torchsleuth.core.cases.model import Case, Triage
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.triage.labels import labels_of
+from torchsleuth.search.blame.labels import labels_of
 
 
 def case(kind: str = "compile_error", device: str = "cpu") -> Case:

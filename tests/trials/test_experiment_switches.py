@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from torchsleuth.cases.record import AmbientState, CompileSettings
+from torchsleuth.child import compile as inside
+from torchsleuth.child.trial import Switches, Trial
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.tensors.specs import describe_inputs
-from torchsleuth.trials import compile as inside
-from torchsleuth.trials.trial import Switches, Trial
+from torchsleuth.torch_core.tensors.specs import describe_inputs
 
 GRAPH = """class Repro(torch.nn.Module):
     def forward(self, a):

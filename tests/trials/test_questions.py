@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchsleuth.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
-from torchsleuth.graphs.recording import RecordedTensor
-from torchsleuth.minify.case_state import CannotMinify, state_of_record, wait_for_device
-from torchsleuth.minify.questions import NoAnswer, Questions
-from torchsleuth.minify.trial_of_state import trial_of
-from torchsleuth.processes.limits import Limits
-from torchsleuth.processes.tree import descendants_of, marked_processes
+from torchsleuth.child.trial import Question
+from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
+from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.processes.tree import descendants_of, marked_processes
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.tensors.specs import describe_inputs
-from torchsleuth.tensors.store import ContentStoreWriter
-from torchsleuth.trials.trial import Question
-from torchsleuth.workers.pool import Workers
+from torchsleuth.search.minify.case_state import CannotMinify, state_of_record, wait_for_device
+from torchsleuth.search.minify.questions import NoAnswer, Questions
+from torchsleuth.search.minify.trial_of_state import trial_of
+from torchsleuth.search.workers.pool import Workers
+from torchsleuth.torch_core.graphs.recording import RecordedTensor
+from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors.store import ContentStoreWriter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from torchsleuth.cases.record import AmbientState, CompileSettings
-from torchsleuth.processes.limits import Limits
+from torchsleuth.child.trial import Trial
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
-from torchsleuth.tensors.specs import describe_inputs
+from torchsleuth.search.workers.pool import Workers
+from torchsleuth.torch_core.tensors.specs import describe_inputs
 from torchsleuth.torch_internals.compile_stages import failing_stage
-from torchsleuth.trials.trial import Trial
-from torchsleuth.workers.pool import Workers
 
 # A compiler with a bug: what a trial's own definitions may do, for a test.
 NO_RELU = """

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.cases.record import AmbientState, CompileSettings
+from torchsleuth.child.trial import Question, Switches, Trial, trial_from_json, trial_to_json
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.trial import Question, Switches, Trial, trial_from_json, trial_to_json
 
 words = st.text("abc.:_ é\n", max_size=4)
 plain = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), words)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.fx
 
-from torchsleuth.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.watched.failures import keep_inputs

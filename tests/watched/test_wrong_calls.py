@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from program_runs import run_bare, run_watched
-from torchsleuth.processes.sealed import why_not_sealable
+from torchsleuth.core.processes.sealed import why_not_sealable
 
 pytestmark = [
     pytest.mark.skipif(why_not_sealable() is not None, reason="needs processes that can be sealed off"),

@@ -14,18 +14,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.cases.folder import open_case, write_case
-from torchsleuth.cases.model import Triage, Verified
-from torchsleuth.cases.record import CompileSettings, GraphRecord
-from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.minify.case_state import CaseQuestions, SearchStart
-from torchsleuth.minify.questions import Questions
-from torchsleuth.minify.search.contract import Reduction
+from torchsleuth.child.trial import Outcome, Question
+from torchsleuth.core.cases.folder import open_case, write_case
+from torchsleuth.core.cases.model import Triage, Verified
+from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.triage.experiments import ExperimentRunner
-from torchsleuth.trials.trial import Outcome, Question
-from torchsleuth.workaround.attempts import NO_TIME, NotApplicable, Original, Tried, parts_of
-from torchsleuth.workaround.candidates import (
+from torchsleuth.search.blame.experiments import ExperimentRunner
+from torchsleuth.search.cure.attempts import NO_TIME, NotApplicable, Original, Tried, parts_of
+from torchsleuth.search.cure.candidates import (
     BACKEND,
     BREAK,
     MODULE,
@@ -34,7 +30,11 @@ from torchsleuth.workaround.candidates import (
     Candidate,
     Change,
 )
-from torchsleuth.workaround.find import NothingToWorkAround, attempts, find_workarounds, ordered
+from torchsleuth.search.cure.find import NothingToWorkAround, attempts, find_workarounds, ordered
+from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
+from torchsleuth.search.minify.questions import Questions
+from torchsleuth.search.minify.search.contract import Reduction
+from torchsleuth.torch_core.graphs.source_line import SourceLine
 from trials_here import TrialsHere
 
 WRONG = Signature("accuracy", "run", outputs=("outputs[0]",))

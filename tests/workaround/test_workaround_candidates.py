@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.cases.model import Triage
-from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.triage.cautious_settings import CAUTIOUS
+from torchsleuth.core.cases.model import Triage
+from torchsleuth.search.blame.cautious_settings import CAUTIOUS
+from torchsleuth.search.cure.candidates import BACKEND, About, candidates_for
+from torchsleuth.search.cure.places import Suspects
+from torchsleuth.torch_core.graphs.source_line import SourceLine
 from torchsleuth.watched.overrides import Overrides
-from torchsleuth.workaround.candidates import BACKEND, About, candidates_for
-from torchsleuth.workaround.places import Suspects
 
 INDUCTOR = "torch._inductor.config"
 

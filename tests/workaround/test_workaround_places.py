@@ -12,11 +12,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.cases.model import Minified, Triage
-from torchsleuth.cases.record import CompileSettings, GraphRecord
-from torchsleuth.graphs.source_line import SourceLine
-from torchsleuth.minify.case_state import SearchStart
-from torchsleuth.workaround.places import (
+from torchsleuth.core.cases.model import Minified, Triage
+from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.search.cure.places import (
     class_of,
     function_of,
     module_expression,
@@ -24,6 +22,8 @@ from torchsleuth.workaround.places import (
     nodes_of_modules,
     suspects_of,
 )
+from torchsleuth.search.minify.case_state import SearchStart
+from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 
 def start_of(traceback=""):

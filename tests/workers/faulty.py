@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.cases.record import CompileSettings
-from torchsleuth.processes.limits import Limits
+from torchsleuth.child.trial import Outcome, Trial
+from torchsleuth.core.cases.record import CompileSettings
+from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.trial import Outcome, Trial
-from torchsleuth.workers.pool import Workers
+from torchsleuth.search.workers.pool import Workers
 
 FAILS = Signature("runtime_error", "run", ("ValueError",), "it failed as expected")
 

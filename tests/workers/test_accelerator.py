@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchsleuth.cases.record import AmbientState, CompileSettings
-from torchsleuth.processes.limits import Limits
+from torchsleuth.child.trial import Trial
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.tensors.specs import describe_inputs
-from torchsleuth.trials.trial import Trial
-from torchsleuth.workers.pool import Workers
+from torchsleuth.search.workers.pool import Workers
+from torchsleuth.torch_core.tensors.specs import describe_inputs
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 from faulty import FAILS, trial
 
-from torchsleuth.cases.record import AmbientState, CompileSettings
-from torchsleuth.processes.limits import Limits
+from torchsleuth.child.trial import Trial
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.trial import Trial
-from torchsleuth.workers.cluster import ClusterUnfit, RayWorkers, join_cluster, open_workers, storages_of
+from torchsleuth.search.workers.cluster import (
+    ClusterUnfit,
+    RayWorkers,
+    join_cluster,
+    open_workers,
+    storages_of,
+)
 
 
 def test_without_ray_the_sentence_says_what_to_install(monkeypatch):
@@ -67,7 +73,7 @@ def test_ray_alone_starts_a_cluster_here_and_joins_none_that_is_found(monkeypatc
 
 
 def test_joining_a_cluster_is_warned_of(capsys, monkeypatch):
-    from torchsleuth.cli import options
+    from torchsleuth.front.cli import options
 
     monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: object())
     assert options._workers(None, None, "ray://head:10001") == "ray://head:10001"
@@ -184,8 +190,8 @@ def test_answers_from_the_cluster_are_remembered_here(workers):
 def test_a_real_compile_is_tried_on_the_cluster_and_its_values_are_the_right_ones(cluster_of_two, tmp_path):
     import torch
 
-    from torchsleuth.tensors.specs import describe_inputs
-    from torchsleuth.tensors.store import ContentStoreWriter
+    from torchsleuth.torch_core.tensors.specs import describe_inputs
+    from torchsleuth.torch_core.tensors.store import ContentStoreWriter
 
     values = torch.arange(8.0)
     described = describe_inputs([values], store=ContentStoreWriter(str(tmp_path / "store"))).to_json()

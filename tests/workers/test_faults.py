@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from faulty import FAILS, faulty_workers, trial
 
-from torchsleuth.processes.limits import Limits, within
-from torchsleuth.processes.tree import kill_marked, marked_processes, resident_bytes
+from torchsleuth.core.processes.limits import Limits, within
+from torchsleuth.core.processes.tree import kill_marked, marked_processes, resident_bytes
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.workers.pool import Workers
+from torchsleuth.search.workers.pool import Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

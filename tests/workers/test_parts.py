@@ -14,14 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.cases.record import AmbientState, CompileSettings
-from torchsleuth.processes.bounded_output import BoundedOutput
-from torchsleuth.processes.frames import BrokenFrame, Frames, frame
-from torchsleuth.processes.limits import Limits, clock_of_a_hang, limits_from_json
-from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.environment import needs_kernels, trial_environment, uses_accelerator
-from torchsleuth.trials.kernel_cache import drop_torn
-from torchsleuth.trials.trial import (
+from torchsleuth.child.environment import needs_kernels, trial_environment, uses_accelerator
+from torchsleuth.child.kernel_cache import drop_torn
+from torchsleuth.child.trial import (
     Outcome,
     Switches,
     Trial,
@@ -30,6 +25,11 @@ from torchsleuth.trials.trial import (
     trial_from_json,
     trial_to_json,
 )
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.processes.bounded_output import BoundedOutput
+from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.processes.limits import Limits, clock_of_a_hang, limits_from_json
+from torchsleuth.script_runtime.signature import Signature
 
 LOWERING = Signature("compile_error", "compile", ("torch._inductor.exc.LoweringException", "KeyError"))
 

@@ -8,8 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, wait
 import pytest
 from faulty import FAILS, counting, faulty_workers, trial
 
-from torchsleuth.processes.limits import Limits
-from torchsleuth.workers.failure_rate import failure_rate
+from torchsleuth.core.processes.limits import Limits
+from torchsleuth.search.workers.failure_rate import failure_rate
 
 
 def test_an_answer_is_given_once_and_then_remembered(tmp_path):

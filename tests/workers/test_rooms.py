@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from faulty import trial
 
-from torchsleuth.trials.trial import Question, Switches
-from torchsleuth.workers.rooms import bring_back, files_in, in_room
+from torchsleuth.child.trial import Question, Switches
+from torchsleuth.search.workers.rooms import bring_back, files_in, in_room
 
 WRITTEN = {
     "store/storages/new.safetensors": "store/storages/new.safetensors",

@@ -8,10 +8,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchsleuth.child.trial import Outcome
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.trials.trial import Outcome
-from torchsleuth.workers.failure_rate import repeats_for
-from torchsleuth.workers.trial_log import TrialLog, is_answer, surroundings
+from torchsleuth.search.workers.failure_rate import repeats_for
+from torchsleuth.search.workers.trial_log import TrialLog, is_answer, surroundings
 
 EXPECTED = Signature("compile_error", "compile", ("KeyError",), "no lowering")
 FAILED = Outcome(EXPECTED, 0.5, text="Traceback")

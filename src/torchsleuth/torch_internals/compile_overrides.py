@@ -189,5 +189,5 @@ def force_at_inner_compiles(wanted: Settings) -> None:
 def backend_named(name: str) -> Any:
     """The backend of that name: torchsleuth's own also where their entry points are not installed."""
     if name.startswith("sleuth_"):
-        return getattr(importlib.import_module("torchsleuth.backends.catalog"), name)
+        return getattr(importlib.import_module("torchsleuth.torch_core.backends.catalog"), name)
     return hooks.lookup_backend(name)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.processes.starting import is_compiler_setting
+from torchsleuth.core.processes.starting import is_compiler_setting
 
 CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchsleuth.compare.reference.cloning import same_bits
+from torchsleuth.torch_core.compare.reference.cloning import same_bits
 from torchsleuth.watched.call_state import Leaf, Leaves
 
 # A path that is no name in a program.

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from torchsleuth.compare.reference.rng import RngState, save_rng
-from torchsleuth.processes.sealed import CannotSeal, fill_fresh_memory, seal
-from torchsleuth.processes.starting import without_devices
+from torchsleuth.core.processes.sealed import CannotSeal, fill_fresh_memory, seal
+from torchsleuth.core.processes.starting import without_devices
+from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
 from torchsleuth.torch_internals.calls_under_way import GUARD_FILTER
 from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.configuration import global_state

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.compare.reference.rng import RngState, restore_rng
-from torchsleuth.processes.sealed import run_openmp_alone
+from torchsleuth.core.processes.sealed import run_openmp_alone
+from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, is_dynamos_own
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched.call_difference import ENDED, ITEMS, MOST_ITEMS, PRINTED, RETURNED

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.cases.record import WRONG, AmbientState
+from torchsleuth.core.cases.record import WRONG, AmbientState
 from torchsleuth.torch_internals.calls_under_way import CallUnderWay
 from torchsleuth.torch_internals.configuration import changed_settings
 from torchsleuth.watched.call_difference import MOST_ITEMS, PRINTED, is_below, iterator_of

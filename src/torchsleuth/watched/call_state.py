@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.compare.reference.trees import is_numpy
+from torchsleuth.torch_core.compare.reference.trees import is_numpy
 
 MOST_LEAVES = 20_000
 MOST_FUNCTIONS = 200

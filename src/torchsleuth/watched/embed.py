@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
 
-from torchsleuth.cases.record import Embedded
+from torchsleuth.core.cases.record import Embedded
 from torchsleuth.watched.embed_origin import has_source, installed, third_party
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed, registers, source_file

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchsleuth.cases.record import Embedded
+from torchsleuth.core.cases.record import Embedded
 from torchsleuth.watched.embed_origin import (
     defined_in,
     global_name,

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from torchsleuth.processes.identity import this_process
+from torchsleuth.core.processes.identity import this_process
 from torchsleuth.script_runtime.hiding import hide_in_words
 
 # Two counters per graph and one pair for graph capture; a process with more graphs than this goes on,

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from torchsleuth.cases.record import CompileSettings, Embedded, GraphRecord
-from torchsleuth.cases.scrub import without_secrets
-from torchsleuth.graphs.identity import structural_hash
-from torchsleuth.graphs.printer import PrintedGraph, Unprintable, print_graph
-from torchsleuth.graphs.provenance import calling_line, module_and_call, user_lines
+from torchsleuth.core.cases.record import CompileSettings, Embedded, GraphRecord
+from torchsleuth.core.cases.scrub import without_secrets
 from torchsleuth.script_runtime.hiding import hide_in_words
-from torchsleuth.tensors.specs import (
+from torchsleuth.torch_core.graphs.identity import structural_hash
+from torchsleuth.torch_core.graphs.printer import PrintedGraph, Unprintable, print_graph
+from torchsleuth.torch_core.graphs.provenance import calling_line, module_and_call, user_lines
+from torchsleuth.torch_core.tensors.specs import (
     REBUILT_FORMS,
     InputsDescription,
     ScalarSpec,
@@ -31,7 +31,7 @@ from torchsleuth.tensors.specs import (
     describe_inputs,
     with_aliases,
 )
-from torchsleuth.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.configuration import changed_settings, versions
 from torchsleuth.torch_internals.decomposition_table import changed_decompositions, table_source
 from torchsleuth.torch_internals.process_groups import fake_groups_source, groups_of

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.cases.record import GraphRecord
-from torchsleuth.compare.reference.trees import leaves
+from torchsleuth.core.cases.record import GraphRecord
+from torchsleuth.torch_core.compare.reference.trees import leaves
 
 Values = tuple[Any, Any]  # inputs and outputs of one call of a graph
 

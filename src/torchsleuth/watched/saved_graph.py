@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchsleuth.cases.record import AmbientState, CompileSettings, GraphRecord
+from torchsleuth.core.cases.record import AmbientState, CompileSettings, GraphRecord
 from torchsleuth.script_runtime.hiding import hide_in_words
 from torchsleuth.torch_internals.configuration import global_state, versions
 from torchsleuth.torch_internals.saved_code import SavedCode

@@ -14,19 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchsleuth.compare.reference.chunks import pieces
-from torchsleuth.compare.reference.cloning import clone_inputs, same_bits
-from torchsleuth.compare.reference.eager import MUTATED, EagerRun, OtherDraws, handed_over
-from torchsleuth.compare.reference.inlining import inlined
-from torchsleuth.compare.reference.opkinds import may_draw
-from torchsleuth.compare.reference.rng import Draw, RngState, noting_draws, restore_rng, rng_kept, save_rng
-from torchsleuth.compare.reference.room import copies_counted, memory_counted_apart
-from torchsleuth.compare.reference.trees import leaves
-from torchsleuth.compare.verdict.gradients import judge_gradients, path_of_joint
-from torchsleuth.compare.verdict.judge import judge_results
-from torchsleuth.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.torch_core.compare.reference.chunks import pieces
+from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits
+from torchsleuth.torch_core.compare.reference.eager import MUTATED, EagerRun, OtherDraws, handed_over
+from torchsleuth.torch_core.compare.reference.inlining import inlined
+from torchsleuth.torch_core.compare.reference.opkinds import may_draw
+from torchsleuth.torch_core.compare.reference.rng import (
+    Draw,
+    RngState,
+    noting_draws,
+    restore_rng,
+    rng_kept,
+    save_rng,
+)
+from torchsleuth.torch_core.compare.reference.room import copies_counted, memory_counted_apart
+from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients, path_of_joint
+from torchsleuth.torch_core.compare.verdict.judge import judge_results
+from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
 from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.torch_internals.tensors import transforms_ended
 from torchsleuth.watched import failures

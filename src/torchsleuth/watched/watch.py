@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from torchsleuth.cases.record import AmbientState, CompileSettings
-from torchsleuth.compare.reference.rng import Draw
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.compiling import lazy_backward
+from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.calls_under_way import call_under_way
 from torchsleuth.torch_internals.compiled_calls import CompiledCall

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchsleuth.processes.sealed import why_not_sealable
+from torchsleuth.core.processes.sealed import why_not_sealable
 from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.watched import failures, rewritten

@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from torchsleuth.explain.events import Event
-from torchsleuth.explain.phases import phase_of
-from torchsleuth.explain.profile import Profile, profile_of
+from torchsleuth.front.observe.events import Event
+from torchsleuth.front.observe.phases import phase_of
+from torchsleuth.front.observe.profile import Profile, profile_of
 from torchsleuth.torch_internals.compile_events import (
     LOOK_UP_MODULES,
     frame_times,

@@ -1,0 +1,169 @@
+"""Everything a trial child can be asked, by the name of the question; each child answers one.
+
+"fails" is the question of a search. The others are what a search has to know and may not find out itself, because
+finding out can end the process: eager values, rounding noise, shapes, the user's definitions, a stranger's script.
+Their answers are in `Outcome.more`; a signature says that the process failed at it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchsleuth.child.compile import namespace_of, noise_of, ready_trial, run_trial
+from torchsleuth.child.program import run_program
+from torchsleuth.child.trial import Outcome, Question, Trial
+from torchsleuth.script_runtime.inputs import load_inputs
+from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.script_runtime.runner import CannotTell
+from torchsleuth.torch_core.graphs.identity import structural_hash
+from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_core.graphs.recording import describe_values, record_values, recording_to_json
+from torchsleuth.torch_core.tensors.specs import Unsupported, describe_inputs
+from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_internals.configuration import global_state, versions
+from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
+from torchsleuth.torch_internals.minifier_scripts import read_foreign
+from torchsleuth.torch_internals.schemas import operator_schemas
+
+Announce = Callable[[str], None]
+# The fastest of so many eager runs.
+EAGER_RUNS = 5
+
+
+def answer(trial: Trial, announce: Announce = lambda phase: None) -> Outcome:
+    """What comes of `trial` in this process; a crash takes the process along, so let `workers` call it."""
+    if trial.question is Question.FAILS:
+        return run_trial(trial, announce)
+    if trial.question is Question.PROGRAM:
+        return run_program(trial, announce)
+    started = time.monotonic()
+    announce("run")
+    try:
+        more = _ANSWERS[trial.question](trial)
+    except CannotTell as why:
+        return Outcome(None, time.monotonic() - started, error=str(why))
+    except Exception as error:
+        return Outcome(None, time.monotonic() - started, error=f"{type(error).__name__}: {error}")
+    return Outcome(None, time.monotonic() - started, more=more)
+
+
+def _record(trial: Trial) -> dict[str, Any]:
+    """What every node yields in eager; the bytes go to the store where values matter."""
+    ready = ready_trial(trial)
+    symbolic = _fake_values(ready.graph, trial)[0] if trial.inputs.get("symbols") else {}
+    with ready.ambient(), torch.set_grad_enabled(torch.is_grad_enabled() and _differentiable(trial)):
+        recording = record_values(ready.eager, ready.inputs(), symbolic=symbolic)
+    keep = trial.expected.phase != "compile" and trial.store is not None
+    store = ContentStoreWriter(str(trial.store)) if keep else None
+    return {"recording": recording_to_json(recording, store)}
+
+
+def _differentiable(trial: Trial) -> bool:
+    return any(spec.get("requires_grad") for spec in trial.inputs["inputs"])
+
+
+def _record_fake(trial: Trial) -> dict[str, Any]:
+    """A recording of shapes alone, for a graph that cannot be run: enough where values do not matter."""
+    graph = _graph(trial)
+    found, _ = _fake_values(graph, trial)
+    return {"recording": recording_to_json(describe_values(graph, found), None)}
+
+
+def _fake_values(graph: torch.fx.GraphModule, trial: Trial) -> tuple[dict[str, Any], Exception | None]:
+    numbers = [spec.get("value") for spec in trial.inputs["inputs"]]
+    return fake_results(graph, trial.inputs, numbers)
+
+
+def _graph(trial: Trial) -> torch.fx.GraphModule:
+    """The graph by itself: its inputs are not made."""
+    scope = dict(namespace_of(trial))
+    if trial.constants:
+        values = load_inputs(trial.constants["description"], trial.store)
+        scope["constant"] = dict(zip(trial.constants["names"], values)).__getitem__
+    return read_graph(trial.graph, "Repro", scope)
+
+
+def _noise(trial: Trial) -> dict[str, Any]:
+    """How far rounding alone moves the results."""
+    return {"tolerances": asdict(noise_of(ready_trial(trial)))}
+
+
+def _shapes(trial: Trial) -> dict[str, Any]:
+    """Whether shapes and dtypes go together, and what each node yields, worked out without computing anything."""
+    found, error = _fake_values(_graph(trial), trial)
+    return {
+        "forms": forms_of(found),
+        "why": None if error is None else f"{type(error).__name__}: {error}"[:500],
+    }
+
+
+def _definitions(trial: Trial) -> dict[str, Any]:
+    """The operators of the user's that the graph calls, as a process without them can declare them."""
+    return {"schemas": operator_schemas(_graph(trial))}
+
+
+def _eager_seconds(trial: Trial) -> dict[str, Any]:
+    """How long a run without the compiler takes at best, on one thread, as compiled runs are timed."""
+    ready = ready_trial(trial)
+    torch.set_num_threads(1)
+    best = float("inf")
+    for _ in range(EAGER_RUNS):
+        values = ready.inputs()
+        with ready.ambient(), torch.no_grad():
+            started = time.perf_counter()
+            ready.eager(*values)
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - started)
+    return {"seconds": best}
+
+
+def _divergence(trial: Trial) -> dict[str, Any]:
+    """Where the compiled run leaves eager's way: how far each value is off, and which kernel and node begin it."""
+    # Only an analysis needs it, and a server has to start fast.
+    from torchsleuth.child.divergence import divergence
+
+    return divergence(trial)
+
+
+def _foreign_script(trial: Trial) -> dict[str, Any]:
+    """A script of PyTorch's own minifier, executed and taken apart; `trial.graph` is its path."""
+    foreign = read_foreign(Path(trial.graph))
+    graph = torch.fx.symbolic_trace(foreign.module)
+    printed = print_graph(graph)
+    try:
+        inputs = describe_inputs(foreign.inputs, None, ContentStoreWriter(str(trial.store))).to_json()
+    except Unsupported as reason:
+        raise CannotTell(f"it has inputs that cannot be kept: {reason}") from reason
+    return {
+        "graph": printed.source,
+        "imports": list(printed.imports),
+        "calls": printed.calls,
+        "hash": structural_hash(graph),
+        "placeholders": [n.name for n in graph.graph.nodes if n.op == "placeholder"],
+        "inputs": inputs,
+        "level": foreign.level,
+        "backend": foreign.backend,
+        "accuracy": foreign.accuracy,
+        "config": foreign.config,
+        "state": global_state() | {"grad": foreign.level == "dynamo"},
+        "versions": versions(),
+    }
+
+
+_ANSWERS: dict[Question, Callable[[Trial], dict[str, Any]]] = {
+    Question.RECORD: _record,
+    Question.RECORD_FAKE: _record_fake,
+    Question.NOISE: _noise,
+    Question.SHAPES: _shapes,
+    Question.DEFINITIONS: _definitions,
+    Question.EAGER_SECONDS: _eager_seconds,
+    Question.FOREIGN_SCRIPT: _foreign_script,
+    Question.DIVERGENCE: _divergence,
+}

@@ -1,0 +1,372 @@
+"""The inside of a trial: compiles and runs one candidate the way it failed, and stops as soon as it is decided.
+
+It is the runner of a written script fed with a `Trial` instead of a file, so that what fails here fails there.
+Fork servers know it by name; `warm_up` is what they do once so that every trial starts warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import linecache
+import math
+import operator
+import os
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from torchsleuth.child.trial import EAGER, Outcome, Switches, Trial
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.script_runtime import runner
+from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.torch_core.compare.verdict.gradients import gradient_tolerances
+from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances, measured_tolerances
+from torchsleuth.torch_core.repro.script import script_facts
+from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_internals.compile_stages import failing_stage, stopping_after
+from torchsleuth.torch_internals.configuration import restore_settings, saved_settings, see_every_compile
+from torchsleuth.torch_internals.loading import no_monitor_thread
+from torchsleuth.torch_internals.vector_instructions import (
+    forget_vector_instructions,
+    note_answers,
+    noted_answers,
+    probe_vector_instructions,
+    recall_vector_instructions,
+)
+
+_RULE = "# " + "-" * 64
+# Without a folder: in a signature it counts as the user's file, as it does in a script.
+_FILE = "trial.py"
+# A graph of thousands of nodes has as many lowerings; a search needs their number and the first of them.
+MOST_APPLIED = 20_000
+NOT_INTERPRETABLE = "NotInterpretable"
+_PHASES = {"compiling": "compile", "running": "run"}
+# Threads for kernels as torch chose them; the server itself runs with one, because OpenMP does not survive a fork.
+_threads: int | None = None
+_first_settings: dict[str, Any] | None = None
+# Whether a snippet has run in this process: what it changed stays changed.
+_pasted = False
+# The user's definitions that this process has executed, and the names they made.
+_definitions: tuple[tuple[tuple[str, ...], str], dict[str, Any]] | None = None
+
+
+class Decided(BaseException):
+    """The stage in which the original failed has passed: what comes after it cannot be the failure looked for."""
+
+
+def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None) -> Outcome:
+    """What comes of `trial` in this process; a crash takes the process along, so let `workers` call it.
+
+    From outside it is `workers.run(trial).fails_like(trial.expected)`.
+    """
+    started = time.monotonic()
+    more: dict[str, Any] = {}
+    try:
+        ready = ready_trial(trial)
+        if trial.measure_noise:
+            announce("run")
+            more["tolerances"] = asdict(noise_of(ready))
+            ready.facts["tolerances"] = {**more["tolerances"]["by_path"], **trial.tolerances}
+    except runner.CannotTell as why:
+        return Outcome(None, time.monotonic() - started, error=str(why))
+    see_every_compile()
+    forget_vector_instructions(trial.settings.config)
+    runner._repro_phase = _teller(trial, announce)
+    observed: tuple[Signature, str] | None = None
+    decided = False
+    try:
+        # What ends the process leaves no time to ask afterwards.
+        if trial.must_pass_in_eager and trial.expected.kind in ("crash", "hang"):
+            observed = _fails_in_eager(ready, announce)
+        if observed is None:
+            with _changed(trial, more), stopping_after(_last_stage(trial), Decided):
+                observed = _observed(ready, trial, more)
+            if trial.must_pass_in_eager and observed and fails_the_same_way(trial.expected, observed[0]):
+                # A compile that failed may leave modes behind; they belong to its thread.
+                with ThreadPoolExecutor(1) as another:
+                    observed = another.submit(_fails_in_eager, ready, announce).result() or observed
+    except Decided:
+        decided = True
+    signature, text = observed or (None, "")
+    more["stopped_early"] = decided
+    return Outcome(signature, time.monotonic() - started, text=text, more=more)
+
+
+def _fails_in_eager(
+    ready: runner.ReproTrial, announce: Callable[[str], None]
+) -> tuple[Signature, str] | None:
+    """How the graph fails without the compiler, if it does: a failure of a phase of its own, like no other."""
+    announce(EAGER)
+    observed = ready.observe_eager([])
+    return None if observed is None else (replace(observed[0], phase=EAGER), observed[1])
+
+
+def ready_trial(trial: Trial) -> runner.ReproTrial:
+    """Graph, inputs and settings of a trial, ready to be run; raises `CannotTell` where that cannot be done here."""
+    global _first_settings
+    use_threads()
+    if _first_settings is None:
+        _first_settings = saved_settings()
+    return runner.ReproTrial(_facts(trial), _source(trial), namespace_of(trial), _options(trial))
+
+
+def use_threads() -> None:
+    """As many threads as a process of its own would have; the server that this one was forked from keeps to one."""
+    if _threads is not None:
+        torch.set_num_threads(_threads)
+
+
+def noise_of(ready: runner.ReproTrial) -> Tolerances:
+    """How far rounding alone moves the results of a trial's graph."""
+    if ready.facts["gradients"]:
+        with ready.ambient():
+            return gradient_tolerances(ready.graph, ready.inputs())
+    return measured_tolerances(with_reshapes(ready.graph), ready.inputs())
+
+
+@contextlib.contextmanager
+def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
+    """The compiler with what an experiment of triage changes in it; what it applied is noted in `more`."""
+    global _pasted
+    switches = trial.switches
+    if switches == Switches():
+        yield
+        return
+    # Only experiments need these, and a server has to start fast.
+    from torchsleuth.torch_internals.compile_overrides import run_snippet
+    from torchsleuth.torch_internals.compile_trace import traced
+    from torchsleuth.torch_internals.compiler_switches import switched
+
+    with contextlib.ExitStack() as stack:
+        if switches.snippet:
+            _pasted = True
+            run_snippet(switches.snippet)
+        if switches.trace is not None:
+            stack.enter_context(traced(switches.trace))
+        if switches.passes_alone:
+            from torchsleuth.torch_internals.passes_alone import passes_alone
+
+            stack.enter_context(passes_alone())
+        elif switches.interpret:
+            from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
+
+            stack.enter_context(interpreted_lowering())
+        applied = stack.enter_context(switched(switches.off))
+        try:
+            yield
+        finally:
+            more["applied"] = {name: found[:MOST_APPLIED] for name, found in applied.names.items()}
+            more["missing"] = applied.missing
+
+
+def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature, str] | None:
+    """What the run shows; an experiment may leave the compiler out, or be one that cannot be made here."""
+    if trial.switches.forward_only:
+        ready.differentiate = lambda out: None
+    if trial.switches.eager:
+        names: list[str] = []
+        runner._repro_phase("running")
+        observed = ready.observe_eager(names)
+        more["node"] = names[-1] if names else None
+        return observed
+    observed = _observed_and_timed(ready, more) if trial.time_runs else ready.observe()
+    if (
+        observed is not None
+        and observed[0].exceptions[-1:]
+        and NOT_INTERPRETABLE in observed[0].exceptions[-1]
+    ):
+        more["not_interpretable"] = True
+    return observed
+
+
+def _observed_and_timed(ready: Any, more: dict[str, Any]) -> tuple[Signature, str] | None:
+    """As `observe`; where the graph ran to its end, rightly or wrongly, `more` says how long a run takes."""
+    from torchsleuth.child.timing import keep_compiled, run_seconds
+
+    compiled = keep_compiled(ready)
+    observed = ready.observe()
+    if compiled and (observed is None or observed[0].kind == "accuracy"):
+        more["run_seconds"] = run_seconds(ready, compiled[-1])
+    return observed
+
+
+def _facts(trial: Trial) -> dict[str, Any]:
+    return script_facts(
+        trial.settings,
+        signature={"kind": trial.kind or trial.expected.kind, "outputs": trial.expected.outputs},
+        placeholders=trial.placeholders,
+        inputs=trial.inputs,
+        constants=trial.constants,
+        tolerances=trial.tolerances,
+    )
+
+
+def _source(trial: Trial) -> str:
+    """The part of a written script that the runner reads: the graph between two headings."""
+    return f"{_RULE} the graph\n{trial.graph.rstrip()}\n{_RULE} how it was compiled, and how it failed\n"
+
+
+def namespace_of(trial: Trial) -> dict[str, Any]:
+    """The names a script would have: the usual imports, the trial's own, and the user's definitions.
+
+    Definitions are executed once per process: an operator cannot be registered twice.
+    """
+    global _definitions
+    if trial.embedded and _definitions is not None and _definitions[0] == (trial.imports, trial.embedded):
+        return _definitions[1]
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    scope = module.__dict__
+    scope.update(math=math, operator=operator, inf=math.inf, nan=math.nan, torch=torch, __file__=_FILE)
+    text = "\n".join([*trial.imports, trial.embedded])
+    linecache.cache[_FILE] = (len(text), None, text.splitlines(keepends=True), _FILE)
+    try:
+        exec(compile(text, _FILE, "exec"), scope)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise runner.CannotTell(f"could not set up the program's own definitions here ({why})") from error
+    _definitions = (trial.imports, trial.embedded), scope
+    return scope
+
+
+def _options(trial: Trial) -> argparse.Namespace:
+    return argparse.Namespace(
+        backend=trial.switches.backend,
+        accuracy=None,
+        tracing_mode=None,
+        save_dir=trial.store or os.devnull,
+    )
+
+
+def _teller(trial: Trial, announce: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells the phases on, and stops where the one that matters is over."""
+
+    def tell(name: str) -> None:
+        phase = _PHASES[name]
+        if phase == "run" and trial.stop_early and trial.expected.phase != "run":
+            raise Decided
+        announce(phase)
+
+    return tell
+
+
+def _last_stage(trial: Trial) -> str | None:
+    """The stage after which a compile of this trial is decided; None where all of it must run."""
+    if trial.switches.stop_after and _one_compile(trial):
+        return trial.switches.stop_after
+    if not trial.stop_early or trial.expected.kind != "compile_error":
+        return None
+    stage = failing_stage(trial.expected.exceptions, trial.expected.frames)
+    # Forward and backward have one joint graph.
+    return stage if stage == "joint" or _one_compile(trial) else None
+
+
+def _one_compile(trial: Trial) -> bool:
+    """Whether Inductor compiles this trial's graph once: with gradients it compiles a backward graph as well."""
+    if trial.settings.level == "aot":
+        return True
+    return not trial.constants and not any(spec.get("requires_grad") for spec in trial.inputs["inputs"])
+
+
+# Failures that are decided at the end of a stage.
+_EXPECTED = {
+    "lowering": Signature("compile_error", "compile", frames=("torch/_inductor/lowering.py:wrapped",)),
+    "codegen": Signature("compile_error", "compile", frames=("torch/_inductor/scheduler.py:codegen",)),
+    "run": Signature("runtime_error", "run"),
+}
+_GRAPH = """class Repro(torch.nn.Module):
+    def forward(self, a):
+        b = {call}
+        return (b,)
+"""
+
+
+def warm_up() -> dict[str, Any]:
+    """Imports and exercises everything a trial uses, up to but not including the C++ compiler; facts for the log.
+
+    The server forks after this: it must be left with one thread and no accelerator.
+    """
+    global _threads
+    no_monitor_thread()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    known = recall_vector_instructions(noted_answers())
+    _exercise("aot", "torch.ops.aten.abs.default(a)", "codegen" if known else "lowering")
+    _exercise("dynamo", "torch.abs(a)", "lowering")
+    _threads = threads
+    return {
+        "torch": torch.__version__,
+        "kernel_threads": threads,
+        "vector_instructions_known": known,
+    }
+
+
+def learn() -> dict[str, bool]:
+    """What takes seconds to find out and holds for every trial, and a first kernel in the shared cache."""
+    global _threads
+    _threads = 1  # as in the server, which will look for the very same kernel
+    answers = noted_answers() or probe_vector_instructions()
+    note_answers(answers)
+    _exercise("aot", "torch.ops.aten.abs.default(a)", "run")
+    return answers
+
+
+def recall(answers: dict[str, bool]) -> None:
+    """Takes over what `learn` found in another process, and loads the kernel it made.
+
+    What torch finds out on the way, about the compiler and its headers, is then known to every trial.
+    """
+    global _threads
+    threads, _threads = _threads, None
+    if recall_vector_instructions(answers):
+        _exercise("aot", "torch.ops.aten.abs.default(a)", "run")
+    _threads = threads
+
+
+def _exercise(level: str, call: str, stage: str) -> None:
+    """One tiny compile up to the end of `stage`, with everything set back afterwards."""
+    try:
+        run_trial(tiny_trial(level, call, stage))
+    except Exception:  # the compiler may be broken for good: that is for the trials to find out
+        pass
+    restore_settings(_first_settings or {})
+
+
+def tiny_trial(
+    level: str = "aot",
+    call: str = "torch.ops.aten.abs.default(a)",
+    stage: str = "lowering",
+    device: str = "cpu",
+) -> Trial:
+    """The least that can be asked of a worker: one operator, compiled up to the end of `stage`.
+
+    >>> tiny_trial(device="cuda").inputs["inputs"][0]["device"]
+    'cuda'
+    """
+    inputs = describe_inputs([torch.zeros(8)]).to_json()
+    inputs["inputs"] = [{**spec, "device": device} for spec in inputs["inputs"]]
+    settings = CompileSettings(level, state=AmbientState(grad=False))
+    graph = _GRAPH.format(call=call)
+    return Trial(graph, _EXPECTED[stage], settings, placeholders=("a",), inputs=inputs)
+
+
+def still_good() -> bool:
+    """Whether this process can run another trial: settings are put back, and its accelerator still answers."""
+    if _pasted:
+        return False
+    try:
+        restore_settings(_first_settings or {})
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            torch.zeros(1, device="cuda").add_(1).item()
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""What every process knows: cases, processes, messages. No torch."""

@@ -1,0 +1,267 @@
+"""A process with torch loaded, from which others are forked: scripts, the search host, the server of the trials.
+
+Loading torch and its compiler takes three to four seconds of a processor; that is done once, before anyone needs it.
+The process runs nothing itself (`trials.interpreter` is its inside). It sees no accelerator, as what has looked at
+one cannot be forked; a script in a fork of it sees none either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.processes.last_will import scratch
+from torchsleuth.core.processes.starting import (
+    fresh_environment,
+    python_command,
+    sees_devices,
+    without_devices,
+)
+from torchsleuth.core.processes.tree import (
+    TOKEN,
+    UNMARKED,
+    descendants_of,
+    kill_group,
+    marked,
+    send,
+    started_at,
+)
+
+POLL_SECONDS = 0.02
+# For a killed process to be gone, so that nothing writes into its folder any more.
+GONE_SECONDS = 5.0
+# numpy's own threads would be forked.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+INSIDE = "torchsleuth.child.interpreter"
+
+
+class PreparedInterpreter:
+    """An interpreter with torch loaded: `with PreparedInterpreter() as prepared: prepared.fork_call(...)`.
+
+    `environment` is that of the person's program. Another process joins the one that is there by a socket that
+    `join` made: `PreparedInterpreter.joined(socket, environment)`.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._scratch = tempfile.mkdtemp(dir=scratch())
+        self._set_up(environment)
+        self._control, theirs = socket.socketpair()
+        with open(os.path.join(self._scratch, "log"), "wb") as log:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                python_command(sys.executable, INSIDE, theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self._started_with, "TORCHINDUCTOR_CACHE_DIR": os.path.join(self._scratch, "unused")},
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+        theirs.close()
+
+    @classmethod
+    def joined(cls, control: socket.socket, environment: Mapping[str, str]) -> Self:
+        """The interpreter at the other end of a socket, which someone else started and will end."""
+        made = cls.__new__(cls)
+        made._control, made._process, made._scratch = control, None, ""
+        made._set_up(environment)
+        return made
+
+    def _set_up(self, environment: Mapping[str, str] | None) -> None:
+        self._environment = dict(os.environ if environment is None else environment)
+        self._lock = threading.Lock()
+        self._frames = Frames()
+        self._codes: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        self._numbers = 0
+        # What the interpreter was started with; a fork of it gets back what the person had.
+        made = fresh_environment(self._environment, Path(self._scratch, "unused"))
+        self._started_with = {**marked(made, UNMARKED), **_ONE_THREAD, **without_devices()}
+        self.closed = False
+
+    @property
+    def hides_devices(self) -> bool:
+        """Whether a script that is forked here sees less than it would by itself: there is a device."""
+        return sees_devices(self._environment)
+
+    @property
+    def how_it_ended(self) -> str | None:
+        """How the interpreter ended and what it said last; None while it is there, or where someone else started it."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        said = Path(self._scratch, "log").read_text(encoding="utf-8", errors="replace").strip()
+        return f"status {code}" + (f", {said.splitlines()[-1][:200]}" if said else "")
+
+    def join(self) -> socket.socket:
+        """One end of a socket over which another process may ask for forks; those end when it is closed."""
+        ours, theirs = socket.socketpair()
+        self._say({"join": True, "descriptors": 1}, [theirs])
+        theirs.close()
+        return ours
+
+    def fork_script(
+        self,
+        script: Path,
+        arguments: Sequence[str],
+        out: Path,
+        err: Path,
+        cache: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> Forked:
+        """Forks a process that goes on as `python script arguments` would, with more variables in its `environment`;
+        raises `NotThere` where it cannot."""
+        restored = (*_ONE_THREAD, *(() if self.hides_devices else without_devices()), TOKEN)
+        changed = {name: self._environment.get(name) for name in restored}
+        order = {
+            "script": str(script.absolute()),
+            "arguments": list(arguments),
+            "stdout": str(out),
+            "stderr": str(err),
+            "environment": {**changed, "TORCHINDUCTOR_CACHE_DIR": str(cache), **(environment or {})},
+        }
+        return self._forked(order)
+
+    def fork_call(
+        self,
+        call: str,
+        arguments: Sequence[str],
+        controls: Sequence[socket.socket],
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> Forked:
+        """Forks a process that calls `call(["--control=N", ..., *arguments])`, N being its copies of `controls`."""
+        gone = {name: None for name in self._started_with if name not in environment}
+        order = {
+            "call": call,
+            "arguments": list(arguments),
+            "stdout": str(log),
+            "stderr": str(log),
+            "environment": {**gone, **environment},
+        }
+        return self._forked(order, controls)
+
+    def close(self) -> None:
+        """Ends the interpreter and everything that was forked from it."""
+        self.closed = True
+        below = {} if self._process is None else {p: started_at(p) for p in descendants_of(self._process.pid)}
+        self._control.close()
+        if self._process is not None:
+            if below:  # it ends them itself, and what they started meanwhile
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(GONE_SECONDS)
+            if self._process.poll() is None:
+                kill_group(self._process.pid)
+            self._process.wait()
+            for pid, started in below.items():
+                if started_at(pid) == started:
+                    send(pid, signal.SIGKILL)
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _forked(self, order: Mapping[str, Any], handed: Sequence[socket.socket] = ()) -> Forked:
+        with self._lock:
+            self._numbers += 1
+            number = self._numbers
+        self._say({"become": order, "number": number, "descriptors": len(handed)}, handed)
+        return Forked(self, number)
+
+    def _say(self, message: Mapping[str, Any], handed: Sequence[socket.socket] = ()) -> None:
+        data = frame(message)
+        try:
+            with self._lock:
+                numbers = [each.fileno() for each in handed]
+                sent = socket.send_fds(self._control, [data], numbers) if numbers else 0
+                self._control.sendall(data[sent:])
+        except OSError as error:
+            raise NotThere from error
+
+    def _code(self, number: int) -> int | None:
+        """How a forked process ended, if it has; an interpreter that is gone can tell nothing."""
+        with self._lock:
+            try:
+                self._control.setblocking(False)
+                while data := self._control.recv(1 << 16):
+                    for message in self._frames.feed(data):
+                        if "done" in message:
+                            self._codes[message["done"]] = message["code"]
+                        elif "forked" in message:
+                            self._pids[message["forked"]] = message["pid"]
+                if number not in self._codes:
+                    raise NotThere
+            except BlockingIOError:
+                self._control.setblocking(True)
+            except (OSError, BrokenFrame) as error:
+                raise NotThere from error
+            return self._codes.get(number)
+
+
+class NotThere(Exception):
+    """The interpreter that was to be forked is gone."""
+
+
+class Forked:
+    """A process forked from that interpreter; used as `Popen` is."""
+
+    def __init__(self, home: PreparedInterpreter, number: int) -> None:
+        self._home = home
+        self.number = number
+        self._ended: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its number, once it was heard of; `poll` listens."""
+        return self._home._pids.get(self.number)
+
+    def poll(self) -> int | None:
+        """Its exit status once it has ended; raises `NotThere` where that cannot be known any more."""
+        if self._ended is None:
+            self._ended = self._home._code(self.number)
+        return self._ended
+
+    def wait(self, timeout: float | None = None) -> int:
+        """How it ended; raises `subprocess.TimeoutExpired` where it takes longer."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self._gone()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+            time.sleep(POLL_SECONDS)
+        return code
+
+    def kill(self) -> None:
+        """Ends it and everything in its session."""
+        try:
+            self._home._say({"kill": self.number})
+        except NotThere:  # it went with its parent
+            pass
+
+    def end(self) -> None:
+        """Ends it and waits until it is gone."""
+        if self._ended is None:
+            self.kill()
+            try:
+                self.wait(GONE_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+
+    def _gone(self) -> int | None:
+        try:
+            return self.poll()
+        except NotThere:
+            return 0

@@ -1,0 +1,152 @@
+"""Names of torch releases and nightlies, their order, and ranges of them.
+
+A name is `2.12.1` or `2.14.0.dev20261001`; what follows a `+` says how it was built, not what it is. An end of a range
+takes in all that starts with it: `2.15` ends after the last 2.15.x. Dates mean nightlies; release candidates are
+tried only where they are named one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+
+from torchsleuth.core.cases.errors import SleuthError
+
+_NAME = re.compile(r"(\d+(?:\.\d+)*)(?:\.post(\d+)|\.dev(\d{8})|rc(\d+))?", re.ASCII)
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
+NIGHTLY = "nightly"
+
+
+class BadRange(SleuthError):
+    """What was given as a range or list of releases is none."""
+
+
+@dataclass(frozen=True, order=True)
+class Release:
+    """One release, in the order in which they came: `release_named("2.12.1") > release_named("2.12.0")`."""
+
+    numbers: tuple[int, ...]
+    stage: tuple[int, int]  # (0, date) nightly, (1, n) candidate, (2, 0) the release, (3, n) made again
+
+    @property
+    def night(self) -> date | None:
+        """The date of a nightly, None of a release."""
+        return _day(str(self.stage[1])) if self.stage[0] == 0 else None
+
+
+@dataclass(frozen=True)
+class Range:
+    """Both ends of `A..B`, each a prefix of a release, a date, or `nightly` for the newest of all."""
+
+    text: str
+    first: tuple[int, ...] | date
+    last: tuple[int, ...] | date | str
+
+    @property
+    def has_releases(self) -> bool:
+        return isinstance(self.first, tuple)
+
+    @property
+    def has_nightlies(self) -> bool:
+        return not isinstance(self.last, tuple)
+
+    def chosen_of(self, names: Iterable[str]) -> list[str]:
+        """The names inside, oldest first; of a range that only ends at a nightly, that one nightly.
+
+        >>> range_of("2.11..2.12").chosen_of(["2.12.1", "2.10.0", "2.11.0", "2.13.0", "2.12.0rc1"])
+        ['2.11.0', '2.12.1']
+        """
+        found = sorted({(release_named(name), public(name)) for name in names if is_name(name)})
+        releases = [name for release, name in found if self._holds_release(release)]
+        nights = [name for release, name in found if self._holds_night(release)]
+        return releases + (nights[-1:] if self.has_releases else nights)
+
+    def _holds_release(self, release: Release) -> bool:
+        if not isinstance(self.first, tuple) or release.stage[0] < 2:
+            return False
+        started = release.numbers >= self.first
+        return started and (
+            not isinstance(self.last, tuple) or release.numbers[: len(self.last)] <= self.last
+        )
+
+    def _holds_night(self, release: Release) -> bool:
+        night = release.night
+        if night is None or isinstance(self.last, tuple):
+            return False
+        begun = night >= self.first if isinstance(self.first, date) else release.numbers >= self.first
+        return begun and (not isinstance(self.last, date) or night <= self.last)
+
+
+def public(name: str) -> str:
+    """The name without how it was built: `public("2.13.0+cpu") == "2.13.0"`."""
+    return name.partition("+")[0]
+
+
+def is_name(text: str) -> bool:
+    """Whether this names a release, a candidate or a nightly: `is_name("2.14.0.dev20261001+cpu")`."""
+    try:
+        release_named(text)
+    except BadRange:
+        return False
+    return True
+
+
+def release_named(name: str) -> Release:
+    """The release of a name: `release_named("2.13.0+cpu") == release_named("2.13.0")`."""
+    match = _NAME.fullmatch(public(name))
+    if match is None or (match[3] and _day(match[3]) is None):
+        raise BadRange(f"{name!r} names no release of torch; write it like 2.13.0 or 2.14.0.dev20261001.")
+    numbers = tuple(int(number) for number in match[1].split("."))
+    if match[3]:
+        return Release(numbers, (0, int(match[3])))
+    if match[4]:
+        return Release(numbers, (1, int(match[4])))
+    return Release(numbers, (3, int(match[2])) if match[2] else (2, 0))
+
+
+def range_of(text: str) -> Range:
+    """The range that a person wrote: `range_of("2.11..2.15")`, `range_of("2026-10-01..2026-11-01")`."""
+    first, dots, last = (part.strip() for part in text.partition(".."))
+    low, high = _end(first), _end(last)
+    if not dots or low is None or high is None or isinstance(low, str):
+        raise BadRange(
+            f"{text!r} is not a range of releases; write it like 2.11..2.15, 2.13.0..nightly "
+            "or 2026-10-01..2026-11-01, or name them with --releases 2.11.0,2.12.1."
+        )
+    if isinstance(low, date) and isinstance(high, tuple):
+        raise BadRange(
+            f"{text!r} starts with a date and ends with a release; start with a release, or end with a date."
+        )
+    turned = isinstance(low, date) and isinstance(high, date) and low > high
+    if isinstance(low, tuple) and isinstance(high, tuple):
+        turned = low > high and low[: len(high)] != high
+    if turned:
+        raise BadRange(f"{text!r} ends before it starts; write the older one first: {last}..{first}.")
+    return Range(text, low, high)
+
+
+def names_listed(text: str) -> list[str]:
+    """The releases of a list, oldest first: `names_listed("2.12.1,2.11.0") == ["2.11.0", "2.12.1"]`."""
+    names = {public(part.strip()) for part in text.split(",") if part.strip()}
+    if not names:
+        raise BadRange("--releases names no release; write them like --releases 2.11.0,2.12.1.")
+    return sorted(names, key=release_named)
+
+
+def _end(text: str) -> tuple[int, ...] | date | str | None:
+    if text == NIGHTLY:
+        return NIGHTLY
+    if match := _DATE.fullmatch(text):
+        return _day("".join(match.groups()))
+    return (
+        tuple(int(n) for n in text.split(".")) if re.fullmatch(r"\d+(\.\d+){0,2}", text, re.ASCII) else None
+    )
+
+
+def _day(digits: str) -> date | None:
+    try:
+        return date(int(digits[:4]), int(digits[4:6]), int(digits[6:]))
+    except ValueError:
+        return None

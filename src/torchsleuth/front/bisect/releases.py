@@ -1,0 +1,219 @@
+"""In which releases of torch a script fails: rounds of k runs, each in the environment of one release.
+
+`schedule` says which releases come next and what the answers mean; a `Provider` has a Python for each; a `Runner` runs
+the script once. What one release says is told at once (`on_tried`), so whoever stops the search loses only the runs
+under way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.cases.model import Case, WrongShape, read_dataclass
+from torchsleuth.core.processes.tree import descendants_of, kill_group
+from torchsleuth.front.bisect.environments import Stopped
+from torchsleuth.front.bisect.provider import CannotBuild, Provider
+from torchsleuth.front.bisect.release_names import is_name, release_named
+from torchsleuth.front.bisect.schedule import ReleaseFinding, finding_of, next_to_try
+from torchsleuth.front.supervise.scripts import ScriptRun
+
+NOT_BUILT = "not built"
+
+
+@dataclass(frozen=True)
+class TriedRelease:
+    """One release and what came of it, as case.json has it: the text of an `Answer`, or "not built"."""
+
+    version: str
+    outcome: str
+    seconds: float
+    why: str
+
+    @property
+    def answer(self) -> Answer:
+        """What the search goes by; a release that was not built cannot tell."""
+        return next((answer for answer in Answer if answer.value == self.outcome), Answer.CANNOT_TELL)
+
+
+@dataclass(frozen=True)
+class Bisection(ReleaseFinding):
+    """The section `bisect` of case.json: what was found, and all that was tried for it."""
+
+    tried: tuple[TriedRelease, ...] = ()
+    error: str | None = None
+    of: str | None = None  # names script, index and Python: answers count again only for the same
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `bisection_of` reads them back."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+class Runner(Protocol):
+    """Runs the script in question."""
+
+    def run(self, python: str, deadline: float) -> ScriptRun:
+        """One answer of the script under that Python."""
+
+    def end(self) -> None:
+        """Ends the runs under way."""
+
+
+@dataclass(frozen=True)
+class RepeatedScript:
+    """A script on disk; `once` runs it in a fresh process. It passes only where it passes `times` times."""
+
+    script: Path
+    once: Callable[[str, float], ScriptRun]
+    times: int = 1
+
+    def run(self, python: str, deadline: float) -> ScriptRun:
+        """The first answer that is not "passes", else the last."""
+        started = time.monotonic()
+        for _ in range(self.times):
+            run = self.once(python, deadline)
+            if run.answer is not Answer.PASSES:
+                break
+        return replace(run, seconds=time.monotonic() - started)
+
+    def end(self) -> None:
+        """Ends this process's own children that run the script, each with all it started."""
+        for pid in descendants_of(os.getpid()):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has ended, or there is no /proc and it ends by its own clock
+                continue
+            if os.fsencode(self.script) in words:
+                kill_group(pid)
+
+
+@dataclass
+class Search:
+    """A search under way: what it asks and whom it tells."""
+
+    versions: Sequence[str]
+    provider: Provider
+    runner: Runner
+    deadline: float
+    workers: int = 2
+    on_tried: Callable[[TriedRelease], None] = lambda _tried: None
+    say: Callable[[str], None] = lambda _text: None
+    tried: dict[str, TriedRelease] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)  # known beforehand not to be there
+
+    @property
+    def seen(self) -> dict[str, Answer]:
+        return {version: tried.answer for version, tried in self.tried.items()}
+
+
+def bisect_releases(search: Search) -> Bisection:
+    """Tries releases until the answer is found or the time is over.
+
+    `search.tried` may hold what an earlier, stopped search learned: that is not asked for again.
+    """
+    _refuse_beforehand(search)
+    while batch := _next(search, search.workers):
+        if time.monotonic() > search.deadline or not _round(search, batch):
+            return so_far(search, "the time was over before the answer was found")
+    return so_far(search, None)
+
+
+def so_far(search: Search, error: str | None) -> Bisection:
+    """What a search has learned, also where it was stopped: `so_far(search, "stopped by Ctrl-C")`."""
+    tried = tuple(search.tried[v] for v in search.versions if v in search.tried)
+    found = finding_of(search.versions, search.seen, _next(search, len(search.versions)))
+    return Bisection(**vars(found), tried=tried, error=error)
+
+
+def may_be_tried(search: Search) -> list[str]:
+    """The releases that the search may still ask for, none where it knows the answer already."""
+    left = _next(search, len(search.versions))
+    ends_known = all(v in search.tried for v in (search.versions[0], search.versions[-1]))
+    return left if ends_known or not left else [v for v in search.versions if v not in search.tried]
+
+
+def newest_working(result: Bisection) -> str | None:
+    """The newest release in which the script passed, None where there was none: `newest_working(result)`."""
+    passed = [t.version for t in result.tried if t.answer is Answer.PASSES and is_name(t.version)]
+    return max(passed, key=release_named, default=None)
+
+
+def bisection_of(case: Case) -> Bisection | None:
+    """The result that a case holds, None where `bisect` was not run or its section cannot be read."""
+    section = case.extra.get("bisect")
+    try:
+        return read_dataclass(Bisection, section) if isinstance(section, Mapping) else None
+    except WrongShape:
+        return None
+
+
+def tried_before(result: Bisection | None, of: str, versions: Sequence[str]) -> dict[str, TriedRelease]:
+    """What an earlier search of the same learned about these releases; what was not built is worth another look."""
+    known = () if result is None or result.of != of else result.tried
+    return {t.version: t for t in known if t.version in versions and t.outcome != NOT_BUILT}
+
+
+def _refuse_beforehand(search: Search) -> None:
+    """Notes the releases that cannot be had, before anything is downloaded, so that no run is spent on them."""
+    for version in search.versions:
+        if version not in search.tried and (why := search.provider.offer(version).refused) is not None:
+            search.refused.add(version)
+            _note(search, TriedRelease(version, NOT_BUILT, 0.0, why))
+
+
+def _round(search: Search, batch: Sequence[str]) -> bool:
+    """Tries several releases at a time; False where the time was over before one of them was decided."""
+    decided = True
+    with ThreadPoolExecutor(len(batch)) as pool:
+        futures: list[Future[TriedRelease | None]] = [pool.submit(_try, search, version) for version in batch]
+        try:
+            for future in as_completed(futures):
+                tried = future.result()
+                decided = decided and tried is not None
+                if tried is not None:
+                    _note(search, tried)
+        except BaseException:  # Ctrl-C, a full disk: none of the others may go on for minutes unseen
+            search.provider.stop()
+            search.deadline = 0.0
+            search.runner.end()
+            raise
+    return decided
+
+
+def _try(search: Search, version: str) -> TriedRelease | None:
+    started = time.monotonic()
+    try:
+        offer = search.provider.offer(version)
+        if not offer.at_hand:
+            search.say(
+                f"torch {version}: building its environment, about {offer.bytes / 1e9:.1f} GB to download"
+            )
+        python = search.provider.python_for(version, search.deadline)
+        search.say(f"torch {version}: running the script")
+        run = search.runner.run(python, search.deadline)
+    except CannotBuild as why:
+        return TriedRelease(version, NOT_BUILT, round(time.monotonic() - started, 2), str(why))
+    except Stopped:
+        return None
+    # A run that the clock of the whole search ended looks like a hang, and is none.
+    if time.monotonic() > search.deadline:
+        return None
+    return TriedRelease(version, run.answer.value, round(run.seconds, 2), run.summary)
+
+
+def _note(search: Search, tried: TriedRelease) -> None:
+    search.tried[tried.version] = tried
+    search.on_tried(tried)
+
+
+def _next(search: Search, at_most: int) -> list[str]:
+    """What to try next of the releases that can be had: those are what a range is made of."""
+    usable = [v for v in search.versions if v not in search.refused]
+    return next_to_try(usable, search.seen, at_most, search.provider.installed) if usable else []

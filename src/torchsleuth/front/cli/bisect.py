@@ -1,0 +1,224 @@
+"""`bisect`: the torch release that brought or fixed the failure, found by running the repro in each that matters."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+import threading
+import time
+from pathlib import Path
+
+import click
+
+from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.front.bisect.index_provider import IndexProvider, installed_cuda, nightly_index
+from torchsleuth.front.bisect.provider import Plan, plan_of
+from torchsleuth.front.bisect.release_names import BadRange, names_listed, range_of
+from torchsleuth.front.bisect.releases import (
+    Bisection,
+    RepeatedScript,
+    Search,
+    TriedRelease,
+    bisect_releases,
+    bisection_of,
+    may_be_tried,
+    so_far,
+    tried_before,
+)
+from torchsleuth.front.cli.agreement import NotAgreed, agree_to
+from torchsleuth.front.cli.options import budget_option, cases_option, json_option
+from torchsleuth.front.cli.output import print_json, say, show
+from torchsleuth.front.cli.verify import script_of
+from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
+from torchsleuth.front.supervise.verification import phase_clock
+from torchsleuth.script_runtime.signature import Signature
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+@click.command("bisect")
+@click.argument("case_or_repro", default="last")
+@click.option(
+    "--torch", "torch_range", metavar="A..B", help="Both ends included: 2.11..2.15, 2.13.0..nightly."
+)
+@click.option("--releases", metavar="LIST", help="These releases instead: 2.11.0,2.12.1.")
+@click.option("--index-url", metavar="URL", help="Package index to take torch from.")
+@click.option(
+    "--yes", is_flag=True, help="Download, and execute a case that was not made here, without asking."
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Releases tried at a time."
+)
+@click.option(
+    "--times",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Runs that must all pass, for a failure that comes and goes.",
+)
+@budget_option(7200, "Seconds to spend, downloads included.")
+@cases_option
+@json_option
+def bisect_verb(
+    case_or_repro: str,
+    torch_range: str | None,
+    releases: str | None,
+    index_url: str | None,
+    yes: bool,
+    workers: int,
+    times: int,
+    budget: float,
+    cases_dir: Path,
+    as_json: bool,
+) -> int:
+    """Find the torch release that brought or fixed a failure.
+
+    Runs the repro in one environment per release, kept for next time. Says how much that may download, and asks.
+    Dates mean nightlies. Status 0 with an answer, 1 where it never fails or no answer was found. Ctrl-C keeps
+    what was tried, and the same command goes on.
+
+    \b
+    torchsleuth bisect last --torch 2.11..2.15
+    torchsleuth bisect 3f9a --torch 2.11..2.15 --index-url https://download.pytorch.org/whl/cpu --yes
+    torchsleuth bisect repro.py --torch 2026-10-01..2026-11-01
+    """
+    deadline = time.monotonic() + budget
+    folder, script, expected = script_of(case_or_repro, cases_dir)
+    if folder is not None:
+        agree_to(folder, yes)
+    script = script.resolve()
+    provider = _provider(folder, index_url)
+    versions = _versions(provider, torch_range, releases)
+    _say(f"{len(versions)} {_releases(len(versions))}: {', '.join(versions)}")
+    search = Search(versions, provider, _runner(folder, script, expected, times), deadline, workers)
+    key = _key(script, index_url, times)
+    if folder is not None:
+        search.tried = tried_before(bisection_of(folder.case), key, versions)
+    plan = plan_of(may_be_tried(search), provider, workers)
+    _agree(plan, yes, cheaper=_cheaper(folder, index_url))
+    result = _searched(search, folder, key)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show_bisection(result)
+    return 0 if result.answer in ("broken since", "fixed in", "always") else 1
+
+
+def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
+    """The search, with progress on stderr and every answer put into the case at once."""
+    started = time.monotonic()
+    search.say = _say
+
+    def keep(result: Bisection) -> None:
+        if folder is not None:
+            section = dataclasses.replace(result, of=key).to_json()
+            update_case(folder, extra={"bisect": section})
+
+    def heard(tried: TriedRelease) -> None:
+        _say(
+            f"torch {tried.version} {tried.outcome}: {tried.why} ({tried.seconds:.0f} s); "
+            f"{len(search.tried)} of {len(search.versions)} known after {time.monotonic() - started:.0f} s"
+        )
+        keep(so_far(search, "stopped before the answer was found"))
+
+    search.on_tried = heard
+    try:
+        result = bisect_releases(search)
+    except KeyboardInterrupt:
+        _say("stopped; environments and answers so far are kept, and the same command goes on")
+        raise
+    keep(result)
+    return result
+
+
+def _provider(folder: CaseFolder | None, index_url: str | None) -> IndexProvider:
+    on_cuda = folder is not None and folder.case.device.startswith("cuda")
+    return IndexProvider(index_url, nightlies=nightly_index(installed_cuda() if on_cuda else None), say=_say)
+
+
+def _versions(provider: IndexProvider, torch_range: str | None, releases: str | None) -> list[str]:
+    if (torch_range is None) == (releases is None):
+        raise BadRange("Say which releases to try: either --torch 2.11..2.15 or --releases 2.11.0,2.12.1.")
+    return names_listed(releases) if releases is not None else provider.versions(range_of(torch_range or ""))
+
+
+def _runner(folder: CaseFolder | None, script: Path, expected: Signature, times: int) -> RepeatedScript:
+    clock = PHASE_SECONDS if folder is None else phase_clock(folder.case)
+
+    def once(python: str, deadline: float) -> ScriptRun:
+        return ScriptRunner(python=python).run(script, expected, phase_seconds=clock, deadline=deadline)
+
+    return RepeatedScript(script, once, times)
+
+
+def _key(script: Path, index_url: str | None, times: int) -> str:
+    """What answers kept in the case must agree on to count again."""
+    about = (script.read_bytes(), (index_url or "").encode(), sys.version.encode(), str(times).encode())
+    return hashlib.sha256(b"\0".join(about)).hexdigest()[:16]
+
+
+def _cheaper(folder: CaseFolder | None, index_url: str | None) -> str:
+    on_cpu = folder is not None and folder.case.device == "cpu"
+    if index_url or not on_cpu or not sys.platform.startswith("linux"):
+        return ""
+    return f" This failure is seen on the CPU: --index-url {CPU_INDEX} takes 0.2 GB per release."
+
+
+def _agree(plan: Plan, yes: bool, cheaper: str) -> None:
+    """Says what may be downloaded, and goes on only where that is wanted."""
+    if not plan.count:
+        return
+    about = "" if plan.exact else ", by estimate"
+    _say(
+        f"this downloads up to {plan.most} {_releases(plan.most)} of torch, {plan.bytes / 1e9:.1f} GB{about} "
+        f"(all {plan.count}, {plan.all_bytes / 1e9:.1f} GB, where many cannot be tested).{cheaper}"
+    )
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise NotAgreed("Nothing was downloaded, as nobody can be asked here; say --yes to go on.")
+    if not click.confirm("torchsleuth: go on?", err=True):
+        raise NotAgreed("Nothing was downloaded.")
+
+
+def show_bisection(result: Bisection) -> None:
+    """The result for a person: the table, then the answer in a sentence."""
+    show(f"{'torch':<22}  {'outcome':<17}  {'seconds':>7}  why")
+    for tried in result.tried:
+        show(f"{tried.version:<22}  {tried.outcome:<17}  {tried.seconds:>7.1f}  {tried.why}")
+    show()
+    show(sentence_of(result))
+    for note in (*result.notes, *([result.error] if result.error else [])):
+        show(f"  {note}")
+
+
+def sentence_of(result: Bisection) -> str:
+    """The answer as one sentence: `broken since 2.13.0 (2.12.1 passes)`."""
+    tested = [t.version for t in result.tried if t.answer.is_evidence]
+    where = f"the {len(tested)} {_releases(len(tested))} tested" + (
+        f" ({', '.join(tested)})" if tested else ""
+    )
+    if result.answer == "always":
+        return f"always: it fails in {where}"
+    if result.answer == "never":
+        return f"never: it fails in none of {where}; it may need the machine or the build it was seen on"
+    if result.answer == "unclear":
+        return "unclear: no answer was found"
+    words = [
+        f"{c.what} {c.version} ({c.before} {'passes' if c.what == 'broken since' else 'fails'})"
+        for c in reversed(result.changes)
+    ]
+    return "; earlier: ".join([words[0], ", ".join(words[1:])] if words[1:] else words)
+
+
+def _releases(count: int) -> str:
+    return "release" if count == 1 else "releases"
+
+
+_SAYING = threading.Lock()
+
+
+def _say(text: str) -> None:
+    with _SAYING:  # several releases report at a time
+        say(text)

@@ -1,0 +1,152 @@
+"""Writes the debug folder of a traced run: texts that its processes left, and scripts made of its graph records."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.door import NotRead, text_inside
+from torchsleuth.core.cases.record import GraphRecord, read_record
+from torchsleuth.core.cases.runs import run_folder, write_result
+from torchsleuth.core.cases.spool import watched_processes
+from torchsleuth.front.cli.observed import ObservedRun, ProgramToObserve
+from torchsleuth.front.observe.debug_index import (
+    Artefact,
+    Compile,
+    Placed,
+    about,
+    index_markdown,
+    placed,
+    stage_of,
+)
+from torchsleuth.front.observe.diagram import diagram_svg
+from torchsleuth.front.observe.reused_ids import ReusedIds
+from torchsleuth.front.observe.trace_tree import Trace
+from torchsleuth.torch_core.repro.script import script_text
+
+DEBUG = "debug"
+MOST_TEXT = 32 << 20
+_LOGS = {"torch": "torch's own trace, which tlparse reads", "compiler": "what the compiler logged"}
+
+
+def write_debug_folder(
+    run: ObservedRun, program: ProgramToObserve, kinds: Collection[str], trace: Trace
+) -> dict[str, Any]:
+    """Everything of these kinds that belongs to a trace, with index.md and index.json; returns the latter."""
+    cases_dir = program.cases_dir
+    functions = {(frame.pid, frame.graph, frame.again): frame.function for frame in trace.frames}
+    artefacts, notes = _collected(run)
+    stores: dict[Compile, list[Path]] = {}
+    for compile, folder, record in _records(run):
+        made, why = _of_record(compile, folder, record, kinds)
+        artefacts += made
+        notes += [why] if why else []
+        if made and (folder / "inputs").is_dir():
+            stores.setdefault(compile, []).append(folder / "inputs")
+    if program.only is not None:
+        artefacts = [each for each in artefacts if each.compile in functions]
+    files = placed(artefacts, functions)
+    for each in files:
+        folder = run_folder(cases_dir, f"{run.id}/{DEBUG}/{each.folder}")
+        write_result(folder, each.name, each.artefact.text)
+        for store in stores.pop(each.artefact.compile, ()):
+            # By the hash of what is in them: those of several graphs go together.
+            shutil.copytree(store, folder / "inputs", dirs_exist_ok=True)
+    notes += [f"`../{path.name}`: {_LOGS[path.name.partition('-')[0]]}" for path in run.keep_logs()]
+    folder = run_folder(cases_dir, f"{run.id}/{DEBUG}")
+    index = _index(run, files, functions, notes)
+    write_result(folder, "index.json", index)
+    write_result(folder, "index.md", index_markdown(f"Graphs of run {run.id}", files, functions, notes))
+    return index
+
+
+def _index(
+    run: ObservedRun, files: Sequence[Placed], functions: Mapping[Compile, str], notes: Sequence[str]
+) -> dict[str, Any]:
+    listed = [
+        {
+            "file": each.path,
+            "graph": each.artefact.graph,
+            "pid": each.artefact.compile[0],
+            "again": each.artefact.compile[2],
+            "function": functions.get(each.artefact.compile),
+            "stage": each.artefact.stage,
+            "about": about(each.artefact.stage)[1],
+        }
+        for each in files
+    ]
+    return {"run": run.id, "files": listed, "notes": list(notes)}
+
+
+def _collected(run: ObservedRun) -> tuple[list[Artefact], list[str]]:
+    """The texts that collectors left; of a frame that was started again, those of the last attempt."""
+    latest: dict[tuple[Compile, str, int], Artefact] = {}
+    notes: list[str] = []
+    seen: Counter[tuple[Compile, str, Any]] = Counter()
+    ids = ReusedIds()
+    for event in run.events:
+        ids.see(event)
+        given = event.fields
+        if event.kind not in ("artefact", "artefact_left_out"):
+            continue
+        graph, direction = str(given.get("graph")), given.get("direction")
+        stage = stage_of(str(given.get("what")), direction if isinstance(direction, str) else None)
+        compile = (event.pid, graph, ids.again(event.pid, graph))
+        if event.kind == "artefact_left_out":
+            notes.append(f"{stage} of {graph} is left out: {given.get('bytes')} characters are too many")
+            continue
+        try:
+            text = text_inside(run.spool, str(given.get("file")), MOST_TEXT)
+        except NotRead as why:
+            notes.append(f"{stage} of {graph} could not be read ({why})")
+            continue
+        # Several graphs of one compile and direction are parts of it; several attempts replace each other.
+        key = (compile, stage, given.get("attempt"))
+        seen[key] += 1
+        latest[compile, stage, seen[key]] = Artefact(compile, stage, text)
+    return list(latest.values()), notes
+
+
+def _records(run: ObservedRun) -> Iterator[tuple[Compile, Path, GraphRecord]]:
+    """The recorded graphs of a run, each with the compile it was part of."""
+    for process in watched_processes(run.spool):
+        compiles: dict[int, Compile] = {}
+        used: Counter[str] = Counter()
+        for folder in process.graph_folders():
+            try:
+                record = read_record(folder / "record.json")
+            except ValueError:
+                continue
+            name = record.compile_id or "none"
+            if record.settings.level == "dynamo":
+                compiles[record.number] = (process.pid, name, used[name])
+                used[name] += 1
+            yield compiles.get(record.outer or record.number, (process.pid, name, 0)), folder, record
+
+
+def _of_record(
+    compile: Compile, folder: Path, record: GraphRecord, kinds: Collection[str]
+) -> tuple[list[Artefact], str | None]:
+    """The script and the drawing of one recorded graph; why there is no script."""
+    try:
+        graph = text_inside(folder, "graph.py")
+    except NotRead:
+        return [], None
+    before = "captured" if record.settings.level == "dynamo" else _direction(record)
+    made: list[Artefact] = []
+    if "runnable" in kinds and record.no_repro is None:
+        name = f"{before}-runnable"
+        text = script_text(record, graph, None, inputs=record.inputs, name=f"{name}.py", pasted=True)
+        made.append(Artefact(compile, name, text))
+    drawing = diagram_svg(graph) if "diagram" in kinds else None
+    if drawing is not None:
+        made.append(Artefact(compile, f"{before}-diagram", drawing))
+    why = f"{compile[1]} {before} has no runnable script: {record.no_repro}" if record.no_repro else None
+    return made, why if "runnable" in kinds else None
+
+
+def _direction(record: GraphRecord) -> str:
+    return "inference" if record.settings.compile_kwargs.get("is_inference") else record.settings.direction

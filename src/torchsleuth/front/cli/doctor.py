@@ -1,0 +1,212 @@
+"""`doctor`: what of this machine torchsleuth can use, and what is missing. Each line is something that was tried."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from torchsleuth._version import __version__
+from torchsleuth.front.cli.options import cases_option, json_option
+from torchsleuth.front.cli.output import print_json, show
+from torchsleuth.front.cli.torch_check import TorchUnfit, ask_torch, ask_torch_names
+
+# As Inductor's kernels: shared, with OpenMP.
+_KERNEL = """
+#include <omp.h>
+extern "C" int f() { return omp_get_max_threads(); }
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: `good` is False where something is missing, with the remedy in `text`.
+
+    Without what is not `needed`, torchsleuth does everything but what the text names.
+    """
+
+    name: str
+    good: bool
+    text: str
+    needed: bool = True
+
+    @property
+    def word(self) -> str:
+        """What stands before it.
+
+        >>> Check("uv", False, "not found", needed=False).word
+        'without'
+        """
+        return "ok" if self.good else "MISSING" if self.needed else "without"
+
+
+@click.command("doctor")
+@click.option(
+    "--torch-names",
+    is_flag=True,
+    help="Instead: which private names of torch are missing here, and what of torchsleuth rests on them.",
+)
+@cases_option
+@json_option
+def doctor_verb(torch_names: bool, cases_dir: Path, as_json: bool) -> int:
+    """What of this machine torchsleuth can use, and what is missing, each with the fix.
+
+    Status 1 where something is missing that is needed; what is only useful is listed as `without`.
+
+    \b
+    torchsleuth doctor
+    torchsleuth doctor --json
+    torchsleuth doctor --torch-names    # with a new release of torch
+    """
+    if torch_names:
+        return _show_torch_names(as_json)
+    checks = [
+        Check("torchsleuth", True, f"{__version__}, in {Path(__file__).resolve().parent.parent}"),
+        _python(),
+        *_torch(),
+        _compiler(),
+        _headers(),
+        _ray(),
+        _uv(),
+        _folder(cases_dir),
+        _stacks(),
+    ]
+    if as_json:
+        print_json([asdict(check) for check in checks])
+    else:
+        for check in checks:
+            show(f"{check.word:<7}  {check.name}: {check.text}")
+    return 0 if all(check.good for check in checks if check.needed) else 1
+
+
+def _show_torch_names(as_json: bool) -> int:
+    """Status 1 where this torch lacks a name."""
+    try:
+        answer = ask_torch_names()
+    except TorchUnfit as why:
+        raise TorchUnfit(f"torch: {why}") from None
+    missing = answer["missing"]
+    if as_json:
+        print_json(answer)
+        return 1 if missing else 0
+    for each in missing:
+        show(f"MISSING  {each['name']}")
+        for use in each["used_by"]:
+            show(f"         {use['file']}:{use['line']}: {use['purpose']}")
+    count = f"{answer['names']} private names of torch that torchsleuth rests on"
+    if missing:
+        show(f"torch {answer['torch']} lacks {len(missing)} of the {count}; what is named above may not work")
+    else:
+        show(f"torch {answer['torch']} has all {count}")
+    return 1 if missing else 0
+
+
+def _python() -> Check:
+    version = sys.version.split()[0]
+    return Check("python", sys.version_info >= (3, 11), f"{version} (3.11 or later is needed)")
+
+
+def _torch() -> list[Check]:
+    try:
+        torch = ask_torch()
+    except TorchUnfit as why:
+        return [Check("torch", False, str(why))]
+    release = tuple(int(part) for part in torch["torch"].split("+")[0].split(".")[:2] if part.isdigit())
+    fits = release >= (2, 11)
+    remedy = "its compiler can be watched" if fits else "pip install --upgrade 'torch>=2.11'"
+    found = [Check("torch", fits, f"{torch['torch']} (2.11 or later is needed); {remedy}")]
+    found.append(_accelerator(torch))
+    if torch["device"]:
+        fix = "not found; Inductor cannot compile for the GPU: pip install triton"
+        broken = not torch["triton"] or torch["triton"].startswith("broken")
+        found.append(Check("triton", not broken, torch["triton"] or fix))
+    return found
+
+
+def _accelerator(torch: dict[str, str | None]) -> Check:
+    if torch["device"]:
+        return Check("accelerator", True, f"{torch['device']}; a kernel ran on it")
+    if torch["device_error"]:
+        text = f"there is one, but no kernel runs on it ({torch['device_error']}): check the driver"
+        return Check("accelerator", False, text)
+    text = "no CUDA device; CPU failures only"
+    if torch["built_for"] is None and shutil.which("nvidia-smi"):
+        text += ". This torch is built without CUDA: see pytorch.org for the one that fits your driver"
+    return Check("accelerator", False, text, needed=False)
+
+
+def _compiler() -> Check:
+    """Whether a C++ compiler makes a kernel such as Inductor writes."""
+    tried = dict.fromkeys(name for name in (os.environ.get("CXX"), "g++", "clang++") if name)
+    why = "none found"
+    for name in filter(shutil.which, tried):
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "kernel.cpp")
+            source.write_text(_KERNEL, encoding="utf-8")
+            command = [
+                name,
+                "-shared",
+                "-fPIC",
+                "-fopenmp",
+                str(source),
+                "-o",
+                str(source.with_suffix(".so")),
+            ]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=120, errors="replace")
+            except (OSError, subprocess.TimeoutExpired) as error:
+                why = f"{name} does not run ({error})"
+                continue
+        if done.returncode == 0:
+            return Check("C++ compiler", True, f"{name} compiles a kernel; Inductor needs one for the CPU")
+        why = f"{name} compiles no kernel ({(done.stderr.strip().splitlines() or ['no message'])[0]})"
+    return Check(
+        "C++ compiler", False, f"{why}; Inductor cannot compile for the CPU: install g++ with OpenMP"
+    )
+
+
+def _headers() -> Check:
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if header.is_file():
+        return Check("Python headers", True, f"{header}; Inductor compiles against them")
+    return Check(
+        "Python headers", False, f"no {header}; Inductor cannot compile for the CPU: install python3-dev"
+    )
+
+
+def _ray() -> Check:
+    if importlib.util.find_spec("ray") is None:
+        return Check("ray", False, "no --workers ray: pip install 'torchsleuth[ray]'", needed=False)
+    return Check("ray", True, f"{importlib.metadata.version('ray')}, for --workers ray")
+
+
+def _uv() -> Check:
+    path = shutil.which("uv")
+    if path is None:
+        text = "`bisect` builds environments with venv and pip, which is slower: pip install uv"
+        return Check("uv", False, text, needed=False)
+    return Check("uv", True, f"{path}, for the environments of `bisect`")
+
+
+def _folder(cases_dir: Path) -> Check:
+    existing = next(p for p in [cases_dir.absolute(), *cases_dir.absolute().parents] if p.exists())
+    if not os.access(existing, os.W_OK):
+        return Check("cases", False, f"{cases_dir} cannot be written; name another folder with --cases DIR")
+    free = shutil.disk_usage(existing).free / 2**30
+    remedy = "" if free > 0.5 else "; make room, or name another folder with --cases DIR"
+    return Check("cases", free > 0.5, f"{cases_dir}, {free:.1f} GiB free on its disk{remedy}")
+
+
+def _stacks() -> Check:
+    known = hasattr(signal, "SIGRTMAX")
+    return Check("stacks of hanging processes", True, "by a real-time signal" if known else "by SIGUSR2")

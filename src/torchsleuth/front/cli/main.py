@@ -1,0 +1,146 @@
+"""The command line: one module per verb, imported when the verb is used, so that `--help` answers at once.
+
+Every verb has `--json` and `--cases`. A mistake of the person's becomes one sentence and the exit status its
+error names; a mistake of ours becomes status 4 and says so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from torchsleuth._version import __version__
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.front.cli.ending import (
+    AskedToEnd,
+    end_when_asked,
+    fill_standard_streams,
+    flush_or_forget,
+    our_fault,
+)
+from torchsleuth.front.cli.output import say
+
+# Verb -> the module that holds it, and the line `--help` shows without importing that module.
+VERBS = {
+    "run": ("torchsleuth.front.cli.run", "Run a program under watch; every failure becomes a case."),
+    "list": ("torchsleuth.front.cli.look", "The cases here, newest first."),
+    "show": ("torchsleuth.front.cli.look", "One case: what failed, where, and what is known about it."),
+    "triage": (
+        "torchsleuth.front.cli.triage",
+        "Which part of the compiler, which operator and which line of the program.",
+    ),
+    "workaround": (
+        "torchsleuth.front.cli.workaround",
+        "What makes the program pass: tried, verified, cheapest first.",
+    ),
+    "analyze": (
+        "torchsleuth.front.cli.analyze",
+        "Where a wrong result begins: the first kernel and node that are off.",
+    ),
+    "minify": ("torchsleuth.front.cli.minify", "The smallest graph, or program, that fails the same way."),
+    "verify": ("torchsleuth.front.cli.verify", "Run a repro in fresh processes and compare how it fails."),
+    "replay": ("torchsleuth.front.cli.replay", "Run one recorded frame again, in a fresh process."),
+    "report": ("torchsleuth.front.cli.report", "report.html to look at and attach, issue.md to file."),
+    "pack": ("torchsleuth.front.cli.pack", "One file to share, with the list of what is in it."),
+    "unpack": ("torchsleuth.front.cli.pack", "A packed case among the cases here."),
+    "explain": (
+        "torchsleuth.front.cli.explain",
+        "Where graphs break, why, what it costs and what to write instead.",
+    ),
+    "recompiles": (
+        "torchsleuth.front.cli.recompiles",
+        "What is compiled again, which guards say no, and what cures it.",
+    ),
+    "sweep": (
+        "torchsleuth.front.cli.sweep",
+        "Many programs under many settings: failures in buckets, one of each made small.",
+    ),
+    "bisect": ("torchsleuth.front.cli.bisect", "The torch release that brought or fixed the failure."),
+    "profile": ("torchsleuth.front.cli.profile", "Where compile time goes: by phase, by function, by graph."),
+    "trace": (
+        "torchsleuth.front.cli.trace",
+        "What the capture did, frame by frame; every graph at every stage.",
+    ),
+    "backends": ("torchsleuth.front.cli.backends", "The debugging backends."),
+    "calibrate": (
+        "torchsleuth.front.cli.calibrate",
+        "Measure the rounding noise of healthy graphs on this machine, for later verdicts.",
+    ),
+    "doctor": (
+        "torchsleuth.front.cli.doctor",
+        "What of this machine torchsleuth can use, and what is missing.",
+    ),
+}
+
+
+class _Verbs(click.Group):
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        return getattr(importlib.import_module(VERBS[name][0]), name.replace("-", "_") + "_verb")
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="torchsleuth")
+def torchsleuth() -> None:
+    """Find out why a program breaks under torch.compile.
+
+    \b
+    torchsleuth run train.py        run it; a failure becomes a case
+    torchsleuth show last           what is known about the last one
+    torchsleuth verify last         does its repro still fail the same way?
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status: `main(["list", "--json"])`."""
+    try:
+        result = torchsleuth.main(args=arguments, prog_name="torchsleuth", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except SleuthError as error:
+        say(str(error))
+        return error.exit_status
+    except click.exceptions.Abort:
+        say("stopped")
+        return 130
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.ClickException as error:
+        say(error.format_message())
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            say(f"see: {error.ctx.command_path} --help")
+        return 2
+    except AskedToEnd as asked:
+        say("stopped")
+        return 128 + asked.number
+    except BrokenPipeError:  # whoever read has seen enough
+        return 0
+    except Exception as error:
+        return our_fault(error)
+
+
+def entry() -> None:
+    """The console script."""
+    fill_standard_streams()
+    end_when_asked()
+    os.environ.pop(
+        "TORCHSLEUTH", None
+    )  # asks programs to watch themselves; those that we start are watched by us
+    status = main()
+    flush_or_forget()
+    if "torch" in sys.modules:  # taking it apart takes half a second or more and serves nobody
+        atexit._run_exitfuncs()
+        os._exit(status)
+    sys.exit(status)

@@ -1,0 +1,194 @@
+"""`minify`: the smallest graph, inputs and settings, or the smallest program, that fail the same way, as a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.folder import CaseFolder, open_case
+from torchsleuth.core.processes.limits import NO_TIMEOUT
+from torchsleuth.front.cli.agreement import agree_to, yes_option
+from torchsleuth.front.cli.options import (
+    budget_option,
+    cases_option,
+    json_option,
+    path_option,
+    seconds_option,
+    workers_option,
+)
+from torchsleuth.front.cli.output import print_json, say, show
+from torchsleuth.front.cli.progress import StatusLine
+from torchsleuth.front.program.runs import run_apart
+from torchsleuth.front.supervise.pipeline import MinifyOutcome, Processes, minify_step, processes_for
+from torchsleuth.front.supervise.verification import REPRO
+
+
+class NotACase(SleuthError):
+    """A script that does not fail here."""
+
+
+class NotWritten(SleuthError):
+    """The script could not be put where it was wanted."""
+
+
+@click.command("minify", context_settings={"ignore_unknown_options": True})
+@click.argument("case_or_script", default="last")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@budget_option(600)
+@yes_option
+@seconds_option("--timeout", "Seconds that a run of a program may take before it is a hang.")
+@path_option("--out", about="Also write the small script here.")
+@workers_option
+@cases_option
+@json_option
+def minify_verb(
+    case_or_script: str,
+    arguments: tuple[str, ...],
+    budget: float,
+    yes: bool,
+    timeout: float | None,
+    out: Path | None,
+    workers: str,
+    cases_dir: Path,
+    as_json: bool,
+) -> int:
+    """Shrink a case, or any failing program, to the smallest script that fails the same way; verify it three times.
+
+    Every smaller script found is kept at once: Ctrl-C leaves the best one as repro.py, and the same command goes on
+    from there. A program, with its arguments, is made smaller as Python text. Also takes a written script, or one that
+    PyTorch's own minifier wrote. Executes the case, and asks once about one that was not made here (--yes).
+
+    \b
+    torchsleuth minify last
+    torchsleuth minify 3f9a --budget 60
+    torchsleuth minify train.py --out repro.py
+    torchsleuth minify minifier_launcher.py
+    """
+    started = time.monotonic()
+    folder = known_case(case_or_script, cases_dir)
+    if folder is not None and arguments:
+        raise click.UsageError(f"a case takes no arguments, and {case_or_script} is one")
+    if folder is not None:
+        agree_to(folder, yes)
+    line = StatusLine(budget)
+    with processes_for(folder, workers) as processes:
+        try:
+            if folder is None:
+                how = {"arguments": arguments, "timeout": timeout}
+                folder = adopted(Path(case_or_script), cases_dir, processes, budget, **how)
+            left = max(1.0, budget - (time.monotonic() - started))
+            outcome = minify_step(folder, processes, left, say, line.hear)
+        except KeyboardInterrupt:
+            line.end()
+            kept = folder is not None and folder.file(REPRO).is_file()
+            best = (
+                "the best script so far is repro.py in the case"
+                if kept
+                else "no smaller script was found yet"
+            )
+            say(f"stopped; {best}, and the same command goes on")
+            raise
+        finally:
+            line.end()
+            if out is not None and folder is not None and folder.file(REPRO).is_file():
+                _put_out(folder, out)
+    if as_json:
+        print_json({**outcome.folder.case.to_json(), **_for_programs(outcome)})
+    else:
+        show_result(outcome)
+    return 0 if outcome.verified else 1
+
+
+def _put_out(folder: CaseFolder, out: Path) -> None:
+    try:
+        out.write_text(folder.file(REPRO).read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:
+        raise NotWritten(
+            f"{out} cannot be written ({error.strerror}); the script is {folder.file(REPRO)}"
+        ) from error
+
+
+def adopted(script: Path, cases_dir: Path, processes: Processes, budget: float, **how: Any) -> CaseFolder:
+    """The case that a script of someone else's, or a program, becomes."""
+    assert processes.host is not None
+    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
+    told = processes.host.ask("adopt", budget, said=say, **places, **how)
+    return open_case(cases_dir, told["case"])
+
+
+def _for_programs(outcome: MinifyOutcome) -> dict[str, Any]:
+    """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
+    return {
+        "path": str(outcome.folder.path),
+        "form": outcome.repro.script.form if outcome.repro else None,
+        "seconds": {**outcome.told.get("seconds", {}), "whole": outcome.seconds},
+        "reducers": outcome.told.get("reducers", []),
+    }
+
+
+def known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
+    """The case that is meant; None for a script that has yet to become one."""
+    path = Path(wanted)
+    if path.suffix != ".py" or not path.is_file():
+        return open_case(cases_dir, wanted)
+    if (path.parent / "case.json").is_file():
+        return open_case(cases_dir, str(path.parent))
+    text = path.read_text(encoding="utf-8", errors="replace")
+    kind = re.search(r"(?m)^EXPECTED = \{'kind': '(\w+)'", text)
+    return None if kind is None or re.search(r"(?m)^FACTS = ", text) else _recorded(path, kind[1], cases_dir)
+
+
+def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
+    """A short repro is a program like any other: run under watch, it leaves its case."""
+    more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", f"{NO_TIMEOUT:g}"]}.get(kind, [])
+    command = [sys.executable, "-P", "-m", "torchsleuth", "run", "--json", "--record-only", *more]
+    say(f"running {script.name} under watch, to have its graph")
+    _, said = run_apart([*command, "--cases", str(cases_dir), str(script)], None, os.environ)
+    try:
+        cases = json.loads(said)["cases"]
+    except (ValueError, KeyError):
+        cases = []
+    if not cases:
+        raise NotACase(
+            f"{script} was run under watch and nothing failed here, so there is nothing to make smaller; "
+            f"try `torchsleuth verify {script}`"
+        )
+    return open_case(cases_dir, cases[-1]["path"])
+
+
+def show_result(outcome: MinifyOutcome) -> None:
+    """The result for a person: how small, what may vary, what each reducer did, and where the script is."""
+    minified, repro = outcome.folder.case.minified, outcome.repro
+    assert minified is not None and repro is not None
+    size = f"lines of the script: {minified.lines}"
+    if minified.calls is not None:
+        size = f"calls left: {minified.calls}, inputs: {minified.inputs}"
+    show(
+        f"{size}, {minified.queries} trials, "
+        f"{outcome.seconds:.1f} s; failed the same way in {repro.reproduced} of {len(repro.runs)} fresh processes"
+    )
+    for sentence in outcome.told.get("explanation", ()):
+        show(f"  {sentence}")
+    for other in outcome.told.get("also", ()):
+        show(f"  another failure was met on the way and kept under also/: {other}")
+    gone = "calls gone" if minified.calls is not None else "      gone"
+    show()
+    show(f"reducer                 trials  kept  {gone}  seconds")
+    for row in outcome.told.get("reducers", ()):
+        if row["queries"]:
+            show(
+                f"{row['reducer']:<22}  {row['queries']:>6}  {row['successes']:>4}  "
+                f"{row['calls_removed']:>10}  {row['seconds']:>7.1f}"
+            )
+    show()
+    show(outcome.folder.text(REPRO).rstrip(), lines=True)
+    show()
+    show(f"run it: python {outcome.folder.file(REPRO)}")

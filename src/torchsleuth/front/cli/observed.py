@@ -1,0 +1,227 @@
+"""What the verbs share that run a program to look at it: `explain`, `recompiles`, `profile`, `trace`.
+
+    @click.command("explain", cls=ProgramCommand)
+    @program_to_observe
+    def explain_verb(program: ProgramToObserve) -> int:
+        with observed_run(program, ("breaks",)) as run:
+            ...
+        return run.status
+
+The program runs as it does without us, with collectors in its processes (`watched/observe/`). It may fail, be stopped
+by Ctrl-C or by `--for S`: what it had done until then is what there is to tell, and its status is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shlex
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchsleuth.core.cases.runs import run_folder, write_result
+from torchsleuth.front.cli.options import cases_option, json_option
+from torchsleuth.front.cli.output import say
+from torchsleuth.front.cli.program_line import STDERR, module_option, program_line
+from torchsleuth.front.observe.events import Event, read_events, was_cut
+from torchsleuth.front.observe.failed_compiles import failed_compiles
+from torchsleuth.front.supervise.leftovers import new_spool
+from torchsleuth.front.supervise.program import Supervised, supervise
+from torchsleuth.watched.overrides import Overrides
+from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
+
+# With this, Inductor's kernels draw the numbers that eager would draw.
+SAME_RANDOM = Overrides(config={"torch._inductor.config": {"fallback_random": "True"}})
+
+MOST_FAILURES_SAID = 5
+
+same_random_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--same-random",
+    is_flag=True,
+    envvar="TORCHSLEUTH_SAME_RANDOM",
+    help="Compiled graphs draw the random numbers that eager would draw.",
+)
+
+
+@dataclass(frozen=True)
+class ProgramToObserve:
+    """What a person asked for: the command line, how long, which functions, where results go."""
+
+    line: list[str]
+    cases_dir: Path
+    as_json: bool = False
+    only: str | None = None
+    ends_after: float | None = None
+    same_random: bool = False
+
+    def changed(self, overrides: Overrides) -> Overrides:
+        """These overrides, and those that the person asked for."""
+        if not self.same_random:
+            return overrides
+        return replace(overrides, config={**SAME_RANDOM.config, **overrides.config})
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """What a run left: its events, the spool (until the `with` block ends) and the folder for results.
+
+    `program_status` is the program's own; `status` what we end with: that, or 0 where `--for` ended it.
+    """
+
+    id: str
+    spool: Path
+    folder: Path
+    events: tuple[Event, ...]
+    program_status: int
+    late: bool
+    seconds: float
+
+    @property
+    def status(self) -> int:
+        return 0 if self.late else self.program_status
+
+    def facts(self) -> dict[str, Any]:
+        """What every document about a run begins with."""
+        return {
+            "run": self.id,
+            "path": str(self.folder),
+            "program_status": self.program_status,
+            "ended_early": self.late,
+            "seconds": round(self.seconds, 3),
+            "truncated": was_cut(self.events),
+            "failed_compiles": [failed.to_json() for failed in failed_compiles(self.events)],
+        }
+
+    def keep(self, name: str, result: Any) -> Path:
+        """Writes a result into the run's folder: `run.keep("breaks.json", document)`."""
+        return write_result(self.folder, name, result)
+
+    def keep_logs(self) -> list[Path]:
+        """Copies what the compiler logged, and torch's own trace, into the run's folder."""
+        kept = []
+        for path in sorted([*self.spool.glob("torch-trace-*.log"), *self.spool.glob("compiler-*.log")]):
+            if path.is_file() and not path.is_symlink():
+                text = path.read_text(encoding="utf-8", errors="replace")
+                kept.append(write_result(self.folder, path.name, text))
+        return kept
+
+
+def program_to_observe(function: Callable[..., int]) -> Callable[..., int]:
+    """Adds the options and the argument that name a program; the verb gets them as `program`."""
+
+    @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+    @json_option
+    @cases_option
+    @same_random_option
+    @click.option(
+        "--only", metavar="NAME", envvar="TORCHSLEUTH_ONLY", help="Look only at functions of that name."
+    )
+    @click.option(
+        "--for",
+        "ends_after",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="S",
+        help="End the program after S seconds, as by Ctrl-C, and tell what was seen until then.",
+    )
+    @module_option
+    @functools.wraps(function)
+    def verb(
+        *args: Any,
+        module: str | None,
+        ends_after: float | None,
+        only: str | None,
+        same_random: bool,
+        cases_dir: Path,
+        as_json: bool,
+        command: Sequence[str],
+        **options: Any,
+    ) -> int:
+        line = program_line(module, command)
+        program = ProgramToObserve(line, cases_dir, as_json, only, ends_after, same_random)
+        return function(*args, program=program, **options)
+
+    return verb
+
+
+@contextlib.contextmanager
+def observed_run(
+    program: ProgramToObserve,
+    collectors: Sequence[str],
+    *,
+    overrides: Overrides | None = None,
+    watches_failures: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[ObservedRun]:
+    """Runs the program to its end with these collectors, and with its compiles changed by `overrides`.
+
+    `environment` is what the collectors are told beside that. The spool is gone after the block.
+    """
+    spool = new_spool(program.cases_dir)
+    settings = Settings(spool=str(spool), only=program.only, watches_failures=watches_failures)
+    given = {
+        **(environment or {}),
+        OBSERVE_VARIABLE: ",".join(("frames", *collectors)),
+        **(program.changed(overrides or Overrides()).to_environment()),
+    }
+    try:
+        started = time.monotonic()
+        result = supervise(
+            program.line,
+            settings,
+            timeout=None,
+            stdout=STDERR if program.as_json else None,
+            note=say,
+            environment=given,
+            ends_after=program.ends_after,
+        )
+        _say_how_it_ended(result, program)
+        run = run_of(spool, program.cases_dir, result, time.monotonic() - started)
+        _say_what_failed(run, program)
+        yield run
+    finally:
+        shutil.rmtree(spool, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            spool.parent.rmdir()
+
+
+def run_of(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> ObservedRun:
+    """What a run left in its spool, and the folder for what is made of it."""
+    return ObservedRun(
+        id=spool.name,
+        spool=spool,
+        folder=run_folder(cases_dir, spool.name),
+        events=read_events(spool),
+        program_status=result.status,
+        late=result.late,
+        seconds=seconds,
+    )
+
+
+def _say_what_failed(run: ObservedRun, program: ProgramToObserve) -> None:
+    failed = failed_compiles(run.events)
+    for each in failed[:MOST_FAILURES_SAID]:
+        say(f"the {each}")
+    if len(failed) > MOST_FAILURES_SAID:
+        say(f"{len(failed) - MOST_FAILURES_SAID} more compiles failed")
+    if failed:
+        say(f"`torchsleuth run {shlex.join(program.line[1:])}` finds out why, and what to do about it")
+
+
+def _say_how_it_ended(result: Supervised, program: ProgramToObserve) -> None:
+    until = "what follows is what was seen until then"
+    if result.late:
+        say(f"ended after {program.ends_after:g} s, as --for says; {until}")
+    elif result.interrupted:
+        say(f"the program was interrupted; {until}")
+    elif result.status > 128 and result.status - 128 in set(signal.Signals):
+        name = signal.Signals(result.status - 128).name
+        say(f"the program was ended by {name}; {until}. `torchsleuth run` makes a case of such an end")
+    elif result.status:
+        say(f"the program ended with status {result.status}; {until}")

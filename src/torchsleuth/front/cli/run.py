@@ -1,0 +1,426 @@
+"""`run`: the program under watch, then a case for every failure, each with a script that was tried."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
+from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.front.cli.ending import AskedToEnd, our_fault
+from torchsleuth.front.cli.log_option import log_environment, log_option
+from torchsleuth.front.cli.nothing_compiled import say_nothing_compiled
+from torchsleuth.front.cli.observed import SAME_RANDOM, same_random_option
+from torchsleuth.front.cli.options import (
+    budget_option,
+    cases_option,
+    json_option,
+    seconds_option,
+    workers_option,
+)
+from torchsleuth.front.cli.output import print_json, say
+from torchsleuth.front.cli.program_line import STDERR, ProgramCommand, module_option, program_line
+from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
+from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
+from torchsleuth.front.supervise.program import Supervised, supervise
+from torchsleuth.front.supervise.second_look import SHARE, look_for_device_fault
+from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
+
+if TYPE_CHECKING:
+    from torchsleuth.front.supervise.own_error import OnlyCompiled
+
+EXIT_CASE = 3
+
+
+@click.command("run", cls=ProgramCommand)
+@module_option
+@click.option(
+    "--after",
+    type=click.Choice(["auto", "dynamo", "aot"]),
+    default="auto",
+    show_default=True,
+    envvar=["TORCHSLEUTH_AFTER", "TORCHDYNAMO_REPRO_AFTER"],
+    help="Where the failing graph is cut out: after Dynamo, or after AOTAutograd.",
+)
+@click.option(
+    "--level",
+    type=click.IntRange(1, 4),
+    default=2,
+    show_default=True,
+    envvar=["TORCHSLEUTH_LEVEL", "TORCHDYNAMO_REPRO_LEVEL"],
+    help="1 record; 2 also shrink and verify; 3 also keep every graph; 4 also compare results with eager.",
+)
+@click.option(
+    "--check-accuracy",
+    is_flag=True,
+    envvar="TORCHSLEUTH_CHECK_ACCURACY",
+    help="Compare every graph's first calls with eager (level 4).",
+)
+@click.option(
+    "--check-every",
+    type=click.IntRange(1),
+    metavar="N",
+    envvar="TORCHSLEUTH_CHECK_EVERY",
+    help="Compare every Nth call of each graph with eager, for long runs.",
+)
+@click.option(
+    "--record-only", is_flag=True, envvar="TORCHSLEUTH_RECORD_ONLY", help="Stop once cases are written."
+)
+@seconds_option(
+    "--timeout",
+    "A compile or compiled call that takes longer is a hang: it becomes a case and the program is ended.",
+    envvar="TORCHSLEUTH_TIMEOUT",
+)
+@budget_option(
+    600, "Seconds for everything after the program has ended.", least=0, envvar="TORCHSLEUTH_BUDGET"
+)
+@workers_option
+@click.option(
+    "--no-minify", is_flag=True, envvar="TORCHSLEUTH_NO_MINIFY", help="Stop once original.py was tried."
+)
+@click.option(
+    "--explain",
+    is_flag=True,
+    envvar="TORCHSLEUTH_EXPLAIN",
+    help="Also collect graph breaks, recompilations and the rest of `explain`, in the same run.",
+)
+@log_option
+@same_random_option
+@click.option("--only", metavar="NAME", envvar="TORCHSLEUTH_ONLY", help="Watch only functions of that name.")
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    envvar="TORCHSLEUTH_KEEP_GOING",
+    help="Run a graph that cannot be compiled in eager, so that further failures are found.",
+)
+@cases_option
+@json_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+def run_verb(
+    module: str | None,
+    after: str,
+    level: int,
+    check_accuracy: bool,
+    check_every: int | None,
+    record_only: bool,
+    timeout: float | None,
+    budget: float,
+    workers: str,
+    no_minify: bool,
+    explain: bool,
+    log_levels: dict[str, str],
+    same_random: bool,
+    only: str | None,
+    keep_going: bool,
+    cases_dir: Path,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Run a program under watch; every failure becomes a case.
+
+    The program prints, returns and exits as it does without torchsleuth; status 3 means that it succeeded and
+    a case was recorded.
+
+    \b
+    torchsleuth run train.py --epochs 1
+    torchsleuth run -m mypackage.train
+    torchsleuth run --check-accuracy infer.py
+    torchsleuth run -- torchrun --nproc-per-node 2 train.py
+    """
+    line = program_line(module, command)
+    _after_the_dead(cases_dir)
+    try:
+        spool = new_spool(cases_dir)
+    except DiskFull as why:
+        say(f"{why} The program runs unwatched.")
+        spool = spool_path(cases_dir)
+    settings = Settings(
+        spool=str(spool),
+        level=4 if check_accuracy or check_every else level,
+        after=after,
+        only=only,
+        keep_going=keep_going,
+        check_every=check_every or 0,
+    )
+    collectors = (*(KINDS if explain else ()), *(("logs",) if log_levels else ()))
+    environment = {OBSERVE_VARIABLE: ",".join(collectors), **log_environment(log_levels, os.environ)}
+    if same_random:
+        environment.update(SAME_RANDOM.to_environment())
+    started = time.monotonic()
+    result = supervise(
+        line,
+        settings,
+        timeout=timeout,
+        stdout=STDERR if as_json else None,
+        note=say,
+        environment=environment,
+    )
+    seconds = time.monotonic() - started
+    run = _explained(spool, cases_dir, result, seconds) if explain else None
+    cases: list[tuple[CaseFolder, WatchedProcess]] = []
+    remarks: list[dict[str, Any]] = []
+    # The program has ended, and whatever fails from here on, its status is what we end with.
+    ends = time.monotonic() + budget
+    goes_on = not record_only and settings.level >= 2 and not result.only_record
+    only_compiled = None
+    try:
+        remarks += [remark for process in watched_processes(spool) for remark in process.remarks()]
+        if not result.only_record:
+            look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
+        if goes_on and result.status and not result.interrupted:
+            from torchsleuth.front.supervise.own_error import look_at_own_error
+
+            first = ProgramRun(result.status, seconds)
+            only_compiled = look_at_own_error(line, settings, first, time.monotonic() + budget * SHARE, say)
+        whole = _cases(cases_dir, spool, line, result, cases, run)
+        _say_remarks(remarks)
+        if goes_on:
+            cases = _finish(cases, ends, None if no_minify else workers)
+            if only_compiled is not None:
+                cases += _whole_program(only_compiled, cases_dir, ends, None if no_minify else workers)
+            _report(cases)
+        if whole:
+            _clear(spool, keep=settings.level == 3)
+    except (KeyboardInterrupt, AskedToEnd):
+        say(f"stopped; what is no case yet stays in {spool}, and the next `torchsleuth run` makes one of it")
+    except Exception as error:
+        our_fault(error)
+        say(f"the program's own status stands; what it left stays in {spool}")
+    status = result.status or (EXIT_CASE if cases else 0)
+    if as_json:
+        documents = [{**folder.case.to_json(), "path": str(folder.path)} for folder, _ in cases]
+        with contextlib.suppress(OSError):
+            document = {"status": status, "program_status": result.status, "cases": documents}
+            if settings.checks_accuracy:
+                document["accuracy"] = remarks
+            print_json(document if run is None else {**document, "run": run})
+    return status
+
+
+def _after_the_dead(cases_dir: Path) -> None:
+    """What killed processes left: their records become cases, their temporary folders go. No reason not to run."""
+    try:
+        sweep_scratch()
+        adopt_leftovers(cases_dir, say)
+    except Exception as error:
+        our_fault(error)
+
+
+def _cases(
+    cases_dir: Path,
+    spool: Path,
+    line: list[str],
+    result: Supervised,
+    cases: list[tuple[CaseFolder, WatchedProcess]],
+    run: str | None,
+) -> bool:
+    """A case for every failure of the run; says what there was to see where there is none. Whether all were written."""
+    from torchsleuth.torch_core.repro.assemble import make_case
+
+    processes = watched_processes(spool)
+    found: dict[Path, tuple[CaseFolder, WatchedProcess]] = {}
+    # What a process reports once it has been found hanging comes of its being ended.
+    ended = {process.folder: failure["time"] for process, failure in result.lost}
+    reported = [
+        (process, failure)
+        for process in processes
+        for failure in process.failures()
+        if failure["time"] < ended.get(process.folder, float("inf"))
+    ]
+    unwritten = 0
+    for process, failure in [*reported, *result.lost]:
+        try:
+            folder = make_case(cases_dir, process, failure, os.environ)
+            if run is not None:
+                folder = update_case(folder, extra={**folder.case.extra, "run": run})
+        except (OSError, SleuthError) as why:
+            unwritten += 1
+            say(
+                f"a failure could not be made a case ({why}); what is known stays in {spool}, and the next "
+                "`torchsleuth run` makes a case of it"
+            )
+            continue
+        found[folder.path] = (folder, process)
+    cases += found.values()
+    graphs = sum(process.captured_graphs() for process in processes)
+    troubled = [process for process in processes if "internal error" in process.log()]
+    for process in troubled:
+        say(
+            f"something failed inside torchsleuth while it watched; the program was not affected:\n{process.log()}",
+            lines=True,
+        )
+    if found:
+        for folder, _ in found.values():
+            _say_case(folder)
+        if result.only_record:
+            say(
+                "the program was asked to end, so there is only what it recorded; go on with: torchsleuth minify"
+            )
+    elif unwritten:
+        pass
+    elif troubled:
+        say("no case was recorded, and what failed inside torchsleuth may be why; please report it")
+    elif graphs:
+        several = "graph" if graphs == 1 else "graphs"
+        say(f"watched {graphs} captured {several} being compiled and run, nothing failed")
+    elif not processes and (reason := _cannot_record(spool)) is not None:
+        say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
+    else:
+        say_nothing_compiled(line)
+    return not unwritten
+
+
+WORDS = {
+    "LESS_PRECISE": "less precise than eager, and right",
+    "INCONCLUSIVE": "not to be told right from wrong",
+    "EAGER_SUSPECT": "further from float64 in eager than compiled",
+}
+
+
+def _say_remarks(remarks: list[dict[str, Any]]) -> None:
+    """A line for each kind of thing that comparing with eager showed and that is no failure: the one that says most."""
+    for kind, words in WORDS.items():
+        alike = [remark for remark in remarks if remark["kind"] == kind]
+        if alike:
+            most = max(alike, key=lambda remark: remark["times_eager"])
+            graphs = "1 graph is" if len(alike) == 1 else f"{len(alike)} graphs are"
+            where = f"graph {most['graph']} ({most['direction']} of {most['function']})"
+            say(f"{graphs} {words}; {where}, {most['sentence']}")
+
+
+def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:
+    """Writes what the collectors saw into the run's folder; its id, or None where that cannot be written."""
+    from torchsleuth.front.cli.observed import run_of
+
+    try:
+        run = run_of(spool, cases_dir, result, seconds)
+        for line in write_run(run.folder, run.facts(), run.events, tuple(KINDS)):
+            say(line)
+        run.keep_logs()
+        say(f"see {run.folder / INDEX}")
+    except SleuthError as why:
+        say(f"what was collected cannot be written: {why}")
+        return None
+    except Exception as error:  # the cases, and the program's own status, do not depend on it
+        our_fault(error)
+        return None
+    return run.id
+
+
+def _cannot_record(spool: Path) -> str | None:
+    """Why a watched process could not have left anything; None where it could."""
+    try:
+        (spool / "probe").mkdir()
+        (spool / "probe").rmdir()
+    except OSError as failure:
+        return failure.strerror or str(failure)
+    return None
+
+
+def _say_case(folder: CaseFolder) -> None:
+    case = folder.case
+    rank = f" on rank {case.rank}" if case.rank is not None else ""
+    again = f", seen {case.seen} times" if case.seen > 1 else ""
+    what = case.signature.summary
+    say(f"case {case.id}{rank}: {case.kind}: {what}{again}; next: torchsleuth show {_name(folder)}")
+
+
+def _name(folder: CaseFolder) -> str:
+    """What to type for this case: its id where the next command will look, its path elsewhere."""
+    from torchsleuth.front.cli.options import DEFAULT_CASES
+
+    default = Path(os.environ.get("TORCHSLEUTH_CASES") or DEFAULT_CASES).absolute()
+    return folder.case.id if folder.path.parent.absolute() == default else os.path.relpath(folder.path)
+
+
+def _finish(
+    cases: list[tuple[CaseFolder, WatchedProcess]], deadline: float, workers: str | None
+) -> list[tuple[CaseFolder, WatchedProcess]]:
+    """Tries each case's script, finds who is at fault, makes it small and looks for a way around it.
+
+    An interrupt leaves what was done so far.
+    """
+    from torchsleuth.front.cli.progress import StatusLine
+    from torchsleuth.front.program.oracle import WatchedRuns
+    from torchsleuth.front.supervise.pipeline import investigate
+
+    done, runs = list(cases), WatchedRuns()
+    for position, (folder, process) in enumerate(cases):
+        line = StatusLine(max(1.0, deadline - time.monotonic()))
+        try:
+            for known in investigate(folder, process, deadline, workers, say, line.hear, runs):
+                line.end()
+                done[position] = (known, process)
+        except CaseInUse as why:
+            say(str(why))
+        except Exception as error:  # of this case; the others have their turn
+            line.end()
+            our_fault(error)
+        except (KeyboardInterrupt, AskedToEnd):
+            line.end()
+            say(f"stopped; the case is kept, go on with: torchsleuth minify {_name(folder)}")
+            break
+    return done
+
+
+def _whole_program(
+    found: OnlyCompiled, cases_dir: Path, deadline: float, workers: str | None
+) -> list[tuple[CaseFolder, WatchedProcess]]:
+    """The case of a program that fails only when it is compiled, though nothing of it does; an interrupt keeps it."""
+    from torchsleuth.front.cli.progress import StatusLine
+    from torchsleuth.front.supervise.own_error import case_of_own_error
+
+    case: list[tuple[CaseFolder, WatchedProcess]] = []
+    line = StatusLine(max(1.0, deadline - time.monotonic()))
+    try:
+        for folder in case_of_own_error(found, cases_dir, workers, deadline, say, line.hear):
+            line.end()
+            case = [(folder, found.process)]
+    except (KeyboardInterrupt, AskedToEnd):
+        line.end()
+        say("stopped; what is known of the program is kept")
+    return case
+
+
+def _report(cases: list[tuple[CaseFolder, WatchedProcess]]) -> None:
+    """Writes page and issue text of each case, then the screen with which a run ends."""
+    if not cases:
+        return
+    from torchsleuth.front.report.ending import show_ending
+    from torchsleuth.front.report.writing import write_report
+
+    for folder, _ in cases:
+        try:
+            write_report(folder)
+        except SleuthError as why:
+            say(str(why))
+        except Exception as error:  # of this page; the others have their turn
+            our_fault(error)
+    show_ending([(folder, _name(folder)) for folder, _ in cases])
+
+
+def _clear(spool: Path, keep: bool) -> None:
+    """Removes the records of healthy graphs, or keeps them where that was asked for."""
+    if keep:
+        target = spool.parent.parent / "records" / spool.name
+        try:
+            target.parent.mkdir(exist_ok=True)
+            spool.rename(target)
+        except OSError as why:
+            say(f"the records of all graphs stay in {spool} ({why})")
+            return
+        say(f"the records of all graphs are in {target}")
+    else:
+        shutil.rmtree(spool, ignore_errors=True)
+    try:
+        spool.parent.rmdir()
+    except OSError:
+        pass

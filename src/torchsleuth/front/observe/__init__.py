@@ -1,0 +1,1 @@
+"""What an observed run shows, from the events that its processes wrote: pure, without torch."""

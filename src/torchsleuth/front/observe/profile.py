@@ -1,0 +1,286 @@
+"""Compile time of a run: the steps of the compiler as a tree, and its sums by phase, by graph and by user function.
+
+The one idea: a step's *own* time, what is left of it without the steps inside it, is counted exactly once. So phases
+add up to the total, and so do graphs and functions. Kernels that a C++ compiler builds on other threads while the
+compile waits for them are shown and not added: the wait is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.front.observe.events import Event
+from torchsleuth.front.observe.phases import CAPTURE, PHASES, phase_of
+from torchsleuth.front.observe.reused_ids import ReusedIds
+
+# Process, torch's id, and how often that id was used before.
+Compile = tuple[int, str, int]
+# Deeper than any compile nests; what came from a broken file ends here.
+MOST_DEPTH = 200
+
+
+@dataclass(frozen=True)
+class Step:
+    """One timed step. `graph` is torch's id of the compile, `ended` is False where the process was stopped in it.
+
+    After a reset torch begins its ids anew; `again` tells compiles of the same id apart.
+    """
+
+    name: str
+    phase: str
+    start: float
+    seconds: float
+    graph: str | None
+    backward: bool
+    pid: int
+    thread: int
+    function: str | None = None
+    ended: bool = True
+    again: int = 0
+    inside: tuple[Step, ...] = ()
+
+    @property
+    def own_seconds(self) -> float:
+        """Without the steps inside it."""
+        return max(0.0, self.seconds - sum(step.seconds for step in self.inside))
+
+    def walk(self) -> Iterable[Step]:
+        """This step and all inside it, outermost first."""
+        yield self
+        for step in self.inside:
+            yield from step.walk()
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The user's function that a compile was for; `rest` where it is what follows a graph break in it.
+
+    >>> str(Frame("Model.forward", "model.py", 12, rest=True))
+    'Model.forward (rest)'
+    """
+
+    function: str
+    file: str
+    line: int
+    rest: bool = False
+
+    @property
+    def place(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.function} (rest)" if self.rest else self.function
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds of something, with how often it was compiled and what of it was which phase."""
+
+    name: str
+    seconds: float
+    count: int
+    phases: Mapping[str, float] = field(default_factory=dict)
+    function: str = ""
+    place: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        phases = {phase: round(seconds, 6) for phase, seconds in self.phases.items()}
+        facts = {"name": self.name, "seconds": round(self.seconds, 6), "count": self.count, "phases": phases}
+        return {**facts, "function": self.function, "place": self.place} if self.place else facts
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The compile time of one run. `parallel` are steps of other threads and processes that a compile waited for."""
+
+    steps: tuple[Step, ...] = ()
+    parallel: tuple[Step, ...] = ()
+    frames: Mapping[Compile, Frame] = field(default_factory=dict)
+    caches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """All compile time; compiles of several processes are added."""
+        return sum(step.seconds for step in self.steps)
+
+    @cached_property
+    def by_phase(self) -> tuple[Row, ...]:
+        """In the order in which a compile goes through them."""
+        own: dict[str, list[float]] = {}
+        for step in self._all():
+            own.setdefault(step.phase, []).append(step.own_seconds)
+        return tuple(Row(phase, sum(own[phase]), len(own[phase])) for phase in PHASES if phase in own)
+
+    @cached_property
+    def by_graph(self) -> tuple[Row, ...]:
+        """Each compile by torch's id, a backward apart; the longest first."""
+        several = len({step.pid for step in self.steps}) > 1
+
+        def name(step: Step) -> str:
+            process = f" in process {step.pid}" if several else ""
+            again = f" after reset {step.again}" if step.again else ""
+            return f"{step.graph}{' backward' if step.backward else ''}{again}{process}"
+
+        return self._rows(name)
+
+    @cached_property
+    def by_function(self) -> tuple[Row, ...]:
+        """By the function as the user wrote it, the rest after a graph break and recompilations included."""
+        return self._rows(self._function)
+
+    @cached_property
+    def by_name(self) -> tuple[Row, ...]:
+        """By torch's name of each step, own time, the longest first."""
+        own: dict[tuple[str, str], list[float]] = {}
+        for step in self._all():
+            own.setdefault((step.name, step.phase), []).append(step.own_seconds)
+        rows = [
+            Row(name, sum(times), len(times), {phase: sum(times)}) for (name, phase), times in own.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: -row.seconds))
+
+    def _all(self) -> Iterable[Step]:
+        for step in self.steps:
+            yield from step.walk()
+
+    def frame_of(self, step: Step) -> Frame | None:
+        """Whose compile the step was part of; None where torch did not say."""
+        return self.frames.get((step.pid, step.graph or "", step.again))
+
+    def _function(self, step: Step) -> str:
+        frame = self.frame_of(step)
+        return f"{frame.function} ({frame.place})" if frame else "not known"
+
+    def _rows(self, name_of: Callable[[Step], str]) -> tuple[Row, ...]:
+        roots: dict[str, list[Step]] = {}
+        for step in self.steps:
+            roots.setdefault(name_of(step), []).append(step)
+        rows = []
+        for name, steps in roots.items():
+            phases: dict[str, float] = {}
+            for step in (inner for root in steps for inner in root.walk()):
+                phases[step.phase] = phases.get(step.phase, 0.0) + step.own_seconds
+            frame = self.frame_of(steps[0])
+            facts = (str(frame), frame.place) if frame else ("", "")
+            rows.append(Row(name, sum(step.seconds for step in steps), len(steps), phases, *facts))
+        return tuple(sorted(rows, key=lambda row: -row.seconds))
+
+    def to_json(self) -> dict[str, Any]:
+        """The document `times.json`: seconds, rounded to a microsecond."""
+        return {
+            "seconds": round(self.seconds, 6),
+            "by_phase": [row.to_json() for row in self.by_phase],
+            "by_graph": [row.to_json() for row in self.by_graph],
+            "by_function": [row.to_json() for row in self.by_function],
+            "by_step": [row.to_json() for row in self.by_name],
+            "parallel_seconds": round(sum(step.seconds for step in self.parallel), 6),
+            "caches": {name: dict(answers) for name, answers in self.caches.items()},
+            "unfinished": [step.name for step in self._all() if not step.ended],
+        }
+
+
+def profile_of(events: Sequence[Event], only_known: bool = False) -> Profile:
+    """The profile of a run, from what its collectors `frames` and `times` wrote.
+
+    `only_known` leaves out compiles of frames that were not told, as `--only` asks for.
+    """
+    frames: dict[Compile, Frame] = {}
+    ids = ReusedIds()
+    caches: dict[str, dict[str, int]] = {}
+    begun: dict[tuple[int, int], list[_Begun]] = {}
+    roots: list[Step] = []
+    last: dict[int, float] = {}
+    for event in events:
+        last[event.pid] = event.at
+        ids.see(event)
+        given = event.fields
+        stack = begun.setdefault((event.pid, _number(given.get("thread"))), [])
+        if event.kind == "frame":
+            function, code = str(given.get("function")), str(given.get("code"))
+            rest = code != function.rpartition(".")[2]
+            graph = str(given.get("id"))
+            frames[event.pid, graph, ids.again(event.pid, graph)] = Frame(
+                function, str(given.get("file")), _number(given.get("line")), rest
+            )
+        elif event.kind == "cache":
+            name = str(given.get("name")).rpartition("_")[0] or str(given.get("name"))
+            answers = caches.setdefault(name, {})
+            answers[str(given.get("answer"))] = answers.get(str(given.get("answer")), 0) + 1
+        elif event.kind == "step_begin" and len(stack) < MOST_DEPTH:
+            stack.append(_begin(event, stack[-1] if stack else None, ids))
+        elif event.kind == "step_end" and any(step.name == given.get("name") for step in stack):
+            # A step that was left by an error which torch handled has told no end.
+            while (step := stack.pop()).name != given.get("name"):
+                _end(step, event.at, stack, roots, ended=False)
+            _end(step, event.at, stack, roots)
+    for (pid, _), stack in begun.items():
+        while stack:
+            _end(stack.pop(), last[pid], stack, roots, ended=False)
+    roots.sort(key=lambda step: step.start)
+    compiles = (step for step in roots if step.graph is not None)
+    return Profile(
+        tuple(
+            step for step in compiles if not only_known or (step.pid, step.graph or "", step.again) in frames
+        ),
+        tuple(step for step in roots if step.graph is None),
+        frames,
+        caches,
+    )
+
+
+@dataclass
+class _Begun:
+    name: str
+    phase: str
+    start: float
+    graph: str | None
+    backward: bool
+    pid: int
+    thread: int
+    function: str | None
+    again: int
+    inside: list[Step] = field(default_factory=list)
+
+
+def _begin(event: Event, outer: _Begun | None, ids: ReusedIds) -> _Begun:
+    given = event.fields
+    name = str(given.get("name"))
+    graph = given.get("graph") or (outer.graph if outer else None)
+    backward = bool(given.get("backward")) or name == "entire_backward_compile"
+    return _Begun(
+        name=name,
+        phase=phase_of(name) or (outer.phase if outer else CAPTURE),
+        start=event.at,
+        graph=None if graph is None else str(graph),
+        backward=backward or (outer is not None and outer.backward),
+        pid=event.pid,
+        thread=_number(given.get("thread")),
+        function=str(given["function"]) if given.get("function") else None,
+        again=outer.again if outer else ids.again(event.pid, str(graph)),
+    )
+
+
+def _end(step: _Begun, at: float, stack: list[_Begun], roots: list[Step], ended: bool = True) -> None:
+    made = Step(
+        step.name,
+        step.phase,
+        step.start,
+        max(0.0, at - step.start),
+        step.graph,
+        step.backward,
+        step.pid,
+        step.thread,
+        step.function,
+        ended,
+        step.again,
+        tuple(step.inside),
+    )
+    (stack[-1].inside if stack else roots).append(made)
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0

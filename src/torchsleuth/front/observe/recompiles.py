@@ -1,0 +1,266 @@
+"""Recompilations of a run: per function every one, with all guards that said no, grouped by cause.
+
+A call that no compiled version fits is refused by each version for its own reasons. The version that objects least is
+the one that nearly fitted: its objections are the cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torchsleuth.front.observe.breaks import Place
+from torchsleuth.front.observe.events import Event
+from torchsleuth.front.observe.recompile_cures import AT_A_BREAK, Cure, cure_of
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_.*_at_(\d+)")
+
+
+@dataclass(frozen=True)
+class FailedGuard:
+    """A guard that said no: `cause` is what it is about (shape, dtype, python number ...), `name` what it looked at."""
+
+    cause: str
+    name: str
+    expected: str
+    actual: str
+    guard: str
+    index: int | None = None
+
+    @property
+    def about(self) -> str:
+        """The value, with its dimension.
+
+        >>> FailedGuard("shape", "x", "2", "3", "", 0).about
+        'dimension 0 of x'
+        """
+        name = self.name or self.cause
+        return name if self.index is None else f"dimension {self.index} of {name}"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One compiled version of the function and why it was not used."""
+
+    version: str
+    guards: tuple[FailedGuard, ...]
+
+
+@dataclass(frozen=True)
+class Recompilation:
+    """One compile of a function that had been compiled before; `after_line` where it is the rest behind a break."""
+
+    version: str
+    seconds: float
+    refusals: tuple[Refusal, ...]
+    after_line: int | None = None
+
+    @property
+    def causes(self) -> tuple[FailedGuard, ...]:
+        """The objections of the version that nearly fitted."""
+        known = [refusal for refusal in self.refusals if refusal.guards]
+        return min(known, key=lambda refusal: len(refusal.guards)).guards if known else ()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What several recompilations of a function have in common: `values` are those that a guard met, in order."""
+
+    cause: str
+    about: str
+    values: tuple[str, ...]
+    times: int
+    cure: Cure
+
+
+@dataclass(frozen=True)
+class FunctionRecompiles:
+    """The recompilations of one function; `limit` is the setting that kept it from more of them."""
+
+    place: Place
+    compiles: int
+    seconds: float
+    recompilations: tuple[Recompilation, ...]
+    causes: tuple[Cause, ...]
+    limit: str | None = None
+    limit_value: int | None = None
+
+    @property
+    def function(self) -> str:
+        return self.place.function
+
+
+@dataclass(frozen=True)
+class TriedCure:
+    """A run of the program with a cure in place: how often its causes were met before and after, and what is left.
+
+    `helped` where they were met less often; `why_not` says why that cannot be told.
+    """
+
+    how: str
+    before: int
+    after: int
+    recompilations: int
+    seconds: float
+    why_not: str = ""
+
+    @property
+    def helped(self) -> bool:
+        return not self.why_not and self.after < self.before
+
+
+@dataclass(frozen=True)
+class Recompiles:
+    """What a run shows about recompilations, the function that spent most on them first."""
+
+    functions: tuple[FunctionRecompiles, ...]
+    compiled_functions: int
+    compiles: int
+    tried: tuple[TriedCure, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return sum(len(function.recompilations) for function in self.functions)
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for function in self.functions for each in function.recompilations)
+
+    def times(self, trials: Collection[str]) -> int:
+        """How often causes were met for which one of these is the cure."""
+        return sum(c.times for f in self.functions for c in f.causes if c.cure.trial in trials)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recompilations": self.count,
+            "seconds": round(self.seconds, 6),
+            "compiles": self.compiles,
+            "compiled_functions": self.compiled_functions,
+            "functions": [asdict(function) for function in self.functions],
+            "tried": [{**asdict(each), "helped": each.helped} for each in self.tried],
+        }
+
+
+def recompiles_of(events: Sequence[Event]) -> Recompiles:
+    """The recompilations in these events.
+
+    >>> recompiles_of([]).count
+    0
+    """
+    frames = {(e.pid, e.fields["frame"]): e.fields for e in events if e.kind == "frame"}
+    limits = {(e.pid, e.fields["frame"]): e.fields for e in events if e.kind == "limit"}
+    groups: dict[tuple[str, int, str], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.kind == "recompile":
+            groups[event.fields["file"], event.fields["line"], event.fields["function"]].append(event)
+    found = [_function(key, group, frames, limits) for key, group in groups.items()]
+    places = {(frame["file"], frame["line"], frame["function"]) for frame in frames.values()}
+    return Recompiles(
+        functions=tuple(sorted(found, key=lambda f: sum(r.seconds for r in f.recompilations), reverse=True)),
+        compiled_functions=len(places),
+        compiles=sum(frame["outcome"] == "compiled" for frame in frames.values()),
+    )
+
+
+def _function(
+    key: tuple[str, int, str],
+    group: Sequence[Event],
+    frames: Mapping[tuple[int, int], Mapping[str, Any]],
+    limits: Mapping[tuple[int, int], Mapping[str, Any]],
+) -> FunctionRecompiles:
+    file, line, name = key
+    mine = [f for f in frames.values() if (f["file"], f["line"], f["function"]) == key]
+    limit = next((limits[at] for e in group if (at := (e.pid, e.fields["frame"])) in limits), None)
+    # An attempt that a limit ended, or that came to nothing, is no recompilation.
+    known = [e for e in group if frames.get((e.pid, e.fields["frame"]), {}).get("outcome") == "compiled"]
+    recompilations = tuple(_recompilation(e, frames.get((e.pid, e.fields["frame"]), {})) for e in known)
+    arguments = tuple(group[0].fields["arguments"])
+    return FunctionRecompiles(
+        place=Place(file, line, name),
+        compiles=sum(f["outcome"] == "compiled" for f in mine),
+        seconds=sum(f["seconds"] for f in mine),
+        recompilations=recompilations,
+        causes=_causes(recompilations, arguments),
+        limit=limit["limit"] if limit else None,
+        limit_value=limit["value"] if limit else None,
+    )
+
+
+def _recompilation(event: Event, frame: Mapping[str, Any]) -> Recompilation:
+    rest = _RESUMED.fullmatch(event.fields["code"])
+    return Recompilation(
+        version=event.fields["id"],
+        seconds=frame.get("seconds", 0.0),
+        refusals=tuple(
+            Refusal(entry["compile_id"], tuple(_guard(failure) for failure in entry["failures"]))
+            for entry in event.fields["refused"]
+        ),
+        after_line=int(rest[1]) if rest else None,
+    )
+
+
+def _guard(failure: Mapping[str, Any]) -> FailedGuard:
+    return FailedGuard(
+        cause=_cause(failure),
+        name=readable(failure["source"]),
+        expected=readable(failure["expected"]),
+        actual=failure["actual"],
+        guard=failure["guard"],
+        index=failure["index"],
+    )
+
+
+def _cause(failure: Mapping[str, Any]) -> str:
+    """What the guard is about, from how it looks at which value."""
+    kind, source = failure["kind"], failure["source"]
+    if kind not in ("value", "type", "object identity", "length"):
+        return kind
+    if source.startswith("G["):
+        return "global"
+    if re.match(r"L\['self'\]\.", source):
+        return "module attribute" if kind == "value" else kind
+    if kind == "value":
+        return "python number" if _is_number(failure["expected"]) else "python value"
+    return kind
+
+
+def readable(source: str) -> str:
+    """A value as the program names it.
+
+    >>> readable("L['self']._modules['lin']._parameters['weight']"), readable("G['SCALE']"), readable("len(L['xs'])")
+    ('self.lin.weight', 'SCALE', 'len(xs)')
+    """
+    text = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source)
+    text = re.sub(r"[LG]\['(\w+)'\]", r"\1", text)
+    # What lay on Python's stack when a graph broke goes on under such a name.
+    text = re.sub(r"\b___stack\d+\b", AT_A_BREAK, text)
+    return text.removesuffix(".__code__")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _causes(recompilations: Sequence[Recompilation], arguments: Sequence[str]) -> tuple[Cause, ...]:
+    groups: dict[tuple[str, str], list[FailedGuard]] = defaultdict(list)
+    for each in recompilations:
+        for guard in each.causes:
+            groups[guard.cause, guard.about].append(guard)
+    found = [
+        Cause(
+            cause=cause,
+            about=about,
+            values=tuple(dict.fromkeys([guards[0].expected, *(g.actual for g in guards)])),
+            times=len(guards),
+            cure=cure_of(cause, guards[0].name, guards[0].index, guards[0].actual, arguments),
+        )
+        for (cause, about), guards in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda each: each.times, reverse=True))

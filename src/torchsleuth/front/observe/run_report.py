@@ -1,0 +1,75 @@
+"""What one observed run leaves in its folder: a document for each thing collected, and `index.md` over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.runs import write_result
+from torchsleuth.front.observe.break_text import break_lines
+from torchsleuth.front.observe.breaks import breaks_of
+from torchsleuth.front.observe.events import Event
+from torchsleuth.front.observe.profile import profile_of
+from torchsleuth.front.observe.profile_text import profile_files, profile_lines
+from torchsleuth.front.observe.recompile_text import recompile_lines
+from torchsleuth.front.observe.recompiles import recompiles_of
+from torchsleuth.front.observe.trace_page import trace_files
+from torchsleuth.front.observe.trace_text import trace_lines
+from torchsleuth.front.observe.trace_tree import trace_of
+
+INDEX = "index.md"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One thing that can be collected: its file, its title, and how events become a value and lines for a person.
+
+    `more` are files that are made of the value beside that.
+    """
+
+    file: str
+    title: str
+    of: Callable[[Sequence[Event]], Any]
+    lines: Callable[[Any], Iterator[str]]
+    more: Callable[[Any], Mapping[str, Any]] = lambda _: {}
+
+
+# By the name of the collector.
+KINDS: Mapping[str, Kind] = {
+    "breaks": Kind("breaks.json", "Graph breaks", breaks_of, break_lines),
+    "recompiles": Kind("recompiles.json", "Recompilations", recompiles_of, recompile_lines),
+    "times": Kind("times.json", "Compile time", profile_of, profile_lines, profile_files),
+    "trace": Kind("trace.json", "The capture", trace_of, trace_lines, trace_files),
+}
+
+
+def write_run(
+    folder: Path, facts: Mapping[str, Any], events: Sequence[Event], collectors: Sequence[str]
+) -> list[str]:
+    """Writes the results of a run into its folder; the first line of each, for a person.
+
+    Used as `write_run(run.folder, run.facts(), run.events, ("breaks", "recompiles"))`.
+    """
+    headlines, index = [], [f"# Run {facts['run']}", ""]
+    for kind in [KINDS[name] for name in collectors if name in KINDS]:
+        found = kind.of(events)
+        write_result(folder, kind.file, {**facts, **found.to_json()})
+        more = kind.more(found)
+        for name, result in more.items():
+            write_result(folder, name, result)
+        lines = list(kind.lines(found))
+        headlines.append(lines[0])
+        index += [
+            f"## {kind.title}",
+            "",
+            ", ".join(f"[{name}]({name})" for name in (kind.file, *more)),
+            "",
+            "```text",
+            *lines,
+            "```",
+            "",
+        ]
+    write_result(folder, INDEX, "\n".join(index))
+    return headlines

@@ -1,0 +1,233 @@
+"""`issue.md`: the case as a report to PyTorch, under the headings of its own template, with nothing private in it.
+
+What a machine wrote stands between marks that say so and name the version; the person's own words have a place before
+it. Text of the case stays text: in fences longer than any in it, or with what Markdown and HTML would obey escaped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2
+
+from torchsleuth._version import __version__
+from torchsleuth.core.cases.model import Case, Triage
+from torchsleuth.core.cases.printable import printable
+from torchsleuth.core.cases.scrub import scrubbed
+from torchsleuth.front.report import words
+from torchsleuth.front.report.evidence import Evidence
+
+# GitHub takes 65,536.
+MOST = 60_000
+_MOST_REPRO, _MOST_VERSIONS, _MOST_PASTED, _MOST_LINE, _MOST_CELL, _MOST_RUNGS = (
+    20_000,
+    4_000,
+    4_000,
+    500,
+    120,
+    30,
+)
+_MOST_FILES = 20
+# As much of the error as there is room for.
+_MOST_ERROR = (12_000, 6_000, 1_000)
+_PATH = re.compile(
+    r"(?<![\w.:/~])(?:~|/(?:home|Users|root|mnt|data|scratch|tmp|var|opt|work|srv|media|private|Volumes)\b)"
+    r"[\w.+@%~-]*(?:/[\w.+@%~-]+)*/?"
+)
+_QUOTED_PATH = re.compile(rf"(?<=['\"]){_PATH.pattern}")
+_INSTALLED = re.compile(r"(?:~|/)?[\w.+@%~/-]*/(?:site|dist)-packages/")
+_VALUES = re.compile(r"with_name\('([^']+)'\)")
+# Names of users and machines that are words of every error as well.
+_WORDS = {"root", "user", "host", "localhost", "torch", "python", "model", "device", "test", "build", "admin"}
+
+
+def issue(evidence: Evidence) -> str:
+    """The text to file: `Path("issue.md").write_text(issue(gather(folder)))`."""
+    texts = (_issue(evidence, most) for most in _MOST_ERROR)
+    return next(text for text in texts if len(text) <= MOST)
+
+
+def _issue(evidence: Evidence, most_error: int) -> str:
+    case = evidence.folder.case
+    triage = case.triage or Triage()
+    taken = _Taken(_files_of(case))
+    repro = _repro(evidence, taken)
+    works, gentler = words.to_paste(case)
+    shown = gentler or works
+    explanation = case.extra.get("explanation")
+    told = explanation if isinstance(explanation, dict) else {}
+    varies = told.get("may_vary")
+    return _template().render(
+        title=_title(evidence, taken),
+        what=taken.prose(words.what_happened(case)),
+        mark=_mark,
+        fenced=_fenced,
+        about_repro=taken.prose(f"{words.how_sure(case)}; {words.made_small(case)}"),
+        repro=repro,
+        no_repro=taken.prose(evidence.repro.missing or "it is too long for an issue; attach it"),
+        may_vary=taken.prose("; ".join(map(str, varies)) if isinstance(varies, list) else ""),
+        passes_with=taken.prose(str(told.get("passes_with") or "")),
+        where=taken.prose(words.whose_bug(case) + (f"; {triage.detail}" if triage.detail else "")),
+        line=taken.prose(triage.user_line or "") if triage.code else "",
+        code=taken.text("line.py", triage.code or "", _MOST_LINE),
+        rungs=[
+            (taken.prose(rung.what, _MOST_CELL), taken.prose(rung.answer, _MOST_CELL))
+            for rung in triage.rungs[:_MOST_RUNGS]
+        ],
+        no_rungs="" if triage.component else taken.prose(triage.error or "it was not looked into"),
+        workaround=taken.prose(words.about_workaround(shown) if shown else words.no_workaround(case)),
+        paste=taken.text("paste.py", shown.how, _MOST_PASTED) if shown else "",
+        labels=", ".join(taken.prose(each, _MOST_CELL) for each in triage.labels[:10]),
+        error=_error(evidence, taken, most_error),
+        versions=_versions(evidence, taken),
+        removed=taken.told(),
+    )
+
+
+@dataclass
+class _Taken:
+    """Takes out what is private, and remembers what was taken out and how often.
+
+    `files` are those of the program: torch shortens long paths from the left, so that only their ends tell them.
+    """
+
+    files: tuple[str, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def text(self, name: str, text: str, most: int) -> str:
+        """A text for a fence, without control characters."""
+        return self._without(name, printable(text, lines=True, most=most)).rstrip()
+
+    def prose(self, text: str, most: int = _MOST_LINE) -> str:
+        """A text that Markdown, HTML and mentions leave as it is."""
+        return _plain(self._without("prose", printable(words.one_line(text), most=most)))
+
+    def told(self) -> list[str]:
+        times = {what: "once" if count == 1 else f"{count} times" for what, count in self.counts.items()}
+        return [f"- {what}: {often}" for what, often in times.items()] or ["- nothing"]
+
+    def _without(self, name: str, text: str) -> str:
+        code = name.endswith(".py")
+        text = self._less("secrets", text, scrubbed(name if code else "text", text, everywhere=True))
+        if code:  # only in strings and comments, so that it stays the program it was
+            text = self._replaced("paths of the machine", _QUOTED_PATH, _last_part, text)
+            return "".join(map(self._prose_of_code, text.splitlines(keepends=True)))
+        text = self._replaced("folders of installed packages", _INSTALLED, "", text)
+        text = self._replaced("paths of the machine", _PATH, _last_part, text)
+        for file in self.files:
+            cut_path = re.compile(rf"(?<![\w.+@%~/-])[\w.+@%~/-]*/{re.escape(file)}(?![\w.])")
+            text = self._replaced("paths of the machine", cut_path, _last_part, text)
+        for what, own in (("host", socket.gethostname()), ("user", _user())):
+            if len(own) > 2 and own.lower() not in _WORDS:
+                name_of = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)")
+                text = self._replaced(f"the {what}'s name", name_of, what, text)
+        return text
+
+    def _prose_of_code(self, line: str) -> str:
+        if not line.lstrip().startswith(("#", '"""')):
+            return line
+        return self._replaced("paths of the machine", _PATH, _last_part, line)
+
+    def _less(self, what: str, before: str, after: str) -> str:
+        gone = after.count("<hidden>") - before.count("<hidden>")
+        self.count(what, max(0, gone))
+        self.count("the home folder or the user's name", int(gone <= 0 and after != before))
+        return after
+
+    def _replaced(self, what: str, pattern: re.Pattern[str], by: object, text: str) -> str:
+        text, count = pattern.subn(by, text)  # type: ignore[call-overload]
+        self.count(what, count)
+        return text
+
+    def count(self, what: str, count: int) -> None:
+        if count:
+            self.counts[what] = self.counts.get(what, 0) + count
+
+
+def _user() -> str:
+    return os.path.basename(os.path.expanduser("~"))
+
+
+def _title(evidence: Evidence, taken: _Taken) -> str:
+    triage = evidence.folder.case.triage
+    component = f"[{triage.component}] " if triage is not None and triage.component else ""
+    text = taken.text("title", component + words.what_happened(evidence.folder.case), _MOST_LINE)
+    # It stands in a comment, which nothing in it may end.
+    return textwrap.shorten(text.translate({ord("<"): "‹", ord(">"): "›"}), _MOST_CELL, placeholder=" …")
+
+
+def _files_of(case: Case) -> tuple[str, ...]:
+    """The names of the program's files that the case tells of: `("train.py", "model.py")`."""
+    line = (case.triage.user_line or "",) if case.triage else ()
+    lines = [*line, *(case.graph.source_lines if case.graph else ())]
+    names = [place.rpartition(":")[0] for place in lines] + [
+        os.path.basename(word) for word in case.script[:1]
+    ]
+    return tuple(dict.fromkeys(name for name in names if name.endswith(".py")))[:_MOST_FILES]
+
+
+def _last_part(found: re.Match[str]) -> str:
+    """Of a path, what a reader needs: `/home/ada/models/unet.py` becomes `unet.py`."""
+    return found[0].rstrip("/").rpartition("/")[2] or "~"
+
+
+def _repro(evidence: Evidence, taken: _Taken) -> str:
+    text = evidence.repro.thing
+    if text is None or evidence.script != "repro.py" or len(text) > _MOST_REPRO:
+        return ""
+    for name in dict.fromkeys(_VALUES.findall(text)):
+        taken.count(f"values in {_plain(name)}, which the script reads: attach the file if you may", 1)
+    return taken.text("repro.py", text, _MOST_REPRO)
+
+
+def _error(evidence: Evidence, taken: _Taken, most: int) -> str:
+    text = evidence.traceback.thing
+    if not text:
+        return taken.text("error.txt", evidence.folder.case.signature.summary, _MOST_LINE)
+    cut = text if len(text) <= most else f"[{len(text) - most} characters before]\n{text[-most:]}"
+    return taken.text("traceback.txt", cut, most + 100)
+
+
+def _versions(evidence: Evidence, taken: _Taken) -> str:
+    case = evidence.folder.case
+    backend = "" if case.backend == "none" else f", backend {case.backend}"
+    kept = [f"torch {case.torch}{backend}, device {case.device}", f"torchsleuth {__version__}"]
+    for line in (evidence.environment.thing or "").splitlines():
+        if re.match(r"[A-Z][A-Z0-9_]*=.*/", line):
+            taken.count("variables that hold a path", 1)
+        elif not line.startswith("torch "):
+            kept.append(line)
+    return taken.text("environment.txt", "\n".join(kept), _MOST_VERSIONS)
+
+
+def _fenced(text: str, language: str) -> str:
+    """A code block that nothing in the text can end."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _plain(text: str) -> str:
+    text = re.sub(r"([\\`*_{}\[\]<>#|~!$])", r"\\\1", text)
+    return re.sub(r"@(?=\w)", "@\u200b", text)  # nobody is called
+
+
+def _mark(which: str) -> str:
+    return f"<!-- {which}: written by torchsleuth {__version__}, not by a person -->"
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=False,  # it writes Markdown, whose text `_Taken` and `_fenced` make safe
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("issue.md.jinja")

@@ -1,0 +1,249 @@
+"""Runs the user's program as a child and watches it from outside, where no crash or hang can reach.
+
+The child keeps the terminal, the standard streams and the process group it would have without us; the hook is
+reached through PYTHONPATH, so the program's own children and ranks behind a launcher are watched as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.crash import fatal_signal, signal_of_status
+from torchsleuth.core.cases.spool import (
+    UnderWay,
+    WatchedProcess,
+    crash_failure,
+    hang_failure,
+    watched_processes,
+)
+from torchsleuth.core.processes.last_will import ends_with_us
+from torchsleuth.core.processes.stopwatch import Stopwatch
+from torchsleuth.core.processes.tree import descendants_of, end_all, kill_group, send
+from torchsleuth.front.supervise.forwarding import Forwarder
+from torchsleuth.watched.watch_settings import Settings
+
+PACKAGE = Path(__file__).resolve().parents[2]
+# A compile that is slow is not a hang: autotuning may take an hour. This long, and we say that we noticed.
+SLOW_SECONDS = 300.0
+POLL_SECONDS = 0.2
+# How long the program gets to end by itself after a hang was found.
+GRACE_SECONDS = 3.0
+# Someone asked the process to end; that it did so in the middle of a compile is nobody's bug.
+ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU}
+FAULTS = {"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"}
+
+
+@dataclass
+class Supervised:
+    """What came of the program: its exit status, and the failures no living process could report.
+
+    `late` where it was ended because its time was up, `only_record` where it was asked to end: there is little time;
+    `interrupted` where a person pressed Ctrl-C.
+    """
+
+    status: int = 0
+    late: bool = False
+    only_record: bool = False
+    interrupted: bool = False
+    lost: list[tuple[WatchedProcess, dict[str, Any]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunAgain:
+    """Of a run that nobody is to see, in the folder of the first: when it is to end, and what is enough of it."""
+
+    cwd: str | None
+    deadline: float
+    enough: Callable[[], bool] = lambda: False
+
+
+def child_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """The program's environment: as it was, with the hook first on PYTHONPATH and our settings beside it."""
+    changed = {**environment, **settings.to_environment(), "TORCHSLEUTH_HOME": str(PACKAGE.parent)}
+    for name in ("TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL"):
+        changed.pop(name, None)  # asked of us; torch's own tool of that name would step in as well
+    paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [environment.get("PYTHONPATH")])]
+    changed["PYTHONPATH"] = os.pathsep.join(paths)
+    return changed
+
+
+def supervise(
+    command: Sequence[str],
+    settings: Settings,
+    *,
+    timeout: float | None,
+    stdout: int | None,
+    note: Callable[[str], None],
+    again: RunAgain | None = None,
+    environment: Mapping[str, str] | None = None,
+    ends_after: float | None = None,
+) -> Supervised:
+    """Runs `command` to its end under watch; `note` gets a sentence when something is worth saying meanwhile.
+
+    `environment` is what the program gets beside its own; after `ends_after` seconds it is ended as by Ctrl-C.
+    """
+    from torchsleuth.watched.flight import STACKS_SIGNAL
+
+    result = Supervised()
+    # With the descriptors that a shell opened for it: `torchsleuth run f.py <(echo x)`. Our own are not inherited.
+    streams: dict[str, Any] = {"stdout": stdout, "close_fds": False}
+    if again is not None:
+        nothing = subprocess.DEVNULL
+        streams = {"stdin": nothing, "stdout": nothing, "stderr": nothing, "cwd": again.cwd}
+        streams["start_new_session"] = True
+    given = {**os.environ, **(environment or {})}
+    child = subprocess.Popen(command, env=child_environment(settings, given), **streams)
+    ends = time.monotonic() + ends_after if ends_after is not None else float("inf")
+    watchdog = _Watchdog(Path(settings.spool), timeout, STACKS_SIGNAL)
+
+    def end() -> None:
+        """Asked first, killed after a moment, with everything it started."""
+        started = [p.pid for p in watched_processes(Path(settings.spool)) if p.is_alive]
+        end_all([child.pid, *descendants_of(child.pid), *started], GRACE_SECONDS)
+
+    # A program that a person started goes on if we are killed; one that only we know of does not, and gets no signals.
+    over = ends_with_us(child.pid) if again is not None else None
+    forwarder = Forwarder(child) if again is None else None
+    try:
+        with forwarder or contextlib.nullcontext():
+            while not _ended(child, forwarder):
+                hung = watchdog.look(note)
+                result.late = time.monotonic() > (again.deadline if again is not None else ends)
+                if result.late and again is None:
+                    # As a person would: a program that saves what it has gets its chance.
+                    child.send_signal(signal.SIGINT)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(GRACE_SECONDS)
+                if hung is not None or result.late or (again is not None and again.enough()):
+                    result.lost += [hung] if hung is not None else []
+                    end()
+                    break
+    finally:
+        if over is not None:
+            end()
+            kill_group(child.pid)
+            over()
+    code = child.wait()
+    result.status = 128 - code if code < 0 else code
+    sent = forwarder.sent if forwarder is not None else set()
+    result.only_record = bool(sent & ASKED_TO_END - {signal.SIGINT})
+    result.interrupted = signal.SIGINT in sent
+    if not result.lost and not result.late and -code not in sent:
+        result.lost += _crashed(Path(settings.spool), child.pid, code, bool(sent & ASKED_TO_END))
+    return result
+
+
+def _ended(child: subprocess.Popen[bytes], forwarder: Forwarder | None) -> bool:
+    """Waits a moment; whether the program has ended by then."""
+    if forwarder is not None:
+        forwarder.pass_on(POLL_SECONDS)
+        return child.poll() is not None
+    try:
+        child.wait(POLL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+class _Watchdog:
+    """Notices when one compile or one call of a compiled graph takes too long, apart from waiting for a core."""
+
+    def __init__(self, spool: Path, timeout: float | None, stacks_signal: int) -> None:
+        self.spool = spool
+        self.timeout = timeout
+        self.stacks_signal = stacks_signal
+        self.since: dict[Path, tuple[UnderWay, Stopwatch]] = {}
+        self.noted: set[tuple[Path, UnderWay]] = set()
+        self.next_look = 0.0
+
+    def look(self, note: Callable[[str], None]) -> tuple[WatchedProcess, dict[str, Any]] | None:
+        """One look at every watched process; the hang it found, if there is one."""
+        now = time.monotonic()
+        if now < self.next_look:
+            return None
+        # Reading the counters is cheap, but a program of an hour needs no look every 0.2 s.
+        self.next_look = now + (min(1.0, self.timeout / 10) if self.timeout else 2.0)
+        for process in watched_processes(self.spool):
+            where = None if process.finished else process.under_way()
+            before = self.since.get(process.folder)
+            if where is None or before is None or before[0] != where:
+                self.since.pop(process.folder, None)
+                if where is not None:
+                    self.since[process.folder] = (where, Stopwatch(process.pid))
+                continue
+            took = before[1].seconds
+            if self.timeout is not None and took > self.timeout and process.is_alive:
+                return process, hang_failure(where, self._stacks(process), self.timeout)
+            if took > SLOW_SECONDS and (process.folder, where) not in self.noted:
+                self.noted.add((process.folder, where))
+                self._stacks(process)
+                doing = {"run": "running a compiled graph", "compile": "compiling", "capture": "capturing"}
+                note(
+                    f"process {process.pid} has been {doing[where.phase]} for {took:.0f} s; it goes on. "
+                    f"Its stacks are in {process.folder / 'stacks.txt'}; --timeout S would end it and keep a case"
+                )
+        return None
+
+    def _stacks(self, process: WatchedProcess) -> str:
+        """Asks the process for the Python stacks of all its threads; works while native code holds the GIL."""
+        if not process.is_alive:
+            return process.stacks()
+        send(process.pid, self.stacks_signal)
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline and "most recent call first" not in process.stacks():
+            time.sleep(0.05)
+        time.sleep(0.1)
+        return process.stacks()
+
+
+def _crashed(spool: Path, child: int, code: int, asked: bool) -> list[tuple[WatchedProcess, dict[str, Any]]]:
+    """The processes that died in the middle of a compile or a compiled call.
+
+    Of a program that was `asked` to end only what no request explains: a fault of its own.
+    """
+    if -code in ASKED_TO_END:
+        return []
+    processes = watched_processes(spool)
+    failed_elsewhere = any(p.failures() for p in processes)
+    found = []
+    for process in processes:
+        where = None if process.finished or process.is_alive else process.under_way()
+        if where is None:
+            continue
+        stacks = process.stacks()
+        how = _how_it_died(process, child, code, stacks)
+        # A launcher ends the other ranks once one has failed: those leave no fatal signal of their own.
+        if asked and (how is None or how not in FAULTS):
+            continue
+        if how is not None or not failed_elsewhere:
+            found.append((process, crash_failure(where, how or "SIGKILL", stacks)))
+    return found
+
+
+def _how_it_died(process: WatchedProcess, child: int, code: int, stacks: str) -> str | None:
+    if process.pid == child:
+        return signal_of_status(code)
+    return fatal_signal(stacks)
+
+
+def resolve_command(module: str | None, words: Sequence[str]) -> list[str] | None:
+    """The command line to run: a script by this Python, `-m module`, or a launcher as it stands."""
+    import shutil
+
+    if module is not None:
+        return [sys.executable, "-m", module, *words]
+    first = Path(words[0])
+    if first.suffix == ".py" or (first.is_file() and not os.access(first, os.X_OK)):
+        return [sys.executable, *words] if first.is_file() else None
+    if first.is_dir() and (first / "__main__.py").is_file():
+        return [sys.executable, *words]
+    return list(words) if shutil.which(words[0]) else None

@@ -1,0 +1,90 @@
+"""A recorded frame run again in a fresh process: the function with its arguments, nothing of the program around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from torchsleuth.core.cases.answer import Answer, answer_of
+from torchsleuth.core.cases.crash import signature_of_crash
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.core.processes.starting import fresh_environment, python_command
+from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.script_runtime.signature import Signature, signature_from_json
+from torchsleuth.torch_core.repro.program import PROGRAM
+
+REPLAY = "torchsleuth.child.replay"
+# Under a debugger Dynamo's own frames are what there is to see.
+_ALL_FRAMES = {"TORCHDYNAMO_VERBOSE": "1"}
+
+
+class NoFrame(SleuthError):
+    """The case holds no recorded frame; says what it holds instead."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How a frame ended when it was run again; `seen` is None where nothing failed."""
+
+    answer: Answer
+    seen: Signature | None
+    seconds: float
+
+    @property
+    def summary(self) -> str:
+        """The failure in one line: `replay_case(folder).summary`."""
+        return "nothing failed" if self.seen is None else self.seen.summary
+
+
+def replay_case(
+    folder: CaseFolder,
+    *,
+    eager: bool = False,
+    debugger: bool = False,
+    timeout: float | None = None,
+    output: IO[bytes] | None = None,
+) -> Replay:
+    """Runs the frame of a case; what it prints goes to `output`, or where this process prints.
+
+    `eager` compiles nothing; with `debugger` Python's own starts where it fails, or, with both, at the call. Executes
+    what is in the case. Raises `NoFrame` where there is none.
+    """
+    if not folder.has(PROGRAM):
+        why = folder.case.no_repro or "it has a graph instead: python original.py, or torchsleuth verify"
+        raise NoFrame(f"case {folder.case.id} holds no recorded frame: {why}")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="torchsleuth-replay-") as scratch:
+        answer = Path(scratch, "answer.json")
+        program = folder.file(PROGRAM).absolute()
+        more = [word for word, wanted in (("--eager", eager), ("--pdb", debugger)) if wanted]
+        child = subprocess.Popen(
+            python_command(sys.executable, REPLAY, program, f"--answer={answer}", *more),
+            env={
+                **fresh_environment(os.environ, Path(scratch, "cache")),
+                **(_ALL_FRAMES if debugger else {}),
+            },
+            stdin=None if debugger else subprocess.DEVNULL,
+            stdout=output,
+            start_new_session=not debugger,  # a debugger needs the terminal
+        )
+        try:
+            status = child.wait(timeout)
+            told = json.loads(answer.read_text()) if answer.is_file() else None
+            seen = signature_from_json(told) if told else None
+            if not answer.is_file() and status:
+                seen = signature_of_crash(status, "run")
+        except subprocess.TimeoutExpired:
+            seen = Signature("hang", "run")
+        finally:
+            if child.poll() is None:
+                child.kill() if debugger else kill_group(child.pid)
+                child.wait()
+    return Replay(answer_of(folder.case.signature, seen), seen, round(time.monotonic() - started, 2))

@@ -1,0 +1,341 @@
+"""Runs a written script in a fresh process with a fresh kernel cache, and says what came of it.
+
+A script that could not be set up has told nothing about the bug. Crashes and hangs are answers like any other; a hang
+is a phase that outlasts its clock; the clock starts when the phase does, and stands while the script waits for a core.
+A fresh process is `python script`, or a
+fork of an interpreter that had loaded torch and compiled nothing, where that comes to the same. Where the fork sees no
+accelerator and the script alone would, the first script is run both ways, and one run of several is the script alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torchsleuth.core.cases.answer import Answer, answer_of
+from torchsleuth.core.cases.crash import signature_of_crash
+from torchsleuth.core.processes.compiler_probes import hand_probes_to, keep_probes_of
+from torchsleuth.core.processes.last_will import ends_with_us, scratch
+from torchsleuth.core.processes.prepared import NotThere, PreparedInterpreter
+from torchsleuth.core.processes.starting import fresh_environment
+from torchsleuth.core.processes.stopwatch import Stopwatch
+from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.script_runtime.signature import Signature
+
+# Importing torch on a loaded machine with a cold disk, and building the inputs.
+SETUP_SECONDS = 180.0
+PHASE_SECONDS = 600.0
+# What is to hang while it runs has to be compiled first, and that takes its time.
+COMPILE_FIRST, LEAST_COMPILE = 3.0, 60.0
+POLL_SECONDS = 0.02
+
+_STATUS = {1: Answer.FAILS, 0: Answer.PASSES, 2: Answer.OTHER, 3: Answer.CANNOT_TELL}
+_WORDS = {
+    Answer.FAILS: "reproduced",
+    Answer.PASSES: "not reproduced",
+    Answer.OTHER: "different",
+    Answer.CANNOT_TELL: "cannot tell",
+}
+_LAST_LINE = re.compile(
+    r"(REPRODUCED|DIFFERENT FAILURE|CANNOT TELL): (.*)|(NOT REPRODUCED)|(EAGER \w+)(?:: (.*))?"
+)
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """One run of a script: whether it failed as expected, what it said, and how long it took."""
+
+    answer: Answer
+    summary: str
+    seconds: float
+    # Of a death or a hang, which no last line tells of.
+    seen: Signature | None = None
+
+    @property
+    def reproduced(self) -> bool:
+        return self.answer is Answer.FAILS
+
+    @property
+    def words(self) -> str:
+        """The answer in the words of a script's last line: "reproduced", "not reproduced", ..."""
+        return _WORDS[self.answer]
+
+
+class Running(Protocol):
+    """A script under way: `poll` is its exit status once it has ended; `end` kills it with all it started."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where one run of a script writes to: two files, and a folder for its kernels that is empty before it."""
+
+    stdout: Path
+    stderr: Path
+    cache: Path
+
+
+@dataclass
+class ScriptRunner:
+    """Runs scripts, in forks of `prepared` where there is one that can: `ScriptRunner().run(script, expected)`.
+
+    `stop` ends the runs that are under way; they and all later ones then answer that they were stopped.
+    """
+
+    prepared: PreparedInterpreter | None = None
+    python: str = sys.executable
+    stopped: threading.Event = field(default_factory=threading.Event)
+    # Whether a fork that devices are hidden from has answered as the script alone did; None before the first script.
+    same_without_devices: bool | None = None
+    # The longest that `python script` took until it answered: to load torch from a cold disk may take a minute.
+    longest_alone: float = 0.0
+
+    @property
+    def may_fork(self) -> bool:
+        """Whether there is an interpreter to fork."""
+        return (
+            self.prepared is not None
+            and not self.prepared.closed
+            and os.path.samefile(self.python, sys.executable)
+        )
+
+    @property
+    def hides_devices(self) -> bool:
+        return self.prepared is not None and self.prepared.hides_devices
+
+    @property
+    def forks(self) -> bool:
+        """Whether a fork is known to come to the same as `python script`."""
+        return self.may_fork and (not self.hides_devices or self.same_without_devices is True)
+
+    def run(
+        self,
+        script: Path,
+        expected: Signature,
+        *,
+        arguments: Sequence[str] = (),
+        phase_seconds: float = PHASE_SECONDS,
+        deadline: float | None = None,
+        compiles: bool = True,
+        alone: bool = False,
+    ) -> ScriptRun:
+        """Runs `script` once and compares what happened with `expected`.
+
+        `phase_seconds` is what compiling or running may take; `deadline` (of time.monotonic) bounds the whole. With
+        `compiles` false it runs under TORCH_COMPILE_DISABLE=1, that is, without the compiler. With `alone` it is
+        `python script` even where a fork would do.
+        """
+        environment = {} if compiles else {"TORCH_COMPILE_DISABLE": "1"}
+
+        def fork(places: Places) -> Running:
+            assert self.prepared is not None
+            streams = (places.stdout, places.stderr)
+            return self.prepared.fork_script(script, arguments, *streams, places.cache, environment)
+
+        def start(places: Places) -> Running:
+            return _Interpreter([self.python, str(script), *arguments], places, environment)
+
+        def one_run(begin: Callable[[Places], Running]) -> ScriptRun:
+            run = watched_run(begin, expected, self.stopped, phase_seconds, deadline)
+            if begin is start and run.answer is not Answer.CANNOT_TELL:
+                self.longest_alone = max(self.longest_alone, run.seconds)
+            return run
+
+        if self.forks and not alone:
+            try:
+                return one_run(fork)
+            except NotThere:
+                pass  # it is gone: a new interpreter for each from here on
+        unknown = self.may_fork and self.hides_devices and self.same_without_devices is None
+        if alone or not unknown:
+            return one_run(start)
+        with ThreadPoolExecutor(1) as beside, self.stopped_with_us():
+            forked = beside.submit(one_run, fork)
+            run = one_run(start)
+            try:
+                same = (forked.result().answer, forked.result().summary) == (run.answer, run.summary)
+            except NotThere:
+                same = False
+        self.same_without_devices = same if run.answer is not Answer.CANNOT_TELL else None
+        return run
+
+    def run_times(
+        self,
+        script: Path,
+        expected: Signature,
+        times: int,
+        *,
+        at_once: int = 3,
+        phase_seconds: float = PHASE_SECONDS,
+        deadline: float | None = None,
+    ) -> list[ScriptRun]:
+        """Runs the script `times` times, several at once."""
+
+        def once(number: int) -> ScriptRun:
+            alone = self.hides_devices and 0 < number == times - 1
+            return self.run(script, expected, phase_seconds=phase_seconds, deadline=deadline, alone=alone)
+
+        with ThreadPoolExecutor(max(1, min(times, at_once))) as pool, self.stopped_with_us():
+            return list(pool.map(once, range(times)))
+
+    @contextlib.contextmanager
+    def stopped_with_us(self) -> Iterator[None]:
+        """Where whoever waits for runs is interrupted, they end and are not waited for."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends what runs, and runs no more."""
+        self.stopped.set()
+
+
+def watched_run(
+    begin: Callable[[Places], Running],
+    expected: Signature,
+    stopped: threading.Event,
+    phase_seconds: float,
+    deadline: float | None,
+) -> ScriptRun:
+    """Begins a run in new places, follows its phases, and says what came of it."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=scratch()) as here:
+        places = Places(Path(here, "stdout"), Path(here, "stderr"), Path(here, "cache"))
+        places.stdout.touch()
+        places.stderr.touch()
+        hand_probes_to(places.cache)
+        child = begin(places)
+        try:
+            clocks = _clocks(expected, phase_seconds)
+            how, phase = _await(child, places.stderr, clocks, deadline, stopped)
+        finally:
+            child.end()
+        keep_probes_of(places.cache)
+        seconds = time.monotonic() - started
+        if how in ("late", "stopped"):
+            why = (
+                "the time for everything ran out before the script ended"
+                if how == "late"
+                else "it was stopped"
+            )
+            return ScriptRun(Answer.CANNOT_TELL, why, seconds)
+        code = child.poll() if how == "ended" else None
+        return _answer(code, phase, places.stdout, places.stderr, expected, seconds)
+
+
+class _Interpreter:
+    """`python script` in a session of its own."""
+
+    def __init__(self, command: Sequence[str], places: Places, environment: Mapping[str, str]) -> None:
+        with open(places.stdout, "wb") as stdout, open(places.stderr, "wb") as stderr:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env={**fresh_environment(os.environ, places.cache), **environment},
+                start_new_session=True,
+            )
+        self._over = ends_with_us(self._child.pid)
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    def poll(self) -> int | None:
+        return self._child.poll()
+
+    def end(self) -> None:
+        kill_group(self._child.pid)  # a session of its own cannot be anyone else's
+        self._child.wait()
+        self._over()
+
+
+def _clocks(expected: Signature, seconds: float) -> dict[str | None, float]:
+    """The clock of each phase; None is that before the first."""
+    hangs_late = (expected.kind, expected.phase) == ("hang", "run")
+    compiling = max(COMPILE_FIRST * seconds, LEAST_COMPILE) if hangs_late else seconds
+    return {None: SETUP_SECONDS, "compile": compiling, "run": seconds}
+
+
+def _await(
+    child: Running,
+    err: Path,
+    clocks: Mapping[str | None, float],
+    deadline: float | None,
+    stopped: threading.Event,
+) -> tuple[str, str | None]:
+    """Waits for the child; how that ended (ended, hung, late, stopped), and the last phase it announced."""
+    phase: str | None = None
+    watch = Stopwatch(child.pid)
+    seen = 0
+    while child.poll() is None:
+        time.sleep(POLL_SECONDS)
+        seen, latest = _phases(err, seen)
+        if latest is not None and latest != phase:
+            phase, watch = latest, Stopwatch(child.pid)
+        if watch.seconds > clocks[phase]:
+            return "hung", phase
+        if deadline is not None and time.monotonic() > deadline:
+            return "late", phase
+        if stopped.is_set():
+            return "stopped", phase
+    return "ended", _phases(err, seen)[1] or phase
+
+
+def _phases(err: Path, seen: int) -> tuple[int, str | None]:
+    """Reads what was written to stderr since `seen`: the new position and the last phase announced there."""
+    with open(err, "rb") as file:
+        file.seek(seen)
+        text = file.read(1 << 20)
+    found = re.findall(rb"^torchsleuth: (compiling|running)$", text, re.MULTILINE)
+    # A mark may be cut in two by the end of what is there: step back over the last line.
+    complete = text.rfind(b"\n") + 1
+    names = {b"compiling": "compile", b"running": "run"}
+    return seen + complete, names[found[-1]] if found else None
+
+
+def _answer(
+    code: int | None, phase: str | None, out: Path, err: Path, expected: Signature, seconds: float
+) -> ScriptRun:
+    match = _LAST_LINE.fullmatch(_tail(out)) if code is not None and code >= 0 else None
+    if match is not None and match[4]:
+        eager = Answer.OTHER if code else Answer.PASSES
+        return ScriptRun(eager, match[5] or match[4], seconds)
+    if match is not None:
+        return ScriptRun(_STATUS.get(code or 0, Answer.CANNOT_TELL), match[2] or match[3], seconds)
+    if code is None or code < 0 or expected.kind == "crash":
+        if phase is not None:
+            seen = Signature("hang", phase) if code is None else signature_of_crash(code, phase)
+            return ScriptRun(answer_of(expected, seen), seen.summary, seconds, seen)
+        if code is None or code < 0:
+            how = "took too long to start" if code is None else f"died of signal {-code} before compiling"
+            return ScriptRun(Answer.CANNOT_TELL, f"the script {how}", seconds)
+    return ScriptRun(Answer.CANNOT_TELL, f"the script ended with status {code}: {_tail(err)}", seconds)
+
+
+def _tail(path: Path) -> str:
+    """The last line with something in it."""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 4096))
+        lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""

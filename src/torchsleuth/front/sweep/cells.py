@@ -1,0 +1,201 @@
+"""What a sweep has found out: one cell for each program and setting, kept in a log, and failures put into buckets.
+
+Failures with one signature are one bucket, whichever programs and settings they were seen with. A signature that
+does not say where it happened (wrong numbers, a signal, a hang) is a bucket for each program: else a second bug would
+hide in it. Those that turn out to be one bug once they are small are put together again (`same_bug.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.model import WrongShape, read_dataclass
+from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.sweep.grid import Setting, SweptProgram
+from torchsleuth.script_runtime.signature import Signature, fingerprint
+
+PASSES, FAILS, LATE = "passes", "fails", "late"
+# Signatures of these kinds say what happened, not where.
+ANYWHERE = ("accuracy", "crash", "hang")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failure that a run left: which bucket it is in, and its case."""
+
+    bucket: str
+    kind: str
+    summary: str
+    case: str | None = None
+    calls: int | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How one program ended with one setting; `failures` only where it fails and its eager run does not."""
+
+    key: str
+    program: str
+    setting: str
+    answer: str
+    seconds: float
+    status: int
+    failures: tuple[Failure, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Failures that are alike; `case` is what is known of the one that was looked into, as case.json has it.
+
+    `bug` is what its repro shows, and `same` are the buckets whose repros show that, too.
+    """
+
+    key: str
+    kind: str
+    summary: str
+    cells: tuple[tuple[str, str], ...]
+    sample: tuple[str, str]
+    case: Mapping[str, Any] | None = None
+    why_not: str | None = None
+    bug: str | None = None
+    same: tuple[Bucket, ...] = ()
+
+
+def key_of(program: SweptProgram, setting: Setting, about: Mapping[str, Any]) -> str:
+    """What must be the same for an answer to count again: command, script, setting, versions and options."""
+    what = [
+        program.program.command,
+        program.program.cwd,
+        program.text,
+        dataclasses.astuple(setting),
+        dict(about),
+    ]
+    return _hash(json.dumps(what, sort_keys=True))
+
+
+def bucket_of(signature: Signature, program: str) -> str:
+    """The bucket that a failure of a program belongs to.
+
+    >>> crash, error = Signature("crash", "run", signal="SIGSEGV"), Signature("compile_error", "compile", message="no")
+    >>> bucket_of(crash, "a.py") == bucket_of(crash, "b.py"), bucket_of(error, "a.py") == bucket_of(error, "b.py")
+    (False, True)
+    """
+    key = fingerprint(signature)
+    return _hash(f"{key} {program}") if signature.kind in ANYWHERE else key
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def cell_of(key: str, program: SweptProgram, setting: Setting, run: ProgramRun) -> Cell:
+    """What a run says; a program that ends badly without a case is a bucket by how it ended.
+
+    >>> run = ProgramRun(1, 2.0, tail="ValueError: no")
+    >>> cell_of("k", SweptProgram("a.py", None), Setting(), run).failures[0].summary
+    'the program ends with status 1: ValueError'
+    """
+    failures = tuple(
+        Failure(
+            bucket_of(signature, program.name),
+            str(case["kind"]),
+            signature.summary,
+            str(case["id"]),
+            _calls(case),
+        )
+        for case, signature in zip(run.cases, run.signatures)
+    )
+    last = next((line for line in reversed(run.tail.splitlines()) if line.strip()), "")[:300]
+    if run.timed_out and not failures:
+        return Cell(key, program.name, setting.name, LATE, run.seconds, run.status, (), "not done in time")
+    if run.healthy and not failures:
+        return Cell(key, program.name, setting.name, PASSES, run.seconds, run.status)
+    if not failures:
+        how = f"the program ends with status {run.status}" + (f": {run.last_word}" if run.last_word else "")
+        failures = (Failure(_hash(f"{how} {program.name}"), "status", how),)
+    return Cell(key, program.name, setting.name, FAILS, run.seconds, run.status, failures, last)
+
+
+def _calls(case: Mapping[str, Any]) -> int | None:
+    graph = case.get("graph")
+    return graph.get("calls") if isinstance(graph, dict) else None
+
+
+def buckets_of(cells: Iterable[Cell], looked_into: Mapping[str, Mapping[str, Any]]) -> list[Bucket]:
+    """The failures by how they fail; the sample is the one with the smallest graph."""
+    seen: dict[str, list[tuple[Cell, Failure]]] = {}
+    for cell in cells:
+        for failure in cell.failures:
+            seen.setdefault(failure.bucket, []).append((cell, failure))
+    found = []
+    for key, members in seen.items():
+        sample, first = min(
+            members, key=lambda m: (m[1].calls is None, m[1].calls or 0, m[0].seconds, m[0].program)
+        )
+        known = looked_into.get(key, {})
+        where = tuple(dict.fromkeys((cell.program, cell.setting) for cell, _ in members))
+        at = (sample.program, sample.setting)
+        found.append(
+            Bucket(
+                key,
+                first.kind,
+                first.summary,
+                where,
+                at,
+                known.get("case"),
+                known.get("why_not"),
+                known.get("bug"),
+            )
+        )
+    return found
+
+
+class SweepLog:
+    """What was found out so far, one JSON line each, on disk at once: the same command goes on from it.
+
+    Used as `log = SweepLog(folder / "results.jsonl"); log.add_cell(cell); log.cells[cell.key]`.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        self.path = path
+        self.cells: dict[str, Cell] = {}
+        self.looked_into: dict[str, dict[str, Any]] = {}
+        if fresh:
+            path.unlink(missing_ok=True)
+        elif path.is_file():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                self._read(line)
+
+    def _read(self, line: str) -> None:
+        try:  # the last line of a sweep that was killed may be half a line
+            document = json.loads(line)
+            if "bucket" in document:
+                self.looked_into[str(document["bucket"])] = document
+            else:
+                cell = read_dataclass(Cell, document)
+                self.cells[cell.key] = cell
+        except (ValueError, TypeError, WrongShape):
+            pass
+
+    def add_cell(self, cell: Cell) -> None:
+        self.cells[cell.key] = cell
+        self._write(dataclasses.asdict(cell))
+
+    def add_look(
+        self, bucket: str, case: Mapping[str, Any] | None, why_not: str | None, bug: str | None = None
+    ) -> None:
+        """What came of looking into one failure of a bucket."""
+        document = {"bucket": bucket, "case": case, "why_not": why_not, "bug": bug}
+        self.looked_into[bucket] = document
+        self._write(document)
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(document) + "\n")

@@ -1,0 +1,318 @@
+"""Runs the cells of a sweep, several at a time, here or on a Ray cluster, and looks into one failure of each bucket.
+
+Programs first run without the compiler, once for each dtype: one that fails then says nothing about the compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.folder import open_case
+from torchsleuth.core.processes.last_will import ends_with_us
+from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.front.program.runs import CannotRunProgram, ProgramRun, run_program, watch_program
+from torchsleuth.front.sweep.cells import (
+    PASSES,
+    Bucket,
+    Cell,
+    SweepLog,
+    bucket_of,
+    buckets_of,
+    cell_of,
+    key_of,
+)
+from torchsleuth.front.sweep.grid import Setting, SweptProgram
+from torchsleuth.front.sweep.same_bug import bug_of, merged
+
+# A program may take this many times what one compile may take before it is a hang.
+WHOLE_PROGRAM = 3
+# Less is not worth starting Python and loading torch for.
+LEAST_SECONDS = 5.0
+_ON_RAY = ("-P", "-m", "torchsleuth.search.host.programs_on_ray")
+
+
+class NoCluster(SleuthError):
+    """Programs could not be run on the Ray cluster."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long: `deadline` for all, `timeout` for one compile or compiled call, `each` for looking into one bucket."""
+
+    deadline: float
+    timeout: float
+    each: float
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+@dataclass
+class Sweep:
+    """A sweep under way: what to run, what is known, and whom to tell."""
+
+    programs: Sequence[SweptProgram]
+    settings: Sequence[Setting]
+    log: SweepLog
+    limits: Limits
+    cases_dir: Path
+    about: Mapping[str, Any]
+    workers: str = "2"
+    check_accuracy: bool = False
+    say: Callable[[str], None] = lambda _: None
+
+    def key(self, program: SweptProgram, setting: Setting) -> str:
+        return key_of(program, setting, self.about)
+
+    def cell(self, program: SweptProgram, setting: Setting) -> Cell | None:
+        return self.log.cells.get(self.key(program, setting))
+
+    def cells(self) -> list[Cell]:
+        """Those of this sweep that are known; the log may hold others, of an earlier text of a program."""
+        found = (self.cell(program, setting) for program, setting in self.jobs())
+        return [cell for cell in found if cell is not None]
+
+    def jobs(self) -> list[tuple[SweptProgram, Setting]]:
+        """What there is to compile."""
+        return [(program, setting) for program in self.programs for setting in self.settings]
+
+    def testable(self) -> list[tuple[SweptProgram, Setting]]:
+        """Of that, whatever passes without the compiler."""
+        eager = ((program, setting, self.cell(program, setting.eager)) for program, setting in self.jobs())
+        return [(p, s) for p, s, cell in eager if cell is not None and cell.answer == PASSES]
+
+    def buckets(self) -> list[Bucket]:
+        return merged(buckets_of(self.cells(), self.log.looked_into))
+
+    def run(self) -> None:
+        """Every cell that is not known yet, as long as there is time."""
+        eager = dict.fromkeys((program, setting.eager) for program, setting in self.jobs())
+        self._all(eager, "without the compiler")
+        self._all(self.testable(), "compiled")
+
+    def look_into_buckets(self) -> None:
+        """One failure of each bucket is run once more, triaged, made small, verified, and worked around."""
+        new = [bucket for bucket in self.buckets() if bucket.key not in self.log.looked_into]
+        for number, bucket in enumerate(new, 1):
+            if self.limits.left < LEAST_SECONDS:
+                self.say(f"no time is left to look into {len(new) - number + 1} kinds of failures")
+                return
+            seconds = min(self.limits.each, self.limits.left / (len(new) - number + 1))
+            self.say(f"{number} of {len(new)}: looking into {bucket.summary} (for {seconds:.0f} s at most)")
+            self._look_into(bucket, seconds)
+
+    def _all(self, jobs: Iterable[tuple[SweptProgram, Setting]], how: str) -> None:
+        missing = [job for job in jobs if self.cell(*job) is None]
+        if missing:
+            self.say(f"{len(missing)} runs {how}")
+        on_ray = self.workers.startswith("ray")
+        runs = self._on_ray(missing) if on_ray else self._here(missing, int(self.workers))
+        with contextlib.closing(runs):  # ends what still runs, also where Ctrl-C arrives right here
+            for done, (program, setting, run) in enumerate(runs, 1):
+                cell = cell_of(self.key(program, setting), program, setting, run)
+                self.log.add_cell(cell)
+                what = cell.failures[0].summary if cell.failures else cell.why
+                self.say(
+                    f"{done} of {len(missing)}: {cell.program}, {cell.setting}: {cell.answer}"
+                    f"{': ' + what if what else ''} ({cell.seconds:.0f} s)"
+                )
+
+    def _here(
+        self, jobs: Sequence[tuple[SweptProgram, Setting]], count: int
+    ) -> Generator[tuple[SweptProgram, Setting, ProgramRun], None, None]:
+        stopped = threading.Event()
+
+        def one(program: SweptProgram, setting: Setting) -> ProgramRun | None:
+            return (
+                None
+                if stopped.is_set() or self.limits.left < LEAST_SECONDS
+                else self._run(program, setting, stopped)
+            )
+
+        with ThreadPoolExecutor(count) as pool:
+            running = {pool.submit(one, *job): job for job in jobs}
+            try:
+                for future in as_completed(running):
+                    run = future.result()
+                    if run is not None and self.limits.left > 0:
+                        yield (*running[future], run)
+            finally:
+                stopped.set()  # Ctrl-C: what runs is ended, what waits is not begun
+
+    def _run(self, program: SweptProgram, setting: Setting, stopped: threading.Event) -> ProgramRun:
+        timeout = min(self.limits.left, self.limits.timeout * WHOLE_PROGRAM)
+        try:
+            if setting.uncompiled:
+                return run_program(program.program, setting.overrides, timeout=timeout, stopped=stopped)
+            return watch_program(
+                program.program,
+                setting.overrides,
+                options=self._options(),
+                timeout=timeout,
+                cases_dir=self.cases_dir,
+                stopped=stopped,
+            )
+        except CannotRunProgram as why:
+            return ProgramRun(127, 0.0, tail=str(why))
+
+    def _options(self) -> list[str]:
+        checks = ["--check-accuracy"] if self.check_accuracy else []
+        return ["--timeout", str(self.limits.timeout), *checks]
+
+    def _look_into(self, bucket: Bucket, seconds: float) -> None:
+        program = next(each for each in self.programs if each.name == bucket.sample[0])
+        setting = next(each for each in self.settings if each.name == bucket.sample[1])
+        # Where the program alone noticed, its graphs are compared with eager: wrong numbers are the likely reason.
+        checks = ["--check-accuracy"] if bucket.kind == "status" and not self.check_accuracy else []
+        run = watch_program(
+            program.program,
+            setting.overrides,
+            options=[*self._options(), *checks, "--budget", f"{seconds:.0f}", "--workers", self.workers],
+            timeout=self.limits.timeout * WHOLE_PROGRAM + seconds,
+            cases_dir=self.cases_dir,
+            record_only=False,
+        )
+        alike = [
+            case for case, s in zip(run.cases, run.signatures) if bucket_of(s, program.name) == bucket.key
+        ]
+        found = alike or (list(run.cases) if bucket.kind == "status" else [])
+        why_not = None if found else "it was not seen again when the program was run once more"
+        self.log.add_look(
+            bucket.key, found[0] if found else None, why_not, self._bug(found[0]) if found else None
+        )
+        one = next(each for each in self.buckets() if bucket.key in keys_of(each))
+        if one.same:
+            others = [each.summary for each in (one, *one.same) if each.key != bucket.key]
+            self.say(f"once made small, it is the same bug as {others[0]}")
+
+    def _bug(self, case: Mapping[str, Any]) -> str | None:
+        """What its repro shows, where that was seen to fail as the case does."""
+        script = (
+            repro_of(self.cases_dir, case) if (case.get("verified") or {}).get("same_signature") else None
+        )
+        return bug_of(case, script) if script else None
+
+    def _on_ray(
+        self, jobs: Sequence[tuple[SweptProgram, Setting]]
+    ) -> Generator[tuple[SweptProgram, Setting, ProgramRun], None, None]:
+        """The process that joins the cluster is told what to run, and tells a line for each that has ended."""
+        if not jobs:
+            return
+        child = subprocess.Popen(
+            [sys.executable, *_ON_RAY, self.workers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        over = ends_with_us(child.pid)
+        try:
+            assert child.stdin is not None and child.stdout is not None
+            order = {
+                "seconds": self.limits.left,
+                "timeout": self.limits.timeout * WHOLE_PROGRAM,
+                "options": self._options(),
+                "folder": os.getcwd(),
+                "jobs": [
+                    {"command": program.program.command, "overrides": setting.overrides.to_json()}
+                    for program, setting in jobs
+                ],
+            }
+            child.stdin.write(json.dumps(order) + "\n")
+            child.stdin.close()
+            for line in child.stdout:
+                said = json.loads(line)
+                if "error" in said:
+                    raise NoCluster(said["error"])
+                run = ProgramRun(**{**said["run"], "cases": tuple(said["run"]["cases"])})
+                yield (*jobs[said["job"]], run)
+            if child.wait() != 0:
+                raise NoCluster(f"the process that runs programs on Ray ended with status {child.returncode}")
+        finally:
+            kill_group(child.pid)
+            child.wait()
+            over()
+
+
+def repro_of(cases_dir: Path, case: Mapping[str, Any]) -> str | None:
+    """The repro of a case that was looked into; None where it has none, or the case is gone."""
+    try:
+        return open_case(cases_dir, str(case["id"])).text("repro.py")
+    except (SleuthError, ValueError):
+        return None
+
+
+def keys_of(bucket: Bucket) -> set[str]:
+    """A bucket, those put together with it, and the bug: whatever of them is known, the failure is."""
+    return {*filter(None, (bucket.key, bucket.bug)), *(each.key for each in bucket.same)}
+
+
+def known_buckets(path: Path) -> frozenset[str]:
+    """The buckets of an earlier sweep and the bugs they turned out to be, from its sweep.json."""
+    try:
+        buckets = json.loads(path.read_text(encoding="utf-8"))["buckets"]
+        every = [each for bucket in buckets for each in (bucket, *bucket.get("same", ()))]
+        return frozenset(str(key) for each in every for key in (each["key"], each.get("bug")) if key)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+        raise SleuthError(f"{path} cannot be read as the sweep.json of a sweep ({why})") from None
+
+
+def document_of(sweep: Sweep, known: frozenset[str]) -> dict[str, Any]:
+    """All that a sweep knows, as sweep.json has it."""
+    cells, buckets = sweep.cells(), sweep.buckets()
+    eager = {
+        cell
+        for program in sweep.programs
+        for setting in sweep.settings
+        if (cell := sweep.cell(program, setting.eager)) is not None
+    }
+    wanted = len(sweep.jobs())
+    counts = {answer: sum(cell.answer == answer for cell in cells) for answer in ("passes", "fails", "late")}
+    own = sum(
+        (cell := sweep.cell(program, setting.eager)) is not None and cell.answer != PASSES
+        for program, setting in sweep.jobs()
+    )
+    return {
+        "schema": 1,
+        "about": dict(sweep.about),
+        "programs": [program.name for program in sweep.programs],
+        "settings": [setting.name for setting in sweep.settings],
+        "counts": {**counts, "program": own, "not run": wanted - len(cells) - own, "wanted": wanted},
+        "eager": [dataclasses.asdict(cell) for cell in sorted(eager, key=lambda c: (c.program, c.setting))],
+        "cells": [dataclasses.asdict(cell) for cell in cells],
+        "buckets": [
+            {**dataclasses.asdict(bucket), "known": not known.isdisjoint(keys_of(bucket))}
+            for bucket in buckets
+        ],
+    }
+
+
+def is_green(document: Mapping[str, Any]) -> bool:
+    """Whether every program passed with every setting, but for buckets that are known.
+
+    >>> is_green({"counts": {"passes": 2, "wanted": 3}, "cells": [{"failures": [{"bucket": "a"}]}],
+    ...           "buckets": [{"key": "b", "known": True, "same": [{"key": "a"}]}]})
+    True
+    """
+    known = {
+        each["key"] for bucket in document["buckets"] if bucket["known"] for each in (bucket, *bucket["same"])
+    }
+    forgiven = sum(
+        bool(cell["failures"]) and all(f["bucket"] in known for f in cell["failures"])
+        for cell in document["cells"]
+    )
+    return document["counts"]["passes"] + forgiven == document["counts"]["wanted"]

@@ -1,0 +1,1 @@
+"""The search host: decides what to ask next about a failure. It asks, and runs nothing itself."""

@@ -1,0 +1,59 @@
+"""The parts that an analysis tells, as an `Analysis` with the user's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchsleuth.core.cases.analysis import Analysis, Culprit, RunDifference, merged_values
+from torchsleuth.torch_core.graphs.source_line import SourceLine
+
+
+def analysis_of(
+    parts: Mapping[str, Any],
+    lines: Mapping[str, SourceLine],
+    *,
+    case: str = "",
+    called_from: SourceLine | None = None,
+) -> Analysis:
+    """The analysis so far; `lines` has the user's line of each node, `called_from` the one to name where there is none.
+
+    >>> analysis_of({"seen": {"calls": 3, "seen": 1}}, {}).calls
+    3
+    """
+    seen = parts.get("seen") or {}
+    differing = tuple(RunDifference(**each) for each in parts.get("nondeterministic") or [])
+    places = {name: (line.place, line.module or None) for name, line in lines.items()}
+    values = merged_values(parts.get("accumulated") or [], parts.get("local") or [], differing, places)
+    return Analysis(
+        case,
+        values,
+        _culprit(parts.get("culprit"), lines, called_from),
+        outputs=parts.get("outputs") or {},
+        calls=seen.get("calls", 0),
+        seen=seen.get("seen", 0),
+        why_not=seen.get("why_not"),
+        nondeterministic=differing,
+        fallbacks=parts.get("fallbacks") or {},
+        skipped=parts.get("skipped") or {},
+        seconds=parts.get("seconds") or {},
+    )
+
+
+def _culprit(
+    told: Mapping[str, Any] | None, lines: Mapping[str, SourceLine], called_from: SourceLine | None
+) -> Culprit | None:
+    if told is None:
+        return None
+    line = lines.get(told["node"]) or lines.get(told["seen_at"]) or called_from
+    known = {**told, "calls": tuple(told["calls"]), "also": tuple(told["also"])}
+    if line is None:
+        return Culprit(**known)
+    return Culprit(
+        **known,
+        user_line=line.place,
+        code=line.code or None,
+        function=line.function or None,
+        module=line.module or None,
+        forward_op=(line.call or None) if line.gradient else None,
+    )

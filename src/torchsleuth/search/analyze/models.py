@@ -1,0 +1,317 @@
+"""Two ways to run the same model, compared: `compare_models(eager, compiled, inputs)`; no case is needed.
+
+Three runs on the same inputs, weights and random numbers: without the compiler; as Dynamo captures it, each graph run
+by eager's kernels; compiled, each graph judged as it is called. What differs between the first two is Dynamo's doing;
+the first graph that is judged wrong in the third is analysed value by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torchsleuth.core.cases.analysis import Analysis
+from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.search.analyze.graphs import finished, subject_of
+from torchsleuth.search.analyze.whole_runs import detached, differences, named_tensors, ran
+from torchsleuth.torch_core.compare.divergence.analysis import analyze
+from torchsleuth.torch_core.compare.divergence.compiling import AOT_ALONE, aten_ways, captured_ways
+from torchsleuth.torch_core.compare.divergence.exposed import analyze_exposed
+from torchsleuth.torch_core.compare.divergence.gradients import OF_AOTAUTOGRAD, wrong_gradient
+from torchsleuth.torch_core.compare.divergence.parts import Compilers
+from torchsleuth.torch_core.compare.reference.cloning import (
+    snapshot,
+)
+from torchsleuth.torch_core.compare.reference.kept_copies import KeptCopies, called_again
+from torchsleuth.torch_core.compare.reference.rng import RngState, rng_kept, save_rng
+from torchsleuth.torch_core.compare.reference.room import memory_counted_apart, note_run
+from torchsleuth.torch_core.compare.verdict.judge import judge_results
+from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
+from torchsleuth.torch_internals import hooks as seams
+from torchsleuth.torch_internals.compiled_calls import compiled_anew
+from torchsleuth.torch_internals.generated_code import Observed, observed_code
+
+
+@dataclass(frozen=True)
+class GraphComparison:
+    """One call of one graph: its level ("dynamo" or "aot"), its direction, how many calls it makes, the verdict."""
+
+    level: str
+    direction: str
+    calls: int
+    verdict: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """What came of `compare_models`: read `agrees` and `words`.
+
+    `component` is "dynamo" where capture went wrong, "inductor" where one of its graphs is wrong, "aot_autograd" where
+    only a captured graph as a whole is, "backend" of another backend. `module`, `node` and `line` are where the first
+    wrong graph begins to be wrong; `differences` are whole results that differ, by path.
+    """
+
+    agrees: bool
+    words: str
+    component: str | None = None
+    module: str | None = None
+    node: str | None = None
+    line: str | None = None
+    differences: tuple[str, ...] = ()
+    graphs: tuple[GraphComparison, ...] = ()
+    analysis: Analysis | None = None
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def compare_models(
+    eager: Callable[..., Any],
+    compiled: Callable[..., Any] | str,
+    inputs: Sequence[Any],
+    *,
+    backward: bool = False,
+) -> ModelComparison:
+    """Compares a model with itself compiled: outputs, inputs and buffers that it changes, with `backward` gradients.
+
+    `compiled` is what `torch.compile` gave, another module or function, or the name of a backend. Weights, inputs and
+    random numbers are left as they were; what Dynamo had compiled in this process is forgotten.
+
+    Used as `print(compare_models(model, torch.compile(model), [x]).words)`.
+    """
+    other = torch.compile(eager, backend=compiled) if isinstance(compiled, str) else compiled
+    named = named_tensors((eager, other))
+    before = snapshot(list(named.values()))
+    watcher = _Watcher(KeptCopies(before), backward)
+    with rng_kept() as start, compiled_anew():
+        plain = ran(eager, named, before, inputs, start, backward)
+        note_run([*inputs, *named.values()])
+        with _hooked(seams.hook_backend_calls, lambda call: call.graph):
+            captured = ran(other, named, before, inputs, start, backward)
+        by_capture = differences(plain, captured)
+        del captured
+    with (
+        memory_counted_apart(list(inputs)),
+        rng_kept() as start,
+        compiled_anew(),
+        observed_code() as observed,
+    ):
+        watcher.observed = observed
+        with (
+            _hooked(seams.hook_backend_calls, watcher.on_backend),
+            _hooked(seams.hook_inner_compiles, watcher.on_inner),
+        ):
+            result = ran(other, named, before, inputs, start, backward)
+        in_all = differences(plain, result)
+        gradients = any(path.endswith(".grad") for path in in_all)
+        if gradients and not by_capture and all(graph.verdict != DIVERGED for graph in watcher.graphs):
+            watcher.trace_gradients()
+    return _told(watcher, by_capture, in_all)
+
+
+def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelComparison:
+    graphs = tuple(watcher.graphs)
+    if by_capture:
+        words = (
+            f"captured wrongly: run as Dynamo captures it, with eager's own kernels, it differs in "
+            f"{', '.join(by_capture[:3])}; every graph may agree with eager, the function does not"
+        )
+        return ModelComparison(False, words, "dynamo", differences=tuple(by_capture), graphs=graphs)
+    wrong = next((graph for graph in graphs if graph.verdict == DIVERGED and graph.level == "aot"), None)
+    wrong = wrong or next((graph for graph in graphs if graph.verdict == DIVERGED), None)
+    if wrong is None:
+        count = sum(graph.level == "dynamo" for graph in graphs)
+        if not graphs:
+            different = f"they differ in {', '.join(in_all[:3])}" if in_all else "they agree"
+            words = f"nothing was compiled in the call; {different}"
+            return ModelComparison(not in_all, words, differences=tuple(in_all))
+        many = "1 graph" if count == 1 else f"{count} graphs"
+        words = f"eager and compiled agree: {many}, and what it changes"
+        unclear = [graph.sentence for graph in graphs if graph.verdict == INCONCLUSIVE]
+        if unclear:
+            words += f"; {len(unclear)} of them cannot be judged ({unclear[0]})"
+        if in_all:
+            words += f"; {', '.join(in_all[:3])} differ in more than the last bits, as far as rounding may move them"
+        return ModelComparison(True, words, graphs=graphs)
+    found = watcher.analysis
+    culprit = found.culprit if found is not None else None
+    of_aot = watcher.inner or (culprit is not None and culprit.how == OF_AOTAUTOGRAD)
+    component = {"aot": "inductor"}.get(wrong.level, "aot_autograd" if of_aot else "backend")
+    where = found.words if found is not None else wrong.sentence
+    return ModelComparison(
+        False,
+        f"{component}, {wrong.direction}: {where}",
+        component,
+        culprit.module if culprit is not None else None,
+        culprit.node if culprit is not None else None,
+        culprit.user_line if culprit is not None else None,
+        tuple(in_all),
+        graphs,
+        found,
+    )
+
+
+@dataclass
+class _Watcher:
+    """Judges each graph as it is called, and analyses the first that is wrong."""
+
+    copies: KeptCopies
+    backward: bool = False
+    graphs: list[GraphComparison] = field(default_factory=list)
+    analysis: Analysis | None = None
+    # Of a call with backward, what is needed to take a captured graph apart afterwards.
+    captured: list[tuple[GraphModule, seams.BackendCall, list[Any]]] = field(default_factory=list)
+    observed: Observed | None = None
+    inner: int = 0
+    busy: bool = False
+
+    def on_backend(self, call: seams.BackendCall) -> Callable[..., Any]:
+        if self.busy:
+            return call.as_without_us()
+        graph = _copied(call.graph)
+        compiled = call.as_without_us()
+
+        def run(*args: Any) -> Any:
+            if self.busy:
+                return compiled(*args)
+            before = self.copies.of(args)
+            if self.backward:
+                self.captured.append((graph, call, before))
+            with self.copies.remembered(args, before):
+                return self._judged(
+                    "dynamo",
+                    "forward",
+                    graph,
+                    compiled,
+                    args,
+                    before,
+                    lambda: self._exposed(graph, call, before),
+                )
+
+        return run
+
+    def on_inner(self, call: seams.InnerCompile) -> Any:
+        if self.busy:
+            return call.as_without_us()
+        graph = with_reshapes(_copied(call.graph))
+        compiled = call.as_without_us()
+        self.inner += 1
+        code = self.observed.codes[-1] if self.observed is not None and self.observed.codes else None
+        direction = "backward" if call.kwargs.get("is_backward") else "forward"
+
+        def wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
+            def run(args: list[Any]) -> Any:
+                if self.busy:
+                    return inner(args)
+                held, before, state = list(args), self.copies.of(args), save_rng()
+
+                def analysed() -> Analysis | None:
+                    if code is None or not code.written:
+                        return None
+                    with called_again(held, before, self.copies.weights_among(held)) as fresh:
+                        subject = subject_of(graph, before, inner, code, state, fresh)
+                        parts = analyze(subject, aten_ways(call.kwargs), lambda message: None)
+                    return finished(graph, parts)
+
+                return self._judged("aot", direction, graph, inner, args, before, analysed, state)
+
+            return run
+
+        return seams.replace_callable(compiled, wrapped)
+
+    def _judged(
+        self,
+        level: str,
+        direction: str,
+        graph: GraphModule,
+        compiled: Callable[..., Any],
+        args: Any,
+        before: list[Any],
+        analysed: Callable[[], Analysis | None],
+        state: RngState | None = None,
+    ) -> Any:
+        """The call as it is, with a verdict on what it returns and writes.
+
+        What is made of a graph that was found wrong needs none: another would say the same of more calls.
+        """
+        state = save_rng() if state is None else state
+        held = list(args)
+        known = len(self._wrong())
+        result = compiled(args) if level == "aot" else compiled(*args)
+        if len(self._wrong()) > known:
+            return result
+        self.busy = True
+        try:
+            with rng_kept(), torch.no_grad():
+                after = None if direction == "backward" else held
+                verdict = judge_results(
+                    graph,
+                    before,
+                    None,
+                    detached(result),
+                    mutated_inputs_after=after,
+                    rng_matched=True,
+                    rng_state=state,
+                )
+                self._note(level, direction, graph, verdict)
+                if verdict.kind == DIVERGED and self.analysis is None:
+                    self.analysis = analysed()
+        finally:
+            self.busy = False
+        return result
+
+    def _wrong(self) -> list[GraphComparison]:
+        return [graph for graph in self.graphs if graph.verdict == DIVERGED]
+
+    def _note(self, level: str, direction: str, graph: GraphModule, verdict: Verdict) -> None:
+        calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
+        self.graphs.append(GraphComparison(level, direction, calls, verdict.kind, verdict.sentence))
+
+    def _exposed(self, graph: GraphModule, call: seams.BackendCall, given: list[Any]) -> Analysis | None:
+        """A captured graph that is wrong as a whole, compiled once more with every value returned."""
+        why = "the graphs that Inductor got agree" if self.inner else f"{call.name} shows no values"
+        parts = analyze_exposed(graph, given, _ways_of(call), lambda message: None, why)
+        return finished(graph, parts)
+
+    def trace_gradients(self) -> None:
+        """Where every graph is right and gradients are not: the call of a captured graph whose gradient is wrong."""
+        alone = captured_ways(AOT_ALONE, {})
+        for graph, call, given in self.captured:
+            culprit = wrong_gradient(graph, given, _ways_of(call), lambda message: None, None, alone)
+            if culprit is not None:
+                self.analysis = finished(graph, {"culprit": culprit})
+                calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
+                sentence = self.analysis.words
+                self.graphs.append(GraphComparison("dynamo", "backward", calls, DIVERGED, sentence))
+                return
+
+
+def _ways_of(call: seams.BackendCall) -> Compilers:
+    """Parts of a captured graph go the way of the whole."""
+
+    def compiled(part: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        run = call.compile(_copied(part), list(values))
+        return lambda given: run(*given)
+
+    return Compilers(compiled)
+
+
+def _copied(graph: GraphModule) -> GraphModule:
+    """The graph before a compiler changes it, on the same tensors."""
+    return GraphModule(graph, copy.deepcopy(graph.graph))
+
+
+@contextlib.contextmanager
+def _hooked(hook: Callable[..., Callable[[], None]], handler: Callable[..., Any]) -> Iterator[None]:
+    undo = hook(handler)
+    try:
+        yield
+    finally:
+        undo()

@@ -1,0 +1,173 @@
+"""The ladder: the captured graph run by more and more of the compiler; the first rung that fails names the component.
+
+A rung is one experiment. Only graphs cut after Dynamo climb it: one cut after AOTAutograd has left the lower rungs
+behind when it fails by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torchsleuth.core.cases.answer import Answer
+from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner, Result, few
+from torchsleuth.search.blame.finding import Finding
+from torchsleuth.search.minify.search.contract import State
+from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
+from torchsleuth.torch_internals.operators import short_name
+from torchsleuth.torch_internals.python_decompositions import where_registered
+
+EAGER = "sleuth_eager"
+AOT = "sleuth_aot_eager"
+DECOMPOSED = "sleuth_aot_eager_decomp_partition"
+CROSSREF = "sleuth_aot_eager_decomp_partition_crossref"
+SCHEMA = "sleuth_eager_debug"
+# Namespaces of operators.
+_TORCHS_OWN = {
+    "aten",
+    "prims",
+    "inductor",
+    "higher_order",
+    "rngprims",
+    "quantized",
+    "mkldnn",
+    "_c10d_functional",
+}
+# What a traceback shows of a stage of AOTAutograd, the innermost first.
+_STAGES = (
+    ("in _engine_run_backward", "joint graph: the backward is traced together with the forward"),
+    ("/partitioners.py", "partitioner"),
+    ("/_aot_autograd/collect_metadata_analysis.py", "metadata analysis"),
+    ("/_aot_autograd/graph_capture.py", "tracing"),
+    ("/_aot_autograd/runtime_wrappers.py", "runtime wrappers"),
+)
+# A check found an operator that does not do what it says of itself.
+_MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): ([\w.:]+)(?: \([^)]*\))?: (.+)")
+
+
+def climb(runner: ExperimentRunner, state: State) -> Finding:
+    """The component at fault in a graph that Dynamo captured: `climb(runner, state).component`."""
+    backend = state.settings.backend
+    inductor = backend == "inductor"
+    rungs = [Experiment("AOTAutograd with eager kernels", backend=AOT)]
+    if inductor:
+        rungs.append(
+            Experiment("AOTAutograd, decompositions and partitioner, with eager kernels", backend=DECOMPOSED)
+        )
+    below = runner.ask(state, rungs)
+    if below[0].fails or below[0].answer is Answer.OTHER:
+        return _before_the_backend(runner, state, below[0])
+    if inductor and below[1].fails:
+        return _decomposition(runner, state, below[1])
+    found = misbehaving_operator(runner, state) if has_custom_operator(state) else None
+    if found is not None:
+        return found
+    if inductor:
+        return Finding("inductor")
+    return Finding("backend", backend, pinned=True, detail=f"only the backend {backend} fails on this graph")
+
+
+def _before_the_backend(runner: ExperimentRunner, state: State, failed: Result) -> Finding:
+    """What fails while AOTAutograd traces: a decomposition in Python, an operator that is wrong about itself, or it."""
+    used = list(dict.fromkeys(failed.applied(IN_PYTHON)))
+    if used and runner.one(state, _without_python(())).passes:
+        guilty = runner.smallest_cure(state, used, _without_python)
+        names = [name.removeprefix("aten.") for name in guilty]
+        places = " and ".join(f"{name} ({where_registered(name)})" for name in guilty)
+        return Finding(
+            "aot_autograd",
+            f"decomposition of {', '.join(names)}",
+            f"it passes without the decomposition of {places}; torch registers it as a kernel in Python, so that "
+            "every backend gets it, aot_eager as well",
+            True,
+            tuple(guilty),
+            _nodes_calling(state, names),
+            subsystem=IN_PYTHON,
+        )
+    found = misbehaving_operator(runner, state)
+    if found is not None:
+        return found
+    summary = failed.outcome.signature.summary if failed.outcome.signature else "it fails"
+    said = "it fails with eager kernels already" + ("" if failed.fails else f", in another way: {summary}")
+    return Finding("aot_autograd", _stage(state, failed.outcome.text), said, pinned=True)
+
+
+def _without_python(some: Sequence[str]) -> Experiment:
+    """AOTAutograd without these decompositions in Python, or without any."""
+    what = few(list(some)) if some else "any operator"
+    window: dict[str, list[str]] = {"names": list(some)} if some else {}
+    return Experiment(
+        f"AOTAutograd without the decomposition of {what} in Python", off={IN_PYTHON: window}, backend=AOT
+    )
+
+
+def _nodes_calling(state: State, names: Sequence[str]) -> tuple[str, ...]:
+    """The one call of the graph whose name is, or begins as, that of an operator; none where that is not clear."""
+    calls = [n for n in state.graph.graph.nodes if n.op.startswith("call_")]
+    found = [n.name for n in calls if any(short_name(n.target) in name for name in names)]
+    return tuple(found) if len(found) == 1 else ()
+
+
+def _stage(state: State, text: str) -> str:
+    """Where in AOTAutograd it failed, by the traceback; and the mode that the calls that are left switch on."""
+    stage = next((name for mark, name in _STAGES if mark in text), "functionalization")
+    modes = [
+        short_name(n.target).removeprefix("_enter_").replace("_", " ")
+        for n in state.graph.graph.nodes
+        if n.op == "call_function" and short_name(n.target).startswith("_enter_")
+    ]
+    return f"{stage} under {modes[0]}" if modes else stage
+
+
+def has_custom_operator(state: State) -> bool:
+    """Whether the graph calls an operator that is not torch's own."""
+    names = {
+        str(node.target)
+        for part in state.graph.modules()
+        if hasattr(part, "graph")
+        for node in part.graph.nodes
+        if node.op == "call_function" and hasattr(node.target, "namespace")
+    }
+    return any(name.split(".")[0].split("::")[0] not in _TORCHS_OWN for name in names)
+
+
+def misbehaving_operator(runner: ExperimentRunner, state: State) -> Finding | None:
+    """An operator whose fake kernel or schema does not say what the real one does, where there is one."""
+    checks = [
+        Experiment("fake kernels checked against real ones", backend=CROSSREF),
+        Experiment("operators checked against their schemas", backend=SCHEMA),
+    ]
+    for result in runner.ask(state, checks):
+        match = _MISMATCH.search(result.outcome.text)
+        if match is not None:
+            part = "fake kernel" if "FakeMismatch" in match[0] else "operator schema"
+            return Finding("aot_autograd", part, f"{match[1]}: {match[2]}"[:300], True, (_dotted(match[1]),))
+    return None
+
+
+def _dotted(op: str) -> str:
+    return op.replace("::", ".")
+
+
+def _decomposition(runner: ExperimentRunner, state: State, failed: Result) -> Finding:
+    """Which decomposition it is, or the partitioner where none of them is."""
+    names = list(dict.fromkeys(failed.applied("decomposition")))
+
+    def without(some: Sequence[str]) -> Experiment:
+        off = {"decomposition": {"names": list(some)}}
+        return Experiment(f"without the decomposition of {few(some)}", off=off, backend=DECOMPOSED)
+
+    if not names or not runner.one(state, without(names)).passes:
+        return Finding(
+            "aot_autograd", "partitioner", detail="it fails with any decomposition left out", pinned=False
+        )
+    guilty = runner.smallest_cure(state, names, without)
+    return Finding(
+        "decompositions",
+        "decomposition",
+        f"it passes without the decomposition of {few(guilty)}",
+        True,
+        tuple(guilty),
+        subsystem="decomposition",
+        application=failed.applied("decomposition").index(guilty[0]) + 1,
+    )

@@ -1,0 +1,379 @@
+"""Triage of a case: the component, the part of it, the operators and the user's line, each by runs that differ in it.
+
+First the failing run itself, traced, with the same graph in eager beside it. Then as few calls as still fail, because
+experiments on a small graph take seconds; where a minimal graph is known, that one. What a person reads first, the line
+of their model, is looked up last: it is the line of the nodes that are left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.core.cases.model import Case, Rung, Triage
+from torchsleuth.core.cases.record import GraphRecord
+from torchsleuth.core.processes.limits import clock_of_a_hang
+from torchsleuth.search.blame.cautious_settings import needed_settings, settings_of
+from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner, Result
+from torchsleuth.search.blame.finding import Finding
+from torchsleuth.search.blame.inductor_parts import narrowed, stopped_at
+from torchsleuth.search.blame.labels import labels_of
+from torchsleuth.search.blame.ladder import climb, has_custom_operator, misbehaving_operator
+from torchsleuth.search.minify.blame import seeds
+from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, wait_for_device
+from torchsleuth.search.minify.oracle import TrialOracle
+from torchsleuth.search.minify.questions import NoAnswer
+from torchsleuth.search.minify.reducers.forms import static_sizes
+from torchsleuth.search.minify.search.contract import Reduction, State
+from torchsleuth.search.minify.search.driver import search
+from torchsleuth.search.minify.search.engine import combined
+from torchsleuth.search.minify.search.subsets import NothingFails
+from torchsleuth.search.minify.states import SHAPES
+from torchsleuth.search.workers.failure_rate import failure_rate
+from torchsleuth.torch_core.graphs.cut import calls_of
+from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_core.graphs.source_line import SourceLine
+from torchsleuth.torch_internals.hooks import target_name
+
+# Of the whole budget, the share for finding the few calls that fail; the experiments need the rest.
+SHARE_FOR_CALLS = 0.5
+LOOKING_FOR_CALLS = "looking for the calls that fail by themselves"
+AS_IT_WAS = Experiment("as it was", trace=True)
+IN_EAGER = Experiment("the same graph without a compiler", eager=True)
+# A compile that failed on the way to a first forward had no backward: a derivative that only tracing needs is no fault
+# of the program's.
+FORWARD_IN_EAGER = replace(IN_EAGER, forward_only=True)
+CALLS_LEFT = "the time was up before it was clear which of these calls matter (--budget)"
+TIME_WAS_UP = "the time was up before its part was found (--budget)"
+NO_SWITCH = Finding("inductor", detail="no switch of torch makes a difference")
+# A graph of fewer calls is tried as quickly as it is made smaller.
+MANY_CALLS = 12
+PUT_OFF = "who is at fault is asked of the smallest graph that fails, which is not known yet"
+SMALLEST = Experiment("the smallest graph that fails", trace=True)
+# How often a failure that did not come is waited for.
+SECOND_LOOKS = 5
+
+
+class NotPinnedDown(SleuthError):
+    """Triage cannot say who is at fault; says why and what to do."""
+
+    exit_status = 1
+
+
+class PutOff(Exception):
+    """The rest is for when the graph is small; `nodes` are those that the failing run was at.
+
+    `component` where the level at which the graph fails leaves one only.
+    """
+
+    def __init__(self, nodes: Sequence[str], component: str | None = None) -> None:
+        super().__init__(PUT_OFF)
+        self.nodes = tuple(dict.fromkeys(nodes))
+        self.component = component
+
+
+def triage_case(
+    folder: CaseFolder,
+    questions: CaseQuestions,
+    *,
+    budget_seconds: float = 120.0,
+    say: Callable[[str], None] = lambda text: None,
+    before_minify: bool = False,
+) -> CaseFolder:
+    """Finds out who is at fault and writes it into the case; raises `NotPinnedDown` where nothing can be said.
+
+    What was found is in `triage_case(folder, questions).case.triage`. With `before_minify`, of a large graph only what
+    the failing run itself tells.
+    """
+    started = time.monotonic()
+    case = folder.case
+    if case.graph is None and case.triage is not None and case.triage.component is not None:
+        return update_case(folder, triage=_of_capture(case, case.triage))
+    if case.no_repro is not None:
+        raise NotPinnedDown(f"case {case.id} has nothing that could be tried: {case.no_repro}")
+    workers = questions.workers
+    # Workers may take long to load torch on a cold machine; that is not time spent on the question.
+    workers.wait_ready(budget_seconds)
+    wait_for_device(workers, case.device, budget_seconds)
+    waited = time.monotonic() - started
+    questions.deadline = started + waited + budget_seconds
+    SHAPES.set(questions.shapes)
+    start = questions.start_of(folder)
+    limits = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"))
+    runner = ExperimentRunner(questions, start.expected, limits, say, questions.deadline)
+    small = questions.smallest.get(folder.path)
+    try:
+        found = (
+            _found(folder, start, runner, before_minify)
+            if small is None
+            else _of_smallest(case, small, runner)
+        )
+    except PutOff as why:
+        seconds = round(time.monotonic() - started, 2)
+        line = PUT_OFF if why.component is not None else None
+        known = Triage(why.component, error=PUT_OFF, nodes=why.nodes, seconds=seconds, not_narrowed=line)
+        return update_case(folder, triage=known)
+    triage = _written(case, start, found, runner, time.monotonic() - started)
+    return update_case(folder, triage=triage)
+
+
+def _of_capture(case: Case, triage: Triage) -> Triage:
+    """Dynamo made no graph, so there is nothing to leave out: what its error says is all there is."""
+    known = replace(triage, pinned=True, detail=triage.detail or case.signature.summary)
+    return replace(known, labels=labels_of(case, known))
+
+
+def _of_smallest(case: Case, small: Reduction, runner: ExperimentRunner) -> Finding:
+    """Who is at fault in the graph that `minify` has left."""
+    runner, first = _hurried(runner, small.state, SMALLEST)
+    if not first.fails:
+        why = first.outcome.error or "it does not fail once more"
+        raise NotPinnedDown(f"the smallest graph of case {case.id} cannot be asked who is at fault: {why}")
+    unclear = None if small.complete else CALLS_LEFT
+    found = _with_calls(small.state, _component(runner, small.state, first), unclear)
+    return _with_settings(runner, small.state, found)
+
+
+def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, before_minify: bool) -> Finding:
+    case = folder.case
+    # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
+    looks = [AS_IT_WAS] if case.phase == "compile" else []
+    in_eager = FORWARD_IN_EAGER if case.phase == "compile" and case.direction == "forward" else IN_EAGER
+    looks += [in_eager] if case.kind != "accuracy" else []
+    if case.kind == "hang" and AS_IT_WAS in looks:
+        runner, hung = _hurried(runner, start.state, AS_IT_WAS)
+        seen = {AS_IT_WAS: hung, in_eager: runner.one(start.state, in_eager)}
+    else:
+        seen = dict(zip(looks, runner.ask(start.state, looks)))
+    eager = seen.get(in_eager)
+    if eager is not None and _fails_in_eager(case, eager):
+        node = str(eager.outcome.more.get("node", ""))
+        summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
+        said = f"it fails without the compiler, too: {summary}"
+        return Finding("program", "operator", said, True, nodes=(node,))
+    first = _failing(case, start, runner, seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
+    if case.kind != "hang" and first is not None and first.steps and first.steps[-1].kind == "lower":
+        found = stopped_at(runner, start.state, first.steps) or NO_SWITCH
+        return _with_settings(runner, start.state, found)
+    if before_minify and calls_of(start.state.graph) >= MANY_CALLS:
+        at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
+        # What is cut after AOTAutograd and hangs by itself has left all but one behind.
+        alone = case.kind == "hang" and _is_inductors(start.state)
+        raise PutOff(at, "inductor" if alone else None)
+    state, first, unclear = _fewer_calls(case, start, runner, first)
+    return _with_settings(runner, state, _with_calls(state, _component(runner, state, first), unclear))
+
+
+def _hurried(runner: ExperimentRunner, state: State, look: Experiment) -> tuple[ExperimentRunner, Result]:
+    """A first look at a state, and who is to ask on: of a compile that hangs, with as short a clock as tells it."""
+    if (runner.expected.kind, runner.expected.phase) == ("hang", "compile"):
+        oracle = TrialOracle(runner.questions, runner.expected, runner.limits, runner.deadline)
+        limits = oracle.short_limits(state)
+        if limits is not None:
+            hurried = replace(runner, limits=limits, stop_after="codegen")
+            result = hurried.one(state, look)
+            if result.fails:
+                return hurried, result
+    return runner, runner.one(state, look)
+
+
+def _is_inductors(state: State) -> bool:
+    inductor = state.settings.level == "aot" and not state.embedded.defines_backend
+    return inductor and state.settings.backend == "inductor" and not has_custom_operator(state)
+
+
+def _failing(case: Case, start: SearchStart, runner: ExperimentRunner, first: Result) -> Result:
+    """The run as it was, if it failed as it should; otherwise a sentence says what it did."""
+    if first.answer is Answer.FAILS:
+        return first
+    if first.answer is Answer.CANNOT_TELL:
+        raise NotPinnedDown(f"case {case.id} cannot be tried here: {first.outcome.error}")
+    if first.answer is Answer.OTHER and first.outcome.signature is not None:
+        raise NotPinnedDown(
+            f"case {case.id} fails differently here ({first.outcome.signature.summary}); "
+            "run its original.py to compare"
+        )
+    raise NotPinnedDown(_flaky(case, start, runner))
+
+
+def _flaky(case: Case, start: SearchStart, runner: ExperimentRunner) -> str:
+    """The sentence about a failure that did not come: it is gone, or it comes only sometimes, and how often."""
+    trial, _ = runner.trial(start.state, Experiment("as it was"))
+    rate = failure_rate(runner.workers, trial, SECOND_LOOKS)
+    if not rate.failures:
+        return f"case {case.id} does not fail here any more (0 of {rate.runs + 1} runs); record it again"
+    return (
+        f"case {case.id} fails only sometimes: in {rate.failures} of {rate.runs} more runs; experiments cannot tell "
+        f"chance from cause, so look for what differs between runs: torchsleuth verify {case.id} --times 20"
+    )
+
+
+def _fails_in_eager(case: Case, eager: Result) -> bool:
+    """Whether the program is at fault. Before a run, inputs are made up, and only the same error counts."""
+    return eager.fails or (eager.outcome.signature is not None and case.phase == "run")
+
+
+def _fewer_calls(
+    case: Case, start: SearchStart, runner: ExperimentRunner, first: Result | None
+) -> tuple[State, Result, str | None]:
+    """The state with as few calls as still fail, its failing run, traced, and why they may not be the fewest."""
+    oracle = TrialOracle(runner.questions, start.expected, runner.limits).holding_to(start.state)
+    left = (runner.deadline or time.monotonic() + 60) - time.monotonic()
+    at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
+    analysis = case.analysis
+    suspects = [
+        *([analysis.node] if analysis is not None and analysis.node is not None else ()),
+        *at,
+        *seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes),
+    ]
+    runner.say(LOOKING_FOR_CALLS)
+    state: State = start.state
+    unclear: str | None = None
+    if not runner.questions.begins(LOOKING_FOR_CALLS):
+        return (
+            start.state,
+            first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS)),
+            CALLS_LEFT,
+        )
+    seconds = max(1.0, left * SHARE_FOR_CALLS)
+    oracle.deadline = time.monotonic() + seconds
+    try:
+        reduction = search(
+            start.state,
+            oracle,
+            seeds=list(dict.fromkeys(suspects)),
+            width=runner.workers.count,
+            budget_seconds=seconds,
+            calls_only=True,
+        )
+        state, unclear = reduction.state, None if reduction.complete else CALLS_LEFT
+        runner.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
+    except NothingFails:
+        unclear = "no part of the graph fails by itself"
+    except NoAnswer as why:
+        unclear = f"the graph cannot be cut, since it does not run without the compiler ({why})"
+    if unclear is not None:
+        runner.say(unclear)
+    if state is not start.state:
+        small = runner.one(state, Experiment("the calls that are left", trace=True))
+        if small.fails:
+            return state, small, unclear
+        unclear = unclear or "the calls that fail by themselves do not fail once more"
+    first = first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS))
+    return start.state, first, unclear
+
+
+def _component(runner: ExperimentRunner, state: State, first: Result) -> Finding:
+    """The component, and the part of Inductor where it is Inductor's."""
+    if state.settings.level == "dynamo":
+        climbed = climb(runner, state)
+        if climbed.component != "inductor":
+            return climbed
+    elif has_custom_operator(state) and (operator := misbehaving_operator(runner, state)) is not None:
+        return operator
+    if state.embedded.defines_backend:
+        return Finding("backend", state.settings.backend, pinned=True)
+    looks = [lambda: narrowed(runner, state, first)]
+    if runner.expected.phase == "compile":
+        # What hangs for what it was given, and not by itself, may stand anywhere when its time is up.
+        first_of_all = 1 if runner.expected.kind == "hang" and calls_of(state.graph) > 1 else 0
+        looks.insert(first_of_all, lambda: stopped_at(runner, state, first.steps))
+    part = next(filter(None, (look() for look in looks)), None)
+    return part or (Finding("inductor", detail=TIME_WAS_UP) if runner.out_of_time else NO_SWITCH)
+
+
+def _with_calls(state: State, found: Finding, unclear: str | None) -> Finding:
+    """The operators and nodes that are left, where the part itself does not name any."""
+    if unclear is not None and not (found.ops or found.nodes):
+        found = replace(found, pinned=False, detail="; ".join(filter(None, [found.detail, unclear])))
+    if unclear is not None and not found.nodes:
+        found = replace(found, unclear=unclear)
+    calls = [n.name for n in state.graph.graph.nodes if n.op.startswith("call_")]
+    nodes = found.nodes or tuple(calls)
+    return replace(
+        found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=nodes, left=tuple(calls)
+    )
+
+
+def _with_settings(runner: ExperimentRunner, state: State, found: Finding) -> Finding:
+    """The user's settings that the failure needs, and whether it needs symbolic sizes."""
+    if found.component == "program" or runner.out_of_time:
+        return found
+    # Each run that hangs costs its clock.
+    if settings_of(state) and runner.expected.kind != "hang":
+        needed = needed_settings(runner, state)
+        named = tuple(f"{module}.{key}" for module, key in needed)
+        found = replace(found, flags=tuple(dict.fromkeys([*found.flags, *named])))
+    static = combined(static_sizes(state), state) if state.symbols else None
+    if static is not None:
+        found = replace(found, only_dynamic=runner.one(static, Experiment("with static sizes")).passes)
+    return found
+
+
+def _written(
+    case: Case, start: SearchStart, found: Finding, runner: ExperimentRunner, seconds: float
+) -> Triage:
+    line, not_narrowed = _line_of(start.record, found), None
+    several = _lines_of(start.record, found.nodes)
+    if found.unclear is not None and several > 1:
+        # The last of many lines would be wrong more often than not.
+        line, not_narrowed = None, f"not narrowed: {several} lines are left; {found.unclear}"
+    elif line is None and found.nodes:
+        not_narrowed = "no line of the program is known for the calls at fault"
+    ops = found.ops or _ops_of(start.state, found.nodes)
+    triage = Triage(
+        component=found.component,
+        part=found.part,
+        ops=ops,
+        user_line=line.place if line else None,
+        not_narrowed=not_narrowed,
+        seconds=round(seconds, 2),
+        detail=found.detail,
+        pinned=found.pinned,
+        subsystem=found.subsystem,
+        application=found.application,
+        flags=found.flags,
+        nodes=found.nodes,
+        code=line.code if line else None,
+        function=line.function if line else None,
+        module=(line.module or None) if line else None,
+        forward_op=(line.call or None) if line and line.gradient else None,
+        trials=len(runner.log),
+        rungs=tuple(Rung(r.experiment.what, r.answer.value, round(r.outcome.seconds, 2)) for r in runner.log),
+    )
+    return replace(triage, labels=labels_of(case, triage, only_dynamic=found.only_dynamic))
+
+
+def _lines_of(record: GraphRecord, nodes: Sequence[str]) -> int:
+    """How many lines of the program these nodes come from."""
+    known = record.lines
+    return len({known[name].place for name in nodes if name in known})
+
+
+def _line_of(record: GraphRecord, found: Finding) -> SourceLine | None:
+    """The line of the last node at fault: the one whose result is wrong, or that could not be compiled.
+
+    A node that the search has put in the place of others has none; then it is the last of the calls that are left. Of a
+    model made of a library's modules it is the line that calls the model, with the module's path.
+    """
+    known = record.lines
+    for name in (*reversed(found.nodes), *reversed(found.left)):
+        nested = [key for key in known if key.endswith(f".{name}")]
+        line = known.get(name) or (known[nested[0]] if nested else None)
+        if line:
+            return line
+    return record.called_from
+
+
+def _ops_of(state: State, nodes: Sequence[str]) -> tuple[str, ...]:
+    """The operators of these nodes, each once.
+
+    >>> _ops_of(state, ["relu"])
+    ('torch.relu',)
+    """
+    calls = [n for n in state.graph.graph.nodes if n.name in set(nodes) and n.op.startswith("call_")]
+    return tuple(dict.fromkeys(map(target_name, calls)))

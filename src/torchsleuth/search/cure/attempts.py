@@ -1,0 +1,375 @@
+"""Tries workarounds on the user's whole graph: it must compile, run to its end, and give eager's numbers.
+
+A change that leaves nodes eager is tried by compiling the rest, fed with the values those nodes had; a graph break by
+compiling both halves. Where the fully compiled graph runs at all, what works is timed against it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.processes.limits import within
+from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.search.blame.experiments import OUT_OF_TIME, Experiment, ExperimentRunner, Result
+from torchsleuth.search.cure.candidates import Candidate, Change
+from torchsleuth.search.minify.questions import NoAnswer, Questions
+from torchsleuth.search.minify.reducers.forms import static_sizes
+from torchsleuth.search.minify.search.contract import State
+from torchsleuth.search.minify.states import state_of_cut
+from torchsleuth.torch_core.graphs.cut import cut
+from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording
+from torchsleuth.torch_internals.modes import set_grad_enabled
+from torchsleuth.torch_internals.operators import short_name
+from torchsleuth.torch_internals.schemas import written_arguments
+
+# A trial is not begun with less than this left, and gets at least this.
+LEAST_SECONDS = 15.0
+# Of the time that is left, what may go into asking which candidates help the smallest graph that fails.
+SHARE_FOR_THE_SMALLEST = 0.25
+# Each costs a compile more.
+MOST_TIMED = 3
+NO_TIME = "there was no time left to try it"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of a candidate: `error` says in a sentence why it is not verified; `run_seconds` where it was timed."""
+
+    candidate: Candidate
+    error: str | None
+    seconds: float = 0.0
+    run_seconds: float | None = None
+
+    @property
+    def verified(self) -> bool:
+        return self.error is None
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the time is that of parts, without the graph breaks between them."""
+        return bool(self.candidate.change.without) or self.candidate.change.parted_before is not None
+
+
+Keep = Callable[[Sequence[Tried]], None]
+
+
+class NotApplicable(Exception):
+    """The change cannot be made to this graph; says why."""
+
+
+@dataclass
+class Original:
+    """The user's graph as it was captured, with what is worked out about it once."""
+
+    state: State
+    accuracy: bool
+    questions: Questions
+    # Of a wrong result: how far from eager the outputs that were wrong may be, from how far they were when seen.
+    allowed: Mapping[str, float] = field(default_factory=dict)
+    # Its backward fails without a compiler as well: the program cannot have run it.
+    forward_only: bool = False
+
+    @functools.cached_property
+    def relaxed(self) -> State:
+        """The state as eager can run it: a compiled forward may hand over activations that cannot be viewed so."""
+        if self.state.settings.level != "aot":
+            return self.state
+        return self.state.having(graph=with_reshapes(self.state.graph))
+
+    @functools.cached_property
+    def recording(self) -> Recording:
+        try:
+            found = self.questions.recording(self.relaxed)
+        except NoAnswer as why:
+            raise NotApplicable(f"the graph does not run in eager ({why})") from why
+        if found.stopped is not None:
+            raise NotApplicable(f"the graph does not run in eager on these inputs ({found.stopped})")
+        return found
+
+    @functools.cached_property
+    def tolerances(self) -> dict[str, float]:
+        return self.questions.tolerances(self.state).by_path
+
+    def tolerances_in(self, state: State) -> dict[str, float] | None:
+        """How far from eager the results of a state may be; None where a trial's own tolerances will do."""
+        whole = state is self.state or state is self.relaxed
+        if self.accuracy and not self.allowed:
+            return None
+        own = self.tolerances if whole else self.questions.tolerances(state).by_path
+        if not self.accuracy:
+            return own
+        # Those of a trial are coarse: in a long graph of low precision they would hide the failure.
+        stricter = self.allowed if whole else self._allowed_in(state)
+        return {**own, **stricter}
+
+    def _allowed_in(self, part: State) -> dict[str, float]:
+        """The tolerances of a part of the graph: an output of the whole is measured as it is there."""
+        places = {name: f"outputs[{place}]" for place, name in enumerate(_output_names(self.state))}
+        return {
+            f"outputs[{place}]": self.allowed[places[name]]
+            for place, name in enumerate(_output_names(part))
+            if places.get(name) in self.allowed
+        }
+
+
+def _output_names(state: State) -> list[str]:
+    outputs = state.graph.graph.output_node().args[0]
+    return [str(node) for node in (outputs if isinstance(outputs, (list, tuple)) else (outputs,))]
+
+
+def parts_of(original: Original, change: Change) -> list[State]:
+    """The states to compile for a change: one, or the two halves of a graph that is parted."""
+    state = original.state
+    if change.static:
+        edit = next((e for e in static_sizes(state) if e.what == "static sizes"), None)
+        fixed = None if edit is None else edit.apply(state)
+        if fixed is None:
+            raise NotApplicable("the graph does not fit together with fixed sizes")
+        return [fixed]
+    if change.plain:
+        config = {k: v for k, v in state.settings.config.items() if "inductor" not in k}
+        return [state.setting(config=config, options={})]
+    if change.no_inference_mode:
+        return [state.having(graph=_gradients_off_instead(state))]
+    if change.without or change.parted_before is not None:
+        _refuse_shared_writes(original.recording, change)
+    if change.without:
+        return [_piece(original, [n for n in original.recording.calls if n not in change.without])]
+    if change.parted_before is not None:
+        calls = original.recording.calls
+        place = calls.index(change.parted_before)
+        return [_piece(original, calls[:place]), _piece(original, calls[place:])]
+    return [original.relaxed if change.backend is not None else state]
+
+
+def _gradients_off_instead(state: State) -> torch.fx.GraphModule:
+    """The graph as Dynamo would capture it had the program said no_grad where it says inference_mode."""
+    graph, ambient = copy.deepcopy(state.graph), state.settings.state
+    for node in graph.graph.nodes:
+        name = short_name(node.target) if node.op == "call_function" else ""
+        if name in ("_enter_inference_mode", "_exit_inference_mode"):
+            # What an exit goes back to is what was there before the first of them.
+            grad = name.startswith("_exit") and ambient is not None and ambient.grad
+            node.target, node.args = set_grad_enabled(), (grad,)
+    graph.recompile()
+    return graph
+
+
+def _refuse_shared_writes(recording: Recording, change: Change) -> None:
+    """Raises `NotApplicable` where a compiled part makes a view that another part writes to.
+
+    Each part is compared with eager by its values, which do not say whether what it returns still shares memory.
+    """
+    parts: dict[str, int | None] = {}
+    part = 0
+    for name in recording.calls:
+        part += name in change.without or name == change.parted_before
+        parts[name] = None if name in change.without else part
+    owners: dict[int, str] = {}
+    views: set[str] = set()
+    for name in recording.nodes:
+        value = recording.value(name)
+        if isinstance(value, RecordedTensor) and owners.setdefault(value.memory, name) != name:
+            views.add(name)
+    for name in recording.calls:
+        for written in written_arguments(recording.nodes[name]):
+            made_in = parts.get(written.name)
+            if written.name in views and made_in is not None and made_in != parts[name]:
+                raise NotApplicable(
+                    f"parts cannot tell whether {name} still writes to what {written} is a view of"
+                )
+
+
+def _piece(original: Original, names: Sequence[str]) -> State:
+    recording = original.recording
+    try:
+        return state_of_cut(original.state, cut(recording, set(names)), recording)
+    except Exception as error:
+        raise NotApplicable(f"the graph cannot be cut there ({type(error).__name__}: {error})") from error
+
+
+def eager_seconds(original: Original, names: frozenset[str]) -> float | None:
+    """How long the nodes that stay eager take; None where that cannot be measured."""
+    try:
+        return original.questions.eager_seconds(
+            _piece(original, [n for n in original.recording.calls if n in names])
+        )
+    except NotApplicable:
+        return None
+
+
+def experiment_of(original: Original, state: State, candidate: Candidate, timed: bool = False) -> Experiment:
+    """The trial of one part of a candidate."""
+    change = candidate.change
+    return Experiment(
+        f"{'time of: ' if timed else ''}{candidate.name}",
+        off=change.off,
+        config=change.config,
+        backend=change.backend,
+        snippet=change.snippet,
+        forward_only=original.forward_only,
+        kind="accuracy",
+        tolerances=original.tolerances_in(state),
+        time_runs=timed,
+        to_the_end=True,
+    )
+
+
+def as_it_was(original: Original) -> Experiment:
+    """The control: the whole graph with nothing changed, checked as the workarounds are."""
+    tolerances = original.tolerances_in(original.state)
+    return Experiment(
+        "as it was",
+        kind="accuracy",
+        tolerances=tolerances,
+        to_the_end=True,
+        forward_only=original.forward_only,
+    )
+
+
+def ask_pairs(
+    runner: ExperimentRunner, asked: Sequence[tuple[State, Experiment]], deadline: float
+) -> list[Result]:
+    """The answers about different states, as many at a time as there are workers."""
+    left = max(LEAST_SECONDS, deadline - time.monotonic())
+    limits = within(runner.limits or runner.workers.limits, time.monotonic() + left)
+    return runner.ask_pairs(asked, limits)
+
+
+def try_all(
+    runner: ExperimentRunner,
+    original: Original,
+    candidates: Sequence[Candidate],
+    deadline: float,
+    keep: Keep = lambda tried: None,
+) -> list[Tried]:
+    """Every candidate tried, in waves, until the time is over; `keep` is told of each wave."""
+    tried: list[Tried] = []
+    waiting = list(candidates)
+    while waiting:
+        if time.monotonic() > deadline:
+            return tried + [Tried(each, NO_TIME) for each in waiting]
+        wave, waiting = waiting[: runner.workers.count], waiting[runner.workers.count :]
+        done = _wave(runner, original, wave, deadline)
+        keep(done)
+        tried += done
+    return tried
+
+
+def helps_small(
+    runner: ExperimentRunner, small: State, candidates: Sequence[Candidate], deadline: float
+) -> dict[str, int]:
+    """Whether a candidate helps the smallest graph that fails: 1 or -1 by name; one that is not tried is not in it.
+
+    Places in the program are those of the whole graph. Used as `helps_small(runner, state, candidates, deadline)`.
+    """
+    until = time.monotonic() + SHARE_FOR_THE_SMALLEST * (deadline - time.monotonic())
+    asked = [each for each in candidates if _is_of_the_compiler(each.change)]
+    found: dict[str, int] = {}
+    while asked and time.monotonic() < until:
+        wave, asked = asked[: runner.workers.count], asked[runner.workers.count :]
+        pairs = [(small, _on_small(each)) for each in wave]
+        for each, result in zip(wave, ask_pairs(runner, pairs, until)):
+            found |= (
+                {each.name: 1 if result.passes else -1} if result.answer is not Answer.CANNOT_TELL else {}
+            )
+    return found
+
+
+def _is_of_the_compiler(change: Change) -> bool:
+    return bool(change.config or change.off or change.snippet)
+
+
+def _on_small(candidate: Candidate) -> Experiment:
+    change = candidate.change
+    return Experiment(
+        f"on the smallest graph: {candidate.name}",
+        off=change.off,
+        config=change.config,
+        snippet=change.snippet,
+        kind="accuracy",
+        to_the_end=True,
+    )
+
+
+def _wave(
+    runner: ExperimentRunner, original: Original, wave: Sequence[Candidate], deadline: float
+) -> list[Tried]:
+    asked: list[list[tuple[State, Experiment]]] = []
+    refused: dict[int, str] = {}
+    for number, candidate in enumerate(wave):
+        try:
+            asked.append(_asked(original, candidate))
+        except NotApplicable as why:
+            refused[number] = str(why)
+            asked.append([])
+    results = iter(ask_pairs(runner, list(itertools.chain(*asked)), deadline))
+    return [
+        Tried(candidate, refused[number])
+        if number in refused
+        else judged(candidate, [next(results) for _ in own])
+        for number, (candidate, own) in enumerate(zip(wave, asked))
+    ]
+
+
+def _asked(original: Original, candidate: Candidate, timed: bool = False) -> list[tuple[State, Experiment]]:
+    states = parts_of(original, candidate.change)
+    return [(state, experiment_of(original, state, candidate, timed)) for state in states]
+
+
+def judged(candidate: Candidate, results: Sequence[Result]) -> Tried:
+    """What the trials of a candidate's parts say about it."""
+    seconds = round(sum(result.outcome.seconds for result in results), 2)
+    error = next((why for result in results if (why := why_not(result)) is not None), None)
+    return Tried(candidate, error, seconds)
+
+
+def timed(
+    runner: ExperimentRunner, original: Original, tried: Sequence[Tried], deadline: float
+) -> tuple[list[Tried], float | None]:
+    """The same with the time of a run for the best few that are verified; and that of the fully compiled graph."""
+    chosen = [each for each in tried if each.verified][:MOST_TIMED]
+    if not chosen or time.monotonic() > deadline:
+        return list(tried), None
+    control = replace(as_it_was(original), what="time of: full compilation", time_runs=True)
+    asked = [_asked(original, each.candidate, timed=True) for each in chosen]
+    results = iter(ask_pairs(runner, [(original.state, control), *itertools.chain(*asked)], deadline))
+    full = next(results).outcome.more.get("run_seconds")
+    found = {
+        id(each): replace(
+            each, run_seconds=_run_seconds(original, each.candidate, [next(results) for _ in own])
+        )
+        for each, own in zip(chosen, asked)
+    }
+    return [found.get(id(each), each) for each in tried], full
+
+
+def _run_seconds(original: Original, candidate: Candidate, results: Sequence[Result]) -> float | None:
+    times = [result.outcome.more.get("run_seconds") for result in results]
+    if candidate.change.without:
+        times.append(eager_seconds(original, candidate.change.without))
+    known = [float(each) for each in times if each is not None]
+    return sum(known) if len(known) == len(times) else None
+
+
+def why_not(result: Result) -> str | None:
+    """Why a trial does not verify a workaround, in a sentence; None where it does."""
+    signature = result.outcome.signature
+    if result.answer is Answer.PASSES:
+        return None
+    if result.answer is Answer.FAILS:
+        return "it fails as before"
+    if signature is not None and signature.kind == "accuracy":
+        return "it runs, but the numbers are wrong"
+    if signature is not None:
+        return f"it fails in another way: {signature.summary}"
+    error = str(result.outcome.error)
+    return error if error.startswith(OUT_OF_TIME) else f"it cannot be tried here: {error}"

@@ -1,0 +1,296 @@
+"""What gets the user going again: candidates tried on the user's own graph, the cheapest that works first.
+
+A control run says that the graph still fails when it is checked as the workarounds are; without it, anything would
+look like a cure. Where the check's own random numbers are the cure, that is the answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.flags import INDUCTOR, RANDOM, config_of
+from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.core.cases.model import Case, Triage, Workaround
+from torchsleuth.core.processes.limits import clock_of_a_hang
+from torchsleuth.front.bisect.releases import bisection_of, newest_working
+from torchsleuth.front.program.attempt import Attempt
+from torchsleuth.search.blame.cautious_settings import cautious_fix, switchable
+from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner
+from torchsleuth.search.blame.triage_case import IN_EAGER
+from torchsleuth.search.cure.attempts import Keep, Original, Tried, helps_small, timed, try_all
+from torchsleuth.search.cure.candidates import (
+    BACKEND,
+    About,
+    Candidate,
+    Change,
+    candidates_for,
+    setting_candidate,
+)
+from torchsleuth.search.cure.places import suspects_of
+from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
+from torchsleuth.search.minify.search.contract import State
+from torchsleuth.search.minify.states import SHAPES
+from torchsleuth.torch_core.compare.reference.eager import MUTATED
+from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_internals.configuration import default_setting
+
+# Runs of the same code on a busy machine differ by this much; below it, what is given up decides.
+NOISE = 1.5
+# What a call costs before any kernel runs; differences of that size say nothing about kernels.
+CALL_SECONDS = 2e-4
+CONTROL = Candidate("as it was", "", "nothing", BACKEND, Change())
+_LOW = ("torch.float16", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2")
+
+
+class NothingToWorkAround(SleuthError):
+    """There is no failure of the compiler's that a workaround could avoid; says why."""
+
+
+def _wrong_by(case: Case) -> dict[str, float]:
+    """The tolerance of each output that was wrong, as the check that found it set it."""
+    known = (case.extra.get("accuracy") or {}).get("tolerances") or {}
+    places = [path.removesuffix(MUTATED) for path in case.signature.outputs]
+    return {path: known[path] for path in places if path in known}
+
+
+def find_workarounds(
+    folder: CaseFolder,
+    questions: CaseQuestions,
+    *,
+    budget_seconds: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Attempt]:
+    """What was tried to make the case's graph pass, the cheapest verified one first; it is in the case as well."""
+    refuse_hopeless(folder.case)
+    start = questions.start_of(folder)
+    case = folder.case
+    limits = clock_of_a_hang(questions.workers.limits, case.kind, case.phase, case.extra.get("timeout"))
+    SHAPES.set(questions.shapes)
+    questions.deadline = time.monotonic() + budget_seconds
+    runner = ExperimentRunner(questions, folder.case.signature, limits, say)
+    small = questions.smallest.get(folder.path)
+    done: list[Tried] = []
+
+    def keep(more: Sequence[Tried]) -> None:
+        """What works is in the case at once: a later trial may cost the host its time."""
+        done.extend(each for each in more if each.verified)
+        update_case(folder, workarounds=tuple(_attempt(each, None).workaround for each in ordered(done)))
+
+    found = attempts(folder, start, runner, budget_seconds, say, small.state if small else None, keep)
+    update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
+    return found
+
+
+def refuse_hopeless(case: Case) -> None:
+    """Raises `NothingToWorkAround` where the fault is not the compiler's, or there is no graph to try anything on."""
+    if case.triage is not None and case.triage.component == "program":
+        raise NothingToWorkAround(
+            f"case {case.id} fails without the compiler, too; what has to change is the program"
+            + (f", at {case.triage.user_line}" if case.triage.user_line else "")
+        )
+    if case.no_repro is not None:
+        where = f" around {case.triage.user_line}" if case.triage and case.triage.user_line else ""
+        raise NothingToWorkAround(
+            f"case {case.id} has no graph to try anything on: {case.no_repro}. What always keeps code away from the "
+            f"compiler, untried: @torch.compiler.disable above the function{where}"
+        )
+
+
+def attempts(
+    folder: CaseFolder,
+    start: SearchStart,
+    runner: ExperimentRunner,
+    budget_seconds: float,
+    say: Callable[[str], None] = lambda text: None,
+    small: State | None = None,
+    keep: Keep = lambda tried: None,
+) -> list[Attempt]:
+    """What was tried, each with what a run of the whole program needs; what helps the `small` graph comes early."""
+    deadline = time.monotonic() + budget_seconds
+    case = folder.case
+    original = Original(
+        start.state,
+        case.kind == "accuracy",
+        runner.questions,
+        _wrong_by(case),
+        _forward_only(case, start.state, runner),
+    )
+    about = about_case(folder, start)
+    wanted = candidates_for(about)
+    # What is pinned down has been seen to help the small graph.
+    unknown = None if about.triage.pinned else small
+    helps = {} if unknown is None else helps_small(runner, unknown, wanted, deadline)
+    # What needs no compile comes first: then there is something, however short the time.
+    wanted.sort(key=lambda each: (each.reach != BACKEND, -helps.get(each.name, 0), each.reach))
+    # The control needs a place of its own only where there is one worker.
+    beside = wanted[: runner.workers.count - 1]
+    control, tried = _control(folder, runner, original, beside, deadline)
+    mine = (
+        _what_the_check_leaves(case, runner, original, about)
+        if control is not None and control.verified
+        else None
+    )
+    if mine is not None:
+        tried = try_all(runner, original, mine, deadline, keep)
+    else:
+        keep(tried)
+        tried += try_all(runner, original, wanted[len(tried) :], deadline, keep)
+    if mine is None and not any(t.verified and t.candidate.reach < BACKEND for t in tried):
+        found = _settings_that_help(runner, small or start.state, about, deadline)
+        tried += try_all(runner, original, found, deadline) if found else []
+    say(f"{sum(t.verified for t in tried)} of {len(tried)} workarounds verified")
+    tried, full = ordered(tried), None
+    if case.kind == "accuracy":  # else there is nothing to time against
+        tried, full = timed(runner, original, tried, deadline)
+    return [*(_attempt(each, full) for each in ordered(tried)), *_release(folder)]
+
+
+def _forward_only(case: Case, state: State, runner: ExperimentRunner) -> bool:
+    """Whether a graph that failed before its first forward has a backward that fails in eager as well."""
+    if case.phase != "compile" or case.after != "dynamo" or case.direction != "forward":
+        return False
+    return runner.one(state, IN_EAGER).outcome.signature is not None
+
+
+def _control(
+    folder: CaseFolder,
+    runner: ExperimentRunner,
+    original: Original,
+    beside: list[Candidate],
+    deadline: float,
+) -> tuple[Tried | None, list[Tried]]:
+    """The graph as it was, checked as the workarounds are, with the first of them beside it."""
+    case = folder.case
+    seen_here = case.verified is not None and bool(case.verified.reproduced)
+    if case.kind == "hang" and seen_here:
+        return None, []  # it would cost its whole clock to see it once more
+    control, *tried = try_all(runner, original, [CONTROL, *beside], deadline)
+    return control, tried
+
+
+def _what_the_check_leaves(
+    case: Case, runner: ExperimentRunner, original: Original, about: About
+) -> list[Candidate]:
+    """The only candidates that can be judged where the check itself is a cure."""
+    plain = runner.one(original.state, Experiment("as it was, with random numbers of its own"))
+    if plain.passes:
+        raise NothingToWorkAround(
+            f"case {case.id} does not fail here, so no workaround can be tried; "
+            f"see whether it fails at all: torchsleuth verify {case.id} --times 3"
+        )
+    others = [each for each in candidates_for(about) if each.reach == BACKEND]
+    return [setting_candidate([RANDOM]), *others]
+
+
+def _settings_that_help(
+    runner: ExperimentRunner, state: State, about: About, deadline: float
+) -> list[Candidate]:
+    """Settings that make the failure vanish, for a fault that nobody has pinned down."""
+    if about.backend != "inductor" or about.triage.pinned or time.monotonic() > deadline:
+        return []
+    flags = switchable(state)
+    if not runner.one(state, Experiment("with every setting cautious", config=config_of(flags))).passes:
+        return []
+    if time.monotonic() > deadline:
+        return [setting_candidate(flags)]
+    return [setting_candidate(cautious_fix(runner, state, flags))]
+
+
+def about_case(folder: CaseFolder, start: SearchStart) -> About:
+    """What the candidates for a case depend on."""
+    case, state = folder.case, start.state
+    calls = [n for n in state.graph.graph.nodes if n.op.startswith("call_")]
+    dtypes = {i.spec.dtype for i in state.inputs if isinstance(i.spec, TensorSpec)}
+    settings = {k: dict(v) for k, v in state.settings.config.items()}
+    settings.setdefault(INDUCTOR, {}).update(state.settings.options)
+    if case.kind == "accuracy":
+        settings[INDUCTOR].pop(RANDOM.key, None)  # the check's own
+    defaults = {
+        module: {key: repr(found[0]) for key in values if (found := default_setting(module, key)) is not None}
+        for module, values in settings.items()
+    }
+    return About(
+        kind=case.kind,
+        backend=case.backend,
+        calls=tuple(n.name for n in calls),
+        targets={n.name: str(getattr(n.target, "__name__", n.target)) for n in calls},
+        suspects=suspects_of(case, start),
+        lines=start.record.lines,
+        triage=case.triage or Triage(),
+        backward=case.direction == "backward",
+        symbols=bool(state.symbols),
+        low_precision=any(str(dtype) in _LOW for dtype in dtypes),
+        settings={module: values for module, values in settings.items() if values},
+        defaults=defaults,
+        several_calls=case.minified is not None and (case.minified.calls or 0) > 1,
+    )
+
+
+def ordered(tried: Iterable[Tried]) -> list[Tried]:
+    """Verified ones first; of those, the faster ones beyond noise; then the ones that give up least.
+
+    Another backend is the last resort, however fast: it gives up the compiler itself.
+
+    >>> ordered([])
+    []
+    """
+    listed = list(tried)
+    good = [each for each in listed if each.verified]
+    fastest = min((each.run_seconds for each in good if each.run_seconds), default=None)
+
+    def slower(each: Tried) -> int:
+        own = _slower(each.run_seconds, fastest)
+        if not each.estimated:
+            return own
+        # Graph breaks are not in an estimate: it is no reason to go before something that gives up less.
+        milder = [o for o in good if not o.estimated and o.candidate.reach < each.candidate.reach]
+        return max(own, min((_slower(o.run_seconds, fastest) for o in milder), default=0))
+
+    def key(each: Tried) -> tuple[bool, bool, int, int, int]:
+        reach = each.candidate.reach
+        speed = slower(each) if each.verified else 0
+        return not each.verified, reach == BACKEND, speed, reach, len(each.candidate.how)
+
+    return sorted(listed, key=key)
+
+
+def _slower(seconds: float | None, fastest: float | None) -> int:
+    """How many times slower than the fastest, in steps larger than noise; what was not timed counts as fast."""
+    if not seconds or not fastest:
+        return 0
+    return math.floor(math.log((seconds + CALL_SECONDS) / (fastest + CALL_SECONDS), NOISE))
+
+
+def _attempt(tried: Tried, full_seconds: float | None) -> Attempt:
+    candidate = tried.candidate
+    cost = None
+    if tried.run_seconds and full_seconds:
+        cost = round(tried.run_seconds / full_seconds, 2)
+    made = Workaround(
+        candidate.name,
+        candidate.how,
+        tried.verified,
+        tried.error,
+        candidate.disables,
+        cost,
+        None,
+        tried.seconds,
+    )
+    return Attempt(made, candidate.overrides)
+
+
+def _release(folder: CaseFolder) -> list[Attempt]:
+    """Another torch, where `bisect` has found one in which the repro passes."""
+    result = bisection_of(folder.case)
+    version = newest_working(result) if result is not None else None
+    if version is None or version == folder.case.torch.partition("+")[0]:
+        return []
+    smaller = folder.file("repro.py").is_file()
+    error = "only the smallest repro was run with it, not the whole graph" if smaller else None
+    made = Workaround(
+        f"torch {version}", f"pip install torch=={version}", not smaller, error, f"torch {folder.case.torch}"
+    )
+    return [Attempt(made)]

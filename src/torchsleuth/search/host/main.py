@@ -1,0 +1,96 @@
+"""The inside of the search host: hears one order at a time from the front, does that step, says what came of it.
+
+It decides what to ask and reads answers; whatever could end a process - the graph's kernels, the user's code, the
+compiler - runs in trials. It says what it is about to do before it does it, so that its own end has a place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.core.processes.starting import without_devices
+from torchsleuth.search.host.front import Front
+from torchsleuth.search.workers.cluster import open_workers
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--control=FRONT [--control=PREPARED] --workers=N [--work=FOLDER]`: started by `supervise.host`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control", type=int, action="append", required=True)
+    parser.add_argument("--workers", required=True)
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--values", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where the front removes it, should this process be ended; its trials keep what they have.
+    options.values.mkdir(parents=True, exist_ok=True)
+    tempfile.tempdir = str(options.values)
+    environment = dict(os.environ)
+    # The host itself needs no device; its trials get the environment from before.
+    os.environ.update(without_devices())
+    front = Front(socket.socket(fileno=options.control[0]))
+    front.tell(pid=os.getpid())
+    home = None
+    if len(options.control) > 1:
+        home = PreparedInterpreter.joined(socket.socket(fileno=options.control[1]), environment)
+    try:
+        place = {} if options.work is None else {"folder": options.work}
+        workers = open_workers(options.workers, home, environment=environment, **place)
+    except SleuthError as error:
+        workers = None
+        refusal = error
+    # While the workers load: what a search needs.
+    from torchsleuth.search.host.steps import STEPS, CaseQuestions
+
+    questions = None if workers is None else CaseQuestions(workers, options.values, front.begins)
+    for order in front.orders():
+        if questions is None:
+            front.tell(refused=str(refusal), status=refusal.exit_status)
+            continue
+        front.leave_out = frozenset(order.pop("leave_out"))
+        do_step(STEPS[order.pop("step")], front, questions, order)
+    if workers is not None:
+        workers.close()
+    os._exit(0)
+
+
+def do_step(step: Any, front: Front, questions: Any, order: dict[str, Any]) -> None:
+    """Does one step of an order and tells the front what came of it, whatever that is."""
+    try:
+        front.tell(done=step(front, questions, **order))
+    except SleuthError as error:
+        front.tell(refused=str(error), status=error.exit_status)
+    except Exception as error:
+        if isinstance(error, OSError) and (unwritten := _below(error.filename, order)):
+            front.tell(
+                refused=f"{unwritten} cannot be written ({error.strerror}); what was found before is kept",
+                status=1,
+            )
+            return
+        traceback.print_exc()
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        front.tell(refused=f"a bug in torchsleuth: {type(error).__name__}: {error} ({place})", status=1)
+
+
+def _below(file: Any, order: dict[str, Any]) -> Path | None:
+    """A file of the case, or of the cases, that the order is about."""
+    for place in (order.get("case"), order.get("cases")):
+        if isinstance(file, (str, Path)) and place and Path(place) in Path(file).parents:
+            return Path(file)
+    return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

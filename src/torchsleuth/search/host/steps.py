@@ -1,0 +1,161 @@
+"""The steps that the front can ask the search host for; each puts what it finds into the case as soon as it has it.
+
+What goes back to the front is what it needs at once and cannot read from the case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.folder import CaseFolder, open_case
+from torchsleuth.front.supervise.verification import ScriptToVerify
+from torchsleuth.search.analyze.analyze_case import analyze_case
+from torchsleuth.search.blame.triage_case import triage_case
+from torchsleuth.search.cure.find import find_workarounds
+from torchsleuth.search.host.front import Front
+from torchsleuth.search.minify.case_state import CaseQuestions
+from torchsleuth.search.minify.minify_case import minify_case
+from torchsleuth.search.minify.python.program_case import FirstRun, is_program, lines_of, minify_program
+from torchsleuth.search.minify.script_cases import case_of_script
+from torchsleuth.search.minify.search.contract import State
+from torchsleuth.torch_core.graphs.cut import calls_of
+
+
+def adopt(
+    front: Front,
+    questions: CaseQuestions,
+    *,
+    script: str,
+    cases: str,
+    budget: float,
+    arguments: Sequence[str] = (),
+    timeout: float | None = None,
+) -> dict[str, Any]:
+    """A script that becomes a case; where it lies."""
+    front.begins("running the script")
+    how = FirstRun(tuple(arguments), timeout, budget)
+    folder = case_of_script(Path(script), Path(cases), questions, how)
+    return {"case": str(folder.path)}
+
+
+def triage(
+    front: Front, questions: CaseQuestions, *, case: str, budget: float, before_minify: bool = False
+) -> dict[str, Any]:
+    """Who is at fault; what takes many compiles of a large graph is put off where it is about to become small."""
+    front.begins("finding out who is at fault")
+    triage_case(_folder(case), questions, budget_seconds=budget, say=front.said, before_minify=before_minify)
+    return {}
+
+
+def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
+    """The smallest state that fails, as scripts for the front to verify, the most readable first."""
+    folder = _folder(case)
+    if is_program(folder):
+        return _minified_program(front, folder, questions, budget)
+    result = minify_case(
+        folder, questions.start_of(folder), questions, _Told(front, _calls, "calls"), budget_seconds=budget
+    )
+    questions.smallest[folder.path] = result.reduction
+    return {
+        "reducers": [dataclasses.asdict(row) for row in result.reduction.statistics],
+        "explanation": list(result.explanation.sentences),
+        "also": list(result.also),
+        "seconds": {
+            "start_up": round(questions.workers.start_up, 2),
+            "search": result.reduction.seconds,
+            "trials": result.trial_seconds,
+        },
+    }
+
+
+def _minified_program(
+    front: Front, folder: CaseFolder, questions: CaseQuestions, budget: float
+) -> dict[str, Any]:
+    told = _Told(front, lines_of, "lines")
+    found = minify_program(folder, questions, told, budget_seconds=budget)
+    return {
+        "reducers": [dataclasses.asdict(row) for row in found.reduced.statistics],
+        "seconds": {
+            "start_up": round(questions.workers.start_up, 2),
+            "search": found.reduced.seconds,
+            "trials": found.trial_seconds,
+        },
+    }
+
+
+def analyze(
+    front: Front,
+    questions: CaseQuestions,
+    *,
+    case: str,
+    budget: float,
+    without: Sequence[str] = (),
+    save: bool = False,
+) -> dict[str, Any]:
+    """Where the compiled graph leaves eager's way; progress is told phase by phase."""
+    front.begins("comparing the compiled run with eager, value by value")
+    analyze_case(
+        _folder(case),
+        questions,
+        budget_seconds=budget,
+        without=tuple(without),
+        save=save,
+        progress=lambda phase, done, of: front.tell(phase=phase, done_values=done, of=of),
+    )
+    return {}
+
+
+def workaround(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
+    """What makes the graph pass, with how to run a whole program so."""
+    front.begins("trying workarounds")
+    found = find_workarounds(_folder(case), questions, budget_seconds=budget, say=front.said)
+    return {"attempts": [attempt.to_json() for attempt in found]}
+
+
+STEPS: dict[str, Callable[..., dict[str, Any]]] = {
+    "adopt": adopt,
+    "triage": triage,
+    "minify": minify,
+    "analyze": analyze,
+    "workaround": workaround,
+}
+
+
+def _calls(state: State) -> int:
+    return calls_of(state.graph)
+
+
+def _folder(case: str) -> CaseFolder:
+    return open_case(Path(case).parent, case)
+
+
+class _Told:
+    """A listener of the search that passes everything on to the front."""
+
+    def __init__(self, front: Front, amount: Callable[[Any], int], unit: str) -> None:
+        self.front, self.amount, self.unit = front, amount, unit
+
+    def started(self, state: Any) -> None:
+        self.front.tell(started=self.amount(state), unit=self.unit)
+
+    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
+        self.front.tell(asked=reducer, trials=len(failed))
+
+    def smaller(self, reducer: str, state: Any) -> None:
+        self.front.tell(smaller=self.amount(state), reducer=reducer)
+
+    def said(self, text: str) -> None:
+        self.front.said(text)
+
+    def begins(self, doing: str) -> bool:
+        return self.front.begins(doing)
+
+    def written(
+        self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
+    ) -> None:
+        """The scripts to verify; the front runs them while what may vary is asked here."""
+        told = [script.to_json() for script in scripts]
+        self.front.tell(scripts=told, times=times, at_once=at_once, always=always, in_eager=in_eager)

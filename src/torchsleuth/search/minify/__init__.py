@@ -1,0 +1,1 @@
+"""The smallest graph, inputs and settings that fail the same way."""

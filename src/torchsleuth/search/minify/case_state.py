@@ -1,0 +1,230 @@
+"""A case on disk as the state a search starts from.
+
+Nothing that the case carries is executed here: its operators are declared by their schemas, its functions by their
+names. What they do is known to trials.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchsleuth.child.compile import tiny_trial
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.core.cases.record import GraphRecord, read_record
+from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
+from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.search.minify.questions import Questions
+from torchsleuth.search.minify.search.contract import Input, Reduction, State
+from torchsleuth.search.workers.queue import TrialQueue
+from torchsleuth.torch_core.graphs.names import RESERVED
+from torchsleuth.torch_core.tensors.specs import InputsDescription, ScalarSpec, TensorSpec, as_in_memory
+from torchsleuth.torch_internals.operators import load_compiler_operators
+from torchsleuth.torch_internals.schemas import declare_operators
+
+
+class CannotMinify(SleuthError):
+    """A case from which no search can start; says why and what to do."""
+
+
+@dataclass(frozen=True)
+class SearchStart:
+    """What a search needs of a case: where to start, what to look for, and who may be to blame."""
+
+    state: State
+    expected: Signature
+    record: GraphRecord
+    traceback: str
+
+
+@dataclass
+class CaseQuestions(Questions):
+    """The questions of a host, the cases it has read, each once, and what it has made of them."""
+
+    smallest: dict[Path, Reduction] = field(default_factory=dict)
+    _opened: dict[Path, SearchStart] = field(default_factory=dict)
+
+    def start_of(self, folder: CaseFolder) -> SearchStart:
+        """The case as the state a search starts from; raises `CannotMinify` where something is missing."""
+        if folder.path not in self._opened:
+            self.begins("reading the case")
+            self._opened[folder.path] = search_start(folder, self)
+        return self._opened[folder.path]
+
+
+def search_start(folder: CaseFolder, questions: Questions) -> SearchStart:
+    """Reads the graph, inputs and settings of a case; raises `CannotMinify` where something is missing."""
+    case = folder.case
+    if case.no_repro is not None:
+        raise CannotMinify(f"case {case.id} has no repro to make smaller: {case.no_repro}")
+    try:
+        record = read_record(folder.file("record.json"))
+        inputs = folder.json("inputs.json")
+        source = folder.text("graph.py")
+    except ValueError as error:
+        raise CannotMinify(
+            f"case {case.id} has lost its graph or inputs ({error}); record it again"
+        ) from error
+    text = folder.text("traceback.txt") if folder.has("traceback.txt") else ""
+    state = state_of_record(record, source, inputs, folder.file("inputs"), case.signature, questions)
+    return SearchStart(_as_eager_runs(state, case.signature, questions), case.signature, record, text)
+
+
+def _as_eager_runs(state: State, expected: Signature, questions: Questions) -> State:
+    """The state without its backward, where the failure comes before that one and eager has none, either.
+
+    Some derivatives do not exist. A program that asks for none of them passes in eager; to ask for them here would make
+    every candidate fail there.
+    """
+    how = state.settings
+    if expected.phase != "compile" or (how.level, how.direction) != ("dynamo", "forward"):
+        return state
+    forward = state.setting(forward_only=True)
+    needs_it = questions.passes_in_eager(state, expected) or not questions.passes_in_eager(forward, expected)
+    return state if needs_it else forward
+
+
+def wait_for_device(workers: TrialQueue, device: str, seconds: float) -> float:
+    """Seconds until a first trial could run on a device other than the CPU, and none there.
+
+    On a cold machine its set-up may take longer than a search: that is not time spent on the question. Raises
+    `CannotMinify` where there is no such device.
+    """
+    started = time.monotonic()
+    if device != "cpu":
+        with contextlib.suppress(TimeoutError):
+            outcome = workers.submit(tiny_trial(device=device), fresh=True).result(seconds)
+            if outcome.error is not None:
+                raise CannotMinify(
+                    f"the failure was seen on {device}, which is not here ({outcome.error[:120]}); "
+                    "make it smaller on a machine that has it"
+                )
+    return time.monotonic() - started
+
+
+def state_of_record(
+    record: GraphRecord,
+    source: str,
+    inputs: Mapping[str, Any],
+    store: Path,
+    expected: Signature,
+    questions: Questions,
+) -> State:
+    """The state of a recorded graph, with its kept values, on the CPU, where the failure may depend on them."""
+    folder = str(store) if store.is_dir() else None
+    any_values = expected.phase == "compile"
+    kwargs = dict(record.settings.compile_kwargs)
+    static = kwargs.pop("static_input_idxs", None)
+    try:
+        graph = _read(record, source, folder, questions)
+        values = load_inputs(_in_memory(inputs), folder) if not any_values else None
+    except InputsDamaged as error:
+        raise CannotMinify(str(error)) from error
+    except Exception as error:
+        raise CannotMinify(
+            f"the graph cannot be set up here ({type(error).__name__}: {error}); "
+            "run the case's original.py to see what it needs"
+        ) from error
+    description = InputsDescription.from_json(inputs)
+    nodes = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    made = tuple(
+        _input(name, spec, None if values is None else values[place])
+        for place, (name, spec) in enumerate(zip(nodes, description.inputs, strict=True))
+    )
+    return State(
+        graph,
+        made,
+        description.symbols,
+        replace(record.settings, compile_kwargs=kwargs),
+        record.embedded,
+        any_values,
+        None if static is None else tuple(sorted(record.placeholders[i] for i in static)),
+        constant_devices=_devices(record),
+    )
+
+
+def _input(name: str, spec: TensorSpec | ScalarSpec, value: Any) -> Input:
+    """An input with its value. Where the case keeps it is forgotten, or a state freed of it would still have it."""
+    if not isinstance(spec, TensorSpec):
+        return Input(name, spec)
+    return Input(name, replace(spec, storage=None), None if spec.layout == "zero" else value)
+
+
+def _on_cpu(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The description with every tensor on the CPU: this process touches no device."""
+    specs = [{**spec, "device": "cpu"} if "device" in spec else spec for spec in description["inputs"]]
+    return {**description, "inputs": specs}
+
+
+def _in_memory(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of what a search holds as values: strided memory, whatever a trial makes of it."""
+    on_cpu = _on_cpu(description)
+    specs = [as_in_memory(spec) if spec["kind"] == "tensor" else spec for spec in on_cpu["inputs"]]
+    return {**on_cpu, "inputs": specs}
+
+
+def _devices(record: GraphRecord) -> dict[str, str]:
+    if not record.constants:
+        return {}
+    specs = record.constants["description"]["inputs"]
+    return {
+        name: str(spec["device"]) for name, spec in zip(record.constants["names"], specs) if "device" in spec
+    }
+
+
+def _read(record: GraphRecord, source: str, folder: str | None, questions: Questions) -> torch.fx.GraphModule:
+    """The graph, read without running anything of the user's: operators by schema, functions by name."""
+    scope: dict[str, Any] = {"torch": torch, "__name__": "torchsleuth_case"}
+    for line in (*record.imports, *record.embedded.imports):
+        root = line.split()[1].partition(".")[0]
+        if root in ("torch", "functorch") or root in sys.stdlib_module_names:
+            exec(line, scope)
+    if record.constants:
+        values = load_inputs(_on_cpu(record.constants["description"]), folder)
+        scope["constant"] = dict(zip(record.constants["names"], values)).__getitem__
+    for name in free_names(source):
+        scope.setdefault(name, _stand_in(name))
+    try:
+        return read_graph(source, "Repro", scope)
+    except AttributeError:  # an operator that only the compiler defines; loading it takes a second
+        load_compiler_operators()
+    try:
+        return read_graph(source, "Repro", scope)
+    except AttributeError:  # or one of the user's own
+        declare_operators(questions.schemas(record, source, folder))
+        return read_graph(source, "Repro", scope)
+
+
+def free_names(source: str) -> list[str]:
+    """The names that the text of a graph uses and does not define: functions of the user's.
+
+    >>> free_names("class Repro:\\n    def forward(self, x):\\n        y = mine(x)\\n        return y\\n")
+    ['mine']
+    """
+    tree = ast.parse(source)
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    made = {node.id for node in names if isinstance(node.ctx, ast.Store)} | RESERVED
+    made |= {node.name for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    made |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return list(dict.fromkeys(node.id for node in names if node.id not in made))
+
+
+def _stand_in(name: str) -> Callable[..., Any]:
+    """A function that prints as the user's does, and is never called."""
+
+    def stand_in(*_: Any, **__: Any) -> Any:
+        raise TypeError(f"{name} is a function of the user's, which runs in trials only")
+
+    stand_in.__name__ = stand_in.__qualname__ = name
+    stand_in.__module__ = "__main__"
+    return stand_in

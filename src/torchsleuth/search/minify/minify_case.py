@@ -1,0 +1,249 @@
+"""`minify` of a case: search, keep every smaller repro on disk at once, and write it readably.
+
+Stopping at any time leaves the best repro so far; what was asked is in the log of trials, so the same command goes on
+where it was stopped. A case that does not fail here, or fails differently, ends with one sentence that says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.core.cases.model import Minified
+from torchsleuth.core.processes.limits import clock_of_a_hang
+from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
+from torchsleuth.search.minify.blame import seeds
+from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, wait_for_device
+from torchsleuth.search.minify.explain import Explanation, explain
+from torchsleuth.search.minify.oracle import ROOM_FOR_SPEED, TrialOracle
+from torchsleuth.search.minify.questions import NoAnswer, Questions
+from torchsleuth.search.minify.search.contract import Listener, Reduction, State
+from torchsleuth.search.minify.search.driver import search
+from torchsleuth.search.minify.search.subsets import NothingFails
+from torchsleuth.search.minify.states import SHAPES
+from torchsleuth.search.minify.writing import best_so_far, runtime_files, write_scripts
+from torchsleuth.search.workers.failure_rate import AGAIN, FlakyFailure
+from torchsleuth.torch_core.graphs.cut import calls_of
+from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_core.tensors.specs import TensorSpec
+
+# Of the time for everything, what the search leaves for writing and verifying.
+LEFT_FOR_VERIFYING = 0.2
+# Of a hang: three scripts at once, on two cores, each of which has to last as long as the failure takes to be seen.
+TIMES_TO_FAIL = 2.5
+VERIFY_TIMES = 3
+# A failure that comes only sometimes is shown by more runs, but not by more than anyone waits for.
+MOST_TIMES = 10
+
+
+class Follower(Listener, Protocol):
+    """Someone who follows a search to its scripts."""
+
+    def written(
+        self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
+    ) -> None:
+        """Told of the scripts, most readable first, and how often to run each; the search goes on meanwhile.
+
+        `always` where each run must fail; `in_eager` where each script must pass without the compiler.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Keeper(Listener):
+    """Passes everything on, and puts the files of each smaller state on disk before the search goes on."""
+
+    folder: CaseFolder
+    follower: Follower
+    files_of: Callable[[Any], dict[str, str]]
+
+    def started(self, state: Any) -> None:
+        self.follower.started(state)
+
+    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
+        self.follower.asked(reducer, what, failed)
+
+    def said(self, text: str) -> None:
+        self.follower.said(text)
+
+    def begins(self, doing: str) -> bool:
+        return self.follower.begins(doing)
+
+    def smaller(self, reducer: str, state: Any) -> None:
+        update_case(self.folder, self.files_of(state))
+        self.follower.smaller(reducer, state)
+
+
+@dataclass(frozen=True)
+class MinifyResult:
+    """What came of it: the reduction, what may vary, and what else failed on the way."""
+
+    reduction: Reduction
+    explanation: Explanation
+    also: tuple[str, ...] = ()
+    trial_seconds: float = 0.0
+
+
+def minify_case(
+    folder: CaseFolder,
+    start: SearchStart,
+    questions: Questions,
+    follower: Follower,
+    *,
+    budget_seconds: float = 600.0,
+) -> MinifyResult:
+    """Makes the smallest repro of a case that still fails the same way; `follower` has its scripts verified."""
+    started = time.monotonic()
+    workers, case = questions.workers, folder.case
+    budget_seconds += wait_for_device(workers, case.device, budget_seconds)
+    questions.deadline = started + budget_seconds
+    SHAPES.set(questions.shapes)
+    clock = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"), ROOM_FOR_SPEED)
+    oracle = TrialOracle(questions, start.expected, clock).holding_to(start.state)
+
+    def files_of(state: State) -> dict[str, str]:
+        text = best_so_far(folder, start, state, oracle.tolerances_of(state), oracle.text)
+        return {f"{CHECKPOINTS}/{calls_of(state.graph)}.py": text, REPRO: text, **runtime_files()}
+
+    keeper = Keeper(folder, follower, files_of)
+    verifying = max(LEFT_FOR_VERIFYING * budget_seconds, TIMES_TO_FAIL * oracle.seconds_to_fail)
+    reduction = _searched(folder, start, oracle, keeper, max(0.0, budget_seconds - verifying))
+    follower.begins("writing the scripts")
+    state = reduction.state
+    tolerances = oracle.tolerances_of(state)
+    scripts = write_scripts(folder, start, state, tolerances, oracle.text, complete=reduction.complete)
+    rate = oracle.rate
+    times = VERIFY_TIMES if rate is None else max(VERIFY_TIMES, min(MOST_TIMES, rate.repeats))
+    update_case(folder, minified=_minified(reduction, round(time.monotonic() - started, 2)))
+    follower.said(_so_far(reduction, times))
+    at_once = VERIFY_TIMES if workers.count > 1 else 1
+    in_eager = oracle.must_pass_in_eager or start.expected.kind == "accuracy"
+    follower.written(scripts, times=times, at_once=at_once, always=rate is None, in_eager=in_eager)
+    # Fresh processes are waited for: meanwhile what may vary is asked, where that is cheap and time is left.
+    worth_it = reduction.complete and not oracle.failing_is_slow
+    explanation = Explanation(())
+    if worth_it and follower.begins("asking what may vary"):
+        oracle.deadline = questions.deadline
+        explanation = explain(state, oracle, questions.deadline)
+    more = _more(explanation, oracle)
+    update_case(folder, _beside(explanation, oracle), extra=more)
+    return MinifyResult(reduction, explanation, tuple(more["also"]), round(oracle.trial_seconds, 2))
+
+
+def _so_far(reduction: Reduction, times: int) -> str:
+    left = f"{reduction.calls} {'call' if reduction.calls == 1 else 'calls'} left"
+    ended = left if reduction.complete else f"stopped before the end with {left}"
+    return f"{ended}; writing the script and running it {times} times in fresh processes"
+
+
+def _searched(
+    folder: CaseFolder, start: SearchStart, oracle: TrialOracle, keeper: Keeper, budget_seconds: float
+) -> Reduction:
+    """The search itself; raises `CannotMinify` where nothing of the case fails as it failed.
+
+    Whether it always fails is asked of what was found, the cheapest question there is; where it does not, the search
+    starts again and believes no single pass.
+    """
+    known = list(folder.case.triage.nodes) if folder.case.triage is not None else []
+    if folder.case.analysis is not None and folder.case.analysis.node is not None:
+        known.insert(0, folder.case.analysis.node)
+    blamed = seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes)
+    blamed = list(dict.fromkeys([*known, *blamed]))
+    oracle.deadline = deadline = time.monotonic() + budget_seconds
+
+    def once() -> Reduction:
+        try:
+            found = search(
+                start.state,
+                oracle,
+                seeds=blamed,
+                width=oracle.workers.count,
+                budget_seconds=max(1.0, deadline - time.monotonic()),
+                listener=keeper,
+            )
+            if found.state is not start.state or not found.complete or oracle([start.state])[0]:
+                if found.complete:
+                    oracle.look_again(found.state, failed=True)
+                return found
+            nothing = None
+        except NothingFails as error:
+            nothing = error
+        except NoAnswer as why:
+            if not why.died:
+                raise CannotMinify(f"case {folder.case.id} cannot be tried here: {why}") from why
+            raise CannotMinify(
+                f"the graph of case {folder.case.id} cannot be run without the compiler either ({why}), so the bug is "
+                f"the program's or an operator's own; see `python {folder.file('original.py')} --eager`"
+            ) from why
+        oracle.look_again(start.state, failed=False)
+        raise _why_not(oracle, folder) from nothing
+
+    try:
+        reduction = once()
+    except FlakyFailure as sometimes:
+        keeper.said(f"case {folder.case.id}: {sometimes}")
+        reduction = once()
+    if reduction.state is start.state:
+        keeper.smaller("nothing", reduction.state)
+    return reduction
+
+
+def _more(explanation: Explanation, oracle: TrialOracle) -> dict[str, Any]:
+    """What case.json says beyond the contract's sections."""
+    also = sorted(signature.summary for signature, _ in oracle.also.values())
+    rate = oracle.rate
+    return {
+        "explanation": {"may_vary": list(explanation.sentences), "passes_with": explanation.difference},
+        "also": also,
+        "failure_rate": {"failures": rate.failures, "runs": rate.runs} if rate is not None else None,
+    }
+
+
+def _beside(explanation: Explanation, oracle: TrialOracle) -> dict[str, str]:
+    """Files for reading: the nearest graph that passes, and those that failed differently."""
+    files = {}
+    if explanation.neighbour is not None:
+        files["neighbour.py"] = _readable(explanation.neighbour, f"passes with {explanation.difference}")
+    for mark, (signature, state) in oracle.also.items():
+        files[f"also/{mark}.py"] = _readable(state, f"fails differently: {signature.summary}")
+    return files
+
+
+def _readable(state: State, about: str) -> str:
+    inputs = "".join(
+        f"# {i.name}: {i.spec.dtype} {list(i.spec.shape)}\n"
+        for i in state.inputs
+        if isinstance(i.spec, TensorSpec)
+    )
+    return f"# {' '.join(about.split())}\n{inputs}{print_graph(state.graph).text}"
+
+
+def _why_not(oracle: TrialOracle, folder: CaseFolder) -> CannotMinify:
+    """Why nothing of the case fails here as it failed there."""
+    case = folder.case
+    if oracle.errors:
+        return CannotMinify(f"case {case.id} cannot be tried here: {oracle.errors[-1]}")
+    other = next(reversed(oracle.also.values()), None)
+    if other is not None:
+        return CannotMinify(
+            f"case {case.id} fails differently here ({other[0].summary}); run its original.py to compare"
+        )
+    return CannotMinify(
+        f"case {case.id} does not fail here any more (whole graph, {1 + AGAIN} runs); the machine, torch or the "
+        f"environment differs, or it fails rarely: torchsleuth verify {case.id} --times 20"
+    )
+
+
+def _minified(reduction: Reduction, seconds: float) -> Minified:
+    state = reduction.state
+    return Minified(
+        calls=reduction.calls,
+        inputs=len(state.inputs),
+        ops=tuple(print_graph(state.graph).ops),
+        queries=reduction.queries,
+        seconds=seconds,
+        input_bytes=sum(i.value.untyped_storage().nbytes() for i in state.inputs if i.value is not None),
+    )

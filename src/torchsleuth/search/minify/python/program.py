@@ -1,0 +1,211 @@
+"""A program on its way to being small: a syntax tree that is never changed in place, and its text.
+
+Every node keeps its number for life, so an edit that names a node still means it after other edits, or finds it gone.
+A changed tree becomes a program only if Python would compile it and no name in it has lost its meaning.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import itertools
+import math
+import symtable
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torchsleuth.search.minify.search.size import size_of
+from torchsleuth.search.minify.search.state_key import state_key
+
+_NUMBERED = (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.alias, ast.excepthandler, ast.match_case)
+_LISTS = ("body", "orelse", "finalbody")
+# What every module has beside its own names.
+_KNOWN = frozenset([*dir(builtins), "__file__", "__builtins__", "__annotations__", "__class__"])
+
+Nodes = dict[int, Any]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program as a state of a search: `parsed("import torch\\nprint(torch)").text`."""
+
+    tree: ast.Module
+    text: str
+    # Names that nobody binds and that are used all the same, in the program as it was given: star imports, mostly.
+    given: frozenset[str] = frozenset()
+    # Attributes that the given program sets or defines: who reads one that is gone fails for that reason alone.
+    attributes: frozenset[str] = frozenset()
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        """Every node that can be named, by its number."""
+        return nodes_of(self.tree)
+
+
+def parsed(text: str) -> Program:
+    """The program that a text is; raises `SyntaxError` where it is none.
+
+    >>> parsed("x  =  1  # one").text
+    'x = 1'
+    """
+    tree = ast.parse(text)
+    _number(tree)
+    plain = ast.unparse(tree)
+    return Program(tree, plain, unbound(plain), frozenset(_attributes(tree)[0]))
+
+
+def changed(program: Program, change: Callable[[ast.Module, Nodes], bool]) -> Program | None:
+    """The program after `change(tree, nodes)` on a copy of its tree; None where that says False or makes no program."""
+    tree = copy.deepcopy(program.tree)
+    if not change(tree, nodes_of(tree)):
+        return None
+    _mend(tree)
+    _number(tree)
+    try:
+        text = ast.unparse(ast.fix_missing_locations(tree))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            compile(text, "<program>", "exec", dont_inherit=True)
+        lost = unbound(text) - program.given
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    there, read = _attributes(tree)
+    lost |= {name for name in (read - there) & program.attributes if not name.startswith("__")}
+    return None if lost else replace(program, tree=tree, text=text)
+
+
+def nodes_of(tree: ast.AST) -> Nodes:
+    """Every node that can be named, by its number."""
+    return {number_of(node): node for node in ast.walk(tree) if isinstance(node, _NUMBERED)}
+
+
+def number_of(node: ast.AST | None) -> int:
+    """The number of a node, 0 for what has none: `program.nodes[number_of(node)] is node`."""
+    return getattr(node, "number", 0)
+
+
+def statement_lists(tree: ast.AST) -> Iterator[tuple[ast.AST, str, list[ast.stmt]]]:
+    """Every list of statements: whose it is, as which field, and the list itself."""
+    for owner in ast.walk(tree):
+        for name in _LISTS:
+            found = getattr(owner, name, None)
+            if isinstance(found, list):
+                yield owner, name, found
+
+
+def statements(tree: ast.AST) -> list[ast.stmt]:
+    """All statements, outer ones first."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+
+
+def put(tree: ast.AST, number: int, new: list[Any]) -> bool:
+    """Puts `new` in the place of the node of that number: in a list any number of nodes, elsewhere mostly one."""
+    for owner in ast.walk(tree):
+        for name, value in ast.iter_fields(owner):
+            if isinstance(value, list):
+                for place, item in enumerate(value):
+                    if number_of(item) == number:
+                        value[place : place + 1] = new
+                        return True
+            elif number_of(value) == number:
+                optional = name == "optional_vars"
+                if new or optional:
+                    setattr(owner, name, new[0] if new else None)
+                return optional or len(new) == 1
+    return False
+
+
+def unbound(text: str) -> frozenset[str]:
+    """The names that are used in a program and bound nowhere they could be seen from.
+
+    >>> sorted(unbound("def f(x): return x + y"))
+    ['y']
+    """
+    table = symtable.symtable(text, "<program>", "exec")
+    scopes = [table]
+    for scope in scopes:
+        scopes += scope.get_children()
+    known = {symbol.get_name() for symbol in table.get_symbols() if _binds(symbol)}
+    known |= {s.get_name() for scope in scopes for s in scope.get_symbols() if s.is_declared_global()}
+    used = {
+        symbol.get_name()
+        for scope in scopes
+        for symbol in scope.get_symbols()
+        if symbol.is_referenced() and (symbol.is_global() or scope is table)
+    }
+    return frozenset(used - known - _KNOWN)
+
+
+def _binds(symbol: symtable.Symbol) -> bool:
+    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+
+
+def _attributes(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """The attributes that a program sets or defines in a class, and those that it reads."""
+    there: set[str] = set()
+    read: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            (read if isinstance(node.ctx, ast.Load) else there).add(node.attr)
+        elif isinstance(node, ast.ClassDef):
+            for inner in node.body:
+                there |= {
+                    getattr(inner, "name", ""),
+                    *(n.id for n in ast.walk(inner) if isinstance(n, ast.Name)),
+                }
+    return there, read
+
+
+def _number(tree: ast.AST) -> None:
+    """Gives a number to each node that has none, or that of another."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, _NUMBERED)]
+    seen: set[int] = set()
+    fresh = itertools.count(max(map(number_of, nodes), default=0) + 1)
+    for node in nodes:
+        if not number_of(node) or number_of(node) in seen:
+            node.__dict__["number"] = next(fresh)
+        seen.add(number_of(node))
+
+
+def _mend(tree: ast.AST) -> None:
+    """Bodies that were emptied get a `pass`, those with more than that lose theirs."""
+    for owner, name, body in list(statement_lists(tree)):
+        body[:] = [each for each in body if not isinstance(each, ast.Pass)]
+        if not body and name == "body" and not isinstance(owner, ast.Module):
+            body.append(ast.Pass())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and not node.handlers:
+            node.orelse = []
+            node.finalbody = node.finalbody or [ast.Pass()]
+
+
+@size_of.register
+def _(program: Program) -> tuple[Any, ...]:
+    """Statements first, a block counting twice, then what there is in them, then the numbers and letters."""
+    nodes = list(ast.walk(program.tree))
+    blocks = sum(hasattr(node, "body") and isinstance(node, ast.stmt) for node in nodes)
+    numbers = [_magnitude(node.value) for node in nodes if isinstance(node, ast.Constant)]
+    return (
+        sum(isinstance(node, ast.stmt) and not isinstance(node, ast.Pass) for node in nodes) + blocks,
+        sum(isinstance(node, _NUMBERED) for node in nodes),
+        sum(numbers),
+        len(program.text),
+        program.text,
+    )
+
+
+def _magnitude(value: object) -> float:
+    """Nought and one are the plainest, then whole numbers by their size, then any other."""
+    if type(value) not in (int, float) or value in (0, 1):
+        return 0.0
+    assert isinstance(value, (int, float))
+    return min(abs(value), 1e9) + (0 if value == int(value) else 2) if math.isfinite(value) else 1e9
+
+
+@state_key.register
+def _(program: Program) -> str:
+    return program.text

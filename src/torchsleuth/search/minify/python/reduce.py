@@ -1,0 +1,144 @@
+"""The order of work on a program: statements first, then blocks, definitions, expressions; to a fixpoint."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torchsleuth.search.minify.python.blocks import unwrap_blocks
+from torchsleuth.search.minify.python.classes import constant_attributes, unmake_classes
+from torchsleuth.search.minify.python.containers import empty_containers
+from torchsleuth.search.minify.python.expressions import (
+    fewer_arguments,
+    plainer_constants,
+    plainer_tensors,
+    smaller_expressions,
+    smaller_sizes,
+)
+from torchsleuth.search.minify.python.formatting import as_written
+from torchsleuth.search.minify.python.functions import drop_parameters, drop_trimmings
+from torchsleuth.search.minify.python.inlining import inline_functions, leave_out_callers
+from torchsleuth.search.minify.python.program import Program, parsed
+from torchsleuth.search.minify.python.statements import NAME, drop_names, reduce_statements
+from torchsleuth.search.minify.search.contract import (
+    Answers,
+    Listener,
+    OutOfBudget,
+    Reducer,
+    ReducerStatistics,
+)
+from torchsleuth.search.minify.search.engine import Engine, combined, settle
+
+# What changes which functions and statements there are, in the order of their turns.
+STRUCTURE: dict[str, Reducer[Program]] = {
+    "callers": leave_out_callers,
+    "blocks": unwrap_blocks,
+    "functions": inline_functions,
+    "parameters": drop_parameters,
+    "attributes": constant_attributes,
+    "classes": unmake_classes,
+    "containers": empty_containers,
+    "names": drop_names,
+}
+# Those of which most holds, tried all together; one by one only of what is left in the end.
+TOGETHER: dict[str, Reducer[Program]] = {
+    "trimmings": drop_trimmings,
+    "tensors": plainer_tensors,
+    "sizes": smaller_sizes,
+}
+# What is left in the statements that stay; a part for the whole first, which takes most along.
+DETAILS: dict[str, Reducer[Program]] = {
+    "expressions": smaller_expressions,
+    "arguments": fewer_arguments,
+    **TOGETHER,
+    "constants": plainer_constants,
+}
+
+
+class DoesNotFail(Exception):
+    """The program, printed anew from its syntax tree, does not fail as it did: nothing can be made of it."""
+
+
+@dataclass(frozen=True)
+class ReducedProgram:
+    """The smallest program found, and how it was found. `complete` is False where time ran out."""
+
+    text: str
+    queries: int
+    seconds: float
+    complete: bool
+    statistics: tuple[ReducerStatistics, ...] = ()
+
+
+def reduce_program(
+    text: str,
+    oracle: Answers[Program],
+    *,
+    width: int = 1,
+    budget_seconds: float | None = None,
+    most_queries: int | None = None,
+    listener: Listener | None = None,
+) -> ReducedProgram:
+    """The smallest program that the oracle still calls failing; what it keeps of the given one is written as there.
+
+    Raises `SyntaxError` where the text is no program, and `DoesNotFail`.
+
+    >>> reduce_program("a = 1\\nb = [a, 2]\\nc = 3", lambda programs: ["b" in p.text for p in programs]).text
+    'b = 1\\n'
+    """
+    started = time.monotonic()
+    program = parsed(text)
+    deadline = None if budget_seconds is None else started + budget_seconds
+    engine = Engine(
+        oracle, program, width=width, deadline=deadline, most_queries=most_queries, listener=listener
+    )
+    engine.listener.started(program)
+    complete = True
+    try:
+        if not engine.fails("as it is", "the program without its comments", program):
+            raise DoesNotFail
+        _fixpoint(engine)
+    except (OutOfBudget, KeyboardInterrupt):
+        complete = False
+    return ReducedProgram(
+        as_written(engine.best, text),
+        engine.queries,
+        round(time.monotonic() - started, 3),
+        complete,
+        engine.statistics(),
+    )
+
+
+def _fixpoint(engine: Engine[Program]) -> None:
+    """Details have their turn when the structure holds: what is about to go need not be made plainer first."""
+    before = None
+    while before is not engine.best:
+        before = engine.best
+        for name, reducer in TOGETHER.items():
+            _together(engine, name, reducer)
+        structure = None
+        while structure is not engine.best:
+            structure = engine.best
+            for name in ("callers", "blocks", "functions"):
+                _settled(engine, name, STRUCTURE[name])
+            if engine.listener.begins(f"{DOING}: {NAME}"):
+                reduce_statements(engine)
+            for name, reducer in STRUCTURE.items():
+                _settled(engine, name, reducer)
+        for name, reducer in DETAILS.items():
+            _settled(engine, name, reducer, together=name in TOGETHER)
+
+
+def _together(engine: Engine[Program], name: str, reducer: Reducer[Program]) -> None:
+    if engine.listener.begins(f"{DOING}: {name}"):
+        edited = combined(reducer(engine.best), engine.best)
+        if edited is not None and engine.fails(name, "all together", edited):
+            engine.accept(name, edited)
+
+
+def _settled(engine: Engine[Program], name: str, reducer: Reducer[Program], together: bool = False) -> None:
+    if engine.listener.begins(f"{DOING}: {name}"):
+        settle(engine, name, reducer, engine.best, together)
+
+
+DOING = "making the program smaller"

@@ -1,0 +1,86 @@
+"""Small changes of a state's graph, on a copy: the state itself stays as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchsleuth.search.minify.search.contract import Input, State
+from torchsleuth.search.minify.states import with_bound_symbols, with_visible_outputs
+from torchsleuth.torch_core.tensors.specs import TensorSpec
+
+
+def edited(state: State, change: Callable[[torch.fx.Graph], Any]) -> State:
+    """The state after `change` was made to a copy of its graph; what nothing reads any more is gone.
+
+    >>> edited(state, lambda graph: graph.output_node().update_arg(0, ())).inputs
+    ()
+    """
+    graph = copy.deepcopy(state.graph)
+    change(graph.graph)
+    return tidied(state, graph)
+
+
+def tidied(state: State, graph: torch.fx.GraphModule) -> State:
+    """The state with this graph in place of its own, less the inputs and attributes nobody reads."""
+    _drop_dead(graph.graph)
+    used = {n.name for n in graph.graph.nodes if n.op == "placeholder" and n.users}
+    kept = [i for i in state.inputs if i.name in used]
+    for node in [n for n in graph.graph.nodes if n.op == "placeholder" and not n.users]:
+        graph.graph.erase_node(node)
+    graph.graph.lint()
+    # A graph module copies what its new graph needs from the old one, and leaves the rest behind.
+    lean = torch.fx.GraphModule(graph, graph.graph)
+    settings = with_visible_outputs(state.settings, lean)
+    return with_bound_symbols(
+        state.having(graph=lean, inputs=renumbered(state.inputs, kept), settings=settings)
+    )
+
+
+def _drop_dead(graph: torch.fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        plain = node.op == "get_attr" or (node.op.startswith("call_") and not node.is_impure())
+        if plain and not node.users:
+            graph.erase_node(node)
+
+
+def renumbered(old: Sequence[Input], kept: Sequence[Input]) -> tuple[Input, ...]:
+    """The kept inputs, with references to other inputs' places put right, or dropped with what they named."""
+    places = {id(given): place for place, given in enumerate(kept)}
+    groups = [i.spec.alias_of for i in kept if isinstance(i.spec, TensorSpec)]
+    made = []
+    for given in kept:
+        spec = given.spec
+        if isinstance(spec, TensorSpec):
+            same = None if spec.same_as is None else places.get(id(old[spec.same_as]))
+            group = spec.alias_of if groups.count(spec.alias_of) > 1 else None
+            spec = replace(spec, same_as=same, alias_of=group)
+        made.append(replace(given, spec=spec))
+    return tuple(made)
+
+
+def node_of(graph: torch.fx.Graph, name: str) -> torch.fx.Node | None:
+    """The node of this name, or None.
+
+    >>> node_of(gm.graph, "relu").op
+    'call_function'
+    """
+    return next((node for node in graph.nodes if node.name == name), None)
+
+
+def calls(state: State) -> list[torch.fx.Node]:
+    """The calls of the outer graph, in order."""
+    return [n for n in state.graph.graph.nodes if n.op.startswith("call_")]
+
+
+def with_input(state: State, name: str, change: Callable[[Input], Input]) -> State:
+    """The state with one input changed.
+
+    >>> with_input(state, "x", lambda i: replace(i, value=None)).inputs[0].value is None
+    True
+    """
+    return state.having(inputs=tuple(change(i) if i.name == name else i for i in state.inputs))

@@ -1,0 +1,371 @@
+"""Fewer calls: any set of nodes is a candidate, because each missing operand has a recorded value.
+
+Elements are the units that cannot be cut apart. Repetition is used: a deep model holds few kinds of nodes, so
+one of each kind, side by side, is a small question that finds any single culprit. Where a failure names the results
+that are wrong, a part with all its values returned shows where they begin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchsleuth.search.minify.reducers.gradients import gradient_of_part, lone_gradient
+from torchsleuth.search.minify.search.contract import State
+from torchsleuth.search.minify.search.engine import Engine, lowest
+from torchsleuth.search.minify.search.subsets import (
+    Ask,
+    Elements,
+    NothingFails,
+    Subset,
+    in_parts,
+    one_less,
+    pointed_at,
+    smallest_failing,
+)
+from torchsleuth.search.minify.states import record_here, state_of_cut
+from torchsleuth.torch_core.graphs.cut import cut, units
+from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording
+from torchsleuth.torch_internals.schemas import may_write
+
+NAME = "nodes"
+# How far around one of each kind its cover reaches: alone with what it reads, and a little more.
+REACH = (1, 3)
+# Each value that a graph returns is kept a dozen times over, for its rounding noise.
+MOST_EXPOSED = 64 << 20
+
+
+def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = (), coarse: bool = False) -> State:
+    """The state with as few calls as still fail; `seeds` are names of nodes that may be to blame, best first.
+
+    With `coarse`, what single calls can be left out is not asked: half of the questions.
+    """
+    recording = engine.oracle.recording(state) or record_here(state)
+    groups = units(recording)
+    if len(groups) == 0:
+        return state
+    gradient = lone_gradient(recording)
+    before = [group for group in groups if gradient is not None and _before(recording, group, gradient)]
+    if gradient is not None and before:
+        with contextlib.suppress(NothingFails):
+            return _reduce_differentiated(engine, state, recording, before, seeds, gradient)
+    elements = elements_of(recording, groups, seeds, alike=state.any_values)
+    suspects = _suspects(engine, groups)
+    together, apart = (
+        _Asker(engine, state, recording, groups),
+        _Asker(engine, state, recording, groups, apart=True),
+    )
+    race = _racer(engine, state, recording, groups)
+    point = _pointer(engine, state, recording, groups)
+    best = smallest_failing(elements, together, apart, suspects, race, point, engine.width, coarse)
+    if coarse:
+        return engine.best
+    # Now name by name: of a tuple's parts only those that matter stay.
+    kept = [(name,) for element in best for name in groups[element]]
+    one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))
+    return engine.best
+
+
+def _reduce_differentiated(
+    engine: Engine,
+    state: State,
+    recording: Recording,
+    groups: Sequence[tuple[str, ...]],
+    seeds: Sequence[str],
+    gradient: str,
+) -> State:
+    """The state as the gradient of as few calls as still fail; what is done with the gradient is left out."""
+    ask = _Asker(engine, state, recording, groups, gradient=gradient)
+    best = smallest_failing(
+        elements_of(recording, groups, seeds, alike=state.any_values), ask, width=engine.width
+    )
+    if ask([best]) is None:
+        raise NothingFails("the gradient by itself does not fail")
+    kept = [(name,) for element in best for name in groups[element]]
+    one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept, gradient=gradient))
+    return engine.best
+
+
+def _before(recording: Recording, group: tuple[str, ...], gradient: str) -> bool:
+    """Whether a group ends before the call that takes the gradient."""
+    return max(recording.steps[name] for name in group) < recording.steps[gradient]
+
+
+def cut_at_first_wrong(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
+    """The state as a few calls that end in the first whose value is wrong, where one question can tell which that is.
+
+    An analysis may have told which: the first of `seeds` is asked about by itself.
+
+    One of each kind of call is evaluated as lowered, all values returned: for no part of a large graph is a kernel
+    compiled before it is known where to look. Where that shows nothing, the state is as it was.
+    """
+    if not engine.oracle.names_outputs:
+        return state
+    recording = engine.oracle.recording(state) or record_here(state)
+    groups = units(recording)
+    named = [(number,) for number, group in enumerate(groups) if seeds and seeds[0] in group]
+    if named and _Asker(engine, state, recording, groups)(named) is not None:
+        return engine.best
+    if _bytes_of(recording, groups) > MOST_EXPOSED:
+        return state
+    elements = elements_of(recording, groups, (), alike=state.any_values)
+    interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
+    covers = [*elements.covers, tuple(range(len(groups)))][:1]
+    compiled = _Asker(engine, state, recording, groups)
+    pointed_at(
+        elements, covers, compiled, lambda each: interpreted(each) is not None, _suspects(engine, groups)
+    )
+    return engine.best
+
+
+def without_operators_of(engine: Engine, state: State, finds: Sequence[State]) -> State | None:
+    """The state with every call left to eager of an operator that one of `finds` calls; it returns what the state does.
+
+    None where nothing is left to compile, or where that cannot be cut out. All calls of an operator are left out, since
+    one that is wrong is mostly wrong wherever it stands.
+    """
+    recording = engine.oracle.recording(state) or record_here(state)
+    found = {_called(node) for find in finds for node in find.graph.graph.nodes}
+    left = {name for name in recording.calls if _called(recording.nodes[name]) in found}
+    kept: set[str] = set()
+    for name in reversed(recording.calls):
+        node = recording.nodes[name]
+        needed = name in recording.returned or may_write(node) or any(u.name in kept for u in node.users)
+        if needed and name not in left:
+            kept.add(name)
+    if not kept:
+        return None
+    made = state_of_cut(state, cut(recording, kept), recording)
+    # What cannot be cut apart comes along.
+    return None if any(_called(node) in found for node in made.graph.graph.nodes if _called(node)) else made
+
+
+def _called(node: torch.fx.Node) -> tuple[str, str] | None:
+    return (node.op, str(node.target)) if node.op.startswith("call_") else None
+
+
+def grown(engine: Engine, state: State, small: State) -> State | None:
+    """The smallest part of a state around the calls of `small`, which are too few to fail, that does.
+
+    What takes twice as long with each call more is found with a short clock, and needs a few calls more for a long one.
+    """
+    recording = engine.oracle.recording(state) or record_here(state)
+    groups = units(recording)
+    neighbours = elements_of(recording, groups, ()).neighbours
+    kept = {node.name for node in small.graph.graph.nodes}
+    near = [number for number, group in enumerate(groups) if kept.intersection(group)]
+    first = len(near)
+    for number in near:  # which gets longer meanwhile: ever farther ones
+        near += [other for other in neighbours[number] if other not in near]
+    asker = _Asker(engine, state, recording, groups)
+    sizes = [first + more for more in _ever_more(len(near) - first)]
+
+    def ask(numbers: Sequence[int]) -> tuple[int, State] | None:
+        place = asker([tuple(sorted(near[:size])) for size in numbers])
+        return None if place is None else (place, engine.best)
+
+    return lowest(ask, engine.width, sizes)[1]
+
+
+def _ever_more(most: int) -> list[int]:
+    """Numbers up to `most`, ever farther apart.
+
+    >>> _ever_more(20)
+    [1, 2, 3, 4, 6, 9, 13, 19, 20]
+    """
+    found = [1] if most else []
+    while found and found[-1] < most:
+        found.append(min(most, max(found[-1] + 1, found[-1] * 3 // 2)))
+    return found
+
+
+def _suspects(engine: Engine, groups: Sequence[tuple[str, ...]]) -> Callable[[], list[int]]:
+    """Whom the last failure points at, as numbers of groups."""
+    owner = {name: number for number, group in enumerate(groups) for name in group}
+    return lambda: list(dict.fromkeys(owner[name] for name in engine.oracle.suspects if name in owner))
+
+
+@dataclass
+class _Asker:
+    """Asks whether sets of parts fail, and remembers what was answered.
+
+    They are connected or `apart`; with all their values `exposed` or only the last; with their lowered form
+    `interpreted` or compiled.
+    """
+
+    engine: Engine
+    state: State
+    recording: Recording
+    parts: Sequence[tuple[str, ...]]
+    apart: bool = False
+    exposed: bool = False
+    interpreted: bool = False
+    # The call that takes the gradient of whatever subset is asked about.
+    gradient: str | None = None
+    known: dict[Subset, bool] = field(default_factory=dict)
+
+    def __call__(self, subsets: Sequence[Subset]) -> int | None:
+        for place, subset in enumerate(subsets):
+            if self.known.get(subset):
+                return place
+        unknown = [s for s in subsets if s not in self.known]
+        found = self.engine.first(NAME, self.candidates(unknown))
+        self.known |= dict.fromkeys(unknown[: None if found is None else found[0]], False)
+        if found is None:
+            return None
+        failing = unknown[found[0]]
+        self._note(failing, found[1])
+        return subsets.index(failing)
+
+    def each(self, subsets: Sequence[Subset]) -> list[bool | None]:
+        """As above, with all that is known after the first round that has a failure."""
+        if not any(self.known.get(subset) for subset in subsets):
+            unknown = [s for s in subsets if s not in self.known]
+            for place, (state, failed) in self.engine.each(NAME, self.candidates(unknown)).items():
+                self.known[unknown[place]] = failed
+                if failed:
+                    self._note(unknown[place], state)
+        return [self.known.get(subset) for subset in subsets]
+
+    def candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Callable[[], State | None]]]:
+        return [(f"{len(s)} of {len(self.parts)}", partial(self._cut_out, s)) for s in subsets]
+
+    def _note(self, failing: Subset, state: State) -> None:
+        self.known[failing] = True
+        if not (self.apart or self.exposed) or len(failing) == 1:
+            self.engine.accept(NAME, state)
+
+    def _cut_out(self, subset: Subset) -> State | None:
+        names = {name for element in subset for name in self.parts[element]}
+        if self.gradient is not None:
+            piece = cut(self.recording, {*names, self.gradient})
+            part = gradient_of_part(piece, self.gradient, self.recording)
+            return None if part is None else state_of_cut(self.state, part, self.recording)
+        if len(names) == len(self.recording.calls) and not (self.apart or self.exposed):
+            return self.state
+        piece = cut(self.recording, names, severed=self.apart, exposed=self.exposed)
+        state = state_of_cut(self.state, piece, self.recording)
+        return state.having(interpreted=self.interpreted)
+
+
+def _pointer(
+    engine: Engine, state: State, recording: Recording, groups: Sequence[tuple[str, ...]]
+) -> Callable[[Sequence[Subset]], bool] | None:
+    """Asks covers with all their values exposed, where the oracle can tell which of them are wrong.
+
+    Interpreted first: no kernel has to be compiled for that, and a wrong lowering shows. At the same time two parts of
+    the first cover are compiled, in case it is the code that is wrong.
+    """
+    if not engine.oracle.names_outputs or _bytes_of(recording, groups) > MOST_EXPOSED:
+        return None
+    compiled = _Asker(engine, state, recording, groups, exposed=True)
+    interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
+
+    def point(covers: Sequence[Subset]) -> bool:
+        parts = [*in_parts(covers[0], 2), *covers]
+        asked = [*interpreted.candidates(covers[:1]), *compiled.candidates(parts)]
+        return engine.first(NAME, asked) is not None
+
+    return point
+
+
+def _racer(
+    engine: Engine, state: State, recording: Recording, groups: Sequence[tuple[str, ...]]
+) -> Ask | None:
+    """Which of disconnected subsets passes first, where the oracle can tell and several can be tried at once."""
+    if engine.width < 2 or not engine.oracle.failing_is_slow:
+        return None
+
+    def race(subsets: Sequence[Subset]) -> int | None:
+        names = [{name for element in subset for name in groups[element]} for subset in subsets]
+        states = [state_of_cut(state, cut(recording, each, severed=True), recording) for each in names]
+        engine.queries += len(states)
+        return engine.oracle.first_passing(states)
+
+    return race
+
+
+def _bytes_of(recording: Recording, groups: Sequence[tuple[str, ...]]) -> int:
+    values = [recording.value(name) for group in groups for name in group]
+    return sum(_bytes(value) for value in values if isinstance(value, RecordedTensor))
+
+
+def _bytes(value: RecordedTensor) -> int:
+    return math.prod(value.spec.shape) * getattr(torch, value.spec.dtype).itemsize
+
+
+def elements_of(
+    recording: Recording, groups: Sequence[tuple[str, ...]], seeds: Sequence[str], *, alike: bool = True
+) -> Elements:
+    """The units as numbers, with who touches whom, who is blamed and one of each kind.
+
+    Of blamed units of one kind only the first is tried by itself where they are `alike`, that is, where values do not
+    matter.
+    """
+    owner = {name: number for number, group in enumerate(groups) for name in group}
+    before: list[list[int]] = []
+    for number, group in enumerate(groups):
+        sources = [s for name in group for s in recording.nodes[name].all_input_nodes]
+        found = dict.fromkeys(owner[s.name] for s in sources if s.name in owner)
+        before.append([source for source in found if source != number])
+    neighbours: list[list[int]] = [list(sources) for sources in before]
+    for number, sources in enumerate(before):
+        for source in sources:
+            neighbours[source].append(number)
+    named = [_named(recording, group) for group in groups]
+    blamed = list(dict.fromkeys(owner[name] for name in seeds if name in owner))
+    distinct = {named[seed]: seed for seed in reversed(blamed)}
+    return Elements(
+        len(groups),
+        neighbours,
+        [seed for seed in blamed if not alike or distinct[named[seed]] == seed],
+        [_cover(named, before, reach) for reach in REACH],
+        _firsts(named),
+        tuple(sorted(blamed)),
+    )
+
+
+def _firsts(kinds: Sequence[str]) -> Subset:
+    first: dict[str, int] = {}
+    for number, kind in enumerate(kinds):
+        first.setdefault(kind, number)
+    return tuple(sorted(first.values()))
+
+
+def _cover(kinds: Sequence[str], before: Sequence[Sequence[int]], reach: int) -> Subset:
+    """The first element of each kind, with all it reads within `reach` steps; the kinds know their surroundings."""
+    deep = list(kinds)
+    for _ in range(reach):
+        deep = [
+            hashlib.sha1("|".join([deep[n], *(deep[s] for s in before[n])]).encode()).hexdigest()
+            for n in range(len(deep))
+        ]
+    found: set[int] = set()
+    edge = set(_firsts(deep))
+    for _ in range(reach + 1):
+        found |= edge
+        edge = {source for number in edge for source in before[number]} - found
+    return tuple(sorted(found))
+
+
+def _named(recording: Recording, group: tuple[str, ...]) -> str:
+    """What a unit does, apart from its name: targets, literals, and the form of what it reads."""
+    return "; ".join(_kind(recording, recording.nodes[name]) for name in group)
+
+
+def _kind(recording: Recording, node: torch.fx.Node) -> str:
+    def form(source: torch.fx.Node) -> Any:
+        value = recording.value(source.name)
+        if isinstance(value, RecordedTensor):
+            spec = value.spec
+            return f"{spec.dtype}{list(spec.shape)}{list(spec.stride)}{spec.device}"
+        return str(source.target) if source.op == "get_attr" else f"{type(value).__name__}"
+
+    return f"{node.target}{torch.fx.map_arg(node.args, form)}{torch.fx.map_arg(dict(node.kwargs), form)}"

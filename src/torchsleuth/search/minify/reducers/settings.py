@@ -1,0 +1,61 @@
+"""Settings back to what torch starts with: configuration, options, global switches, training to inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from torchsleuth.core.cases.record import AmbientState
+from torchsleuth.search.minify.search.contract import Edit, State
+
+# A graph that trains is more to understand than one that does not, so plain is without gradients.
+_PLAIN = AmbientState(grad=False)
+
+
+def default_settings(state: State) -> Iterator[Edit]:
+    """One edit per setting that differs from torch's default."""
+    for module, values in state.settings.config.items():
+        for key in values:
+            yield Edit(f"{module}.{key} to its default", _without_config, (module, key))
+    for key in state.settings.options:
+        yield Edit(f"option {key} to its default", _without_option, (key,))
+    if state.settings.parted:
+        yield Edit("compiled for the inputs of the call", _for_the_call)
+    for each in fields(AmbientState) if state.settings.state is not None else ():
+        plain = getattr(_PLAIN, each.name)
+        if getattr(state.settings.state, each.name) != plain:
+            yield Edit(f"{each.name} to {plain}", _with_world, (each.name, plain))
+
+
+def for_inference(state: State) -> Iterator[Edit]:
+    """One edit: compile the graph as an inference graph with plain inputs."""
+    kwargs = state.settings.compile_kwargs
+    if not kwargs.get("is_inference") or any(v for k, v in kwargs.items() if k != "is_inference"):
+        yield Edit("as inference", _as_inference)
+
+
+def _for_the_call(state: State) -> State:
+    return state.setting(parted=False)
+
+
+def _with_world(state: State, key: str, plain: Any) -> State | None:
+    world = state.settings.state
+    return None if world is None else state.setting(state=replace(world, **{key: plain}))
+
+
+def _as_inference(state: State) -> State:
+    return state.setting(compile_kwargs={"is_inference": True}).having(static_names=())
+
+
+def _without_config(state: State, module: str, key: str) -> State | None:
+    config = {m: dict(values) for m, values in state.settings.config.items()}
+    if key not in config.get(module, {}):
+        return None
+    del config[module][key]
+    return state.setting(config={m: values for m, values in config.items() if values})
+
+
+def _without_option(state: State, key: str) -> State | None:
+    options = {k: v for k, v in state.settings.options.items() if k != key}
+    return state.setting(options=options) if key in state.settings.options else None

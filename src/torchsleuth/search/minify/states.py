@@ -1,0 +1,220 @@
+"""Making states from graphs and values, and checking that a state hangs together.
+
+A state carries values only where they may matter: for a failure in compilation any value of the right form will
+do. Inputs are parted from each other's memory unless the graph writes into one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.script_runtime.inputs import load_inputs
+from torchsleuth.search.minify.search.contract import Input, State
+from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
+from torchsleuth.torch_core.graphs.cut import Cut
+from torchsleuth.torch_core.graphs.recording import Recorded, RecordedTensor, Recording, record_values
+from torchsleuth.torch_core.tensors.specs import ScalarSpec, TensorSpec, describe_inputs
+from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
+from torchsleuth.torch_internals.schemas import may_write
+
+
+def state_of(
+    graph: torch.fx.GraphModule,
+    values: Sequence[Any],
+    *,
+    fakes: Sequence[Any] | None = None,
+    settings: CompileSettings | None = None,
+    any_values: bool = False,
+) -> State:
+    """A state of a graph and its real inputs; with `any_values` the values themselves are dropped.
+
+    >>> state_of(gm, [torch.ones(2)]).inputs[0].name
+    'x'
+    """
+    description = describe_inputs(list(values), fakes)
+    names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    inputs = tuple(
+        Input(name, spec, value if not any_values and isinstance(spec, TensorSpec) else None)
+        for name, spec, value in zip(names, description.inputs, values, strict=True)
+    )
+    return State(
+        graph, inputs, dict(description.symbols), settings or CompileSettings(), any_values=any_values
+    )
+
+
+def state_of_cut(state: State, piece: Cut, recording: Recording) -> State:
+    """The state of a piece cut out of a state's graph, with the values that were recorded.
+
+    Its inputs are parted from each other's memory, unless something is written into one of them.
+    """
+    writes = any(may_write(n) for n in piece.graph.graph.nodes)
+    known = {i.name: i for i in state.inputs}
+    names = [n.name for n in piece.graph.graph.nodes if n.op == "placeholder"]
+    specs = _with_aliases(piece.values) if writes else [_apart(value) for value in piece.values]
+    inputs = []
+    for name, spec, value in zip(names, specs, piece.values, strict=True):
+        # What was free to have any value stays so.
+        free = state.any_values or (name in known and known[name].value is None)
+        kept = None
+        if isinstance(value, RecordedTensor) and not free and value.spec.layout != "zero":
+            kept = recording.load(value) if writes else by_itself(recording.load(value))
+        inputs.append(Input(name, spec, kept))
+    settings = with_visible_outputs(state.settings, piece.graph)
+    made = state.having(graph=piece.graph, inputs=tuple(inputs), symbols=recording.symbols, settings=settings)
+    return with_bound_symbols(made)
+
+
+def _apart(value: Recorded) -> TensorSpec | ScalarSpec:
+    """The description of a value on memory of its own, no larger than it reaches."""
+    if not isinstance(value, RecordedTensor):
+        assert isinstance(value, ScalarSpec)
+        return value
+    spec = value.spec
+    reach = 1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride)) if 0 not in spec.shape else 0
+    size = reach * getattr(torch, spec.dtype).itemsize
+    moved = replace(spec, storage_offset=0, offset_expr=None)
+    return replace(moved, storage=None, storage_nbytes=size, is_parameter=False)
+
+
+def _with_aliases(values: Sequence[Recorded]) -> list[TensorSpec | ScalarSpec]:
+    """The descriptions of values that may share memory, with who shares with whom."""
+    tensors = [v for v in values if isinstance(v, RecordedTensor)]
+    shared = [m for m, count in Counter(v.memory for v in tensors).items() if count > 1]
+    first: dict[int, int] = {}
+    specs: list[TensorSpec | ScalarSpec] = []
+    for place, value in enumerate(values):
+        if isinstance(value, RecordedTensor):
+            same = first.setdefault(value.identity, place)
+            group = shared.index(value.memory) if value.memory in shared else None
+            spec = replace(value.spec, storage=None, alias_of=group, same_as=None if same == place else same)
+            specs.append(spec)
+        else:
+            assert isinstance(value, ScalarSpec)
+            specs.append(value)
+    return specs
+
+
+def with_visible_outputs(settings: CompileSettings, graph: torch.fx.GraphModule) -> CompileSettings:
+    """The settings with every output of the graph marked as one that the user sees, where they mark any."""
+    if not settings.visible_outputs:
+        return settings
+    return replace(settings, visible_outputs=tuple(range(len(graph.graph.output_node().args[0]))))
+
+
+def by_itself(value: torch.Tensor) -> torch.Tensor:
+    """The tensor with the same strides on memory of its own, no larger than it reaches.
+
+    >>> by_itself(torch.zeros(9)[3:5]).untyped_storage().nbytes()
+    8
+    """
+    span = 0 if value.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride()))
+    with torch.no_grad():
+        flat = value.detach().as_strided((span,), (1,)).clone()
+        return flat.as_strided(value.shape, value.stride()).requires_grad_(value.requires_grad)
+
+
+def real_inputs(state: State) -> list[Any]:
+    """The inputs to run a state with, made anew: kept values where there are any, else values from a seed."""
+    described = state.description.to_json()
+    values = load_inputs(described)
+    for place, given in enumerate(state.inputs):
+        if given.value is not None:
+            values[place] = given.value
+    return list(clone_inputs(values))
+
+
+@contextlib.contextmanager
+def ambient(state: State) -> Iterator[None]:
+    """Grad mode and autocast under which a graph of Dynamo's ran; after AOTAutograd both are written out in it.
+
+    Used as `with ambient(state): state.graph(*real_inputs(state))`.
+    """
+    world = state.settings.state or AmbientState()
+    captured = state.settings.level != "aot"
+    needed = any(isinstance(i.spec, TensorSpec) and i.spec.requires_grad for i in state.inputs)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(captured and needed and world.grad))
+        for kind, dtype in world.autocast.items() if captured else ():
+            stack.enter_context(torch.autocast(kind, dtype=getattr(torch, dtype.removeprefix("torch."))))
+        yield
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What each node yields, as text that is equal for what looks alike; `why` they do not go together, if so."""
+
+    forms: Mapping[str, str]
+    why: str | None
+
+
+def shapes_here(state: State) -> Shapes:
+    """The shapes of a state, worked out in this process."""
+    numbers = [i.spec.value if isinstance(i.spec, ScalarSpec) else None for i in state.inputs]
+    found, error = fake_results(state.graph, state.description.to_json(), numbers)
+    return Shapes(forms_of(found), None if error is None else str(error))
+
+
+# Who works out shapes: this process, or, in the search host, a trial; a fake kernel can end a process as well.
+SHAPES: ContextVar[Callable[[State], Shapes]] = ContextVar("SHAPES", default=shapes_here)
+
+
+def shapes_of(state: State) -> Shapes:
+    """The shapes of a state, by whoever works them out: `shapes_of(state).why is None`."""
+    return SHAPES.get()(state)
+
+
+def checked(state: State) -> State | None:
+    """The state where its shapes and dtypes go together, else None; what cannot be worked out counts as no."""
+    return state if shapes_of(state).why is None else None
+
+
+def record_here(state: State) -> Recording:
+    """The eager values of a state's nodes, from a run in this process; symbolic ones where sizes are symbolic."""
+    numbers = [i.spec.value if isinstance(i.spec, ScalarSpec) else None for i in state.inputs]
+    described = state.description.to_json()
+    symbolic = fake_results(state.graph, described, numbers)[0] if state.symbols else {}
+    with ambient(state):
+        return record_values(state.graph, real_inputs(state), symbolic=symbolic)
+
+
+def with_bound_symbols(state: State) -> State:
+    """The state with an input for each symbol that no size tells by itself, and without unused symbols."""
+    if not state.symbols:
+        return state
+    used: dict[str, None] = {}
+    bound: set[str] = set()
+    for given in state.inputs:
+        for text in _expressions(given):
+            names = [name for name in re.findall(r"[A-Za-z_]\w*", text) if name in state.symbols]
+            used.update(dict.fromkeys(names))
+            bound.update(name for name in names if name == text)
+    missing = [name for name in used if name not in bound]
+    symbols = {name: spec for name, spec in state.symbols.items() if name in used}
+    if not missing:
+        return state.having(symbols=symbols)
+    graph = copy.deepcopy(state.graph)
+    first = next(iter(graph.graph.nodes))
+    extra = []
+    with graph.graph.inserting_before(first):
+        for name in missing:
+            node = graph.graph.placeholder(f"size_{name}")
+            extra.append(Input(node.name, ScalarSpec("symint", symbols[name].hint, name)))
+    graph.recompile()
+    return state.having(graph=graph, inputs=(*extra, *state.inputs), symbols=symbols)
+
+
+def _expressions(given: Input) -> list[str]:
+    if isinstance(given.spec, ScalarSpec):
+        return [given.spec.expr] if given.spec.expr else []
+    texts = [*(given.spec.shape_expr or ()), *(given.spec.stride_expr or ())]
+    return texts + ([given.spec.offset_expr] if given.spec.offset_expr else [])

@@ -1,0 +1,229 @@
+"""Runs trials in isolation on this machine: `with Workers(2) as workers: workers.run(trial)`.
+
+A fork server does the work; this side keeps it alive. A server that dies is replaced and its trials are tried once
+more, so that every trial gets an Outcome whatever happens to the processes below.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.child.environment import needs_kernels, served_by, trial_environment
+from torchsleuth.child.kernel_cache import drop_torn
+from torchsleuth.child.trial import Outcome, outcome_from_json, trial_to_json
+from torchsleuth.core.processes.compiler_probes import hand_probes_to
+from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.processes.limits import Limits, fair_memory
+from torchsleuth.core.processes.prepared import Forked, NotThere, PreparedInterpreter
+from torchsleuth.core.processes.starting import python_command
+from torchsleuth.core.processes.tree import kill_group, kill_marked, marked
+from torchsleuth.search.workers.queue import Ticket, TrialQueue
+
+SERVER = "torchsleuth.child.server:main"
+RUN_TRIAL = "torchsleuth.child.answers:answer"
+WARM_UP = "torchsleuth.child.compile:warm_up"
+LEARN = "torchsleuth.child.compile:learn,torchsleuth.child.compile:recall"
+STILL_GOOD = "torchsleuth.child.compile:still_good"
+# For a server to end what it started; after that it is ended itself.
+LEAVE_SECONDS = 5.0
+LOADING_LEAVE_SECONDS = 0.1
+# A server that does not come up this often in a row will not come up.
+STARTS = 3
+
+
+class Workers(TrialQueue):
+    """Up to `count` trials at a time in processes of their own, on this machine.
+
+    `folder` keeps kernels and the log of answers (`trials.jsonl`) for a later run; without one they live as long as
+    this object. `repeats` is how often a trial must pass before it counts as passing. `home` is an interpreter with
+    torch loaded from which the first server is forked; it must stay open as long as the workers.
+    """
+
+    def __init__(
+        self,
+        count: int = 1,
+        *,
+        folder: Path | None = None,
+        limits: Limits | None = None,
+        repeats: int = 1,
+        call: str = RUN_TRIAL,
+        warm_up: str | None = WARM_UP,
+        still_good: str = STILL_GOOD,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        home: PreparedInterpreter | None = None,
+    ) -> None:
+        self._home = home
+        limits = limits or Limits(memory=fair_memory(max(1, count)))
+        super().__init__(count, limits, repeats, folder / "trials.jsonl" if folder is not None else None)
+        # What the server said of itself when it was ready: start-up seconds, threads, torch version.
+        self.hello: dict[str, Any] = {}
+        self._names = (call, warm_up, still_good)
+        self._python = python
+        self._scratch = None if folder is not None else tempfile.mkdtemp(prefix="torchsleuth-")
+        self.folder = Path(folder or self._scratch or "").absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Whoever worked here before may have been ended in the middle of a library.
+        drop_torn(self.folder / "kernels", since=0.0)
+        self._environment = dict(os.environ if environment is None else environment)
+        self._failed_starts = 0
+        self._server: subprocess.Popen[bytes] | Forked
+        self._start()
+        self._reader = threading.Thread(target=self._read, name="torchsleuth-workers", daemon=True)
+        self._reader.start()
+
+    def wait_ready(self, seconds: float | None = None) -> dict[str, Any]:
+        """Waits until the server is warm; what it said of itself."""
+        self._ready.wait(seconds)
+        return self.hello
+
+    def close(self) -> None:
+        """Ends everything that was started. Tickets without an outcome are cancelled."""
+        super().close()
+        self._end_server()
+        self._reader.join(LEAVE_SECONDS)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # -- the server
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        call, warm_up, still_good = self._names
+        self._token = uuid.uuid4().hex
+        arguments = [f"--call={call}", f"--still-good={still_good}", f"--temporary={tempfile.gettempdir()}"]
+        # A warm-up that brings the compiler down is part of the bug that is looked for: then without one.
+        if warm_up and not self._failed_starts:
+            arguments += [f"--warm-up={warm_up}", *([f"--learn={LEARN}"] if warm_up == WARM_UP else [])]
+        if self._scratch is not None:
+            arguments.append(f"--scratch={self._scratch}")
+        hand_probes_to(self.folder / "kernels")
+        environment = marked(trial_environment(self._environment, self.folder), self._token)
+        log = self.folder / "server.log"
+        log.write_bytes(b"")
+        home, self._home = self._home, None  # what replaces a server owes it nothing
+        try:
+            if home is None:
+                raise NotThere
+            self._server = home.fork_call(SERVER, arguments, [theirs], environment, log)
+        except NotThere:
+            self._server = self._start_anew(arguments, theirs, environment, log)
+        theirs.close()
+        self._control = ours
+
+    def _start_anew(
+        self, arguments: list[str], control: socket.socket, environment: dict[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
+        module = SERVER.partition(":")[0]
+        with open(log, "wb") as said:
+            return subprocess.Popen(
+                python_command(self._python, module, f"--control={control.fileno()}", *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=environment,
+                start_new_session=True,
+                pass_fds=(control.fileno(),),
+            )
+
+    def _end_server(self) -> None:
+        try:
+            self._control.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        try:
+            # One that still loads hears nothing, and has started nothing yet.
+            self._server.wait(LEAVE_SECONDS if self._ready.is_set() else LOADING_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+        kill_marked(self._token)
+
+    def _read(self) -> None:
+        """The reader's thread: what servers say, one after the other."""
+        while True:
+            frames = Frames()
+            try:
+                while data := self._control.recv(1 << 18):
+                    for message in frames.feed(data):
+                        self._hear(message)
+            except (OSError, BrokenFrame):
+                pass
+            with self._lock:
+                if self._closed:
+                    break
+                self._replace_server()
+                if self._closed:
+                    break
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            if "hello" in message:
+                self.hello = message["hello"]
+                self.start_up = self.start_up or time.monotonic() - self._begun
+                self._failed_starts = 0
+                self._ready.set()
+            elif "started" in message and message["started"] in self._running:
+                self._running[message["started"]].pid = message["pid"]
+            elif "done" in message:
+                ticket = self._running.pop(message["done"], None)
+                if ticket is not None and message["outcome"] is not None and not ticket.cancelled():
+                    ticket.phase = message["phase"]
+                    self._conclude(ticket, outcome_from_json(message["outcome"]))
+            self._dispatch()
+
+    def _begin(self, ticket: Ticket) -> None:
+        self._send(
+            {
+                "number": ticket.number,
+                "trial": trial_to_json(ticket.trial),
+                "limits": ticket.limits.to_json(),
+                "serves": served_by(ticket.trial),
+                "kernels": needs_kernels(ticket.trial),
+            }
+        )
+
+    def _drop(self, ticket: Ticket) -> None:
+        self._send({"cancel": ticket.number})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._control.sendall(frame(message))
+        except OSError:  # the reader will notice, and try again with another server
+            pass
+
+    def _replace_server(self) -> None:
+        """The server is gone: ends what it left, starts another, and gives its trials one more chance."""
+        if not self._ready.is_set():
+            self._failed_starts += 1
+        self._ready.clear()
+        self._end_server()
+        for ticket in self._running.values():
+            if ticket.pid is not None:
+                kill_group(ticket.pid)
+        lost = [ticket for ticket in self._running.values() if not ticket.cancelled()]
+        self._running.clear()
+        if self._failed_starts >= STARTS:
+            self._give_up(lost)
+            return
+        self._try_again(lost, "the trial's supervisor was killed twice while it ran")
+        self._start()
+
+    def _give_up(self, lost: list[Ticket]) -> None:
+        self._closed = True
+        said = (self.folder / "server.log").read_text(encoding="utf-8", errors="replace").strip()
+        why = f"no process to run trials in could be started: {said[-500:] or 'it ended without a word'}"
+        for ticket in [*lost, *self._queue]:
+            ticket._settle(Outcome(None, 0.0, error=why))
+        self._queue.clear()

@@ -1,0 +1,1 @@
+"""Values and pure functions over torch: graphs, tensors, comparison, repro scripts, backends."""

@@ -1,0 +1,28 @@
+"""Backends for finding out which part of torch.compile is at fault, each usable by name: `backend="sleuth_aot_eager"`.
+
+Everything is imported on first use, so that listing the backends does not import torch.
+"""
+
+from typing import Any
+
+_WHERE = {
+    "CATALOG": "torchsleuth.torch_core.backends.catalog",
+    "DebugBackend": "torchsleuth.torch_core.backends.catalog",
+    "with_torch_function_modes": "torchsleuth.torch_core.backends.function_modes",
+    "compiling_inside_traces": "torchsleuth.torch_core.backends.subgraphs",
+    "OpMismatch": "torchsleuth.torch_core.backends.wrapped_errors",
+    "FakeMismatch": "torchsleuth.torch_core.backends.wrapped_errors",
+    "SchemaMismatch": "torchsleuth.torch_core.backends.wrapped_errors",
+    "EagerFails": "torchsleuth.torch_core.backends.wrapped_errors",
+    "UnknownOption": "torchsleuth.torch_core.backends.keyword_options",
+}
+
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _WHERE:
+        raise AttributeError(f"module 'torchsleuth.torch_core.backends' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,0 +1,100 @@
+"""The debugging backends by name: what each does, in one line, and where it lives.
+
+This is what torch's backend entry points name. A backend's module is imported when it is asked for, so that the list
+costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing a backend lets you choose, with `torch.compile(options={name: ...})`."""
+
+    name: str
+    line: str
+
+
+@dataclass(frozen=True)
+class DebugBackend:
+    """One debugging backend: `torch.compile(f, backend=name)`."""
+
+    name: str
+    line: str
+    module: str
+    options: tuple[Option, ...] = ()
+
+
+_COMPILERS = (
+    Option("fw_compiler", "compiles the forward graph instead of running it eagerly"),
+    Option("bw_compiler", "compiles the backward graph instead of running it eagerly"),
+)
+_MODE = (Option("mode", "the dispatch mode (any context manager) to run forward and backward under"),)
+_OPS = (Option("ops", '"custom" (default): operators that are not torch\'s own; "all": every operator'),)
+
+CATALOG = (
+    DebugBackend("sleuth_eager", "Dynamo's graph, run as it is: is it the capture?", "eager"),
+    DebugBackend(
+        "sleuth_eager_noexcept",
+        "as eager; an exception says which line of the generated graph failed, and that eager fails too",
+        "eager",
+    ),
+    DebugBackend(
+        "sleuth_pre_dispatch_eager", "logs the graph as aten calls above autograd, then runs it", "eager"
+    ),
+    DebugBackend(
+        "sleuth_eager_debug",
+        "as eager; an operator that changes or aliases an input its schema does not declare is an error",
+        "eager_debug",
+    ),
+    DebugBackend("sleuth_ts", "Dynamo's graph, compiled by TorchScript", "torchscript"),
+    DebugBackend(
+        "sleuth_invoke_subgraph",
+        "AOTAutograd; an outer trace shows forward and backward as one subgraph each",
+        "subgraphs",
+    ),
+    DebugBackend("sleuth_aot_eager", "AOTAutograd with eager kernels: is it AOTAutograd?", "aot", _COMPILERS),
+    DebugBackend(
+        "sleuth_aot_eager_default_partitioner",
+        "as aot_eager, with the partitioner that recomputes nothing",
+        "aot",
+    ),
+    DebugBackend(
+        "sleuth_aot_eager_decomp_partition",
+        "AOTAutograd with Inductor's decompositions and partitioner, eager kernels: is it one of those?",
+        "aot",
+    ),
+    DebugBackend(
+        "sleuth_aot_eager_decomp_partition_with_mode",
+        "as aot_eager_decomp_partition, forward and backward under a dispatch mode of yours",
+        "aot",
+        _MODE,
+    ),
+    DebugBackend(
+        "sleuth_aot_eager_decomp_partition_crossref",
+        "as aot_eager_decomp_partition; custom operators' fake kernels and schemas are checked against the real calls",
+        "aot",
+        _OPS,
+    ),
+    DebugBackend("sleuth_aot_ts", "AOTAutograd's graphs, compiled by TorchScript", "torchscript"),
+    DebugBackend("sleuth_relu_compile_error", "for testing debuggers: fails to compile a relu", "faulty"),
+    DebugBackend("sleuth_relu_runtime_error", "for testing debuggers: a relu fails when it runs", "faulty"),
+    DebugBackend("sleuth_relu_accuracy_error", "for testing debuggers: relu(x) gives x + 1", "faulty"),
+    DebugBackend(
+        "sleuth_non_leaf_compile_error",
+        "for testing debuggers: fails to compile a graph with an input that has a gradient history",
+        "faulty",
+    ),
+)
+
+_MODULES = {each.name: each.module for each in CATALOG}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'torchsleuth.torch_core.backends.catalog' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"torchsleuth.torch_core.backends.{_MODULES[name]}"), name)

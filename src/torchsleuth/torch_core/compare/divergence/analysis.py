@@ -1,0 +1,252 @@
+"""The analysis of one compiled graph: its runs, the culprit among its kernels, the node inside it, and the proof.
+
+Every part of the answer is told as soon as it is known, as plain data: whoever stops it early has what there was.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from torchsleuth.torch_core.compare.divergence.distance import FAR, Distance
+from torchsleuth.torch_core.compare.divergence.measure import (
+    Keep,
+    Measured,
+    Subject,
+    Value,
+    accumulated,
+    differing,
+    local,
+    substituted,
+)
+from torchsleuth.torch_core.compare.divergence.parts import Compilers, Inside, calls_between, look_inside
+from torchsleuth.torch_internals.hooks import target_name
+
+ACCUMULATED = "accumulated"
+LOCAL = "local"
+DETERMINISM = "determinism"
+INSIDE = "inside"
+SUBSTITUTION = "substitution"
+PHASES = (ACCUMULATED, LOCAL, DETERMINISM, INSIDE, SUBSTITUTION)
+
+MOST_CANDIDATES = 4
+"""Kernels that are looked into, each by itself, until one is wrong."""
+
+BEYOND_DOUBT = 1000.0
+"""So many times what rounding explains is wrong, even where the kernel's calls alone are right."""
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What of an analysis is left out, and who is given each value."""
+
+    without: Collection[str] = ()
+    keep: Keep | None = None
+
+
+def analyze(subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes | None = None) -> dict[str, Any]:
+    """The parts of the answer by name, each of which was told before; `rows` and `culprit` are the ones to read first.
+
+    Used as `analyze(subject, compilers, print)["culprit"]["node"]`.
+    """
+    return _Analysis(subject, ways, tell, wishes or Wishes()).run()
+
+
+class _Analysis:
+    def __init__(self, subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes) -> None:
+        self.subject, self.ways, self.told, self.wishes = subject, ways, tell, wishes
+        self.nodes: dict[str, Node] = {n.name: n for n in subject.graph.graph.nodes}
+        self.parts: dict[str, Any] = {"seconds": {}}
+        # Whether the results were right with eager's values in the place of these.
+        self.recovered: dict[frozenset[str], bool | None] = {}
+
+    def run(self) -> dict[str, Any]:
+        self._tell("seen", self._coverage())
+        free = self._phase(ACCUMULATED, lambda tick: accumulated(self.subject, tick, self.wishes.keep))
+        if free is not None:
+            self._tell_values(ACCUMULATED, free)
+            self._tell("outputs", {path: _numbers(off) for path, off in free.outputs.items()})
+        own = self._phase(LOCAL, lambda tick: local(self.subject, tick))
+        if own is not None:
+            self._tell_values(LOCAL, own)
+        if free is not None:
+            first = free
+            apart = self._phase(DETERMINISM, lambda tick: differing(self.subject, tick, first))
+            if apart is not None:
+                self._tell("nondeterministic", apart)
+        if own is not None:
+            self._tell("culprit", self._culprit(own, free))
+        return self.parts
+
+    def _phase(self, name: str, run: Callable[[Callable[[int, int], None]], Any]) -> Any:
+        if name in self.wishes.without:
+            return None
+        started = time.monotonic()
+        self.told({"phase": name, "done": 0, "of": 0})
+        found = run(lambda done, of: self.told({"phase": name, "done": done, "of": of}))
+        self.parts["seconds"][name] = round(time.monotonic() - started, 3)
+        return found
+
+    def _tell(self, name: str, value: Any) -> None:
+        self.parts[name] = value
+        self.told({"part": name, "value": value})
+
+    def _coverage(self) -> dict[str, Any]:
+        """How much a compiled run shows: other values are inside kernels, or the compiler's passes replaced them."""
+        calls = [name for name, node in self.nodes.items() if node.op.startswith("call_")]
+        return {"calls": len(calls), "seen": len(self.subject.seen), "why_not": self.subject.code.blind}
+
+    def _tell_values(self, name: str, measured: Measured) -> None:
+        rows = [
+            {
+                "node": v.node,
+                "op": operator_of(self.nodes[v.node]),
+                "kernel": v.kernel,
+                **_numbers(v.distance),
+            }
+            for v in measured.values.values()
+        ]
+        self._tell(name, rows)
+        if measured.fallbacks:
+            self._tell("fallbacks", dict(measured.fallbacks))
+        if measured.skipped:
+            self._tell("skipped", dict(measured.skipped))
+
+    # -- the culprit
+
+    def _candidates(self, own: Measured) -> Iterator[str]:
+        """Nodes worth a look: the first of the graph that are far off; where none is, the furthest."""
+        far = [name for name in self.nodes if name in own.values and own.values[name].distance.far]
+        rest = sorted(own.values.values(), key=lambda value: -value.distance.times)
+        doubtful = [v.node for v in rest if v.node not in far and v.distance.times > FAR / 4]
+        yield from [*far, *doubtful][:MOST_CANDIDATES]
+
+    def _culprit(self, own: Measured, free: Measured | None) -> dict[str, Any] | None:
+        wrong = free is None or any(off.far for off in free.outputs.values())
+        not_alone: dict[str, Any] | None = None
+        beyond_doubt: tuple[str, Inside | None] | None = None
+        for name in self._candidates(own):
+            off = own.values[name].distance
+            if not_alone is not None and not self._may_be_alone(name, own, free):
+                continue
+            inside = self._inside(name, own)
+            if inside is not None and inside.diverges:
+                found = self._described(name, own, inside, free)
+                if found["recovers"] is not False and not found["also"]:
+                    return found
+                # It may be just as wrong as another and matter to no result.
+                not_alone = not_alone or found
+            elif not_alone is None:
+                sure = inside is None or off.made > 0 or off.lost > 0 or off.times > BEYOND_DOUBT
+                if beyond_doubt is None and wrong and off.far and sure:
+                    beyond_doubt = name, inside
+                    if inside is None:
+                        break
+        if not_alone is not None:
+            return not_alone
+        return None if beyond_doubt is None else self._described(beyond_doubt[0], own, beyond_doubt[1], free)
+
+    def _may_be_alone(self, name: str, own: Measured, free: Measured | None) -> bool:
+        """Whether the results are right with eager's value here, and what it is made of was right in the run as it was.
+
+        Eager's value takes away the errors that were handed in as well.
+        """
+        calls = self._calls(name, own)
+        read = {source.name for call in calls for source in self.nodes[call].all_input_nodes} - {*calls}
+        values = {} if free is None else free.values
+        if any(values[each].distance.far for each in read if each in values):
+            return False
+        return bool(self._recovers(self._made_with(calls, own.values[name], own), own, free))
+
+    def _calls(self, name: str, own: Measured) -> tuple[str, ...]:
+        """The calls that a kernel makes a value of."""
+        return calls_between(self.subject.graph, name, own.values.keys())
+
+    def _made_with(self, calls: Collection[str], value: Value, own: Measured) -> frozenset[str]:
+        """The values that one kernel makes with any of these calls; others that it makes beside say nothing of them."""
+        beside = [v.node for v in own.values.values() if v.call == value.call]
+        return frozenset(name for name in beside if {*calls} & {*self._calls(name, own)}) | {value.node}
+
+    def _inside(self, name: str, own: Measured) -> Inside | None:
+        """What the kernel's calls are by themselves; None where that is left out."""
+        calls = self._calls(name, own)
+
+        def look(tick: Callable[[int, int], None]) -> Inside:
+            subject = self.subject
+            return look_inside(
+                subject.graph, subject.inputs, name, calls, self.ways, subject.drawn, subject.memory
+            )
+
+        return self._phase(INSIDE, look)
+
+    def _described(
+        self, name: str, own: Measured, inside: Inside | None, free: Measured | None
+    ) -> dict[str, Any]:
+        value = own.values[name]
+        node = inside.node if inside is not None and inside.node is not None else name
+        replaced = self._made_with([node], value, own)
+        also = [v for v in own.values.values() if v.node not in replaced and v.distance.far]
+        recovery = self._recovery(replaced, also, own, free)
+        if node != name and inside is not None and recovery["recovers"]:
+            # Eager's value was put in the place of what its kernel makes with it.
+            recovery["recovers"] = inside.recovers
+        return {
+            "node": node,
+            "op": operator_of(self.nodes[node]),
+            "seen_at": name,
+            "kernel": value.kernel,
+            "calls": list(self._calls(name, own)),
+            **_numbers(value.distance),
+            "confirmed": inside is not None and inside.diverges,
+            "how": inside.how if inside is not None else "",
+            "verdict": inside.sentence if inside is not None else "",
+            **recovery,
+        }
+
+    def _recovery(
+        self, replaced: Collection[str], also: Sequence[Value], own: Measured, free: Measured | None
+    ) -> dict[str, Any]:
+        """Whether the rest recovers, and which other values have to be eager's as well for that.
+
+        A value that a kernel keeps and that stands for no node cannot be eager's: what reads it is off, too.
+        """
+        alone = self._recovers(replaced, own, free)
+        if alone is not False or not also:
+            return {"recovers": alone, "also": [] if alone else [v.node for v in also]}
+        together = self._recovers([*replaced, *(v.node for v in also)], own, free)
+        return {"recovers": together, "also": [v.node for v in also]}
+
+    def _recovers(self, replaced: Collection[str], own: Measured, free: Measured | None) -> bool | None:
+        """Whether all results are right with eager's values in the place of these; None where not tried."""
+        if free is None or not any(off.far for off in free.outputs.values()):
+            return None
+        asked = frozenset(replaced)
+        if asked not in self.recovered:
+            found = self._phase(SUBSTITUTION, lambda tick: substituted(self.subject, tick, asked, free))
+            right = None if found is None else not any(off.far for off in found.outputs.values())
+            self.recovered[asked] = right
+        return self.recovered[asked]
+
+
+def operator_of(node: Node) -> str:
+    """What a node calls; of a part of a result what made it, and of a functional form the operator that is meant.
+
+    >>> operator_of(node)
+    'torch.relu'
+    """
+    while node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
+    wrapped = node.args[0] if node.args and "auto_functionalized" in str(node.target) else node
+    return target_name(wrapped)
+
+
+def _numbers(off: Distance) -> dict[str, Any]:
+    found = asdict(off)
+    return {key: value for key, value in found.items() if value or key in ("off", "noise", "times")}

@@ -1,0 +1,261 @@
+"""Run a captured graph as it is, and remember what its float64 twin must know: dtypes and random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from torchsleuth.torch_core.compare.reference import opkinds
+from torchsleuth.torch_core.compare.reference.cloning import (
+    clone_inputs,
+    restore,
+    same_bits,
+    snapshot,
+    tensors_in,
+)
+from torchsleuth.torch_core.compare.reference.float64 import (
+    HERE,
+    Dtypes,
+    Places,
+    any_layout,
+    dtypes_of,
+    fetch,
+    narrow,
+    widen,
+)
+from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, noting_draws, restore_rng, save_rng
+from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.reference.written import for_one_run
+from torchsleuth.torch_internals.schemas import may_write
+from torchsleuth.torch_internals.tensors import transforms_ended
+
+MUTATED = " (mutated)"
+"""How the path of an input ends whose value after the run is a result of it."""
+
+
+@dataclass
+class RunResult:
+    """What one run produced: leaves by path, mutated inputs included."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] = ()) -> RunResult:
+    """Outputs and the inputs at the given positions as leaves by path."""
+    values = dict(leaves(outputs))
+    for position in mutated:
+        values[f"inputs[{position}]{MUTATED}"] = inputs[position]
+    return RunResult(values)
+
+
+class EagerRun(Interpreter):
+    """Run the graph as it is and remember dtypes and what random nodes drew."""
+
+    def __init__(self, graph: GraphModule, given: Given | None = None) -> None:
+        super().__init__(graph)
+        self.given = given or {}
+        """What stands for nodes that draw, by name, so that they draw nothing."""
+        self.dtypes: dict[str, Any] = {}
+        self.drawn: dict[str, Any] = {}
+        self.masks: dict[str, torch.Tensor] = {}
+        """What each dropout kept, where it is known; its result does not tell where what it was given is zero."""
+        self.states: dict[str, RngState] = {}
+        """The generators before each node that mixes what it draws with what it is given."""
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        return super().call_function(any_layout(target), args, kwargs)
+
+    def run_node(self, n: Node) -> Any:
+        draws = opkinds.draws(n)
+        if draws and opkinds.dropout_rate(n) is None and self._reads_floats(n):
+            self.states[n.name] = save_rng()
+        if n.name in self.given:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            given = self.given[n.name]
+            value = given(*args, **kwargs)
+            if isinstance(given, Dropped):
+                self.masks[n.name] = given.mask
+        elif draws and opkinds.dropout_rate(n) is not None:
+            with noting_draws(noted := list[Draw]()):
+                value = super().run_node(n)
+            if len(noted) == 1 and noted[0].value is not None:
+                self.masks[n.name] = noted[0].value.bool()
+        else:
+            value = super().run_node(n)
+        self.dtypes[n.name] = dtypes_of(value)
+        if draws:
+            self.drawn[n.name] = clone_inputs(value)
+        return value
+
+    def _reads_floats(self, n: Node) -> bool:
+        given = [self.dtypes.get(a.name) for a in n.all_input_nodes]
+        floats = any(isinstance(d, torch.dtype) and d.is_floating_point for d in given)
+        fills = opkinds.plain_name(n).endswith("_like") or opkinds.fills_memory(n)
+        return n.op == "call_function" and floats and not fills
+
+
+def run_eager(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    start: RngState | None,
+    given: Given | None = None,
+) -> tuple[RunResult, EagerRun, tuple[int, ...]]:
+    """The results of a graph, the run that made them, and which inputs it writes; inputs and graph stay as they are."""
+    recorder = EagerRun(graph, given)
+    if start is not None:
+        restore_rng(start)
+    if not any(may_write(n) for n in graph.graph.nodes):
+        with transforms_ended():
+            return result_of(recorder.run(*inputs)), recorder, ()
+    state = snapshot(graph_state(graph))
+    fresh = for_one_run(graph, inputs)
+    with transforms_ended():
+        outputs = clone_inputs(recorder.run(*fresh))
+    mutated = tuple(
+        i
+        for i, (a, b) in enumerate(zip(inputs, fresh))
+        if isinstance(a, torch.Tensor) and a is not b and not same_bits(a, b)
+    )
+    result = result_of(outputs, fresh, mutated)
+    restore(state)
+    return result, recorder, mutated
+
+
+def as_drawn(node: Node, recorder: EagerRun) -> Callable[..., Any]:
+    """What gives again what a node drew in a run, whatever it is called with."""
+    state, rate, value = recorder.states.get(node.name), opkinds.dropout_rate(node), recorder.drawn[node.name]
+    if state is None:
+        return _constant(value) if rate is None else _masked(value, rate, recorder.masks.get(node.name))
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        restore_rng(state)
+        return node.target(*args, **kwargs)
+
+    return draw
+
+
+def graph_state(graph: GraphModule) -> list[torch.Tensor]:
+    """The tensors a graph holds: parameters, buffers and constants that its nodes read."""
+    held = [fetch(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"]
+    found = [t for t in held if isinstance(t, torch.Tensor)]
+    return tensors_in([*found, *graph.parameters(), *graph.buffers()])
+
+
+Given = Mapping[str, Callable[..., Any]]
+"""What stands for nodes that draw random numbers, by name: called with the node's arguments."""
+
+
+def handed_over(graph: GraphModule, drawn: Sequence[Draw]) -> Given:
+    """What a compiled graph drew, for the nodes of the graph that draw; raises `OtherDraws` where the two do not fit.
+
+    So does a run of the graph that meets another shape.
+    Example: `run_eager(graph, inputs, None, handed_over(graph, drawn))` uses the masks that the compiled code used.
+    """
+    nodes = [n for n in graph.graph.nodes if opkinds.draws(n)]
+    if len(nodes) != len(drawn) or any(opkinds.may_draw(n) and n not in nodes for n in graph.graph.nodes):
+        raise OtherDraws
+    found: dict[str, Callable[..., Any]] = {}
+    for node, draw in zip(nodes, drawn):
+        rate, name = opkinds.dropout_rate(node), opkinds.plain_name(node)
+        same = name.removesuffix("_like") == draw.name.removesuffix("_like")
+        masks = (rate is not None or name == "bernoulli") and draw.name in (*opkinds.DROPOUT, "bernoulli")
+        if draw.value is None or not (same or masks):
+            raise OtherDraws
+        if rate is None:
+            found[node.name] = _of_shape(draw.value)
+        else:
+            found[node.name] = Dropped(draw.value.bool(), rate, name == "native_dropout")
+    return found
+
+
+class OtherDraws(Exception):
+    """What a compiled graph drew is not what the graph draws: more, fewer, by other operators or of other shapes."""
+
+
+def _of_shape(value: torch.Tensor) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        like = args[0] if args else None
+        # Of `randint` and `randperm` it is a number.
+        shape = like.shape if isinstance(like, torch.Tensor) else like
+        if isinstance(shape, (list, tuple)) and tuple(shape) != tuple(value.shape):
+            raise OtherDraws
+        # A dropout's mask where the graph draws zeros and ones.
+        masks = value.dtype == torch.bool and isinstance(like, torch.Tensor)
+        return value.to(like.dtype, copy=True) if masks and like is not None else value.clone()
+
+    return draw
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Stands for a dropout whose mask is known: called with what it is given."""
+
+    mask: torch.Tensor
+    rate: float
+    gives_mask: bool
+
+    def __call__(self, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if source.shape != self.mask.shape:
+            raise OtherDraws
+        scale = 1.0 / (1.0 - self.rate) if self.rate < 1.0 else 0.0
+        if source.device.type == "cpu":
+            # There dropout divides a mask of the values' own dtype: in bfloat16 1 / 0.9 is 1.109.
+            scale = torch.tensor(scale, dtype=source.dtype, device="cpu").item()
+        dropped = source * self.mask * scale
+        return (dropped, self.mask.bool().clone()) if self.gives_mask else dropped
+
+
+def substitutes(
+    graph: GraphModule, recorder: EagerRun, places: Places = HERE
+) -> dict[str, Callable[..., Any]]:
+    """For every random node, a function that gives in float64 what eager drew."""
+    found: dict[str, Callable[..., Any]] = {}
+    for node in graph.graph.nodes:
+        if node.name in recorder.states:
+            found[node.name] = _drawn_again(node, recorder.dtypes, recorder.states[node.name], places)
+        elif node.name in recorder.drawn:
+            drawn = recorder.drawn[node.name]
+            rate = opkinds.dropout_rate(node)
+            value = places.moved_here(widen(drawn))
+            mask = recorder.masks.get(node.name)
+            mask = mask if mask is None else places.moved_here(mask)
+            found[node.name] = _constant(value) if rate is None else _masked(value, rate, mask)
+    return found
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        return clone_inputs(value)
+
+    return draw
+
+
+def _masked(value: Any, rate: float, mask: torch.Tensor | None) -> Callable[..., Any]:
+    """Dropout with the mask that eager drew; where that is not known, it is what is not zero in what eager gave."""
+
+    def draw(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        kept = mask if mask is not None else value[1].bool() if isinstance(value, tuple) else value != 0
+        scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
+        dropped = torch.where(kept, source * scale, torch.zeros_like(source))
+        return (dropped, *value[1:]) if isinstance(value, tuple) else dropped
+
+    return draw
+
+
+def _drawn_again(node: Node, dtypes: Dtypes, state: RngState, places: Places) -> Callable[..., Any]:
+    """The node itself, on rounded inputs, with the same random numbers: attention that drops weights knows no other."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        def as_it_was(given: Any, was: Any) -> Any:
+            return places.moved_home(narrow(given, dtypes.get(was.name)) if isinstance(was, Node) else given)
+
+        own = tuple(as_it_was(given, was) for given, was in zip(args, node.args))
+        named = {key: as_it_was(value, node.kwargs.get(key)) for key, value in kwargs.items()}
+        restore_rng(state)
+        return places.moved_here(widen(node.target(*own, **named)))
+
+    return draw

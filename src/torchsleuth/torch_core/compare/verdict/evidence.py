@@ -1,0 +1,506 @@
+"""Everything a verdict weighs: the float64 truth, eager's result and the rounding noise, leaf by leaf.
+
+The idea: gather first, judge later. Three kinds of run of one captured graph on one set of inputs - eager,
+float64, float64 with random roundings - all drawing the same random numbers, become numbers per leaf. Where all
+leaves together would take too much memory, a piece of them is gathered and judged at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torchsleuth.torch_core.compare.reference import opkinds
+from torchsleuth.torch_core.compare.reference.cloning import (
+    clone_inputs,
+    map_tensors,
+    restore,
+    snapshot,
+    tensors_in,
+)
+from torchsleuth.torch_core.compare.reference.eager import (
+    EagerRun,
+    OtherDraws,
+    RunResult,
+    graph_state,
+    handed_over,
+    result_of,
+    run_eager,
+    substitutes,
+)
+from torchsleuth.torch_core.compare.reference.float64 import (
+    MEMORY_ERRORS,
+    Findings,
+    Float64Run,
+    Places,
+    widen,
+    widen_graph,
+    widen_inputs,
+    widen_late,
+)
+from torchsleuth.torch_core.compare.reference.inlining import inlined
+from torchsleuth.torch_core.compare.reference.other_ways import equivalent_runs
+from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, rng_kept, save_rng
+from torchsleuth.torch_core.compare.reference.room import room, trim
+from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.reference.unwritten import filled_memory, of_unwritten_memory
+from torchsleuth.torch_core.compare.reference.written import positions_written
+from torchsleuth.torch_core.compare.verdict.decisions import COMPARE, GATE
+from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, noisy_graph
+from torchsleuth.torch_core.compare.verdict.spread import (
+    AMPLIFIED,
+    EQUIVALENT,
+    REVERSED,
+    USUAL,
+    Spread,
+    sampled,
+)
+from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, Textbook, TextbookRun
+from torchsleuth.torch_internals.schemas import may_write, written_arguments
+from torchsleuth.torch_internals.tensors import transforms_ended
+
+RUNS = 8
+"""Noisy runs: enough that an element's noise is underrated by half once in some thousand elements."""
+
+RUNS_LARGE = 5
+"""Noisy runs for large results, where rows of many elements steady the estimate and time matters."""
+
+LARGE = 1 << 18
+"""Output elements above which a result is large."""
+
+AMPLIFICATION = 8.0
+"""How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
+
+SAME_FLOAT64 = 1e-4
+"""Of the size of values, and of their noise in the graph's own format: within it two float64 runs count as the same."""
+
+NOISY_SHARE = 0.7
+"""Of the memory that a noisy run may take, what the run without noise may."""
+
+BYTES_PER_ELEMENT = 24
+"""What is kept of one element of a leaf beside samples: the truth, the size of its noise, how far runs reached."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of the result: its path, eager's value, the truth, and what the noisy runs gave."""
+
+    path: str
+    eager: Any
+    truth: Any
+    spread: Spread
+    random: bool = False
+    fallbacks: tuple[str, ...] = ()
+    means_nothing: bool = False
+    """Whether it is memory that nobody wrote, returned for a reason that does not apply here."""
+    unwritten: torch.Tensor | None = None
+    """Which elements come from memory that the graph asks for and does not write."""
+
+    def on_cpu(self) -> Leaf:
+        """The same leaf where there is more memory."""
+        self.spread.to_cpu()
+        return replace(self, eager=self.eager.cpu(), truth=self.truth.cpu())
+
+    def with_zeros_for_unwritten(self) -> Leaf:
+        """The same leaf where what comes from memory that nobody wrote is zero."""
+        if self.unwritten is None:
+            return self
+        eager, truth = (with_zeros(value, self.unwritten) for value in (self.eager, self.truth))
+        return replace(self, eager=eager, truth=truth, unwritten=None)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All leaves, and what has to be said about how they were obtained."""
+
+    leaves: tuple[Leaf, ...]
+    fallbacks: dict[str, str]
+    notes: tuple[str, ...]
+    runs: int
+    mutated: tuple[int, ...] = ()
+    second_opinion: Callable[[Collection[str], bool], Evidence] | None = None
+    """The evidence on some leaves by the textbook's yardstick, from few runs or from all; None where this is it."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One graph on one set of inputs, run in eager: what evidence about its leaves is gathered from."""
+
+    graph: GraphModule
+    inputs: Sequence[Any]
+    eager: RunResult
+    recorder: EagerRun
+    mutated: tuple[int, ...]
+    runs: int
+    seed: int
+    draws: bool
+    handed_over: bool = False
+    """Whether its random numbers are those that were drawn elsewhere."""
+    after: RngState | None = None
+    """Where the generators stood after it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the graph runs."""
+        for tensor in [*tensors_in(list(self.inputs)), *graph_state(self.graph)]:
+            if tensor.device.type not in ("cpu", "meta"):
+                return tensor.device
+        return torch.device("cpu")
+
+    def bytes_of(self, path: str) -> int:
+        """What the evidence on one leaf takes."""
+        value = self.eager.values[path]
+        if not isinstance(value, torch.Tensor):
+            return 0
+        samples = self.runs * sampled(value.shape) * torch.float64.itemsize
+        return BYTES_PER_ELEMENT * value.numel() + samples
+
+    def pieces(self) -> list[list[str]]:
+        """The paths of all leaves, parted so that the evidence on each part fits into the memory there is for it."""
+        budget = room(self.device) // 6  # the rest is for the runs themselves
+        parts: list[list[str]] = [[]]
+        taken = 0
+        for path in self.eager.values:
+            size = self.bytes_of(path)
+            if parts[-1] and taken + size > budget:
+                parts.append([])
+                taken = 0
+            parts[-1].append(path)
+            taken += size
+        return parts
+
+
+def with_zeros(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """The values with zeros at some places: `with_zeros(torch.ones(2), torch.tensor([True, False]))`."""
+    return value.masked_fill(where.to(value.device), 0)
+
+
+def reference_run(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    runs: int | None = None,
+    start: RngState,
+    seed: int = 0,
+    drawn: Sequence[Draw] = (),
+) -> Reference:
+    """Run the graph in eager, with what was `drawn` elsewhere if it fits; inputs and graph stay as they are.
+
+    The noise has generators of its own. Torch's global ones are set and put back only for a graph that may draw from
+    them, so that gathering evidence of any other does not touch what another thread draws.
+    Example: `reference_run(graph, inputs, start=save_rng()).pieces()`.
+    """
+    graph = inlined(graph)
+    draws = any(opkinds.may_draw(n) for n in graph.graph.nodes)
+    with _generators_kept(draws), torch.no_grad():
+        handed = bool(drawn)
+        try:
+            given = handed_over(graph, drawn) if drawn else None
+            eager, recorder, mutated = run_eager(graph, inputs, start if draws else None, given)
+        except OtherDraws:
+            handed = False
+            eager, recorder, mutated = run_eager(graph, inputs, start if draws else None)
+        after = save_rng() if draws else None
+    if runs is None:
+        size = sum(v.numel() for v in eager.values.values() if isinstance(v, torch.Tensor))
+        runs = RUNS if size <= LARGE else RUNS_LARGE
+    return Reference(graph, inputs, eager, recorder, mutated, runs, seed, draws, handed, after)
+
+
+def gather(
+    graph: GraphModule, inputs: Sequence[Any], *, runs: int | None = None, start: RngState, seed: int = 0
+) -> Evidence:
+    """The evidence on every leaf at once, for graphs whose results are not large.
+
+    Example: `gather(graph, inputs, start=save_rng()).leaves[0].truth`.
+    """
+    return evidence_on(reference_run(graph, inputs, runs=runs, start=start, seed=seed))
+
+
+def evidence_on(
+    reference: Reference, paths: Collection[str] | None = None, textbook: Textbook | None = None
+) -> Evidence:
+    """Run the graph in float64 and with noise, and keep what is needed to judge the leaves at `paths`, or all.
+
+    With `textbook` the noise is that of the least careful of the accepted ways to compute it, and eager's own other
+    ways are among the runs.
+    """
+    wanted = reference.eager.values.keys() if paths is None else paths
+    whole = reference
+    if len(wanted) < len(reference.eager.values):
+        reference = replace(reference, graph=_only(reference.graph, wanted))
+    with _generators_kept(reference.draws), torch.no_grad(), transforms_ended():
+        try:
+            found = _gather_wide(reference, wanted, Places(), textbook)
+        except MEMORY_ERRORS as error:
+            if not torch.cuda.is_initialized():
+                raise
+            torch.cuda.empty_cache()
+            note = (
+                f"float64 did not fit on the device ({str(error).splitlines()[0][:80]}); computed on the CPU"
+            )
+            places = Places(torch.device("cpu"), reference.device)
+            found = _gather_wide(reference, wanted, places, textbook)
+            found = replace(found, notes=(*found.notes, note))
+    if textbook:
+        return found
+
+    @functools.cache  # two results of one graph are mostly doubted alike
+    def again(paths: frozenset[str], few: bool) -> Evidence:
+        try:
+            return evidence_on(whole, paths, FEW if few else ALL)
+        except MEMORY_ERRORS:
+            raise
+        except Exception as error:  # an operator that does not run like this: what was found stands
+            why = f"no second opinion: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            return replace(found, leaves=(), notes=(why,))
+
+    return replace(found, second_opinion=lambda paths, few: again(frozenset(paths), few))
+
+
+def _generators_kept(draws: bool) -> AbstractContextManager[Any]:
+    return rng_kept() if draws else nullcontext()
+
+
+def _only(graph: GraphModule, paths: Collection[str]) -> GraphModule:
+    """The graph without the outputs at other paths, and without what only they need."""
+    smaller = GraphModule(graph, copy.deepcopy(graph.graph))
+    output = next(n for n in reversed(smaller.graph.nodes) if n.op == "output")
+    dropped = {
+        leaf: path for path, leaf in leaves(output.args[0]) if path not in paths and isinstance(leaf, Node)
+    }
+    kept = {leaf for path, leaf in leaves(output.args[0]) if path in paths and isinstance(leaf, Node)}
+    output.args = (torch.fx.map_arg(output.args[0], lambda n: None if n in dropped and n not in kept else n),)
+    if not any(may_write(n) for n in smaller.graph.nodes):
+        smaller.graph.eliminate_dead_code()
+    smaller.recompile()
+    return smaller
+
+
+def _gather_wide(
+    reference: Reference, wanted: Collection[str], places: Places, textbook: Textbook | None
+) -> Evidence:
+    graph, recorder, mutated = reference.graph, reference.recorder, reference.mutated
+    written = positions_written(graph, reference.inputs)
+    wide = widen_graph(graph, places.here)
+    late = [i for i, v in enumerate(reference.inputs) if _widens_late(v) and i not in written]
+    widen_late(wide, late, places.here)
+    # Only what the graph writes needs to be copied for each run, and memory that such inputs share stays shared.
+    early = [i for i in range(len(reference.inputs)) if i not in late]
+    wide_inputs = dict(zip(early, widen_inputs([reference.inputs[i] for i in early], places.here)))
+    memory = filled_memory(graph, zeros=True)
+    draws = {**substitutes(graph, recorder, places), **memory}
+    state = snapshot(graph_state(wide))
+    writes = any(may_write(n) for n in graph.graph.nodes)
+    held = graph_state(wide)
+
+    def fresh_inputs() -> list[Any]:
+        copies = clone_inputs(wide_inputs) if writes else wide_inputs
+        return [copies.get(i, value) for i, value in enumerate(reference.inputs)]
+
+    def substitute(node: Node, args: tuple, kwargs: dict) -> Any:
+        draw = draws.get(node.name)
+        return NotImplemented if draw is None else draw(*args, **kwargs)
+
+    kept = sum(reference.bytes_of(path) for path in wanted)
+    left = room(reference.device) if places.here is None else 0
+    # Noisy runs take a little more than the first, and what is kept of them grows meanwhile.
+    watch = _memory_watch(reference.device, int(NOISY_SHARE * (left - kept)))
+    watch_noisy = _memory_watch(reference.device, left)
+    run = Float64Run(wide, graph, recorder.dtypes, substitute, places, watch)
+
+    def values_of(run: Float64Run) -> dict[str, Any]:
+        given = fresh_inputs()
+        outputs = run.run(*given)
+        found = result_of(
+            clone_inputs(outputs) if writes else _owned(outputs, [given, *held]), given, mutated
+        ).values
+        restore(state)
+        return found
+
+    truth = values_of(run)
+    unwritten: dict[str, torch.Tensor] = {}
+    if memory:
+        draws |= filled_memory(graph, zeros=False)
+        other = Float64Run(wide, graph, recorder.dtypes, substitute, places, watch)
+        unwritten = of_unwritten_memory({path: truth.get(path) for path in wanted}, values_of(other))
+        draws |= memory
+    run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
+    source = NoiseSource(places.here or reference.device, seed=reference.seed, before_each=watch_noisy)
+    noisy: Callable[..., Any]
+    if textbook:
+        by_the_book = TextbookRun(wide, graph, recorder.dtypes, run.findings, substitute, places, source)
+        noisy = by_the_book.run
+    else:
+        noisy = noisy_graph(wide, graph, recorder.dtypes, run.findings, source, draws, places)
+    kinds = {path: _dtype(reference.eager.values[path]) for path in wanted}
+    spreads = {path: Spread(truth.get(path), dtype) for path, dtype in kinds.items()}
+
+    def perturbed(kind: str, scale: float, count: int) -> int:
+        source.scale = scale
+        for _ in range(count):
+            given = fresh_inputs()
+            outputs = noisy(*given)
+            # Inputs may lie in one memory, and differences are taken in place.
+            after = [each.clone() if place in mutated else each for place, each in enumerate(given)]
+            values = result_of(_owned(outputs, [given, *held]), after, mutated).values
+            del outputs, after, given
+            for path in wanted:
+                spreads[path].add(values.pop(path, None), kind)
+            if writes:
+                restore(state)
+        return count
+
+    runs = textbook.usual if textbook else reference.runs
+    made = 1 + bool(memory) + perturbed(USUAL, 1.0, runs)
+    if textbook:
+        source.scale = 0.0
+        if not _agree(values_of(by_the_book), truth, spreads):
+            by_the_book.take_whole()
+            spreads.update({path: Spread(truth.get(path), dtype) for path, dtype in kinds.items()})
+            made += perturbed(USUAL, 1.0, runs)
+            source.scale = 0.0
+            if not _agree(values_of(by_the_book), truth, spreads):
+                raise RuntimeError("the graph gives something else where each of its operators is watched")
+    names = {opkinds.plain_name(n) for n in graph.graph.nodes}
+    if names & opkinds.DISCRETE or textbook:
+        if textbook:
+            made += perturbed(AMPLIFIED, textbook.amplification, textbook.amplified)
+        else:
+            made += perturbed(AMPLIFIED, AMPLIFICATION, max(2, runs // 2))
+    source.reverse_decisions = True
+    if names & {*COMPARE, GATE} or textbook:
+        made += perturbed(REVERSED, 1.0, 1)
+    if textbook:
+        # Decisions taken together may cancel what one of them alone would change.
+        source.reverse_some = True
+        made += perturbed(REVERSED, 1.0, textbook.turned)
+        for _, result in equivalent_runs(graph, reference.inputs, recorder, reference.device, memory):
+            made += 1
+            for path in wanted:
+                spreads[path].add(places.moved_here(_owned_copy(result.values.pop(path, None))), EQUIVALENT)
+    return _assemble(reference, wanted, truth, spreads, unwritten, run.findings, made)
+
+
+def _agree(values: dict[str, Any], truth: dict[str, Any], spreads: dict[str, Spread]) -> bool:
+    """Whether operators taken apart give what they give whole, but for the rounding of float64."""
+    for path, spread in spreads.items():
+        value, wanted = values.get(path), truth.get(path)
+        if not isinstance(value, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+            continue
+        if value.shape != wanted.shape or value.dtype != wanted.dtype:
+            return False
+        # Where terms cancel, nothing but the noise says how much a difference means.
+        room = SAME_FLOAT64 * max(_size(wanted), spread.largest)
+        if not torch.allclose(value, wanted, SAME_FLOAT64, room, equal_nan=True):
+            return False
+    return True
+
+
+def _size(value: torch.Tensor) -> float:
+    return (
+        float(value.abs().nan_to_num(0.0, 0.0, 0.0).max())
+        if value.is_floating_point() and value.numel()
+        else 0.0
+    )
+
+
+def _owned_copy(value: Any) -> Any:
+    """A run's value in float64, to be used up by who reads it."""
+    if not isinstance(value, torch.Tensor) or value.is_quantized:
+        return value
+    wide = widen(value)
+    return wide.clone() if wide is value else wide
+
+
+def _widens_late(value: Any) -> bool:
+    plain = isinstance(value, torch.Tensor) and not value.is_quantized and value.layout == torch.strided
+    return plain and (value.is_floating_point() or value.is_complex())
+
+
+def _memory_watch(device: torch.device, more: int) -> Callable[[], None]:
+    """Raises when a run on a device takes so many bytes more than now; on the CPU there is nowhere else to go."""
+    if device.type != "cuda" or more == 0:
+        return lambda: None
+    limit = torch.cuda.memory_allocated(device) + more
+
+    def watch() -> None:
+        trim(device)
+        taken = torch.cuda.memory_allocated(device)
+        if taken > limit:
+            raise MemoryError(f"it would take more than {limit >> 20} MiB")
+
+    return watch
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _assemble(
+    reference: Reference,
+    wanted: Collection[str],
+    truth: dict[str, Any],
+    spreads: dict[str, Spread],
+    unwritten: dict[str, torch.Tensor],
+    findings: Findings,
+    runs: int,
+) -> Evidence:
+    graph = reference.graph
+    origins = _origins(graph, findings.aliasing)
+    drawn = {n.name for n in graph.graph.nodes if opkinds.draws(n)}
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    returned = {path: leaf for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)}
+    empty = {path for path, node in returned.items() if opkinds.means_nothing(node)}
+    everything = {n.name for n in graph.graph.nodes}
+    found = []
+    for path, value in reference.eager.values.items():
+        if path not in wanted:
+            continue
+        behind = next((names for prefix, names in origins.items() if path.startswith(prefix)), everything)
+        fallbacks = tuple(sorted(behind & set(findings.fallbacks)))
+        random = bool(behind & drawn)
+        why_not = path in empty, unwritten.get(path)
+        found.append(Leaf(path, value, truth.get(path), spreads[path], random, fallbacks, *why_not))
+    return Evidence(tuple(found), findings.fallbacks, (), runs, reference.mutated)
+
+
+def _owned(outputs: Any, held: list[Any]) -> Any:
+    """The outputs, copied where one shares memory with another, with an input or with the graph's constants."""
+    given = {t.untyped_storage().data_ptr() for t in tensors_in(held) if t.layout == torch.strided}
+    tensors = [t for _, t in leaves(outputs) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
+    storages = [t.untyped_storage().data_ptr() for t in tensors]
+    shared = len(set(storages)) < len(storages) or not given.isdisjoint(storages)
+    views = any(t.numel() * t.element_size() != t.untyped_storage().nbytes() for t in tensors)
+    if shared or views:
+        return map_tensors(outputs, lambda t: t.clone())
+    return outputs
+
+
+def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:
+    """For every leaf path, the names of all nodes its value depends on.
+
+    Nodes that share memory form one group: a write through any of them reaches all.
+    """
+    group: dict[str, str] = {}
+    behind: dict[str, set[str]] = {}
+    for node in graph.graph.nodes:
+        names = {node.name}.union(*(behind[group[a.name]] for a in node.all_input_nodes))
+        base = node.all_input_nodes[0] if node.name in aliasing and node.all_input_nodes else node
+        group[node.name] = group.get(base.name, node.name)
+        behind.setdefault(group[node.name], set()).update(names)
+        for arg in written_arguments(node):
+            behind[group[arg.name]] |= names
+    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
+    found = {
+        path: behind[group[leaf.name]] for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)
+    }
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    return found | {f"inputs[{i}]": behind[group[n.name]] for i, n in enumerate(placeholders)}

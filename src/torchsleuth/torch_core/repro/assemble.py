@@ -1,0 +1,268 @@
+"""Makes cases of what watched processes left behind: one failure, one folder, with a script that stands alone.
+
+No torch and no user code here: everything was written as text and JSON by the process that knew it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.door import text_inside
+from torchsleuth.core.cases.folder import CaseFolder, write_case
+from torchsleuth.core.cases.model import Case, GraphFacts, Triage, case_id
+from torchsleuth.core.cases.record import GraphRecord, read_record
+from torchsleuth.core.cases.redact import environment_of
+from torchsleuth.core.cases.spool import WatchedProcess
+from torchsleuth.script_runtime.signature import fingerprint, signature_from_json
+from torchsleuth.torch_core.repro.generated import generated_lines
+from torchsleuth.torch_core.repro.program import PROGRAM, program_of_call, program_script
+from torchsleuth.torch_core.repro.script import RUNTIME, runtime_text, script_text
+
+_LEVELS = {"aot": "AOTAutograd", "dynamo": "Dynamo"}
+# In a case: the forms of a recorded call.
+CALL = "call.json"
+NO_CALL = (
+    "the failure came before there was a graph, and the call that failed could not be written as a script"
+)
+WRONG_CAPTURE = (
+    "every graph agrees with eager; what differs is how the function was captured, and its call could not be "
+    "written as a script"
+)
+
+
+def make_case(
+    cases_dir: Path, process: WatchedProcess, failure: Mapping[str, Any], environment: Mapping[str, str]
+) -> CaseFolder:
+    """Writes the case of one failure, or counts it where the same failure of the same graph is there already."""
+    record_folder = Path(failure["record"]) if failure.get("record") else None
+    record = read_record(record_folder / "record.json") if record_folder else None
+    case = _case(process, failure, record)
+    files: dict[str, str | Path] = {
+        "traceback.txt": "\n".join(
+            filter(None, [failure["traceback"], generated_lines(failure["traceback"])])
+        ),
+        "log.txt": _log(process, failure, record),
+        "environment.txt": _environment(process, record, environment),
+    }
+    if logged := process.compiler_log():
+        files["compiler.log"] = logged
+    if record is not None and record_folder is not None:
+        graph = text_inside(record_folder, "graph.py")
+        files.update(graph_files(case, record, graph, record_folder / "inputs", failure))
+    elif case.no_repro is None:
+        files.update(call_files(case, failure["call"], failure["traceback"]))
+    return write_case(cases_dir, case, files)
+
+
+@dataclass(frozen=True)
+class LevelScript:
+    """The script of a graph at some level, and what of the case becomes different where that one is taken."""
+
+    script: str
+    files: dict[str, str | Path]
+    sections: dict[str, Any]
+
+
+def scripts_of_levels(
+    case: Case, record_folder: Path, process: WatchedProcess
+) -> list[tuple[str, LevelScript]]:
+    """The scripts of a graph and of the one around it, each with what it is; the one after AOTAutograd first.
+
+    Only graphs that can be written are among them.
+    """
+    number = read_record(record_folder / "record.json").outer
+    outer = [p for p in process.graph_folders() if number is not None and p.name == f"g{number}"]
+    found = [(where, _script_of_level(case, where)) for where in (record_folder, *outer)]
+    return [(f"the graph after {_LEVELS[script.sections['after']]}", script) for _, script in found if script]
+
+
+def _script_of_level(case: Case, where: Path) -> LevelScript | None:
+    record = read_record(where / "record.json")
+    if record.no_repro is not None:
+        return None
+    failure = {"signature": case.signature.to_json(), "inputs": record.inputs, **case.extra}
+    graph = text_inside(where, "graph.py")
+    files = graph_files(case, record, graph, where / "inputs", failure)
+    sections = {"after": "dynamo", "graph": _graph_facts(record), "backend": record.settings.backend}
+    return LevelScript(str(files["original.py"]), files, {**sections, "kept": _kept(record.inputs)})
+
+
+def call_files(case: Case, call: Mapping[str, Any], traceback: str, form: int = 0) -> dict[str, str | Path]:
+    """The files of a case whose call was recorded, in one of its forms: the program, and the script that tells."""
+    program = program_of_call(call["forms"][form])
+    return {
+        PROGRAM: program,
+        CALL: json.dumps(call, indent=1),
+        "original.py": program_script(program, case.signature, traceback, case.torch, case.id),
+    }
+
+
+def user_line_of_node(folder: CaseFolder, node: str) -> tuple[str | None, str | None]:
+    """The user's line (`model.py:84`) a node of the case's graph comes from, and the operator it calls."""
+    line = read_record(folder.file("record.json")).nodes.get(node)
+    graph = folder.text("graph.py")
+    call = re.search(rf"^\s+{re.escape(node)} = (?:torch\.ops\.)?([\w.]+)\(", graph, re.MULTILINE)
+    return (line.place if line else None), call[1] if call else None
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphRecord | None) -> Case:
+    signature = signature_from_json(failure["signature"])
+    now = _timestamp(failure["time"])
+    rank = None if process.rank is None else str(process.rank)
+    graph_hash = record.hash if record else _frame_of(failure)
+    torch_version = (record.versions.get("torch") if record else None) or failure.get("torch", "unknown")
+    inputs = failure.get("inputs") or (record.inputs if record else None)
+    case = Case(
+        id=case_id(fingerprint(signature), graph_hash, rank, torch_version),
+        created=now,
+        last_seen=now,
+        torch=torch_version,
+        device=_device(inputs),
+        kind=signature.kind,
+        phase=signature.phase,
+        direction=record.settings.direction if record else None,
+        backend=record.settings.backend if record else "none",
+        after=record.settings.level if record else None,
+        signature=signature,
+        seen=failure.get("count", 1),
+        rank=rank,
+        script=tuple(process.facts["argv"]),
+        no_repro=record.no_repro if record else _no_call(failure),
+    )
+    if record:
+        extra = {k: failure[k] for k in ("timeout", "accuracy", "calls") if failure.get(k)}
+        return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
+    extra = {k: failure[k] for k in ("frames", "program", "capture") if k in failure}
+    if (failure.get("call") or {}).get("fullgraph"):
+        extra["fullgraph"] = True
+    return replace(case, triage=_capture_triage(failure), extra=extra)
+
+
+def _frame_of(failure: Mapping[str, Any]) -> str:
+    """What tells frames without a graph apart."""
+    if "capture" not in failure:
+        return f"{failure.get('function')} {_place(failure)}"
+    file, function, _ = failure["capture"]["place"]
+    return " ".join([Path(file).name, function, *failure["signature"]["outputs"]])
+
+
+def _graph_facts(record: GraphRecord) -> GraphFacts:
+    return GraphFacts(record.calls, len(record.placeholders), record.source_lines)
+
+
+def _place(failure: Mapping[str, Any]) -> str | None:
+    place = failure.get("user_line")
+    return f"{Path(place[0]).name}:{place[1]}" if place else None
+
+
+def _no_call(failure: Mapping[str, Any]) -> str | None:
+    """Why a failure without a graph has no script; None where its call was recorded."""
+    call = failure.get("call") or {}
+    if call.get("forms"):
+        return None
+    why = call.get("why_none") or "it was not found on the stack"
+    return f"{WRONG_CAPTURE if 'capture' in failure else NO_CALL}: {why}"
+
+
+def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
+    """An operator that fails on real tensors of the same shapes is the program's own bug."""
+    ops = (failure["op"],) if failure.get("op") else ()
+    code = "".join((failure.get("user_line") or [])[2:]) or None
+    found = Triage(component="dynamo", part="capture", ops=ops, user_line=_place(failure), code=code)
+    if failure.get("fails_in_eager"):
+        return replace(found, component="program", part="operator")
+    found = replace(found, labels=("oncall: pt2", "module: dynamo"))
+    if "capture" in failure:
+        said = "; ".join(failure["capture"]["sentences"][:3])
+        detail = f"the function differs from eager though each of its graphs does not: {said}"
+        found = replace(found, detail=detail, pinned=True, function=failure.get("function"))
+        return _merging(found, failure["capture"].get("component", "dynamo"))
+    return found
+
+
+def _merging(found: Triage, component: str) -> Triage:
+    """Where capture is right, one tensor was given for several results of a graph."""
+    if component == "dynamo":
+        return found
+    labels = ("oncall: pt2", f"module: {component}") if component != "backend" else found.labels[:1]
+    why = f"one tensor is given where eager gives several, and what is done to one is done to all; {found.detail}"
+    return replace(found, component=component, part="aliases among results", detail=why, labels=labels)
+
+
+def graph_files(
+    case: Case, record: GraphRecord, graph: str, store: Path, failure: Mapping[str, Any]
+) -> dict[str, str | Path]:
+    """The files of a case that has a graph: the text of it, its record and inputs, and the script that stands alone."""
+    inputs = failure.get("inputs") or record.inputs
+    files: dict[str, str | Path] = {
+        "graph.py": graph,
+        "inputs.json": json.dumps(inputs, indent=1),
+        "record.json": json.dumps(replace(record, inputs=None).to_json(), indent=1),
+    }
+    if store.is_dir() and not store.is_symlink():
+        files["inputs"] = store
+    if record.no_repro is None:
+        files[RUNTIME] = runtime_text()
+        files["original.py"] = script_text(
+            record,
+            graph,
+            failure["signature"],
+            inputs=inputs,
+            tolerances=(failure.get("accuracy") or {}).get("tolerances"),
+            case=case.id,
+        )
+    return files
+
+
+def _kept(inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Which input values are in the case: by value, by spec."""
+    tensors = [i for i in (inputs or {}).get("inputs", []) if i.get("kind") == "tensor"]
+    by_value = sum(1 for t in tensors if t.get("storage"))
+    return {
+        "by_value": by_value,
+        "by_spec": len(tensors) - by_value,
+        "why": "integers and small inputs are kept before a first call, all that was still there after a failed run; "
+        "parameters only after a failed run; nothing beyond 256 MB",
+    }
+
+
+def _device(inputs: Mapping[str, Any] | None) -> str:
+    devices = {str(i["device"]).partition(":")[0] for i in (inputs or {}).get("inputs", []) if "device" in i}
+    return next(iter(sorted(devices - {"cpu"})), "cpu")
+
+
+def _log(process: WatchedProcess, failure: Mapping[str, Any], record: GraphRecord | None) -> str:
+    lines = [f"process {process.pid}" + (f", rank {process.rank}" if process.rank is not None else "")]
+    lines.append("program: " + " ".join(process.facts["argv"]))
+    for folder in process.graph_folders():
+        try:
+            each = read_record(folder / "record.json")
+        except ValueError:
+            continue
+        mark = " <- failed" if record is not None and each.number == record.number else ""
+        how = each.settings
+        lines.append(
+            f"graph {each.number}: {how.level} {how.direction}, {each.calls} calls, "
+            f"backend {how.backend}, compile {each.compile_id}, function {each.function}{mark}"
+        )
+    lines.append(f"failed: {failure['signature']['summary']}")
+    return "\n".join([*lines, process.log()])
+
+
+def _environment(process: WatchedProcess, record: GraphRecord | None, environment: Mapping[str, str]) -> str:
+    versions = record.versions if record else {}
+    lines = [f"python {process.facts['python']}", f"platform {process.facts.get('platform', '')}"]
+    lines += [f"{name} {value}" for name, value in versions.items() if value]
+    kept = environment_of({k: v for k, v in environment.items() if not k.startswith("TORCHSLEUTH_")})
+    lines += [f"{name}={value}" for name, value in sorted(kept.items())]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,196 @@
+"""Writes a recorded graph as a script: graph, inputs, settings and expected failure, with a runtime file beside it.
+
+Nothing is executed and torch is not needed to write one: a record is text and JSON. The runtime file is the text of
+the very modules that run in torchsleuth, without their imports of each other; script and runtime need nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pprint
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchsleuth._version import __version__
+from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+
+# In the order in which they use each other. Each imports the standard library, torch and those before it only.
+RUNTIME_MODULES = (
+    "hiding.py",
+    "signature.py",
+    "reader.py",
+    "relaxed.py",
+    "inputs.py",
+    "symbolic_inputs.py",
+    "compiling.py",
+    "wrongness.py",
+    "runner.py",
+)
+RUNTIME = "torchsleuth_runtime.py"
+STANDARD_IMPORTS = ("import math", "import operator", "from math import inf, nan", "import torch")
+
+
+def script_facts(
+    settings: CompileSettings,
+    *,
+    signature: Mapping[str, Any] | None,
+    placeholders: Sequence[str],
+    inputs: Mapping[str, Any] | None,
+    constants: Mapping[str, Any],
+    tolerances: Mapping[str, float] | None,
+) -> dict[str, Any]:
+    """The dictionary that the runner of a script reads (`script_runtime/runner.py`); a trial hands it the same.
+
+    `signature` is that of the failure looked for: results are compared with eager's where its kind is "accuracy", and
+    gradients where those were wrong.
+    """
+    return {
+        **settings.to_json(),
+        "constants": dict(constants),
+        "kind": signature["kind"] if signature else None,
+        "gradients": any(path.startswith("gradients") for path in (signature or {}).get("outputs", ())),
+        "placeholders": list(placeholders),
+        "inputs": inputs,
+        "tolerances": dict(tolerances or {}),
+    }
+
+
+def script_text(
+    record: GraphRecord,
+    graph: str,
+    signature: Mapping[str, Any] | None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    tolerances: Mapping[str, float] | None = None,
+    case: str | None = None,
+    name: str = "original.py",
+    stable: bool = False,
+    pasted: bool = False,
+) -> str:
+    """The text of a script for `record`, whose graph prints as `graph` and failed with `signature`.
+
+    It needs the file `RUNTIME` beside it, or has the text of that one `pasted` in. Without a signature any failure
+    counts. `stable` leaves versions out, so that a test can compare the text.
+    """
+    facts = script_facts(
+        record.settings,
+        signature=signature,
+        placeholders=record.placeholders,
+        inputs=inputs or record.inputs,
+        constants=record.constants,
+        tolerances=tolerances,
+    )
+    runtime_imports, runtime = _runtime() if pasted else (("import sys",), "")
+    notes = record.embedded.notes
+    imports = [*STANDARD_IMPORTS, *record.imports, *record.embedded.imports]
+    # The interpreter's own modules first; a set would not keep the text stable.
+    every_import = list(dict.fromkeys([*runtime_imports, *imports]))
+    others = "" if pasted else f", {RUNTIME} beside it"
+    return template("original.py.jinja").render(
+        summary=one_line(signature["summary"]) if signature else "A graph on its way to the compiler.",
+        headline=_headline(record),
+        version="" if stable else f" {__version__}",
+        case=case,
+        name=name,
+        needs=others or " alone" if not notes else f"{others}, and what the notes below name",
+        notes=[one_line(note) for note in notes],
+        environment=[] if stable else _environment(record),
+        imports=sorted(every_import, key=lambda line: (not line.startswith("import"), line)),
+        embedded=record.embedded.source.strip(),
+        graph=graph.rstrip(),
+        facts=_literal(facts),
+        expected=_literal(dict(signature) if signature else None),
+        runtime=runtime,
+    )
+
+
+def _headline(record: GraphRecord) -> str:
+    what = {"aot": "graph after AOTAutograd", "dynamo": "graph as Dynamo captured it"}[record.settings.level]
+    lines = record.source_lines
+    where = f", from {lines[0]}" + (f" to {lines[-1]}" if len(lines) > 1 else "") if lines else ""
+    how = record.settings
+    return f"The {how.direction} {what}: {record.calls} calls, backend {how.backend}{where}."
+
+
+def _environment(record: GraphRecord) -> list[str]:
+    versions = record.versions
+    lines = [f"torch {versions.get('torch')}, git {versions.get('git')}"]
+    if versions.get("cuda"):
+        lines.append(
+            f"cuda {versions['cuda']}, {', '.join(versions.get('devices') or []) or 'no device used'}"
+        )
+    return lines
+
+
+def _literal(value: Any) -> str:
+    return pprint.pformat(value, width=110, compact=True, sort_dicts=False)
+
+
+def one_line(text: str) -> str:
+    """Text from a failure inside a docstring: no line ends, nothing that could close the docstring."""
+    seen = "".join(char if char.isprintable() else " " for char in str(text))
+    return " ".join(seen.split()).replace("\\", "/").replace('"""', "'''")
+
+
+@functools.cache
+def template(name: str) -> Any:
+    """A template of the folder beside this file: `template("original.py.jinja").render(...)`."""
+    import jinja2
+
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # it writes Python, not HTML
+    )
+    return environment.get_template(name)
+
+
+def runtime_text() -> str:
+    """The text of the file that scripts of whole graphs have beside them.
+
+    Used as `(folder / RUNTIME).write_text(runtime_text())`.
+    """
+    imports, body = _runtime()
+    return template("runtime.py.jinja").render(version=__version__, imports=sorted(imports), body=body)
+
+
+@functools.cache
+def _runtime() -> tuple[tuple[str, ...], str]:
+    """The imports and the text of everything a script carries along."""
+    root = Path(__file__).parents[2] / "script_runtime"
+    imports: list[str] = []
+    bodies: list[str] = []
+    for name in RUNTIME_MODULES:
+        found, body = split_module((root / name).read_text(encoding="utf-8"))
+        imports += found
+        bodies.append(body)
+    return tuple(dict.fromkeys(imports)), "\n\n".join(bodies)
+
+
+def split_module(text: str) -> tuple[Sequence[str], str]:
+    """The imports of a module, less those of torchsleuth, and its text without imports and docstring.
+
+    >>> split_module('\"\"\"What it is.\"\"\"\\nimport os\\nfrom torchsleuth.x import y\\n\\nA = 1\\n')
+    (['import os'], 'A = 1')
+    """
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    imports: list[str] = []
+    for node in tree.body:
+        is_import = isinstance(node, (ast.Import, ast.ImportFrom))
+        is_docstring = node is tree.body[0] and isinstance(node, ast.Expr)
+        if not (is_import or is_docstring):
+            continue
+        if isinstance(node, ast.Import):
+            imports += [f"import {alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("torchsleuth"):
+            imports.append(ast.unparse(node))
+        for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+            lines[number] = ""
+    return imports, "\n".join(lines).strip("\n")

@@ -1,0 +1,224 @@
+"""The minimal graph as the script a person would have written: a small function under `torch.compile`.
+
+Public names of torch where there are any, inputs as plain constructor calls, and the answer in the last line and the
+exit status. Whether a form still fails is for the caller to try: forms come from the most readable to the most exact.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from torchsleuth._version import __version__
+from torchsleuth.core.cases.record import AmbientState, Embedded
+from torchsleuth.torch_core.graphs.literals import Unprintable
+from torchsleuth.torch_core.repro.loops import made_together, rolled
+from torchsleuth.torch_core.repro.script import one_line, template
+from torchsleuth.torch_core.repro.small_body import body_lines
+from torchsleuth.torch_core.repro.small_calls import (
+    FUNCTION,
+    GRAPH,
+    NODES,
+    OPERATORS,
+    CannotCall,
+    calls_of,
+    marked_sizes,
+)
+from torchsleuth.torch_core.repro.small_graph import SmallGraph
+from torchsleuth.torch_core.repro.small_inputs import (
+    TooLarge,
+    input_expression,
+    memory_of,
+    packed_expression,
+    view_expression,
+)
+from torchsleuth.torch_core.repro.small_marks import expected_literal, marks_of
+from torchsleuth.torch_core.repro.small_nodes import node_lines
+from torchsleuth.torch_core.tensors.specs import ScalarSpec, TensorSpec
+
+# Kinds of failure that no exception tells of.
+_WITHOUT_TEXT = ("crash", "hang", "accuracy")
+# Statements up to which a function is read at a glance; of longer ones what repeats becomes loops.
+READABLE = 20
+# What the lines of a script may need of the standard library.
+_STANDARD = {"base64", "copy", "math", "operator", "os", "pathlib"}
+
+
+@dataclass(frozen=True)
+class SmallScript:
+    """A script, the form it has (`function`, `operators`, `graph` or `nodes`), and the files it needs beside it.
+
+    One of `random` inputs stands in where eager refuses the plain ones: a matrix of ones has no inverse.
+    """
+
+    form: str
+    text: str
+    input_bytes: int
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    random: bool = False
+
+
+def small_scripts(small: SmallGraph, *, untried: bool = False) -> Iterator[SmallScript]:
+    """Scripts for a minimal graph, the most readable first; those left out in which it cannot be written.
+
+    The first is of the form "function", unless a whole compile of a graph for the inner compiler is known to pass;
+    `untried` says that nobody asked.
+    """
+    seen = set()
+    inner = [GRAPH] if small.settings.level == "aot" else []
+    whole = [FUNCTION, OPERATORS] if untried or not inner else []
+    for form in (*whole, *inner, NODES):
+        for random in (False, True):
+            script = small_script(small, form, random=random)
+            if script is not None and script.text not in seen:
+                seen.add(script.text)
+                yield script
+
+
+def small_script(small: SmallGraph, form: str = NODES, *, random: bool = True) -> SmallScript | None:
+    """The script in one form, by default the one that does what trials do; None where it cannot be written so."""
+    try:
+        return _script(small, form, random)
+    except (TooLarge, Unprintable, CannotCall):
+        return None
+
+
+def _script(small: SmallGraph, form: str, random: bool) -> SmallScript:
+    small = _without_unused_source(small)
+    names = small.names
+    if form == NODES:
+        body = node_lines(small.graph, names, references=bool(small.embedded.source))
+    else:
+        body = body_lines(small.graph, names, public=form == FUNCTION, boxed=form == GRAPH)
+    made, kept = _made_inputs(small, random or small.signature.phase == "run")
+    calls = calls_of(small, form)
+    setup = [*_settings(small), *_needs(small)]
+    setup += ["torch.manual_seed(0)"] * any("randn" in text for text in made)
+    setup += made_together(made)
+    setup += [f"torch._dynamo.mark_dynamic({name}, {d})" for name, d in marked_sizes(small, form)]
+    marks = None if small.signature.kind in _WITHOUT_TEXT else marks_of(small.signature, small.text)
+    statements = body.lines
+    if form != NODES and len(statements) > READABLE:
+        statements = rolled(statements, {*names.values(), *calls.define, "f", "torch"})
+    lines = [*statements, *setup, *calls.define, *calls.lines]
+    standard = {"sys", *([*marks.modules, "traceback"] if marks else [])}
+    imports = [*_standard_imports(standard, lines), "import torch"]
+    imports += [f"import {module}" for module in small.settings.config]
+    imports += [*calls.imports, *small.embedded.imports, *body.imports]
+    text = template("small.py.jinja").render(
+        summary=one_line(small.signature.summary),
+        about=_about(small),
+        imports=list(dict.fromkeys(imports)),
+        expected=expected_literal(small.signature),
+        embedded=re.sub(r"(?m)^import (torch|sys)\n", "", small.embedded.source).strip(),
+        parameters=", ".join(names.values()),
+        body=statements,
+        built=form == NODES,
+        setup=setup,
+        define=calls.define,
+        calls=calls.lines,
+        marks=marks.expression if marks else "",
+        wrong=calls.wrong,
+        reproduced=repr(f"REPRODUCED: {small.signature.summary}"),
+    )
+    return SmallScript(form, text, kept.size, kept.files, random)
+
+
+def _standard_imports(modules: set[str], lines: Sequence[str]) -> list[str]:
+    """The imports of the standard library: these modules, and those that the lines of the script name."""
+    tree = ast.parse("\n".join(["def script():", *(f"    {line}" for line in lines)]))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    numbers = sorted(used & {"inf", "nan"})
+    imports = [f"import {', '.join(sorted(modules | used & _STANDARD))}"]
+    return [*imports, *([f"from math import {', '.join(numbers)}"] if numbers else [])]
+
+
+@dataclass
+class _Kept:
+    """What the inputs of one script keep of their values: bytes in all, files beside it."""
+
+    size: int = 0
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+def _made_inputs(small: SmallGraph, random: bool) -> tuple[list[str], _Kept]:
+    """The lines that make the inputs, those that share memory over a tensor of its own; and what they keep."""
+    kept, names = _Kept(), list(small.names.values())
+    lines: list[str] = []
+    for number, sharing in small.shared_memory.items():
+        form, value = memory_of([g.spec for g in sharing], [g.value for g in sharing])  # type: ignore[misc]
+        lines.append(f"memory{number} = {_made(random, form, value, f'memory{number}', kept)}")
+    for name, given in zip(names, small.inputs):
+        spec = given.spec
+        if isinstance(spec, TensorSpec) and spec.same_as is not None:
+            text = names[spec.same_as]
+        elif isinstance(spec, TensorSpec) and spec.alias_of in small.shared_memory:
+            text = view_expression(spec, f"memory{spec.alias_of}")
+        else:
+            text = _made(random, spec, given.value, name, kept)
+        lines.append(f"{name} = {text}")
+    return lines, kept
+
+
+def _made(
+    random: bool, spec: TensorSpec | ScalarSpec, value: torch.Tensor | None, name: str, kept: _Kept
+) -> str:
+    try:
+        text, count = input_expression(spec, value, random)
+    except TooLarge:
+        if value is None:
+            raise
+        text, count = packed_expression(value, f"repro.{name}.bin", kept.files)
+    kept.size += count
+    return text
+
+
+def _about(small: SmallGraph) -> str:
+    case = f", case {small.case}" if small.case else ""
+    clock = f"not done after {small.hung_after:.0f} s; " if small.hung_after else ""
+    return f"{clock}torch {torch.__version__.partition('+')[0]}, torchsleuth {__version__}{case}"
+
+
+def _settings(small: SmallGraph) -> list[str]:
+    lines = []
+    for module, values in small.settings.config.items():
+        lines += [f"{module}.{key} = {value}" for key, value in values.items()]
+    if small.signature.kind == "accuracy" and small.draws_random_numbers:
+        lines.append("torch._inductor.config.fallback_random = True")
+    state, default = small.state, AmbientState()
+    if state.default_dtype != default.default_dtype:
+        lines.append(f"torch.set_default_dtype({state.default_dtype})")
+    if state.matmul_precision != default.matmul_precision:
+        lines.append(f"torch.set_float32_matmul_precision({state.matmul_precision!r})")
+    if state.deterministic:
+        lines.append("torch.use_deterministic_algorithms(True)")
+    return lines
+
+
+def _needs(small: SmallGraph) -> list[str]:
+    if not any("cuda" in getattr(i.spec, "device", "") for i in small.inputs):
+        return []
+    return [
+        "if not torch.cuda.is_available():",
+        '    print("CANNOT TELL: the failure was seen on a CUDA device and there is none here")',
+        "    sys.exit(3)",
+    ]
+
+
+def _without_unused_source(small: SmallGraph) -> SmallGraph:
+    """What was taken from the program's files stays where it is the backend, an option, or called in the graph."""
+    nodes = [n for n in small.graph.graph.nodes if n.op.startswith("call_")]
+    used = small.settings.options or small.embedded.defines_backend or not all(map(_of_torch, nodes))
+    return small if used else replace(small, embedded=Embedded())
+
+
+def _of_torch(node: torch.fx.Node) -> bool:
+    namespace = getattr(node.target, "namespace", None)  # of an operator
+    home = str(getattr(node.target, "__module__", None) or "torch").partition(".")[0]
+    if namespace is not None:
+        return namespace in ("aten", "prims", "prim", "inductor")
+    return node.op == "call_method" or home in ("torch", "_operator", "math", "builtins")

@@ -1,0 +1,127 @@
+"""The calls of a graph as statements of a function, in torch's public names where it has them."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchsleuth.script_runtime.reader import read_graph
+from torchsleuth.torch_core.graphs.literals import Unprintable, expression
+from torchsleuth.torch_core.graphs.names import RESERVED, Vocabulary, unused_name
+from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_internals.operators import aten_name
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+
+
+@dataclass(frozen=True)
+class Body:
+    """Statements, the last of which returns, and the imports they need."""
+
+    lines: list[str]
+    imports: list[str]
+
+
+def body_lines(
+    graph: torch.fx.GraphModule, names: Mapping[str, str], *, public: bool, boxed: bool = False
+) -> Body:
+    """The statements of a graph; `names` are those of its inputs. `public` prefers torch.relu to the operator.
+
+    `boxed` returns a single output in a tuple, as a graph that is compiled by itself must.
+
+    >>> body_lines(gm, {"x": "x"}, public=True).lines
+    ['return torch.relu(x)']
+    """
+    words = Vocabulary(set(names.values()) | {"f", "backend"})
+    _require_names(graph)
+    variables: dict[torch.fx.Node, str] = {}
+    taken = set(names.values()) | RESERVED | {"f"}
+    lines: list[str] = []
+    nodes = list(graph.graph.nodes)
+    for node in nodes:
+        if node.op == "placeholder":
+            variables[node] = names[node.name]
+        elif node.op == "output":
+            lines.append(f"return {_returned(node.args[0], variables, words, boxed)}")
+        elif node.op == "get_attr":
+            raise Unprintable("the graph holds constants")
+        else:
+            text = _public_call(node, variables, words) if public else None
+            variables[node] = unused_name(node.name, taken)
+            taken.add(variables[node])
+            if text is None:
+                text = _exact(node, variables, words)
+            whole = lines[-1].partition(" = ")[2] if _is_part_of_last(node) else ""
+            if whole and isinstance(ast.parse(whole, mode="eval").body, ast.Call):
+                lines.pop()
+                text = f"{whole}[{expression(node.args[1], variables, words)}]"
+            lines.append(f"{variables[node]} = {text}" if node.users else text)
+    return Body(_folded(lines), list(words.imports))
+
+
+def _require_names(graph: torch.fx.GraphModule) -> None:
+    """Reading the printed graph back proves that every name in it is found again."""
+    printed = print_graph(graph)
+    read_graph(printed.source, namespace=printed.references)
+
+
+def _returned(value: Any, variables: Mapping[torch.fx.Node, str], words: Vocabulary, boxed: bool) -> str:
+    if isinstance(value, (list, tuple)) and len(value) == 1 and not boxed:
+        value = value[0]
+    text = expression(tuple(value) if isinstance(value, list) else value, variables, words)
+    return text[1:-1] if isinstance(value, (list, tuple)) and len(value) > 1 else text
+
+
+def _is_part_of_last(node: torch.fx.Node) -> bool:
+    """Whether a node takes one part of what the call right before it yields, and nothing else reads that."""
+    before = node.prev
+    call = before.op.startswith("call_") and list(before.users) == [node]
+    return call and node.target is operator.getitem and node.args[0] is before
+
+
+def _folded(lines: list[str]) -> list[str]:
+    """`a = g(x); return a` as `return g(x)`."""
+    if len(lines) >= 2 and lines[-1] == f"return {lines[-2].partition(' = ')[0]}":
+        return [*lines[:-2], f"return {lines[-2].partition(' = ')[2]}"]
+    return lines
+
+
+def _public_call(
+    node: torch.fx.Node, variables: Mapping[torch.fx.Node, str], words: Vocabulary
+) -> str | None:
+    name = aten_name(node.target)
+    if name is None or name.startswith("_"):
+        return None
+    args = [expression(a, variables, words) for a in node.args]
+    kwargs = [f"{key}={expression(value, variables, words)}" for key, value in node.kwargs.items()]
+    if name in _INFIX and len(args) == 2 and not kwargs:
+        return f"{args[0]} {_INFIX[name]} {args[1]}"
+    listed = ", ".join([*args, *kwargs])
+    if callable(getattr(torch, name, None)) and not name.endswith("_"):
+        return f"torch.{name}({listed})"
+    if hasattr(torch.Tensor, name) and node.args and isinstance(node.args[0], torch.fx.Node):
+        return f"{args[0]}.{name}({', '.join([*args[1:], *kwargs])})"
+    if callable(getattr(torch.nn.functional, name, None)) and not name.endswith("_"):
+        return f"torch.nn.functional.{name}({listed})"
+    return None
+
+
+def _exact(node: torch.fx.Node, variables: dict[torch.fx.Node, str], words: Vocabulary) -> str:
+    """The call as the printer writes it, with this script's variables."""
+    alone = torch.fx.Graph()
+    made: dict[torch.fx.Node, torch.fx.Node] = {}
+    for source in node.all_input_nodes:
+        made[source] = alone.create_node("placeholder", variables[source], name=variables[source])
+    copy = alone.node_copy(node, lambda n: made[n])
+    alone.output((copy,))
+    one = print_graph(torch.fx.GraphModule(torch.nn.Module(), alone))
+    words.imports.update(dict.fromkeys(one.imports))
+    if one.references:
+        raise Unprintable("the graph calls functions of the user's program")
+    statement = next(line for line in one.source.splitlines() if " = " in line and "def " not in line)
+    return statement.partition(" = ")[2].partition("  # ")[0]
