@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from torchsleuth.child.trial import Outcome
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions

@@ -7,7 +7,7 @@ import pytest
 import torch
 from made_graphs import aten, traced
 
-from torchsleuth.child.trial import Outcome, Switches
+from torchsleuth.core.protocol.trials import Outcome, Switches
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.oracle import TrialOracle

@@ -2,7 +2,7 @@
 
 import torch
 
-from torchsleuth.child.trial import Outcome
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.core.cases.answer import Answer
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.experiments import Result

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.child.trial import Outcome, Question
+from torchsleuth.core.protocol.trials import Outcome, Question
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.script_runtime.signature import Signature

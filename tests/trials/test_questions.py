@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchsleuth.child.trial import Question
+from torchsleuth.core.protocol.trials import Question
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.tree import descendants_of, marked_processes

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from torchsleuth.child.trial import Trial
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.child.trial import Question, Switches, Trial, trial_from_json, trial_to_json
+from torchsleuth.core.protocol.trials import Question, Switches, Trial, trial_from_json, trial_to_json
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.signature import Signature
 

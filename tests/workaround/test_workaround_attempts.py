@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.child.trial import Outcome, Question
+from torchsleuth.core.protocol.trials import Outcome, Question
 from torchsleuth.core.cases.folder import open_case, write_case
 from torchsleuth.core.cases.model import Triage, Verified
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, Trial
+from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from torchsleuth.child.environment import needs_kernels, trial_environment, uses_accelerator
 from torchsleuth.child.kernel_cache import drop_torn
-from torchsleuth.child.trial import (
+from torchsleuth.core.protocol.trials import (
     Outcome,
     Switches,
     Trial,
@@ -27,7 +27,7 @@ from torchsleuth.child.trial import (
 )
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.processes.bounded_output import BoundedOutput
-from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.processes.limits import Limits, clock_of_a_hang, limits_from_json
 from torchsleuth.script_runtime.signature import Signature
 

@@ -17,7 +17,7 @@ import torch
 
 from torchsleuth.child.compile import namespace_of, noise_of, ready_trial, run_trial
 from torchsleuth.child.program import run_program
-from torchsleuth.child.trial import Outcome, Question, Trial
+from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.runner import CannotTell

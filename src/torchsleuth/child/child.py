@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, Trial, outcome_to_json, trial_from_json
-from torchsleuth.core.processes.frames import Frames, frame, write_all
+from torchsleuth.core.protocol.trials import Outcome, Trial, outcome_to_json, trial_from_json
+from torchsleuth.core.protocol.frames import Frames, frame, write_all
 from torchsleuth.core.processes.limits import limits_from_json
 from torchsleuth.core.processes.tree import be_first_to_go, bound_processes, die_with
 

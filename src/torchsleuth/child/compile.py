@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.child.trial import EAGER, Outcome, Switches, Trial
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Switches, Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime import runner
 from torchsleuth.script_runtime.relaxed import with_reshapes

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from torchsleuth.child.compile import use_threads
-from torchsleuth.child.trial import Outcome, Trial
+from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.core.cases.crash import signature_of_crash
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.processes.sealed import fill_fresh_memory

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.starting import (
     fresh_environment,

@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from torchsleuth.core.cases.answer import Answer
-from torchsleuth.core.cases.model import Case, WrongShape, read_dataclass
+from torchsleuth.core.cases.model import Case
+from torchsleuth.core.protocol.codec import WrongShape, from_json, plain
 from torchsleuth.core.processes.tree import descendants_of, kill_group
 from torchsleuth.front.bisect.environments import Stopped
 from torchsleuth.front.bisect.provider import CannotBuild, Provider
@@ -53,7 +54,7 @@ class Bisection(ReleaseFinding):
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `bisection_of` reads them back."""
-        return json.loads(json.dumps(asdict(self)))
+        return plain(self)
 
 
 class Runner(Protocol):
@@ -149,7 +150,7 @@ def bisection_of(case: Case) -> Bisection | None:
     """The result that a case holds, None where `bisect` was not run or its section cannot be read."""
     section = case.extra.get("bisect")
     try:
-        return read_dataclass(Bisection, section) if isinstance(section, Mapping) else None
+        return from_json(Bisection, section) if isinstance(section, Mapping) else None
     except WrongShape:
         return None
 

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.processes.last_will import goes_with_us, scratch
 from torchsleuth.core.processes.limits import fair_memory
 from torchsleuth.core.processes.prepared import Forked, NotThere, PreparedInterpreter

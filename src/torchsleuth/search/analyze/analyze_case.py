@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, Question
+from torchsleuth.core.protocol.trials import Outcome, Question
 from torchsleuth.core.cases.analysis import FILE, PICTURE, Analysis, require_numbers
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Case

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torchsleuth.child.trial import Outcome, Switches, Trial
+from torchsleuth.core.protocol.trials import Outcome, Switches, Trial
 from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
@@ -35,7 +35,7 @@ class Experiment:
     """One change to the failing run, in words and as data.
 
     `config` are settings as Python text by module; `off`, `backend`, `interpret`, `eager`, `stop_after`, `forward_only`
-    and `snippet` are those of `trials.trial.Switches`; `kind` and `tolerances` replace those of the failure looked for.
+    and `snippet` are those of `protocol.trials.Switches`; `kind` and `tolerances` replace those of the failure looked for.
     """
 
     what: str

@@ -13,7 +13,7 @@ from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field, replace
 
 from torchsleuth.child.compile import tiny_trial
-from torchsleuth.child.trial import EAGER, Outcome, Switches, Trial
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Switches, Trial
 from torchsleuth.core.processes.limits import LEAST_HANG, SECONDS_A_CALL, Limits, within
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.search.minify.questions import Questions

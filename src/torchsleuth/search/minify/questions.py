@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, Question, Switches, Trial
+from torchsleuth.core.protocol.trials import Outcome, Question, Switches, Trial
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.processes.limits import Limits, within

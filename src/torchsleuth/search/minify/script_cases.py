@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Trial
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.core.cases.folder import CaseFolder, now, write_case
 from torchsleuth.core.cases.model import Case, GraphFacts, case_id
 from torchsleuth.core.cases.record import Embedded, GraphRecord

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Switches, Trial
+from torchsleuth.core.protocol.trials import Switches, Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.search.contract import State
 from torchsleuth.torch_core.graphs.printer import print_graph

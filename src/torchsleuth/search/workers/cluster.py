@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torchsleuth
-from torchsleuth.child.trial import (
+from torchsleuth.core.protocol.trials import (
     Outcome,
     Trial,
     outcome_from_json,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchsleuth.child.trial import Outcome, Trial
+from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.search.workers.queue import TrialQueue
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torchsleuth.child.trial import Question, Trial
+from torchsleuth.core.protocol.trials import Question, Trial
 from torchsleuth.core.cases.door import NotRead, inside
 
 STORE, TRACE = "store", "trace"

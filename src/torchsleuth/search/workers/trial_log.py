@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchsleuth.child.trial import Outcome, outcome_from_json, outcome_to_json
+from torchsleuth.core.protocol.trials import Outcome, outcome_from_json, outcome_to_json
 from torchsleuth.script_runtime.signature import Signature
 
 # What a crashing program does to itself; any other signal came from outside.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, Question, Switches, Trial
+from torchsleuth.core.protocol.trials import Outcome, Question, Switches, Trial
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way

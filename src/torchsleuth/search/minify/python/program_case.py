@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.core.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.core.cases.model import Case, Minified, case_id
 from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify

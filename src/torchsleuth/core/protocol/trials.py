@@ -131,30 +131,6 @@ class Outcome:
         return self.signature is not None and fails_the_same_way(expected, self.signature)
 
 
-def trial_to_json(trial: Trial) -> dict[str, Any]:
-    """A trial as a message: `trial_from_json(trial_to_json(trial)) == trial`."""
-    return {
-        **{each.name: getattr(trial, each.name) for each in fields(trial)},
-        "expected": trial.expected.to_json(),
-        "settings": trial.settings.to_json(),
-        "switches": asdict(trial.switches),
-        "question": trial.question.name,
-    }
-
-
-def trial_from_json(doc: Mapping[str, Any]) -> Trial:
-    """The trial that `trial_to_json` wrote."""
-    made = {
-        "expected": signature_from_json(doc["expected"]),
-        "settings": CompileSettings.from_json(doc["settings"]),
-        "switches": Switches(**doc["switches"]),
-        "placeholders": tuple(doc["placeholders"]),
-        "imports": tuple(doc["imports"]),
-        "question": Question[doc["question"]],
-    }
-    return Trial(**{**doc, **made})
-
-
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """An outcome as a message: `outcome_from_json(outcome_to_json(Outcome(None, 0.1))).seconds == 0.1`."""
     signature = outcome.signature.to_json() if outcome.signature else None
