@@ -1,8 +1,8 @@
 """Fewer and plainer calls, by what each reads and gives.
 
 A call gives way to an operand, an earlier call of its operator, a plain call, or the graph that it holds; views,
-clones, casts and steps between two that matter go by the first. Two inputs that look alike become one, results that something
-inside reads as well are not returned, and arguments become as plain as they can be.
+clones, casts and steps between two that matter go by the first. Two inputs that look alike become one, results that
+something inside reads as well are not returned, and arguments become as plain as they can be.
 """
 
 from __future__ import annotations
