@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
 from torchsleuth.search.minify.minify_case import Follower

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.torch_core.tensors.specs import describe_inputs

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.core.protocol.trials import Question, Switches, Trial, trial_from_json, trial_to_json
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.protocol.trials import Question, Switches, Trial, trial_from_json, trial_to_json
 from torchsleuth.script_runtime.signature import Signature
 
 words = st.text("abc.:_ é\n", max_size=4)

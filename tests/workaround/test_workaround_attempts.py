@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.core.protocol.trials import Outcome, Question
 from torchsleuth.core.cases.folder import open_case, write_case
 from torchsleuth.core.cases.model import Triage, Verified
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.protocol.trials import Outcome, Question
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.experiments import ExperimentRunner
 from torchsleuth.search.cure.attempts import NO_TIME, NotApplicable, Original, Tried, parts_of
@@ -32,8 +32,8 @@ from torchsleuth.search.cure.candidates import (
 )
 from torchsleuth.search.cure.find import NothingToWorkAround, attempts, find_workarounds, ordered
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
-from torchsleuth.search.minify.questions import Questions
-from torchsleuth.search.minify.search.contract import Reduction
+from torchsleuth.search.minify.contract import Reduction
+from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 from trials_here import TrialsHere
 

@@ -16,6 +16,10 @@ from hypothesis import strategies as st
 
 from torchsleuth.child.environment import needs_kernels, trial_environment, uses_accelerator
 from torchsleuth.child.kernel_cache import drop_torn
+from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.processes.bounded_output import BoundedOutput
+from torchsleuth.core.processes.limits import Limits, clock_of_a_hang, limits_from_json
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.protocol.trials import (
     Outcome,
     Switches,
@@ -25,10 +29,6 @@ from torchsleuth.core.protocol.trials import (
     trial_from_json,
     trial_to_json,
 )
-from torchsleuth.core.cases.record import AmbientState, CompileSettings
-from torchsleuth.core.processes.bounded_output import BoundedOutput
-from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
-from torchsleuth.core.processes.limits import Limits, clock_of_a_hang, limits_from_json
 from torchsleuth.script_runtime.signature import Signature
 
 LOWERING = Signature("compile_error", "compile", ("torch._inductor.exc.LoweringException", "KeyError"))

@@ -15,10 +15,10 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchsleuth.core.protocol.trials import Outcome, Trial, outcome_to_json, trial_from_json
-from torchsleuth.core.protocol.frames import Frames, frame, write_all
 from torchsleuth.core.processes.limits import limits_from_json
 from torchsleuth.core.processes.tree import be_first_to_go, bound_processes, die_with
+from torchsleuth.core.protocol.frames import Frames, frame, write_all
+from torchsleuth.core.protocol.trials import Outcome, Trial, outcome_to_json, trial_from_json
 
 # Asks a process that takes too long where it is; Python's handler answers even while the GIL is held.
 WHERE_ARE_YOU = signal.SIGUSR2

@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchsleuth.core.protocol.trials import Outcome, outcome_to_json
 from torchsleuth.core.cases.crash import signature_of_crash
 from torchsleuth.core.processes.bounded_output import BoundedOutput
-from torchsleuth.core.protocol.frames import BrokenFrame, Frames
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.stopwatch import Stopwatch
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames
+from torchsleuth.core.protocol.trials import Outcome, outcome_to_json
 from torchsleuth.script_runtime.signature import Signature
 
 SETUP = "setup"

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.core.protocol.trials import EAGER, Outcome, Switches, Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Switches, Trial
 from torchsleuth.script_runtime import runner
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from torchsleuth.child.compile import use_threads
-from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.core.cases.crash import signature_of_crash
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.processes.sealed import fill_fresh_memory
+from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_core.repro.program import NO_MATTER
 from torchsleuth.torch_internals.hooks import hook_backend_calls

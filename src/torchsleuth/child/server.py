@@ -27,7 +27,6 @@ from torchsleuth.child.child import WHERE_ARE_YOU, named_function, run_and_tell,
 from torchsleuth.child.child_process import DEVICE, ONCE, ChildProcess, Job, outcome_of, read_some
 from torchsleuth.child.child_start import Work, fork_child, spawn_child
 from torchsleuth.child.kernel_cache import drop_torn
-from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame, write_all
 from torchsleuth.core.processes.limits import Limits, limits_from_json
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.core.processes.tree import (
@@ -41,6 +40,7 @@ from torchsleuth.core.processes.tree import (
     resident_bytes,
     tasks_running,
 )
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame, write_all
 
 # Memory grows by at most a gigabyte or two per second, a fork bomb by some hundred processes: both stay bounded.
 TICK = 0.05

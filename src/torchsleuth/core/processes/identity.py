@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from torchsleuth.core.protocol.codec import from_json, to_json
 from torchsleuth.core.processes.tree import is_alive, started_at
+from torchsleuth.core.protocol.codec import from_json
 
 
 @dataclass(frozen=True)

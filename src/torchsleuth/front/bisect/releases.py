@@ -7,7 +7,6 @@ under way.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,8 @@ from typing import Any, Protocol
 
 from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.model import Case
-from torchsleuth.core.protocol.codec import WrongShape, from_json, plain
 from torchsleuth.core.processes.tree import descendants_of, kill_group
+from torchsleuth.core.protocol.codec import WrongShape, from_json, plain
 from torchsleuth.front.bisect.environments import Stopped
 from torchsleuth.front.bisect.provider import CannotBuild, Provider
 from torchsleuth.front.bisect.release_names import is_name, release_named

@@ -13,14 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.core.cases.folder import CaseFolder, now, write_case
 from torchsleuth.core.cases.model import Case, GraphFacts, case_id
 from torchsleuth.core.cases.record import Embedded, GraphRecord
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.search.minify.case_state import CannotMinify
+from torchsleuth.search.minify.oracle import NoAnswer, Questions
 from torchsleuth.search.minify.python.program_case import PLAINLY, FirstRun, case_of_program
-from torchsleuth.search.minify.questions import NoAnswer, Questions
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.repro.assemble import graph_files
 from torchsleuth.torch_internals.minifier_scripts import is_foreign

@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torchsleuth
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.processes.limits import Limits, limits_from_json
+from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.protocol.trials import (
     Outcome,
     Trial,
@@ -28,9 +31,6 @@ from torchsleuth.core.protocol.trials import (
     trial_from_json,
     trial_to_json,
 )
-from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.limits import Limits, limits_from_json
-from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.search.workers.queue import Ticket, TrialQueue
 from torchsleuth.search.workers.rooms import STORE, bring_back, files_in, in_room

@@ -21,13 +21,13 @@ from typing import Any
 
 from torchsleuth.child.environment import needs_kernels, served_by, trial_environment
 from torchsleuth.child.kernel_cache import drop_torn
-from torchsleuth.core.protocol.trials import Outcome, outcome_from_json, trial_to_json
 from torchsleuth.core.processes.compiler_probes import hand_probes_to
-from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.processes.limits import Limits, fair_memory
 from torchsleuth.core.processes.prepared import Forked, NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import python_command
 from torchsleuth.core.processes.tree import kill_group, kill_marked, marked
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.protocol.trials import Outcome, outcome_from_json, trial_to_json
 from torchsleuth.search.workers.queue import Ticket, TrialQueue
 
 SERVER = "torchsleuth.child.server:main"

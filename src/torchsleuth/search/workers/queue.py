@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.search.workers.trial_log import TrialLog, surroundings
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torchsleuth.core.protocol.trials import Question, Trial
 from torchsleuth.core.cases.door import NotRead, inside
+from torchsleuth.core.protocol.trials import Question, Trial
 
 STORE, TRACE = "store", "trace"
 # Of an analysis, what is told on the way, and the values it compared.

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.core.protocol.trials import Outcome, Question, Switches, Trial
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome, Question, Switches, Trial
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.search.minify.contract import Oracle
 from torchsleuth.search.minify.python.program import Program
-from torchsleuth.search.minify.search.contract import Oracle
 from torchsleuth.search.workers.queue import TrialQueue
 
 # A smaller program that takes this much longer than the whole one goes round in circles; so does one that computes so

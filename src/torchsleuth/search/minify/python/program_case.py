@@ -16,13 +16,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.core.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.core.cases.model import Case, Minified, case_id
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, fingerprint
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower, Keeper
+from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.python.oracle import (
     LEAST_CLOCK,
     SLACK,
@@ -36,7 +37,6 @@ from torchsleuth.search.minify.python.oracle import (
 )
 from torchsleuth.search.minify.python.program import Program, parsed
 from torchsleuth.search.minify.python.reduce import DoesNotFail, ReducedProgram, reduce_program
-from torchsleuth.search.minify.questions import Questions
 from torchsleuth.search.workers.trial_log import TrialLog, surroundings
 from torchsleuth.torch_core.repro.program import PROGRAM, program_script
 
