@@ -94,7 +94,7 @@ def test_where_the_passes_hang_a_tiny_compile_is_what_is_healthy(tmp_path):
 
 def test_a_hang_while_running_is_told_by_what_a_run_in_eager_takes(tmp_path):
     hang = Signature("hang", "run")
-    oracle = oracle_of(lambda _: Outcome(hang, 0.0, more={"seconds": 0.01}), hang, tmp_path, Limits(run=60))
+    oracle = oracle_of(lambda _: Outcome(hang, 0.0, value={"seconds": 0.01}), hang, tmp_path, Limits(run=60))
     oracle.questions.eager_seconds = lambda state: 0.01
     quick = oracle.quicker(state())
     assert (quick.limits.compile, quick.limits.run) == (Limits().compile, 2.0)

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from torchsleuth.core.protocol.files import write_whole
+
 # Settings of a trial under which the answers could be others.
 _ASKS_ANEW = ("cpp.cxx", "cpp.vec_isa_ok")
 
@@ -143,9 +145,7 @@ def note_answers(answers: Mapping[str, bool]) -> None:
     try:
         path = _notes()
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(dict(answers)), encoding="utf-8")
-        part.replace(path)
+        write_whole(path, json.dumps(dict(answers)))
     except OSError:  # a home that cannot be written to costs seconds, no more
         pass
 

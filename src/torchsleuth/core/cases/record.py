@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.door import NotRead, json_inside
+from torchsleuth.core.protocol.codec import plain
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 # A script hands the object of this name to torch.compile, in place of a backend's name.

@@ -37,8 +37,8 @@ def plain(value: object) -> Any:
     """As `to_json`, but a dataclass by its fields even where it has a `to_json`, which may begin with this."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            name: (given if is_plain else to_json(given))
-            for name, _, is_plain, _ in _fields(type(value))
+            name: given if is_plain else to_json(given)
+            for name, _, is_plain, _ in _fields(typing.cast(Any, type(value)))
             for given in [getattr(value, name)]
         }
     if isinstance(value, (tuple, list)):
@@ -59,7 +59,7 @@ def from_json(cls: type[T], doc: object, path: str = "", *, lenient: bool = Fals
     if not isinstance(doc, Mapping):
         raise WrongShape(f"{path.rstrip('.')!r} is not an object" if path else "it is not an object")
     values = {}
-    for name, kind, _, required in _fields(cls):
+    for name, kind, _, required in _fields(typing.cast(Any, cls)):
         given = doc.get(name, dataclasses.MISSING)
         if given is None and lenient and not required:
             continue
@@ -78,18 +78,25 @@ def _fields(cls: type) -> tuple[tuple[str, Any, bool, bool], ...]:
         (
             each.name,
             hints[each.name],
-            hints[each.name] in (str, int, float, bool, Any),
+            _is_plain(hints[each.name]),
             each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING,
         )
         for each in dataclasses.fields(typing.cast(Any, cls))
     )
 
 
+def _is_plain(kind: Any) -> bool:
+    args = typing.get_args(kind)
+    if typing.get_origin(kind) in (types.UnionType, Mapping):
+        return all(map(_is_plain, args))
+    return kind in (str, int, float, bool, types.NoneType, Any)
+
+
 def _value(kind: Any, value: Any, where: str, lenient: bool) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind in (Any, object):
         return value
-    if origin in (types.UnionType, typing.Union):
+    if origin is types.UnionType:
         if value is None and types.NoneType in args:
             return None
         return _value(next(a for a in args if a is not types.NoneType), value, where, lenient)
@@ -97,7 +104,7 @@ def _value(kind: Any, value: Any, where: str, lenient: bool) -> Any:
         if not isinstance(value, (list, tuple)):
             raise WrongShape(f"{where!r} is not a list")
         return tuple(_items(args, value, where, lenient))
-    if origin is not None and issubclass(origin, Mapping):
+    if origin is Mapping:
         if not isinstance(value, Mapping):
             raise WrongShape(f"{where!r} is {type(value).__name__}, not object")
         if args[1:] in ((Any,), (object,)):

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -28,16 +29,10 @@ def growing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
+def write_whole(path: Path, content: str | bytes | Callable[[BinaryIO], object], mode: int = 0o666) -> None:
     """Writes a file in one piece: text, bytes, or what a function writes to the file that it is given."""
-    with growing(path) as part, open(part, "xb") as file:
+    with growing(path) as part, os.fdopen(os.open(part, _NEW, mode), "wb") as file:
         if callable(content):
             content(file)
         else:
             file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
-
-
-def copy_whole(source: Path, target: Path) -> None:
-    """Copies a file so that nobody sees half of it."""
-    with growing(target) as part:
-        shutil.copyfile(source, part)

@@ -75,7 +75,7 @@ def analyze_case(
         if outcome is not None:
             break
     whole = not _stopped(outcome)
-    found = _analysis(folder, start, {**parts.known, **(outcome.more if whole else {})})
+    found = _analysis(folder, start, {**parts.known, **(outcome.value if whole else {})})
     found = replace(found, complete=whole, error=None if found.culprit else _stopped(outcome))
     if found.within_rounding and (
         unseen := [path for path in case.signature.outputs if not path.startswith("outputs")]

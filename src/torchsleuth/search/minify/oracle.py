@@ -137,7 +137,7 @@ class Questions:
         if outcome.error is not None or outcome.signature is not None:
             died = outcome.signature is not None
             raise NoAnswer(f"{question.value}: {_how(outcome, limits)}", died=died)
-        return dict(outcome.more)
+        return dict(outcome.value)
 
     def _limits(self, seconds: float | None) -> Limits:
         limits = within(self.workers.limits, self.deadline)
@@ -149,7 +149,7 @@ def _how(outcome: Outcome, limits: Limits) -> str:
     signature = outcome.signature
     if outcome.error is not None or signature is None:
         return outcome.error or ""
-    if "ended_for" in outcome.more:
+    if outcome.seen.ended_for is not None:
         return outcome.text.partition("\n")[0]
     if signature.kind == "hang":
         return f"it was not done after {limits.seconds(signature.phase):g} s"
@@ -390,8 +390,8 @@ class TrialOracle(Oracle):
         if outcome.fails_like(self.expected):
             self.suspects = _wrong_nodes(outcome.signature, state)
             self.text = outcome.text
-            if "tolerances" in outcome.more:
-                self.tolerances[state_key(state)] = Tolerances(**outcome.more["tolerances"])
+            if outcome.seen.tolerances is not None:
+                self.tolerances[state_key(state)] = Tolerances(**outcome.seen.tolerances)
             return True
         cut_short = outcome.signature is not None and outcome.signature.kind == "hang" != self.expected.kind
         if cut_short:

@@ -165,4 +165,5 @@ def _outwaited(known: Outcome, limits: Limits) -> bool:
     """Whether an answer is that of a shorter clock: what hung then may end by now."""
     if known.signature is None or known.signature.kind != "hang":
         return False
-    return known.more.get("clock", known.seconds) < limits.seconds(known.signature.phase)
+    clock = known.seconds if known.seen.clock is None else known.seen.clock
+    return clock < limits.seconds(known.signature.phase)
