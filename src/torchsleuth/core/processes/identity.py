@@ -50,7 +50,7 @@ def this_process() -> ProcessIdentity:
 def identity_from_json(doc: Mapping[str, Any]) -> ProcessIdentity:
     """Which process a document names; raises ValueError where it names none, or says too little of it.
 
-    >>> identity_from_json(to_json(this_process())) == this_process()
+    >>> identity_from_json(vars(this_process())) == this_process()
     True
     """
     if not isinstance(doc, Mapping) or not {each.name for each in fields(ProcessIdentity)} <= doc.keys():
