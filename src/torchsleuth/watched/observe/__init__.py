@@ -11,8 +11,8 @@ import importlib
 import os
 import sys
 
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.watched.observe.events import EventWriter
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 # Name -> the module that holds it. `frames` is always on, outermost: the others refer to what it writes.
 COLLECTORS = {

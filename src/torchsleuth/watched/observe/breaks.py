@@ -14,11 +14,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torchsleuth.core.watching import Settings
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.observe.events import EventWriter, harmless
 from torchsleuth.watched.observe.frames import frame_under_way, wanted
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import Settings
 
 
 def install(settings: Settings, events: EventWriter) -> None:

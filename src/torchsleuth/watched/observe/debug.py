@@ -16,12 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torchsleuth.core.watching import ARTEFACTS_VARIABLE, TORCH_TRACE, Settings
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.observe.bounded_file import BoundedFile
 from torchsleuth.watched.observe.events import EventWriter
-from torchsleuth.watched.observe_settings import ARTEFACTS_VARIABLE, TORCH_TRACE
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:
     from torchsleuth.torch_internals.frame_compiles import FrameCompile

@@ -11,10 +11,10 @@ import time
 from types import ModuleType
 from typing import Any
 
+from torchsleuth.core.watching import Settings
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.observe.events import EventWriter
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import Settings
 
 _numbers = itertools.count()
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
+from torchsleuth.core.watching import LOG_VARIABLE, Settings
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.observe.bounded_file import BoundedFile
 from torchsleuth.watched.observe.events import EventWriter
-from torchsleuth.watched.observe_settings import LOG_VARIABLE
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import Settings
 
 LOG_FILE = "compiler-{pid}.log"
 MOST_BYTES = 64 << 20

@@ -9,10 +9,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torchsleuth.core.watching import Settings
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.observe.events import EventWriter
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:
     from torchsleuth.torch_internals.compile_events import CompileEvent

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torchsleuth.core.watching import INSTRUCTIONS_VARIABLE, Settings
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.observe.events import EventWriter
-from torchsleuth.watched.observe_settings import INSTRUCTIONS_VARIABLE
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import Settings
 
 
 def install(_settings: Settings, events: EventWriter) -> None:
