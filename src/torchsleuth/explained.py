@@ -19,8 +19,7 @@ from torchsleuth.front.observe.breaks import Breaks, GraphBreak, breaks_of
 from torchsleuth.front.observe.events import Event
 from torchsleuth.listeners import EventsInMemory, listen
 from torchsleuth.torch_internals import frame_compiles, hooks
-from torchsleuth.watched.observe.breaks import BreakCollector
-from torchsleuth.watched.observe.frames import note_frame
+from torchsleuth.watched.observe.captures import BreakCollector, note_frame
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from torchsleuth.watched.graph_record import GraphOrigin, RecordedGraph, as_sour
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
 from torchsleuth.watched.held_tensors import HeldTensors
 from torchsleuth.watched.observe.events import silence_this_process
-from torchsleuth.watched.quiet import unwarned
+from torchsleuth.watched.startup import unwarned
 from torchsleuth.watched.whole_calls import WholeCalls
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are
