@@ -26,12 +26,12 @@ def install(settings: Settings, events: EventWriter) -> None:
     collector = BreakCollector(events, settings.only)
 
     def at_capture(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.graph_breaks import hook_frame_refusals
+        from torchsleuth.torch_internals.frames import hook_frame_refusals
 
         hook_frame_refusals(collector.on_break)
 
     def at_tracer(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.graph_breaks import hook_graph_breaks
+        from torchsleuth.torch_internals.frames import hook_graph_breaks
 
         hook_graph_breaks(collector.on_break)
 

@@ -24,9 +24,9 @@ from torchsleuth.watched.startup import after_import
 from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:
-    from torchsleuth.torch_internals.frame_compiles import FrameCompile
+    from torchsleuth.torch_internals.compiler_logs import TraceEntry
+    from torchsleuth.torch_internals.frames import FrameCompile
     from torchsleuth.torch_internals.hooks import InnerCompile
-    from torchsleuth.torch_internals.structured_trace import TraceEntry
 
 # Kinds a person can switch -> what belongs to them.
 KINDS = {
@@ -51,13 +51,13 @@ def install(settings: Settings, events: EventWriter) -> None:
     )
 
     def trace(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.structured_trace import listen_to_structured_trace
+        from torchsleuth.torch_internals.compiler_logs import listen_to_structured_trace
 
         lines = BoundedFile(settings.spool, "torch-trace-{pid}.log", MOST_TRACE_BYTES)
         listen_to_structured_trace(collector.entry, lines.write if TORCH_TRACE in names else None)
 
     def fusion(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.structured_trace import hook_fusion
+        from torchsleuth.torch_internals.compiler_logs import hook_fusion
 
         hook_fusion(lambda when, text: collector.keep(f"ir-{when}-fusion", text))
 
@@ -67,7 +67,7 @@ def install(settings: Settings, events: EventWriter) -> None:
         hook_inner_compiles(collector.compile)
 
     def frames(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
+        from torchsleuth.torch_internals.frames import hook_frame_compiles
 
         hook_frame_compiles(collector.frame)
 
@@ -91,7 +91,7 @@ class _Collector:
 
     def frame(self, seen: FrameCompile) -> Any:
         """One frame is compiled: its bytecode, and what runs instead."""
-        from torchsleuth.torch_internals.frame_compiles import compiled_code
+        from torchsleuth.torch_internals.frames import compiled_code
 
         result = None
         try:

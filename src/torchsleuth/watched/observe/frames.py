@@ -38,7 +38,7 @@ def install(settings: Settings, events: EventWriter) -> None:
     """Waits for Dynamo and then writes a `frame_begin` and, once it has ended, a `frame` event for each compile."""
 
     def put_in(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
+        from torchsleuth.torch_internals.frames import hook_frame_compiles
 
         hook_frame_compiles(lambda compile: note_frame(compile, events, settings.only))
 
@@ -47,8 +47,7 @@ def install(settings: Settings, events: EventWriter) -> None:
 
 def note_frame(seen: Any, events: Any, only: str | None) -> Any:
     """Lets one frame be compiled and writes what came of it."""
-    from torchsleuth.torch_internals.frame_compiles import original_function, was_compiled
-    from torchsleuth.torch_internals.graph_breaks import failure_text
+    from torchsleuth.torch_internals.frames import failure_text, original_function, was_compiled
 
     number = next(_numbers)
     function, file, line = original_function(seen.code)

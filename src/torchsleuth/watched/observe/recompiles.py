@@ -18,7 +18,7 @@ def install(settings: Settings, events: EventWriter) -> None:
     """Waits for Dynamo, then writes a `recompile` event for each recompilation and a `limit` event at a limit."""
 
     def put_in(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
+        from torchsleuth.torch_internals.frames import hook_frame_compiles
 
         hook_frame_compiles(lambda seen: note_recompile(seen, events, settings.only))
 
@@ -29,7 +29,7 @@ def note_recompile(seen: Any, events: Any, only: str | None) -> Any:
     """Writes why a frame is compiled once more, and lets it be."""
     if not seen.entries:
         return seen.compile()
-    from torchsleuth.torch_internals.frame_compiles import original_function
+    from torchsleuth.torch_internals.frames import original_function
     from torchsleuth.torch_internals.guard_failures import refused_entries
 
     function = seen.code.co_name

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torchsleuth.search.minify.search.contract import Input
 from torchsleuth.torch_core.tensors.specs import ScalarSpec, SymbolSpec, TensorSpec
-from torchsleuth.torch_internals.symbols import number_of
+from torchsleuth.torch_internals.tensors import number_of
 
 
 def least_size(text: str | None, symbols: Mapping[str, SymbolSpec], least: int) -> int:
