@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.front.observe.recompile_text import recompile_lines
-from torchsleuth.front.observe.recompiles import Recompiles, recompiles_of
+from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
 from torchsleuth.listeners import EventsInMemory, listen
 from torchsleuth.torch_internals.frames import FrameCompile
 from torchsleuth.watched.observe.frames import note_frame

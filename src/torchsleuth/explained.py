@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.front.observe.break_text import break_lines
-from torchsleuth.front.observe.breaks import Breaks, GraphBreak, breaks_of
+from torchsleuth.front.observe.breaks import Breaks, GraphBreak, break_lines, breaks_of
 from torchsleuth.front.observe.events import Event
 from torchsleuth.listeners import EventsInMemory, listen
 from torchsleuth.torch_internals import frames, hooks

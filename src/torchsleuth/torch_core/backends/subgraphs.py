@@ -13,7 +13,6 @@ from torchsleuth.torch_core.backends.wrapped_errors import NoNestedCompile
 from torchsleuth.torch_internals import aot_autograd
 from torchsleuth.torch_internals.aot_autograd import (
     AotPlan,
-    compiling_through_traces,
     run_as_subgraph,
     through_aot,
 )
