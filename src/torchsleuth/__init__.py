@@ -28,7 +28,7 @@ _WHERE = {
     "run_fwd_maybe_bwd": "torchsleuth.torch_core.compare.compat.models",
     "reduce_to_scalar_loss": "torchsleuth.torch_core.compare.compat.models",
     "compare_models": "torchsleuth.search.analyze.models",
-    "repro_analyze": "torchsleuth.search.analyze.graphs",
+    "repro_analyze": "torchsleuth.search.analyze.models",
     "judge": "torchsleuth.torch_core.compare.verdict.judge",
     "judge_results": "torchsleuth.torch_core.compare.verdict.judge",
     "calibrate": "torchsleuth.torch_core.compare",
@@ -40,8 +40,8 @@ _WHERE = {
     "ContentStoreWriter": "torchsleuth.torch_core.tensors.store",
     "Signature": "torchsleuth.script_runtime.signature",
     "fails_the_same_way": "torchsleuth.script_runtime.signature",
-    "minify": "torchsleuth.search.minify.search.driver",
-    "Reduction": "torchsleuth.search.minify.search.contract",
+    "minify": "torchsleuth.search.minify.driver",
+    "Reduction": "torchsleuth.search.minify.contract",
 }
 __all__ = ["__version__", *_WHERE]
 

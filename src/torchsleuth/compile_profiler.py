@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from torchsleuth.front.observe.recompile_text import recompile_lines
-from torchsleuth.front.observe.recompiles import Recompiles, recompiles_of
+from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
 from torchsleuth.listeners import EventsInMemory, listen
-from torchsleuth.torch_internals.frame_compiles import FrameCompile
+from torchsleuth.torch_internals.frames import FrameCompile
 from torchsleuth.watched.observe.captures import note_frame, note_recompile
 
 

@@ -27,7 +27,7 @@ from torchsleuth.torch_internals.compile_events import (
     step_times,
     time_look_ups,
 )
-from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
+from torchsleuth.torch_internals.frames import hook_frame_compiles
 from torchsleuth.watched.observe.captures import note_frame
 from torchsleuth.watched.observe.times import StepWriter
 

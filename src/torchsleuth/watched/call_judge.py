@@ -26,8 +26,7 @@ import torch
 from torchsleuth.core.processes.sealed import CannotSeal, fill_fresh_memory, seal
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
-from torchsleuth.torch_internals.calls_under_way import GUARD_FILTER
-from torchsleuth.torch_internals.compiled_calls import CompiledCall
+from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCall
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures, rewritten

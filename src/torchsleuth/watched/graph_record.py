@@ -33,7 +33,7 @@ from torchsleuth.torch_core.tensors.specs import (
 )
 from torchsleuth.torch_core.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.configuration import changed_settings, versions
-from torchsleuth.torch_internals.decomposition_table import changed_decompositions, table_source
+from torchsleuth.torch_internals.decompositions import changed_decompositions, table_source
 from torchsleuth.torch_internals.process_groups import fake_groups_source, groups_of
 from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
 from torchsleuth.watched.embed import CannotEmbed, embed

@@ -84,7 +84,7 @@ def _forget_cached_graphs(_module: ModuleType) -> None:
 
 
 def _remember_decompositions(_module: ModuleType) -> None:
-    from torchsleuth.torch_internals.decomposition_table import remember_table
+    from torchsleuth.torch_internals.decompositions import remember_table
 
     remember_table()
 

@@ -22,8 +22,7 @@ from torchsleuth.core.watching import Settings
 from torchsleuth.script_runtime.compiling import lazy_backward
 from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
-from torchsleuth.torch_internals.calls_under_way import call_under_way
-from torchsleuth.torch_internals.compiled_calls import CompiledCall
+from torchsleuth.torch_internals.compiled_calls import CompiledCall, call_under_way
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.torch_internals.saved_code import (

@@ -31,8 +31,7 @@ from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.options import cases_option, json_option
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.cli.program_line import STDERR, module_option, program_line
-from torchsleuth.front.observe.events import Event, read_events, was_cut
-from torchsleuth.front.observe.failed_compiles import failed_compiles
+from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import Supervised, supervise
 from torchsleuth.watched.overrides import Overrides

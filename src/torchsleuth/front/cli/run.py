@@ -394,8 +394,8 @@ def _report(cases: list[tuple[CaseFolder, WatchedProcess]]) -> None:
     """Writes page and issue text of each case, then the screen with which a run ends."""
     if not cases:
         return
-    from torchsleuth.front.report.ending import show_ending
-    from torchsleuth.front.report.writing import write_report
+    from torchsleuth.front.report.html import write_report
+    from torchsleuth.front.report.terminal import show_ending
 
     for folder, _ in cases:
         try:

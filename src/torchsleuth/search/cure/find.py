@@ -31,7 +31,7 @@ from torchsleuth.search.cure.candidates import (
 )
 from torchsleuth.search.cure.places import suspects_of
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
-from torchsleuth.search.minify.search.contract import State
+from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.states import SHAPES
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
 from torchsleuth.torch_core.tensors.specs import TensorSpec

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from torchsleuth.search.minify.reducers.forms import with_dtype
-from torchsleuth.search.minify.reducers.shapes import with_shape
-from torchsleuth.search.minify.search.contract import Answers, Input, State, as_oracle
+from torchsleuth.search.minify.contract import Answers, Input, State, as_oracle
+from torchsleuth.search.minify.reducers.sizes import with_shape
+from torchsleuth.search.minify.reducers.tensors import with_dtype
 from torchsleuth.search.minify.states import checked
 from torchsleuth.torch_core.tensors.specs import TensorSpec
 

@@ -12,7 +12,7 @@ import torch
 from torchsleuth.torch_core.backends.keyword_options import options_of
 from torchsleuth.torch_core.backends.node_steps import place_of
 from torchsleuth.torch_core.backends.wrapped_errors import EagerFails
-from torchsleuth.torch_internals.tracing import pre_dispatch_trace
+from torchsleuth.torch_internals.aot_autograd import pre_dispatch_trace
 
 _log = logging.getLogger("torchsleuth.backends.pre_dispatch")
 

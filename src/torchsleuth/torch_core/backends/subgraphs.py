@@ -10,8 +10,12 @@ import torch
 
 from torchsleuth.torch_core.backends.keyword_options import options_of
 from torchsleuth.torch_core.backends.wrapped_errors import NoNestedCompile
-from torchsleuth.torch_internals import tracing
-from torchsleuth.torch_internals.aot_autograd import AotPlan, through_aot
+from torchsleuth.torch_internals import aot_autograd
+from torchsleuth.torch_internals.aot_autograd import (
+    AotPlan,
+    run_as_subgraph,
+    through_aot,
+)
 
 
 def sleuth_invoke_subgraph(
@@ -19,7 +23,7 @@ def sleuth_invoke_subgraph(
 ) -> Callable[..., Any]:
     """AOTAutograd with eager kernels; trace it inside `compiling_inside_traces()` to see the subgraphs."""
     options_of("sleuth_invoke_subgraph", given)
-    return through_aot(gm, example_inputs, AotPlan(tracing.run_as_subgraph))
+    return through_aot(gm, example_inputs, AotPlan(run_as_subgraph))
 
 
 def compiling_inside_traces() -> AbstractContextManager[Any]:
@@ -27,7 +31,7 @@ def compiling_inside_traces() -> AbstractContextManager[Any]:
 
     Inside, `make_fx(torch.compile(f, backend="sleuth_invoke_subgraph"))(x)` is a graph with one call of a subgraph.
     """
-    context = tracing.compiling_inside_traces()
+    context = aot_autograd.compiling_inside_traces()
     if context is None:
         raise NoNestedCompile(torch.__version__)
     return context

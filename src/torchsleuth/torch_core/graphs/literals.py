@@ -12,7 +12,7 @@ import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from torchsleuth.torch_core.graphs.names import Vocabulary, resolve
-from torchsleuth.torch_internals.pytrees import writable_treespec
+from torchsleuth.torch_internals.operators import writable_treespec
 
 
 class Unprintable(Exception):

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from torchsleuth.torch_internals.function_names import comes_with_torch, modules_by_preference
 from torchsleuth.torch_internals.operators import (
+    comes_with_torch,
     custom_operator_name,
     is_operator,
+    modules_by_preference,
     numpy_wrapper,
     operator_import,
     operator_path,

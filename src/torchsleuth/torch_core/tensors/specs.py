@@ -12,8 +12,15 @@ from typing import Any, Protocol
 
 import torch
 
-from torchsleuth.torch_internals.symbols import base_symbols, expression_of, hint_of
-from torchsleuth.torch_internals.tensors import form_of, is_fake, values_in_memory, values_nbytes
+from torchsleuth.torch_internals.tensors import (
+    base_symbols,
+    expression_of,
+    form_of,
+    hint_of,
+    is_fake,
+    values_in_memory,
+    values_nbytes,
+)
 
 SCHEMA = 1
 _PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

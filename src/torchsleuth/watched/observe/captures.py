@@ -24,7 +24,7 @@ from torchsleuth.watched.observe.events import Events, harmless
 from torchsleuth.watched.startup import after_import, standing_for
 
 if TYPE_CHECKING:
-    from torchsleuth.torch_internals.frame_compiles import FrameCompile
+    from torchsleuth.torch_internals.frames import FrameCompile
     from torchsleuth.torch_internals.hooks import BackendCall
 
 
@@ -60,7 +60,7 @@ def install_frames(settings: Settings, events: Events) -> None:
     """Waits for Dynamo and then writes a `frame_begin` and, once it has ended, a `frame` event for each compile."""
 
     def put_in(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
+        from torchsleuth.torch_internals.frames import hook_frame_compiles
 
         hook_frame_compiles(lambda seen: note_frame(seen, events, settings.only))
 
@@ -69,8 +69,7 @@ def install_frames(settings: Settings, events: Events) -> None:
 
 def note_frame(seen: FrameCompile, events: Events, only: str | None) -> Any:
     """Lets one frame be compiled and writes what came of it."""
-    from torchsleuth.torch_internals.frame_compiles import original_function, was_compiled
-    from torchsleuth.torch_internals.graph_breaks import failure_text
+    from torchsleuth.torch_internals.frames import failure_text, original_function, was_compiled
 
     number = next(_numbers)
     function, file, line = original_function(seen.code)
@@ -109,12 +108,12 @@ def install_breaks(settings: Settings, events: Events) -> None:
     collector = BreakCollector(events, settings.only)
 
     def at_capture(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.graph_breaks import hook_frame_refusals
+        from torchsleuth.torch_internals.frames import hook_frame_refusals
 
         hook_frame_refusals(collector.on_break)
 
     def at_tracer(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.graph_breaks import hook_graph_breaks
+        from torchsleuth.torch_internals.frames import hook_graph_breaks
 
         hook_graph_breaks(collector.on_break)
 
@@ -184,7 +183,7 @@ def install_recompiles(settings: Settings, events: Events) -> None:
     """Waits for Dynamo, then writes a `recompile` event for each recompilation and a `limit` event at a limit."""
 
     def put_in(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
+        from torchsleuth.torch_internals.frames import hook_frame_compiles
 
         hook_frame_compiles(lambda seen: note_recompile(seen, events, settings.only))
 
@@ -195,7 +194,7 @@ def note_recompile(seen: FrameCompile, events: Events, only: str | None) -> Any:
     """Writes why a frame is compiled once more, and lets it be."""
     if not seen.entries:
         return seen.compile()
-    from torchsleuth.torch_internals.frame_compiles import original_function
+    from torchsleuth.torch_internals.frames import original_function
     from torchsleuth.torch_internals.guard_failures import refused_entries
 
     function = seen.code.co_name

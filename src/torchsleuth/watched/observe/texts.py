@@ -20,7 +20,7 @@ from torchsleuth.watched.observe.events import BoundedFile, Events
 from torchsleuth.watched.startup import after_import
 
 if TYPE_CHECKING:
-    from torchsleuth.torch_internals.frame_compiles import FrameCompile
+    from torchsleuth.torch_internals.frames import FrameCompile
     from torchsleuth.torch_internals.hooks import InnerCompile
 
 CUT = "[torchsleuth: this file has reached its bound, the rest is left out]\n"
@@ -62,7 +62,7 @@ def install_artefacts(settings: Settings, events: Events) -> None:
     )
 
     def trace(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.structured_trace import listen_to_structured_trace
+        from torchsleuth.torch_internals.compiler_logs import listen_to_structured_trace
 
         lines = BoundedFile(settings.spool, "torch-trace-{pid}.log")
         listen_to_structured_trace(
@@ -71,7 +71,7 @@ def install_artefacts(settings: Settings, events: Events) -> None:
         )
 
     def fusion(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.structured_trace import hook_fusion
+        from torchsleuth.torch_internals.compiler_logs import hook_fusion
 
         hook_fusion(lambda when, text: artefacts.keep(f"ir-{when}-fusion", text))
 
@@ -81,7 +81,7 @@ def install_artefacts(settings: Settings, events: Events) -> None:
         hook_inner_compiles(artefacts.compile)
 
     def frames(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
+        from torchsleuth.torch_internals.frames import hook_frame_compiles
 
         hook_frame_compiles(artefacts.frame)
 
@@ -101,7 +101,7 @@ class _Artefacts:
 
     def frame(self, seen: FrameCompile) -> Any:
         """One frame is compiled: its bytecode, and what runs instead."""
-        from torchsleuth.torch_internals.frame_compiles import compiled_code
+        from torchsleuth.torch_internals.frames import compiled_code
 
         result = None
         try:

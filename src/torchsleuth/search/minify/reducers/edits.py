@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.search.minify.search.contract import Input, State
+from torchsleuth.search.minify.contract import Input, State
 from torchsleuth.search.minify.states import with_bound_symbols, with_visible_outputs
 from torchsleuth.torch_core.tensors.specs import TensorSpec
 

@@ -1,37 +1,139 @@
-"""The real `Provider`: releases that a package index lists, each installed into an environment of its own.
+"""Releases that a package index lists, what each would cost, and each installed into an environment of its own.
 
-`index_page` reads the list, `environments` builds; here they are put together, with what each release costs. The
-release that is installed here is used as it is, and costs nothing.
+The page about torch is the simple index that pip and uv read, as JSON where the server speaks it (then sizes come with
+it) and as HTML elsewhere (then a wheel's size is asked for by itself). Where an index does not answer, there is a list
+of the releases known when this was written. `environments` builds. The release that is installed here is used as it is,
+and costs nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import html.parser
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import unquote, urljoin
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.front.bisect.environments import Recipe, build_environment, environments_folder, python_of
-from torchsleuth.front.bisect.index_page import (
-    KNOWN,
-    NIGHTLIES,
-    PYPI,
-    IndexSilent,
-    Wheel,
-    size_of,
+from torchsleuth.front.bisect.environments import (
+    WHEEL_NAME,
+    CannotBuild,
+    Recipe,
+    build_environment,
+    environments_folder,
+    python_of,
     this_target,
-    wheels_of,
 )
-from torchsleuth.front.bisect.provider import CannotBuild, Offer
-from torchsleuth.front.bisect.release_names import Range, public, release_named
+from torchsleuth.front.bisect.release_names import Range, is_name, public, release_named
+from torchsleuth.front.bisect.releases import Offer
+
+PYPI = "https://pypi.org/simple"
+NIGHTLIES = "https://download.pytorch.org/whl/nightly/cpu"
+# As PyPI listed them on 2026-11-15.
+KNOWN = (
+    "2.6.0", "2.7.0", "2.7.1", "2.8.0", "2.9.0", "2.9.1", "2.10.0",
+    "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0",
+)  # fmt: skip
+# The page of torch has 0.4 MB on PyPI; a server that has not sent it by then will not.
+ANSWER_SECONDS = 30.0
+_ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
+
+
+class IndexSilent(Exception):
+    """The index gave no list of torch; says why."""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One file of the index; `bytes` is None where the index does not tell."""
+
+    name: str
+    url: str
+    bytes: int | None = None
+
+    @property
+    def version(self) -> str:
+        """The release without how it was built: `2.13.0`."""
+        match = WHEEL_NAME.fullmatch(self.name)
+        return public(match[1]) if match else ""
+
+    @property
+    def for_cpu(self) -> bool:
+        """Whether it comes without the CUDA packages."""
+        return "+cpu" in self.name or not sys.platform.startswith("linux")
+
+
+def wheels_of(index: str) -> list[Wheel]:
+    """Every wheel of torch that an index lists: `wheels_of("https://pypi.org/simple")`."""
+    page = index.rstrip("/") + "/torch/"
+    try:
+        request = urllib.request.Request(page, headers={"Accept": _ACCEPT})
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            kind, text, address = answer.headers.get_content_type(), answer.read().decode(), answer.geturl()
+        wheels = _from_json(text, address) if kind.endswith("json") else _from_html(text, address)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IndexSilent(_reason(error)) from error
+    found = [w for w in wheels if is_name(w.version)]
+    if not found:
+        raise IndexSilent("it lists no wheel of torch")
+    return found
+
+
+@functools.cache
+def size_of(wheel: Wheel) -> int | None:
+    """Bytes to download for a wheel, asked of the server where the index did not tell; None where nobody does."""
+    if wheel.bytes is not None:
+        return wheel.bytes
+    try:
+        request = urllib.request.Request(wheel.url, method="HEAD")
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            return int(answer.headers["Content-Length"])
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _from_json(text: str, address: str) -> list[Wheel]:
+    return [
+        Wheel(f["filename"], urljoin(address, f["url"]), f.get("size")) for f in json.loads(text)["files"]
+    ]
+
+
+def _from_html(text: str, address: str) -> list[Wheel]:
+    links = _Links()
+    links.feed(text)
+    plain = [urljoin(address, link).partition("#")[0] for link in links.found]
+    return [Wheel(unquote(url.rpartition("/")[2]), url) for url in plain]
+
+
+class _Links(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"it answered with status {error.code}"
+    if isinstance(error, urllib.error.URLError):
+        return f"it cannot be reached: {error.reason}"
+    return f"its answer cannot be read: {error}" if str(error) else "its answer cannot be read"
+
 
 # torch's wheel on PyPI for Linux x86_64 (2.11 to 2.15: 0.53 to 0.54 GB), and the sum of the CUDA packages it brings (14
 # wheels asked for on 2026-11-15, of the versions 2.13 wants or near them); the CPU wheel of 2.13.0 has 0.19 GB.
@@ -99,7 +201,7 @@ class IndexProvider:
         listed = self._of_index(self._source(version))
         if listed is None:
             return Offer(at_hand=False, bytes=self._guess(self._source(version)), exact=False)
-        fitting = [w for w in listed if w.version == version and this_target().fits(w)]
+        fitting = [w for w in listed if w.version == version and this_target().fits(w.name)]
         if not fitting:
             return Offer(at_hand=False, refused=f"the index has no wheel of it for {this_target()}")
         size = size_of(fitting[0])

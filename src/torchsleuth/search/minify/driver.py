@@ -14,31 +14,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.search.minify.reducers.arguments import plainer_arguments
-from torchsleuth.search.minify.reducers.bypass import bypass
-from torchsleuth.search.minify.reducers.calls import plainer_calls
-from torchsleuth.search.minify.reducers.forms import (
-    contiguous,
-    on_the_cpu,
-    plain_dtypes,
-    static_sizes,
-    without_gradients,
-)
-from torchsleuth.search.minify.reducers.gradients import plain_gradients
-from torchsleuth.search.minify.reducers.inputs import merge_inputs
-from torchsleuth.search.minify.reducers.level import lift
-from torchsleuth.search.minify.reducers.nested import inline_nested
-from torchsleuth.search.minify.reducers.nodes import (
-    cut_at_first_wrong,
-    grown,
-    reduce_nodes,
-    without_operators_of,
-)
-from torchsleuth.search.minify.reducers.outputs import drop_outputs
-from torchsleuth.search.minify.reducers.settings import default_settings, for_inference
-from torchsleuth.search.minify.reducers.shapes import fewer_dimensions, smaller_sizes
-from torchsleuth.search.minify.reducers.values import plainer_values
-from torchsleuth.search.minify.search.contract import (
+from torchsleuth.search.minify.contract import (
     Answers,
     Listener,
     Oracle,
@@ -46,11 +22,36 @@ from torchsleuth.search.minify.search.contract import (
     Reducer,
     Reduction,
     State,
+    size_of,
 )
-from torchsleuth.search.minify.search.engine import Engine, combined, lowest, settle
-from torchsleuth.search.minify.search.size import size_of
-from torchsleuth.search.minify.search.subsets import NothingFails
+from torchsleuth.search.minify.engine import Engine, combined, lowest, settle
+from torchsleuth.search.minify.reducers.calls import (
+    bypass,
+    drop_outputs,
+    inline_nested,
+    merge_inputs,
+    plainer_arguments,
+    plainer_calls,
+)
+from torchsleuth.search.minify.reducers.gradients import plain_gradients
+from torchsleuth.search.minify.reducers.nodes import (
+    cut_at_first_wrong,
+    grown,
+    reduce_nodes,
+    without_operators_of,
+)
+from torchsleuth.search.minify.reducers.settings import default_settings, for_inference, lift
+from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes
+from torchsleuth.search.minify.reducers.tensors import (
+    contiguous,
+    on_the_cpu,
+    plain_dtypes,
+    plainer_values,
+    static_sizes,
+    without_gradients,
+)
 from torchsleuth.search.minify.states import real_inputs, state_of
+from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.torch_core.graphs.cut import calls_of
 
 # Of fewer calls a compile takes no longer than asking whether less would do.

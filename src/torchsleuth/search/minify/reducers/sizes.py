@@ -1,22 +1,25 @@
 """Smaller sizes, changed alike wherever the graph uses the same size; then fewer dimensions.
 
 Which sizes belong together is not derived but tried: all that are equal first, then each by itself. Literals in the
-graph that equal the size follow it. What does not fit together any more is never tried.
+graph that equal the size follow it. What does not fit together any more is never tried. A symbol stands for one number
+wherever it occurs, so a size that is one changes with all the others; a size that is a plain number in a symbolic shape
+is changed in both writings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from torchsleuth.search.minify.contract import Dial, Edit, Input, State
 from torchsleuth.search.minify.reducers.edits import edited
-from torchsleuth.search.minify.reducers.symbols import in_step, least_size, strides_of, with_number
-from torchsleuth.search.minify.search.contract import Dial, Edit, Input, State
 from torchsleuth.search.minify.states import by_itself, checked
-from torchsleuth.torch_core.tensors.specs import ScalarSpec, TensorSpec
+from torchsleuth.torch_core.tensors.specs import ScalarSpec, SymbolSpec, TensorSpec
+from torchsleuth.torch_internals.tensors import number_of
 
 # A dimension of one element is a special case to most compilers; but if it fails with one, one is the least.
 LEAST = 1
@@ -173,3 +176,56 @@ def _squeezed(state: State, dim: int, name: str | None) -> State | None:
             given = replace(given, spec=spec, value=value)
         inputs.append(given)
     return checked(state.having(inputs=tuple(inputs))) if changed else None
+
+
+def least_size(text: str | None, symbols: Mapping[str, SymbolSpec], least: int) -> int:
+    """The smallest number that a size may have, given what is known of its symbol.
+
+    >>> least_size("s0", {"s0": SymbolSpec(hint=5, lower=2)}, 1)
+    2
+    """
+    about = symbols.get(text or "")
+    return least if about is None or about.lower is None else max(least, about.lower)
+
+
+def in_step(given: Input, hints: Mapping[str, int]) -> tuple[int, ...] | int | None:
+    """What an input's expressions say its shape, or its number, is; None where that cannot be worked out."""
+    if isinstance(given.spec, ScalarSpec):
+        return None if given.spec.expr is None else number_of(given.spec.expr, hints)
+    sizes = [number_of(text, hints) for text in given.spec.shape_expr or ()]
+    return None if any(size is None for size in sizes) else tuple(size for size in sizes if size is not None)
+
+
+def with_number(given: Input, dim: int, number: int) -> Input:
+    """The input with one plain number of its symbolic shape changed."""
+    spec = given.spec
+    if not isinstance(spec, TensorSpec) or spec.shape_expr is None or not spec.shape_expr[dim].isdigit():
+        return given
+    texts = (*spec.shape_expr[:dim], str(number), *spec.shape_expr[dim + 1 :])
+    return replace(given, spec=replace(spec, shape_expr=texts))
+
+
+def strides_of(sizes: Sequence[str], order: Sequence[int], expanded: Sequence[int]) -> tuple[str, ...]:
+    """The strides of dense memory for symbolic sizes, innermost dimension first in `order`; `expanded` ones are 0.
+
+    >>> strides_of(["s0", "3", "4"], [2, 1, 0], [])
+    ('12', '4', '1')
+    """
+    found = ["0"] * len(sizes)
+    number, symbolic = 1, ""
+    for dim in order:
+        if dim in expanded:
+            continue
+        found[dim] = f"{number}{symbolic}"
+        if sizes[dim].isdigit():
+            number *= int(sizes[dim])
+        else:
+            symbolic += f"*({sizes[dim]})"
+    return tuple(found)
+
+
+def fixed(text: str, hints: Mapping[str, int]) -> str:
+    """An expression with some of its symbols replaced by numbers: `fixed("192*s5", {"s5": 2}) == "384"`."""
+    put = re.sub(r"[A-Za-z_]\w*", lambda found: str(hints.get(found[0], found[0])), text)
+    number = number_of(put, {})
+    return put if number is None else str(number)

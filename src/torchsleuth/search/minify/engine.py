@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Generic
 
-from torchsleuth.search.minify.search.contract import (
+from torchsleuth.search.minify.contract import (
     Answers,
     Dial,
     Edit,
@@ -23,9 +23,9 @@ from torchsleuth.search.minify.search.contract import (
     S,
     Silence,
     as_oracle,
+    size_of,
+    state_key,
 )
-from torchsleuth.search.minify.search.size import size_of
-from torchsleuth.search.minify.search.state_key import state_key
 
 Make = Callable[[], S | None]
 
