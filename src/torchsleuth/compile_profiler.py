@@ -19,8 +19,7 @@ import torch
 from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
 from torchsleuth.listeners import EventsInMemory, listen
 from torchsleuth.torch_internals.frames import FrameCompile
-from torchsleuth.watched.observe.frames import note_frame
-from torchsleuth.watched.observe.recompiles import note_recompile
+from torchsleuth.watched.observe.captures import note_frame, note_recompile
 
 
 class CompileProfiler:

@@ -18,8 +18,7 @@ from torchsleuth.front.observe.breaks import Breaks, GraphBreak, break_lines, br
 from torchsleuth.front.observe.events import Event
 from torchsleuth.listeners import EventsInMemory, listen
 from torchsleuth.torch_internals import frames, hooks
-from torchsleuth.watched.observe.breaks import BreakCollector
-from torchsleuth.watched.observe.frames import note_frame
+from torchsleuth.watched.observe.captures import BreakCollector, note_frame
 
 
 @dataclass(frozen=True)

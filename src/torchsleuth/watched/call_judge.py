@@ -34,6 +34,7 @@ from torchsleuth.watched.call_difference import CAPTURED, COMPILED, PRINTED, Dif
 from torchsleuth.watched.call_outcome import CALL, leaves_after, packed, unpacked, values_only
 from torchsleuth.watched.call_state import Leaf, Leaves, leaves_of, roots_of
 from torchsleuth.watched.guard import CannotRepeat
+from torchsleuth.watched.startup import unwarned
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
@@ -124,14 +125,8 @@ def _fork_of(watch: Watch) -> int:
 
 
 def _fork() -> int:
-    # Taken by hand: a change through the module's functions makes Python show warnings again that it has shown.
-    quiet = ("ignore", None, DeprecationWarning, None, 0)
-    filters: Any = warnings.filters
-    filters.insert(0, quiet)
-    try:
+    with unwarned():
         return os.fork()
-    finally:
-        filters.remove(quiet)
 
 
 def how_it_ended(status: int) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings, settings_from_environment
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings, settings_from_environment
 
 _watching = False
 _finish: Callable[[Any], object] | None = None
