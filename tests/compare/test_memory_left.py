@@ -9,8 +9,8 @@ from torchsleuth.torch_core.compare.reference.memory import (
     LEAST,
     copies_counted,
     memory_counted_apart,
-    note_run,
     memory_left,
+    note_run,
 )
 
 CPU = torch.device("cpu")
