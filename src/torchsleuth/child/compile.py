@@ -30,7 +30,7 @@ from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.torch_core.compare.verdict.gradients import gradient_tolerances
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.torch_core.repro.script import script_facts
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 from torchsleuth.torch_internals.compile_stages import failing_stage, stopping_after
 from torchsleuth.torch_internals.configuration import restore_settings, saved_settings, see_every_compile
 from torchsleuth.torch_internals.kernel_builds import (

@@ -28,7 +28,7 @@ from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_core.compare.reference.room import memory_beside
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors import ContentStoreWriter
 from torchsleuth.torch_internals.generated_code import CompiledCode, Observed, observed_code
 from torchsleuth.torch_internals.kernel_builds import without_idle_work
 

@@ -26,7 +26,7 @@ from torchsleuth.core.cases.record import AmbientState
 from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_core.graphs.provenance import calling_line
-from torchsleuth.torch_core.tensors.specs import shares_memory
+from torchsleuth.torch_core.tensors import shares_memory
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way
 from torchsleuth.torch_internals.tensors import values_nbytes

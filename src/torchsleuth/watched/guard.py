@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched import failures, shadow

@@ -24,11 +24,10 @@ import torch
 from torch.nn.utils import parametrize
 
 from torchsleuth.core.cases.record import Embedded
-from torchsleuth.torch_core.graphs.constants import module_expression
-from torchsleuth.torch_core.graphs.literals import Unprintable
-from torchsleuth.torch_core.graphs.names import Vocabulary
+from torchsleuth.torch_core.graphs.attributes import module_expression
+from torchsleuth.torch_core.graphs.spelling import Unprintable, Vocabulary
 from torchsleuth.torch_core.repro.small_inputs import TooLarge, input_expression
-from torchsleuth.torch_core.tensors.specs import TensorSpec, Unsupported, describe_tensor
+from torchsleuth.torch_core.tensors import TensorSpec, Unsupported, describe_tensor
 from torchsleuth.torch_internals.tensors import has_no_values
 from torchsleuth.watched.call_state import PLAIN_TENSORS
 from torchsleuth.watched.embed_paste import Paste

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torchsleuth.script_runtime.compiling import aten_compiler, captured_compiler
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
 from torchsleuth.torch_core.compare.divergence.parts import Compilers
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering, without_caches
 from torchsleuth.torch_internals.kernel_builds import with_believed_instructions, without_idle_work
 
