@@ -15,8 +15,9 @@ from made import make
 
 from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.folder import write_case
+from torchsleuth.core.protocol.host import ScriptToVerify
 from torchsleuth.front.supervise.scripts import ScriptRun
-from torchsleuth.front.supervise.verification import ScriptToVerify, verified_repro
+from torchsleuth.front.supervise.verification import verified_repro
 
 SCRIPTS = [
     ScriptToVerify("function"),

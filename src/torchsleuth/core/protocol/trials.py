@@ -1,4 +1,4 @@
-"""The contract between whoever searches and whoever runs: one Trial in, one Outcome out.
+"""The contract between whoever searches and whoever runs: one Trial in, one Outcome out, and the messages around them.
 
 A Trial is plain data, so that it can go to another process or machine: a graph as source, its inputs by
 description (values lie in a tensor store both sides can read), the settings, and the failure looked for. An
@@ -15,6 +15,8 @@ from enum import Enum
 from typing import Any
 
 from torchsleuth.core.cases.record import CompileSettings
+from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol import forks
 from torchsleuth.core.protocol.codec import from_json, plain
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 
@@ -182,3 +184,86 @@ class Outcome:
         more = doc["more"]
         value = {name: given for name, given in more.items() if name not in _NOTHING_SEEN}
         return from_json(Outcome, {**doc, "seen": more, "value": value})
+
+
+# -- what is asked of the server of trials, and what it says
+
+
+@dataclass(frozen=True)
+class RunTrial:
+    """A trial is to be run. It is text on its way, which only the process that runs it reads.
+
+    `serves` is the kind of process for it (`child.process`); `kernels` where it may get as far as the C++ compiler.
+    """
+
+    number: int
+    trial: str
+    limits: Limits
+    serves: str
+    kernels: bool
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The trial of that number is not wanted any more."""
+
+    number: int
+
+
+ORDERS = (RunTrial, Cancel, forks.Join, forks.Become, forks.Kill)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The server is ready: how long that took, how many threads it has, and what its warm-up found out."""
+
+    seconds: float = 0.0
+    threads: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrialStarted:
+    """The trial of that number has a process."""
+
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class TrialDone:
+    """What came of the trial of that number, None where it was cancelled, and the phase it was in at the end."""
+
+    number: int
+    outcome: Outcome | None
+    phase: str
+
+
+FROM_SERVER = (Hello, TrialStarted, TrialDone)
+
+
+# -- what the process that runs a trial says
+
+
+@dataclass(frozen=True)
+class Phase:
+    """It enters a phase, whose clock begins."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Good:
+    """Whether it can run another trial."""
+
+    good: bool
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a process that was sent to find something out came back with."""
+
+    what: Any
+
+
+FROM_CHILD = (Phase, Outcome, Good, Learned)

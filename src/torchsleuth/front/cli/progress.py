@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
+from torchsleuth.core.protocol.host import Asked, Says, SearchBegins, Seen, Smaller
 from torchsleuth.front.cli.output import say, status
 
 # Without a terminal every line stays: one where the case is half as large as at the last one, or after this long.
@@ -24,21 +24,21 @@ class StatusLine:
         self.shown = False
         self.said_at, self.said_calls = self.started_at, 0
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """What the search host tells: `line.hear({"smaller": 3, "reducer": "nodes"})`."""
-        if "started" in message:
-            self.first = self.calls = self.said_calls = message["started"]
-            self.unit = message["unit"]
+    def hear(self, message: Seen) -> None:
+        """What the search host tells: `line.hear(Smaller("nodes", 3))`."""
+        if isinstance(message, SearchBegins):
+            self.first = self.calls = self.said_calls = message.size
+            self.unit = message.unit
             self._show("")
-        elif "asked" in message:
-            self.trials += message["trials"]
-            self._show(message["asked"])
-        elif "smaller" in message:
-            self.last, self.calls = time.monotonic(), message["smaller"]
-            self._show(message["reducer"], smaller=True)
-        elif "said" in message:
+        elif isinstance(message, Asked):
+            self.trials += message.trials
+            self._show(message.reducer)
+        elif isinstance(message, Smaller):
+            self.last, self.calls = time.monotonic(), message.size
+            self._show(message.reducer, smaller=True)
+        elif isinstance(message, Says):
             self.end()
-            say(message["said"])
+            say(message.text)
 
     def end(self) -> None:
         if self.shown and self.live:

@@ -123,7 +123,7 @@ def case_of_own_error(
             places: dict[str, Any] = {"script": str(script), "cases": str(cases_dir.absolute())}
             arguments = found.program.command[2:]
             told = processes.host.ask("adopt", left, said=say, **places, arguments=arguments)
-            folder = _with_facts(open_case(cases_dir, told["case"]), found)
+            folder = _with_facts(open_case(cases_dir, told.case), found)
             say(f"case {folder.case.id}: the program fails only when it is compiled: {found.error.words}")
             yield folder
             folder = _blamed(folder, found, deadline, say)

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,16 @@ from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case, wo
 from torchsleuth.core.cases.model import Minified, Triage, Workaround, best_workaround
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.core.protocol.host import (
+    CHECKPOINTS,
+    Asked,
+    Done,
+    Says,
+    ScriptsWritten,
+    ScriptToVerify,
+    Seen,
+    Smaller,
+)
 from torchsleuth.front.program.acquittal import acquitted
 from torchsleuth.front.program.call_component import blame_call
 from torchsleuth.front.program.oracle import WatchedRuns
@@ -33,12 +43,9 @@ from torchsleuth.front.supervise.original import (
 )
 from torchsleuth.front.supervise.scripts import ScriptRunner
 from torchsleuth.front.supervise.verification import (
-    CHECKPOINTS,
     REPRO,
-    ScriptToVerify,
     VerifiedRepro,
     in_words,
-    script_from_json,
     verified_repro,
 )
 
@@ -58,7 +65,7 @@ VERIFY_TIMES = 3
 SHARE_FOR_THE_PROGRAM = 0.3
 
 Say = Callable[[str], None]
-Hear = Callable[[dict[str, Any]], None]
+Hear = Callable[[Seen], None]
 
 
 def _nothing(_: Any) -> None:
@@ -126,7 +133,7 @@ class MinifyOutcome:
     folder: CaseFolder
     repro: VerifiedRepro | None
     seconds: float
-    told: dict[str, Any] = dataclasses.field(default_factory=dict)
+    told: Done = dataclasses.field(default_factory=Done)
 
     @property
     def verified(self) -> bool:
@@ -145,7 +152,7 @@ def minify_step(
     started = time.monotonic()
     search = _Search(folder, processes.scripts, started + budget, heard)
     error: SleuthError | None = None
-    told: dict[str, Any] = {}
+    told = Done()
     with ThreadPoolExecutor(1) as beside, processes.scripts.stopped_with_us():
         search.beside = beside
         try:
@@ -182,29 +189,26 @@ class _Search:
     trials: int = 0
     running: Future[VerifiedRepro] | None = None
 
-    def hear(self, message: dict[str, Any]) -> None:
-        self.trials += message.get("trials", 0)
-        self.calls = message.get("smaller", self.calls)
-        if "scripts" in message and self.running is None:
-            scripts = [script_from_json(each) for each in message["scripts"]]
-            self.running = self._verify(
-                scripts, message["times"], message["at_once"], message["always"], message["in_eager"]
-            )
+    def hear(self, message: Seen) -> None:
+        if isinstance(message, Asked):
+            self.trials += message.trials
+        elif isinstance(message, Smaller):
+            self.calls = message.size
+        elif isinstance(message, ScriptsWritten) and self.running is None:
+            self.running = self._verify(message)
         self.heard(message)
 
-    def _verify(
-        self, scripts: list[ScriptToVerify], times: int, at_once: int, always: bool, in_eager: bool
-    ) -> Future[VerifiedRepro]:
+    def _verify(self, written: ScriptsWritten) -> Future[VerifiedRepro]:
         assert self.beside is not None
         return self.beside.submit(
             verified_repro,
             self.folder,
-            scripts,
+            written.scripts,
             self.runner,
-            times=times,
-            at_once=at_once,
-            always=always,
-            in_eager=in_eager,
+            times=written.times,
+            at_once=written.at_once,
+            always=written.always,
+            in_eager=written.in_eager,
             deadline=self.deadline,
         )
 
@@ -212,9 +216,8 @@ class _Search:
         """The verified repro; of a search that did not come to its end, the best script it had found."""
         best = self.folder.file(f"{CHECKPOINTS}/{self.calls}.py")
         if self.running is None and self.calls is not None and best.is_file():
-            self.running = self._verify(
-                [ScriptToVerify(best.stem, needs_inputs=True)], VERIFY_TIMES, VERIFY_TIMES, True, False
-            )
+            script = ScriptToVerify(best.stem, needs_inputs=True)
+            self.running = self._verify(ScriptsWritten((script,), VERIFY_TIMES, VERIFY_TIMES, True, False))
         return None if self.running is None else self.running.result()
 
 
@@ -240,11 +243,11 @@ def _with_minified(
 
 def workaround_step(
     folder: CaseFolder, processes: Processes, budget: float, say: Say, heard: Hear = _nothing
-) -> tuple[CaseFolder, list[dict[str, Any]]]:
+) -> tuple[CaseFolder, Sequence[Mapping[str, Any]]]:
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
     assert processes.host is not None
     told = processes.host.ask("workaround", budget, said=say, heard=heard, case=str(folder.path.absolute()))
-    return reopened(folder), told["attempts"]
+    return reopened(folder), told.attempts
 
 
 def analyze_step(
@@ -269,7 +272,7 @@ def analyze_step(
 
 def sentences(say: Say) -> Hear:
     """Of what the host tells, what it says in words: `triage_step(folder, processes, 60, say, sentences(say))`."""
-    return lambda message: say(message["said"]) if "said" in message else None
+    return lambda message: say(message.text) if isinstance(message, Says) else None
 
 
 def reopened(folder: CaseFolder) -> CaseFolder:

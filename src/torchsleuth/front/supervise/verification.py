@@ -6,53 +6,24 @@ A small function under `torch.compile` comes first, the exact script, which need
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.core.cases.model import Case, Verified
 from torchsleuth.core.processes.limits import seconds_of_a_hang
+from torchsleuth.core.protocol.host import CHECKPOINTS, ScriptToVerify
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 from torchsleuth.script_runtime.signature import Signature
 
 REPRO = "repro.py"
-CHECKPOINTS = "checkpoints"
 # What the verification gets in any case: a search that used up its time still ends with an answer.
 LEAST_SECONDS = 20.0
 # Several at once share the cores.
 ROOM_FOR_OTHERS = 1.5
-
-
-@dataclass(frozen=True)
-class ScriptToVerify:
-    """A script under checkpoints/: its form (function, ..., exact), the data files beside it, the bytes in them.
-
-    One that `needs_inputs` finds the case's kept values only in its final place; one of `random` inputs is for where
-    eager refuses the plain ones.
-    """
-
-    form: str
-    files: tuple[str, ...] = ()
-    input_bytes: int | None = None
-    needs_inputs: bool = False
-    random: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{CHECKPOINTS}/{self.form}{'_random' if self.random else ''}.py"
-
-    def to_json(self) -> dict[str, Any]:
-        """As a message to another process."""
-        return asdict(self)
-
-
-def script_from_json(doc: Mapping[str, Any]) -> ScriptToVerify:
-    """What `ScriptToVerify.to_json` wrote."""
-    return ScriptToVerify(**{**doc, "files": tuple(doc["files"])})
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Minified
 from torchsleuth.core.processes.limits import clock_of_a_hang, seconds_of_a_hang
-from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
+from torchsleuth.core.protocol.host import CHECKPOINTS, ScriptToVerify
+from torchsleuth.front.supervise.verification import REPRO
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, seeds, wait_for_device
 from torchsleuth.search.minify.contract import Listener, Reduction, State

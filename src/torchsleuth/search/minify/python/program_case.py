@@ -18,8 +18,9 @@ from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.core.cases.model import Case, Minified, case_id
+from torchsleuth.core.protocol.host import CHECKPOINTS, ScriptToVerify
 from torchsleuth.core.protocol.trials import Outcome
-from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
+from torchsleuth.front.supervise.verification import REPRO
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, fingerprint
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower, Keeper

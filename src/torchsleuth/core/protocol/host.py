@@ -1,0 +1,140 @@
+"""What the front and its search host say to each other: an order for one step, and what is seen while it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One step (see `search.host.steps`), what it is about, and the seconds it may take.
+
+    `leave_out` is what hosts before this one were doing when they ended.
+    """
+
+    step: str
+    budget: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    leave_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostStarted:
+    """The host's process, by its number."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Begins:
+    """What the host is about to do: should it end in that, the next one leaves it out."""
+
+    doing: str
+
+
+@dataclass(frozen=True)
+class Says:
+    """A sentence for the person."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class SearchBegins:
+    """How large the failing graph (in "calls") or program (in "lines") is before the search."""
+
+    size: int
+    unit: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A reducer has asked so many trials."""
+
+    reducer: str
+    trials: int
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A reducer has made it smaller."""
+
+    reducer: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Analyzing:
+    """How far a phase of the analysis has come, in values."""
+
+    phase: str
+    done: int
+    of: int
+
+
+@dataclass(frozen=True)
+class ScriptToVerify:
+    """A script under checkpoints/: its form (function, ..., exact), the data files beside it, the bytes in them.
+
+    One that `needs_inputs` finds the case's kept values only in its final place; one of `random` inputs is for where
+    eager refuses the plain ones.
+    """
+
+    form: str
+    files: tuple[str, ...] = ()
+    input_bytes: int | None = None
+    needs_inputs: bool = False
+    random: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{CHECKPOINTS}/{self.form}{'_random' if self.random else ''}.py"
+
+
+@dataclass(frozen=True)
+class ScriptsWritten:
+    """The scripts to verify, the most readable first; the front runs them while what may vary is asked here.
+
+    Each is run `times` times, several `at_once`; it must fail `always`, or at least once; `in_eager` it must pass.
+    """
+
+    scripts: tuple[ScriptToVerify, ...]
+    times: int
+    at_once: int
+    always: bool
+    in_eager: bool
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why the step cannot be done, in a sentence, and the exit status that goes with it."""
+
+    sentence: str
+    status: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The step is done: what the front needs of it at once and cannot read from the case.
+
+    `case` is where an adopted script became one. Of a search: a row for each reducer, seconds by what took them, what
+    may vary, what else was seen. `attempts` are workarounds that were tried (`program.attempt`).
+    """
+
+    case: str = ""
+    reducers: tuple[Mapping[str, Any], ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    explanation: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    attempts: tuple[Mapping[str, Any], ...] = ()
+
+
+Seen = Begins | Says | SearchBegins | Asked | Smaller | Analyzing | ScriptsWritten
+FROM_HOST = (
+    *(HostStarted, Begins, Says, SearchBegins, Asked, Smaller, Analyzing, ScriptsWritten),
+    *(Refused, Done),
+)
