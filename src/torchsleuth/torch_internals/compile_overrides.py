@@ -52,6 +52,20 @@ def ignore_dynamic_marks() -> None:
                 setattr(module, name, lambda *_args, **_kwargs: None)
 
 
+def _at_frames(look: Callable[[Any], Any]) -> None:
+    """What `look` answers for a frame stands for Dynamo's answer; with None, Dynamo is asked."""
+
+    def looked_at(original: Any) -> Any:
+        def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = hooks.answer_for_disabled(sys._getframe(1))
+            answer = look(frame) if answer is None else answer
+            return original(self, frame, *args, **kwargs) if answer is None else answer
+
+        return call
+
+    replaced(*hooks.FRAME_CALLBACK, looked_at, needed="torch {} has no frame callback to hook into")
+
+
 def mark_dimensions(dimensions: Sequence[tuple[str, str, int]]) -> None:
     """Marks (function, argument, dimension) as dynamic whenever Dynamo comes to a call of such a function.
 
@@ -59,14 +73,14 @@ def mark_dimensions(dimensions: Sequence[tuple[str, str, int]]) -> None:
     left alone: torch compiles them separately and would refuse the mark.
     """
 
-    def on_frame(call: hooks.FrameCapture) -> Any:
+    def mark(frame: Any) -> None:
         for function, argument, dimension in dimensions:
-            value = call.values.get(argument) if function.rpartition(".")[2] == call.function else None
+            named = function.rpartition(".")[2] == frame.f_code.co_name
+            value = frame.f_locals.get(argument) if named else None
             if isinstance(value, torch.Tensor) and dimension < value.dim() and value.shape[dimension] > 1:
                 torch._dynamo.mark_dynamic(value, dimension)
-        return call.as_without_us()
 
-    hooks.hook_frame_captures(on_frame)
+    _at_frames(mark)
 
 
 def compile_nothing() -> None:
@@ -118,16 +132,15 @@ def run_before_captures(snippet: str) -> None:
     """Runs what a person would paste, once, when Dynamo comes to the first frame: by then all of torch is there."""
     pending = [snippet]
 
-    def on_frame(call: hooks.FrameCapture) -> Any:
+    def run_it(_frame: Any) -> None:
         while pending:
             try:
                 run_snippet(pending.pop())
             except Exception as error:  # a run without it would be taken for a run with it
                 sys.stderr.write(f"torchsleuth: the snippet cannot be run: {type(error).__name__}: {error}\n")
                 raise SystemExit(2) from error
-        return call.as_without_us()
 
-    hooks.hook_frame_captures(on_frame)
+    _at_frames(run_it)
 
 
 def run_snippet(snippet: str) -> None:
@@ -155,12 +168,7 @@ def put_in_force(wanted: Settings) -> None:
 
 def force_at_captures(wanted: Settings) -> None:
     """Puts settings in force whenever Dynamo looks at a frame."""
-
-    def on_frame(call: hooks.FrameCapture) -> Any:
-        put_in_force(wanted)
-        return call.as_without_us()
-
-    hooks.hook_frame_captures(on_frame)
+    _at_frames(lambda _frame: put_in_force(wanted))
 
 
 def force_at_backend_calls(wanted: Settings) -> None:
@@ -261,19 +269,6 @@ def leave_functions_eager(places: Sequence[Place]) -> None:
 
     replaced("torch._dynamo.trace_rules", "", "check_verbose", not_looked_into, needed=_NO_RULES)
     _at_frames(left_alone)
-
-
-def _at_frames(look: Callable[[Any], Any]) -> None:
-    """What `look` answers for a frame stands for Dynamo's answer; with None, Dynamo is asked."""
-
-    def looked_at(original: Any) -> Any:
-        def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-            answer = look(frame)
-            return original(self, frame, *args, **kwargs) if answer is None else answer
-
-        return call
-
-    replaced(*hooks.FRAME_CALLBACK, looked_at, needed="torch {} has no frame callback to hook into")
 
 
 def trace_functions_whole(places: Sequence[Place]) -> None:

@@ -195,7 +195,7 @@ def hook_graph_breaks(handler: Handler) -> Callable[[], None]:
             if error is not None and not getattr(error, "logged", False):
                 resumes = "falling back to eager" not in str(kwargs.get("reason", ""))
                 backend = innermost_backend(getattr(getattr(self, "output", None), "compiler_fn", None))
-                handler(functools.partial(_seen, self, error, resumes), backend)
+                handler(functools.partial(_seen, self.f_code, error, tracer=self, resumes=resumes), backend)
             return original(self, *args, **kwargs)
 
         return log_graph_break
@@ -221,7 +221,7 @@ def hook_frame_refusals(handler: Handler) -> Callable[[], None]:
                 if is_graph_break(error) and not getattr(error, "logged", False):
                     backend = innermost_backend(getattr(self, "_torchdynamo_orig_backend", None))
                     fatal = bool(getattr(self, "_one_graph", False))
-                    handler(functools.partial(_refused, frame.f_code, error, fatal), backend)
+                    handler(functools.partial(_seen, frame.f_code, error, fatal=fatal), backend)
                 raise
 
         return call
@@ -247,8 +247,10 @@ def failure_text(error: BaseException) -> str | None:
     return f"{type(inner).__name__}: {first}"[:MOST_FAILURE_TEXT] if first else type(inner).__name__
 
 
-def _seen(tracer: Any, error: BaseException, resumes: bool) -> BreakSeen:
-    code = tracer.f_code
+def _seen(
+    code: Any, error: BaseException, *, tracer: Any = None, resumes: bool = False, fatal: bool = False
+) -> BreakSeen:
+    """A break of what `tracer` goes through; without one the frame could not be begun with."""
     position = getattr(getattr(tracer, "current_instruction", None), "positions", None)
     stack = _frames(getattr(error, "real_stack", None) or ())
     return BreakSeen(
@@ -261,24 +263,8 @@ def _seen(tracer: Any, error: BaseException, resumes: bool) -> BreakSeen:
         stack=stack or (_definition(code),),
         above=_above(sys._getframe()),
         resumes=resumes,
-        fatal=False,
-        traced=_operations(tracer),
-        **_reason(error),
-    )
-
-
-def _refused(code: Any, error: BaseException, fatal: bool) -> BreakSeen:
-    return BreakSeen(
-        function=original_function(code)[0],
-        code=code.co_name,
-        file=code.co_filename,
-        line=code.co_firstlineno,
-        column=None,
-        stack=_frames(getattr(error, "real_stack", None) or ()) or (_definition(code),),
-        above=_above(sys._getframe()),
-        resumes=False,
         fatal=fatal,
-        traced=0,
+        traced=_operations(tracer),
         **_reason(error),
     )
 

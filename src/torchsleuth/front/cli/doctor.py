@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+import torchsleuth
 from torchsleuth._version import __version__
 from torchsleuth.front.cli.options import cases_option, json_option
 from torchsleuth.front.cli.output import print_json, show
@@ -71,7 +72,7 @@ def doctor_verb(torch_names: bool, cases_dir: Path, as_json: bool) -> int:
     if torch_names:
         return _show_torch_names(as_json)
     checks = [
-        Check("torchsleuth", True, f"{__version__}, in {Path(__file__).resolve().parent.parent}"),
+        Check("torchsleuth", True, f"{__version__}, in {Path(torchsleuth.__file__).resolve().parent}"),
         _python(),
         *_torch(),
         _compiler(),
