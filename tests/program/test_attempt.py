@@ -5,7 +5,7 @@ import json
 import pytest
 
 from torchsleuth.core.cases.model import Workaround
-from torchsleuth.front.program.attempt import Attempt, attempt_from_json
+from torchsleuth.front.supervise.attempt import Attempt, attempt_from_json
 from torchsleuth.watched.overrides import Overrides
 
 

@@ -3,14 +3,14 @@
 import pytest
 
 from torchsleuth.core.cases.answer import Answer
-from torchsleuth.front.program import component as program
-from torchsleuth.front.program.component import (
-    answer_of_run,
+from torchsleuth.front.supervise import program_blame as program
+from torchsleuth.front.supervise.program_blame import (
+    EndsAsBadly,
     component_by_runs,
     component_of_program,
     program_named,
 )
-from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.torch_core.backends import CATALOG
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
@@ -22,13 +22,14 @@ def climbed(monkeypatch, fails, first=BAD, **answers):
     """The finding, and what was overridden in each run; `fails(overrides)` says how a run ends."""
     seen = []
 
-    def run(_program, overrides, *, timeout=None, own_cache=False):
+    def run(_program, overrides, *, watch=None, timeout=None, own_cache=False, cases_dir=None):
+        if watch is not None:
+            return first
         what = overrides.backend or next(iter(overrides.config.get("torch._inductor.config", {})), None)
         seen.append(what or "uncompiled")
         outcome = fails(overrides)
         return outcome if isinstance(outcome, ProgramRun) else BAD if outcome else GOOD
 
-    monkeypatch.setattr(program, "watch_program", lambda *_args, **_kwargs: first)
     monkeypatch.setattr(program, "run_program", run)
     return component_of_program(["train.py"], **answers), seen
 
@@ -100,7 +101,7 @@ def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setti
     [(BAD, "compile cache", "passes with an empty compile cache"), (GOOD, None, "it fails at times")],
 )
 def test_a_failure_that_goes_with_an_empty_compile_cache(monkeypatch, answers_with_cache, part, detail):
-    def run(_program, overrides, *, timeout=None, own_cache=False):
+    def run(_program, overrides, *, watch=None, timeout=None, own_cache=False):
         return answers_with_cache if own_cache else GOOD
 
     monkeypatch.setattr(program, "run_program", run)
@@ -166,7 +167,7 @@ LATE = ProgramRun(143, 9.0, timed_out=True)
     ],
 )
 def test_two_runs_end_alike_by_status_and_type_of_error(first, run, answer):
-    assert answer_of_run(first, run) is answer
+    assert EndsAsBadly(first).answer(run) is answer
 
 
 def test_the_backends_of_the_variants_are_there():

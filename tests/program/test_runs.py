@@ -14,8 +14,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 from made import make
 
 from torchsleuth.core.cases.folder import write_case
-from torchsleuth.front.program.runs import CannotRunProgram, Program, ProgramRun, program_of, run_program
-from torchsleuth.front.program.workarounds import watch_options, why_unhealthy
+from torchsleuth.front.supervise.program_cures import why_unhealthy
+from torchsleuth.front.supervise.program_runs import (
+    CannotRunProgram,
+    Program,
+    ProgramRun,
+    Watch,
+    program_of,
+    run_program,
+    watch_for,
+)
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.watched.overrides import Overrides
 
@@ -89,6 +97,6 @@ def test_a_program_passes_only_if_it_ends_as_a_healthy_one_would():
 
 
 def test_the_program_is_watched_for_the_kind_of_failure_it_had():
-    assert watch_options(make()) == []
-    assert watch_options(make(kind="accuracy")) == ["--check-accuracy"]
-    assert watch_options(make(kind="hang", extra={"timeout": 20.0})) == ["--timeout", "20"]
+    assert watch_for(make()) == Watch()
+    assert watch_for(make(kind="accuracy")) == Watch(compares=True)
+    assert watch_for(make(kind="hang", extra={"timeout": 20.0})) == Watch(timeout=20.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchsleuth.front.program.runs import Program, ProgramRun
+from torchsleuth.front.supervise.program_runs import Program, ProgramRun
 from torchsleuth.front.sweep.cells import SweepLog, buckets_of, cell_of
 from torchsleuth.front.sweep.grid import NothingToSweep, Setting, SweptProgram, programs_in, settings_of
 from torchsleuth.front.sweep.page import page_of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import sys
 import time
@@ -26,9 +24,11 @@ from torchsleuth.front.cli.options import (
 )
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.progress import StatusLine
-from torchsleuth.front.program.runs import run_apart
-from torchsleuth.front.supervise.pipeline import MinifyOutcome, Processes, minify_step, processes_for
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
+from torchsleuth.front.supervise.program_runs import Program, Watch, run_program
+from torchsleuth.front.supervise.road import MinifyOutcome, adopt, minify
 from torchsleuth.front.supervise.verification import REPRO
+from torchsleuth.watched.overrides import Overrides
 
 
 class NotACase(SleuthError):
@@ -83,9 +83,10 @@ def minify_verb(
         try:
             if folder is None:
                 how = {"arguments": arguments, "timeout": timeout}
-                folder = adopted(Path(case_or_script), cases_dir, processes, budget, **how)
+                folder = adopt(processes, Path(case_or_script), cases_dir, budget, say, **how)
             left = max(1.0, budget - (time.monotonic() - started))
-            outcome = minify_step(folder, processes, left, say, line.hear)
+            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.hear)
+            outcome = minify(case, left)
         except KeyboardInterrupt:
             line.end()
             kept = folder is not None and folder.file(REPRO).is_file()
@@ -116,14 +117,6 @@ def _put_out(folder: CaseFolder, out: Path) -> None:
         ) from error
 
 
-def adopted(script: Path, cases_dir: Path, processes: Processes, budget: float, **how: Any) -> CaseFolder:
-    """The case that a script of someone else's, or a program, becomes."""
-    assert processes.host is not None
-    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
-    told = processes.host.ask("adopt", budget, said=say, **places, **how)
-    return open_case(cases_dir, told["case"])
-
-
 def _for_programs(outcome: MinifyOutcome) -> dict[str, Any]:
     """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
     return {
@@ -148,14 +141,10 @@ def known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
 
 def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
     """A short repro is a program like any other: run under watch, it leaves its case."""
-    more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", f"{NO_TIMEOUT:g}"]}.get(kind, [])
-    command = [sys.executable, "-P", "-m", "torchsleuth", "run", "--json", "--record-only", *more]
+    watch = Watch(NO_TIMEOUT if kind == "hang" else None, compares=kind == "accuracy")
     say(f"running {script.name} under watch, to have its graph")
-    _, said = run_apart([*command, "--cases", str(cases_dir), str(script)], None, os.environ)
-    try:
-        cases = json.loads(said)["cases"]
-    except (ValueError, KeyError):
-        cases = []
+    program = Program((sys.executable, str(script)))
+    cases = run_program(program, Overrides(), watch=watch, cases_dir=cases_dir, own_cache=True).cases
     if not cases:
         raise NotACase(
             f"{script} was run under watch and nothing failed here, so there is nothing to make smaller; "

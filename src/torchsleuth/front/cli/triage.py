@@ -12,7 +12,8 @@ from torchsleuth.core.cases.model import Triage
 from torchsleuth.front.cli.agreement import case_to_execute, yes_option
 from torchsleuth.front.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.supervise.pipeline import processes_for, sentences, triage_step
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
+from torchsleuth.front.supervise.road import blame, sentences
 
 
 @click.command("triage", context_settings={"ignore_unknown_options": True})
@@ -50,7 +51,9 @@ def triage_verb(
     folder = case_to_execute(cases_dir, case_or_script, yes)
     with processes_for(folder, workers) as processes:
         left = max(1.0, budget - (time.monotonic() - started))
-        folder = triage_step(folder, processes, left, _say, sentences(_say))
+        case = CaseAtWork(folder, processes, time.monotonic() + left, _say, sentences(_say))
+        blame(case, left)
+        folder = case.folder
     if as_json:
         print_json({**folder.case.to_json(), "path": str(folder.path)})
     else:
@@ -61,7 +64,7 @@ def triage_verb(
 
 def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> int:
     """The ladder for a whole program; a case that it leaves is named for what comes next."""
-    from torchsleuth.front.program.component import component_of_program
+    from torchsleuth.front.supervise.program_blame import component_of_program
 
     found = component_of_program(argv, cases_dir=cases_dir, say=_say, timeout=budget)
     if as_json:

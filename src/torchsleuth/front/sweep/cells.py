@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.model import WrongShape, read_dataclass
-from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.front.sweep.grid import Setting, SweptProgram
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.front.program.runs import Program
+from torchsleuth.front.supervise.program_runs import Program
 from torchsleuth.watched.overrides import Overrides
 
 # What a person writes for "as the program has it".
