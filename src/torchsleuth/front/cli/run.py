@@ -14,6 +14,7 @@ import click
 from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import watched_processes
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
 from torchsleuth.front.cli.log_option import log_environment, log_option
 from torchsleuth.front.cli.nothing_compiled import say_nothing_compiled
@@ -38,7 +39,6 @@ from torchsleuth.front.supervise.program_runs import (
     cases_of_run,
     record_device_fault,
 )
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 if TYPE_CHECKING:
     from torchsleuth.front.supervise.own_error import OnlyCompiled
@@ -382,8 +382,8 @@ def _report(cases: list[Caught]) -> None:
     """Writes page and issue text of each case, then the screen with which a run ends."""
     if not cases:
         return
-    from torchsleuth.front.report.ending import show_ending
-    from torchsleuth.front.report.writing import write_report
+    from torchsleuth.front.report.html import write_report
+    from torchsleuth.front.report.terminal import show_ending
 
     for folder, _ in cases:
         try:

@@ -26,7 +26,7 @@ from torchsleuth.front.cli.options import (
 )
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.torch_check import ask_torch
-from torchsleuth.front.report.writing import write_report
+from torchsleuth.front.report.html import write_report
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
 from torchsleuth.front.sweep.page import others_in_words, write_page

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import UncaughtError, WatchedProcess, watched_processes
+from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_blame import UNCOMPILED, component_by_runs
 from torchsleuth.front.supervise.program_runs import (
@@ -25,7 +26,6 @@ from torchsleuth.front.supervise.program_runs import (
     run_program,
     too_long_again,
 )
-from torchsleuth.watched.watch_settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,12 +31,12 @@ from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.processes.compiler_probes import hand_probes_to
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.limits import hang_seconds
+from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import RunAgain, Supervised, supervise
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.watched.overrides import Overrides, overrides_from_environment
-from torchsleuth.watched.watch_settings import Settings
 
 # Of what a program prints, what is kept to say how it ended.
 TAIL_BYTES = 64 << 10

@@ -25,6 +25,7 @@ from torchsleuth.core.cases.model import Case, Triage, Verified
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.processes.last_will import scratch
+from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_blame import UNCOMPILED
 from torchsleuth.front.supervise.program_runs import (
@@ -44,7 +45,6 @@ from torchsleuth.torch_core.repro.assemble import (
     scripts_of_levels,
     user_line_of_node,
 )
-from torchsleuth.watched.watch_settings import Settings
 
 ORIGINAL = "original.py"
 # The script of another level while it is tried; it finds the kept inputs where it lies.

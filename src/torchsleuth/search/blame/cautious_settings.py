@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torchsleuth.core.cases.flags import PRECISION_CASTS, Flag, config_of
 from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner
-from torchsleuth.search.minify.search.contract import State
-from torchsleuth.search.minify.search.subsets import smallest
+from torchsleuth.search.minify.contract import State
+from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.torch_internals.configuration import default_setting
 
 # Optimisations of Inductor that only make things faster, each with the value that leaves it out.

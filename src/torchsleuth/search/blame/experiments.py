@@ -17,10 +17,10 @@ from torchsleuth.child.trial import Outcome, Switches, Trial
 from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
-from torchsleuth.search.minify.questions import Questions
-from torchsleuth.search.minify.search.contract import State
-from torchsleuth.search.minify.search.subsets import smallest
-from torchsleuth.search.minify.trial_of_state import trial_of
+from torchsleuth.search.minify.contract import State
+from torchsleuth.search.minify.oracle import Questions
+from torchsleuth.search.minify.states import trial_of
+from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_internals.compile_trace import Step, unfinished
 

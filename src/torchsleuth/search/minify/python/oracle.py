@@ -16,8 +16,8 @@ from torchsleuth.child.trial import Outcome, Question, Switches, Trial
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.search.minify.contract import Oracle
 from torchsleuth.search.minify.python.program import Program
-from torchsleuth.search.minify.search.contract import Oracle
 from torchsleuth.search.workers.queue import TrialQueue
 
 # A smaller program that takes this much longer than the whole one goes round in circles; so does one that computes so
