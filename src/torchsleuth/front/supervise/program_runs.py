@@ -9,7 +9,6 @@ program's cache gets that one.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import getpass
 import os
 import re
@@ -19,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -415,7 +414,7 @@ def record_device_fault(
         return
     say(f"the device failed, and nobody was waiting for it: {faults[0]}")
     say("running the program once more, with a wait after each compiled call, to see which one it is")
-    careful = dataclasses.replace(settings, synchronised=True)
+    careful = replace(settings, synchronised=True)
     if not record_again(
         program, careful, deadline, timeout=timeout, until_failure=True, environment=environment
     ):
