@@ -1,6 +1,5 @@
 """A search that needs only a part of the compiler asks only for that part."""
 
-import time
 from concurrent.futures import Future
 
 import pytest
@@ -71,7 +70,7 @@ def test_a_hang_is_told_by_a_clock_made_of_what_a_healthy_part_takes(tmp_path):
 
 def test_a_search_asks_nothing_that_could_not_be_answered_in_its_time(tmp_path):
     oracle = oracle_of(lambda _: Outcome(HANG, 60.0), HANG, tmp_path, Limits(compile=60))
-    engine = Engine(oracle, state(), deadline=time.monotonic() + 5)
+    engine = Engine(oracle, state(), budget_seconds=5)
     with pytest.raises(OutOfBudget):
         engine.fails("nodes", "a question of 60 s", state())
     assert oracle.workers.clocks == []

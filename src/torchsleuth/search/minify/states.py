@@ -179,9 +179,9 @@ def shapes_of(state: State) -> Shapes:
     return SHAPES.get()(state)
 
 
-def checked(state: State) -> State | None:
+def checked(state: State | None) -> State | None:
     """The state where its shapes and dtypes go together, else None; what cannot be worked out counts as no."""
-    return state if shapes_of(state).why is None else None
+    return None if state is None or shapes_of(state).why is not None else state
 
 
 def record_here(state: State) -> Recording:

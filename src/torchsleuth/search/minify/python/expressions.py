@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from torchsleuth.search.minify.contract import Dial, Edit
+from torchsleuth.search.minify.contract import Edit, NumberEdit
 from torchsleuth.search.minify.python.program import Nodes, Program, changed, number_of, put
 
 # Sizes below this say that a dimension is special.
@@ -218,24 +218,24 @@ def _of_shape(program: Program, number: int, shape: tuple[int, ...]) -> Program 
 # -- numbers and texts
 
 
-def smaller_sizes(program: Program) -> Iterator[Edit[Program] | Dial[Program]]:
+def smaller_sizes(program: Program) -> Iterator[Edit[Program] | NumberEdit[Program]]:
     """Each whole number above two, everywhere it stands: sizes that belong together stay equal."""
     numbers = {
         n.value for n in ast.walk(program.tree) if isinstance(n, ast.Constant) and type(n.value) is int
     }
     for value in sorted(numbers, reverse=True):
         if value > LEAST_SIZE:
-            yield Dial(f"{value}", LEAST_SIZE, value, _with_number, (value,))
+            yield NumberEdit(f"{value}", LEAST_SIZE, value, _with_number, (value,))
 
 
-def plainer_constants(program: Program) -> Iterator[Edit[Program] | Dial[Program]]:
+def plainer_constants(program: Program) -> Iterator[Edit[Program] | NumberEdit[Program]]:
     """Each number by itself, from where it stands down to one; floats that are whole, texts that are short."""
     for node in ast.walk(program.tree):
         if not isinstance(node, ast.Constant):
             continue
         number, value = number_of(node), node.value
         if type(value) is int and value > 1:
-            yield Dial(f"{value}", 1, value, _with_value, (number,))
+            yield NumberEdit(f"{value}", 1, value, _with_value, (number,))
         elif type(value) is float and value not in (0.0, 1.0):
             yield Edit(f"1.0 for {value}", _constant, (number, 1.0))
         elif isinstance(value, str) and len(value) > LONG_TEXT:

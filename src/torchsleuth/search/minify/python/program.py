@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from torchsleuth.search.minify.contract import size_of, state_key
-
 _NUMBERED = (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.alias, ast.excepthandler, ast.match_case)
 _LISTS = ("body", "orelse", "finalbody")
 # What every module has beside its own names.
@@ -39,6 +37,25 @@ class Program:
     given: frozenset[str] = frozenset()
     # Attributes that the given program sets or defines: who reads one that is gone fails for that reason alone.
     attributes: frozenset[str] = frozenset()
+
+    @cached_property
+    def size(self) -> tuple[Any, ...]:
+        """Statements first, a block counting twice, then what there is in them, then the numbers and letters."""
+        nodes = list(ast.walk(self.tree))
+        blocks = sum(hasattr(node, "body") and isinstance(node, ast.stmt) for node in nodes)
+        numbers = [_magnitude(node.value) for node in nodes if isinstance(node, ast.Constant)]
+        return (
+            sum(isinstance(node, ast.stmt) and not isinstance(node, ast.Pass) for node in nodes) + blocks,
+            sum(isinstance(node, _NUMBERED) for node in nodes),
+            sum(numbers),
+            len(self.text),
+            self.text,
+        )
+
+    @property
+    def key(self) -> str:
+        """The same text is the same question."""
+        return self.text
 
     @cached_property
     def nodes(self) -> Nodes:
@@ -183,32 +200,12 @@ def _mend(tree: ast.AST) -> None:
             node.finalbody = node.finalbody or [ast.Pass()]
 
 
-@size_of.register
-def _(program: Program) -> tuple[Any, ...]:
-    """Statements first, a block counting twice, then what there is in them, then the numbers and letters."""
-    nodes = list(ast.walk(program.tree))
-    blocks = sum(hasattr(node, "body") and isinstance(node, ast.stmt) for node in nodes)
-    numbers = [_magnitude(node.value) for node in nodes if isinstance(node, ast.Constant)]
-    return (
-        sum(isinstance(node, ast.stmt) and not isinstance(node, ast.Pass) for node in nodes) + blocks,
-        sum(isinstance(node, _NUMBERED) for node in nodes),
-        sum(numbers),
-        len(program.text),
-        program.text,
-    )
-
-
 def _magnitude(value: object) -> float:
     """Nought and one are the plainest, then whole numbers by their size, then any other."""
     if type(value) not in (int, float) or value in (0, 1):
         return 0.0
     assert isinstance(value, (int, float))
     return min(abs(value), 1e9) + (0 if value == int(value) else 2) if math.isfinite(value) else 1e9
-
-
-@state_key.register
-def _(program: Program) -> str:
-    return program.text
 
 
 def as_written(program: Program, given: str) -> str:
