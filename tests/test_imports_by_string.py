@@ -22,7 +22,7 @@ STARTED = {
     },
     "front/sweep/running.py": {"torchsleuth.search.host.programs_on_ray"},
     "front/sweep/page.py": {"torchsleuth.front.sweep"},  # whose templates are read
-    "front/cli/calibrate.py": {"torchsleuth.torch_core.compare.verdict.calibrate_process"},
+    "front/cli/calibrate.py": {"torchsleuth.torch_core.compare.verdict.calibrate"},
 }
 
 
@@ -60,5 +60,4 @@ def test_only_these_import_by_string():
         "torch_core/backends/catalog.py",
         "front/cli/main.py",  # verbs, on first use
         "child/child.py",  # what a server was told to run
-        "watched/observe/__init__.py",  # collectors, those that are wanted
     }

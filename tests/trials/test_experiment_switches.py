@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from torchsleuth.child import compile as inside
-from torchsleuth.child.trial import Switches, Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.protocol.trials import Switches, Trial
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 
 GRAPH = """class Repro(torch.nn.Module):
     def forward(self, a):

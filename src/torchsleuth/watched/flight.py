@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import platform
-import signal
 import sys
 import threading
 import time
@@ -24,6 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.files import write_whole
+from torchsleuth.core.watching import STACKS_SIGNAL
 from torchsleuth.script_runtime.hiding import hide_in_words
 
 # Two counters per graph and one pair for graph capture; a process with more graphs than this goes on,
@@ -35,9 +37,6 @@ DEVICE_FAULT = "device-fault.txt"
 UNCAUGHT = "uncaught.json"
 REMARKS = "remarks.jsonl"
 COUNTERS_BYTES = 16 * (MAX_GRAPHS + 1)
-
-# Not used by any library we know of; it only makes the stacks of all threads be written to a file.
-STACKS_SIGNAL = int(signal.SIGRTMAX) - 7 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
 
 
 class Flight:
@@ -181,9 +180,7 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON so that a reader sees the whole file or none."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, json.dumps(value))
 
 
 def _process_facts() -> dict[str, Any]:
@@ -191,7 +188,7 @@ def _process_facts() -> dict[str, Any]:
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or os.environ.get("OMPI_COMM_WORLD_RANK")
     return {
         "pid": os.getpid(),
-        "identity": this_process().to_json(),
+        "identity": to_json(this_process()),
         "parent": os.getppid(),
         "argv": hide_in_words(sys.argv),
         "rank": int(rank) if rank and rank.isdigit() else None,

@@ -31,11 +31,12 @@ from torchsleuth.front.sweep.cells import (
     SweepLog,
     bucket_of,
     buckets_of,
+    bug_of,
     cell_of,
     key_of,
+    merged,
 )
 from torchsleuth.front.sweep.grid import Setting, SweptProgram
-from torchsleuth.front.sweep.same_bug import bug_of, merged
 
 # A program may take this many times what one compile may take before it is a hang.
 WHOLE_PROGRAM = 3

@@ -24,7 +24,7 @@ from torchsleuth.core.cases.record import CompileSettings, Embedded
 from torchsleuth.script_runtime.inputs import storage_bytes
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.recording import Recording
-from torchsleuth.torch_core.tensors.specs import InputsDescription, ScalarSpec, SymbolSpec, TensorSpec
+from torchsleuth.torch_core.tensors import InputsDescription, ScalarSpec, SymbolSpec, TensorSpec
 
 # The plainest dtype first.
 _DTYPES = ("float32", "int64", "bool", "float64", "int32", "bfloat16", "float16")

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.child.compile import tiny_trial
-from torchsleuth.child.trial import EAGER, Outcome, Question, Switches, Trial
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.processes.limits import LEAST_HANG, SECONDS_A_CALL, Limits, within
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Question, Switches, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.search.minify.contract import Oracle, State
 from torchsleuth.search.minify.states import Shapes, trial_of
@@ -29,7 +29,7 @@ from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.recording import Recording, recording_from_json
-from torchsleuth.torch_core.graphs.writes import writers
+from torchsleuth.torch_internals.schemas import writers
 
 # A graph that takes longer in eager, for which no clock was given, is taken for hung.
 EAGER_SECONDS = 120.0
@@ -137,7 +137,7 @@ class Questions:
         if outcome.error is not None or outcome.signature is not None:
             died = outcome.signature is not None
             raise NoAnswer(f"{question.value}: {_how(outcome, limits)}", died=died)
-        return dict(outcome.more)
+        return dict(outcome.value)
 
     def _limits(self, seconds: float | None) -> Limits:
         limits = within(self.workers.limits, self.deadline)
@@ -149,7 +149,7 @@ def _how(outcome: Outcome, limits: Limits) -> str:
     signature = outcome.signature
     if outcome.error is not None or signature is None:
         return outcome.error or ""
-    if "ended_for" in outcome.more:
+    if outcome.seen.ended_for is not None:
         return outcome.text.partition("\n")[0]
     if signature.kind == "hang":
         return f"it was not done after {limits.seconds(signature.phase):g} s"
@@ -390,8 +390,8 @@ class TrialOracle(Oracle):
         if outcome.fails_like(self.expected):
             self.suspects = _wrong_nodes(outcome.signature, state)
             self.text = outcome.text
-            if "tolerances" in outcome.more:
-                self.tolerances[state.key] = Tolerances(**outcome.more["tolerances"])
+            if outcome.seen.tolerances is not None:
+                self.tolerances[state.key] = Tolerances(**outcome.seen.tolerances)
             return True
         cut_short = outcome.signature is not None and outcome.signature.kind == "hang" != self.expected.kind
         if cut_short:

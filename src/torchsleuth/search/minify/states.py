@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.child.trial import Switches, Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.protocol.trials import Switches, Trial
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Input, State
@@ -28,8 +28,13 @@ from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.graphs.cut import Cut
 from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.graphs.recording import Recorded, RecordedTensor, Recording, record_values
-from torchsleuth.torch_core.tensors.specs import InputsDescription, ScalarSpec, TensorSpec, describe_inputs
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors import (
+    ContentStoreWriter,
+    InputsDescription,
+    ScalarSpec,
+    TensorSpec,
+    describe_inputs,
+)
 from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
 from torchsleuth.torch_internals.schemas import may_write
 

@@ -16,9 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome
 from torchsleuth.core.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.core.cases.model import Case, Minified, case_id
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, fingerprint
 from torchsleuth.search.minify.case_state import CannotMinify
