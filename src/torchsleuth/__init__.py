@@ -17,7 +17,7 @@ _WHERE = {
     "explain": "torchsleuth.explained",
     "ExplainOutput": "torchsleuth.explained",
     "ExplainWithBackend": "torchsleuth.explained",
-    "CompileProfiler": "torchsleuth.compile_profiler",
+    "CompileProfiler": "torchsleuth.explained",
     "compile_times": "torchsleuth.watched.observe.compile_times",
     "record_compile_times": "torchsleuth.watched.observe.compile_times",
     "no_graph_breaks": "torchsleuth.assertions",
