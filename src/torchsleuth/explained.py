@@ -29,11 +29,9 @@ import torch
 from torchsleuth.front.observe.breaks import Breaks, GraphBreak, break_lines, breaks_of
 from torchsleuth.front.observe.events import Event
 from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
-from torchsleuth.torch_internals import frame_compiles, graph_breaks, hooks
-from torchsleuth.torch_internals.frame_compiles import FrameCompile
-from torchsleuth.watched.observe.breaks import BreakCollector
-from torchsleuth.watched.observe.frames import note_frame
-from torchsleuth.watched.observe.recompiles import note_recompile
+from torchsleuth.torch_internals import frames, hooks
+from torchsleuth.torch_internals.frames import FrameCompile
+from torchsleuth.watched.observe.captures import BreakCollector, note_frame, note_recompile
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class ExplainWithBackend:
         listen(self)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        self.graphs.append(frame_compiles.copy_of_graph(gm))
+        self.graphs.append(frames.copy_of_graph(gm))
         call = hooks.BackendCall(
             backend=self.backend,
             name=getattr(self.backend, "__name__", type(self.backend).__name__),
@@ -105,10 +103,10 @@ class ExplainWithBackend:
             breaks=breaks,
         )
 
-    def on_frame(self, seen: frame_compiles.FrameCompile) -> Any:
+    def on_frame(self, seen: frames.FrameCompile) -> Any:
         """A frame is compiled with this backend."""
         result = note_frame(seen, self.events, None)
-        self.guards += frame_compiles.guards_of(result)
+        self.guards += frames.guards_of(result)
         return result
 
     def on_break(self, look: Callable[[], Any]) -> None:
@@ -130,7 +128,7 @@ def explain(
         watcher = ExplainWithBackend(backend)
         torch.compiler.reset()
         try:
-            torch.compile(frame_compiles.uncompiled(function), backend=watcher)(*args, **kwargs)
+            torch.compile(frames.uncompiled(function), backend=watcher)(*args, **kwargs)
             return watcher.output()
         finally:
             torch.compiler.reset()
@@ -193,7 +191,7 @@ class CompileProfiler:
 class Listener(Protocol):
     """A backend that wants to hear of frames compiled with it, and of graph breaks in them."""
 
-    def on_frame(self, seen: frame_compiles.FrameCompile) -> Any: ...
+    def on_frame(self, seen: frames.FrameCompile) -> Any: ...
 
     def on_break(self, look: Callable[[], Any]) -> None: ...
 
@@ -225,7 +223,7 @@ def listen(listener: Listener) -> None:
 
 @functools.cache
 def _put_in() -> None:
-    def on_frame(seen: frame_compiles.FrameCompile) -> Any:
+    def on_frame(seen: frames.FrameCompile) -> Any:
         mine = next((each for each in _listening if each is seen.backend), None)
         return seen.compile() if mine is None else mine.on_frame(seen)
 
@@ -234,6 +232,6 @@ def _put_in() -> None:
             if each is backend:
                 each.on_break(look)
 
-    frame_compiles.hook_frame_compiles(on_frame)
-    graph_breaks.hook_graph_breaks(on_break)
-    graph_breaks.hook_frame_refusals(on_break)
+    frames.hook_frame_compiles(on_frame)
+    frames.hook_graph_breaks(on_break)
+    frames.hook_frame_refusals(on_break)

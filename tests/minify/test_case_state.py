@@ -20,8 +20,7 @@ from torchsleuth.search.minify.contract import Silence
 from torchsleuth.search.minify.minify_case import minify_case
 from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.states import trial_of
-from torchsleuth.torch_core.tensors.specs import describe_inputs
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors import ContentStoreWriter, describe_inputs
 from trials_here import TrialsHere
 
 GRAPH = "class Repro(torch.nn.Module):\n    def forward(self, a):\n        b = torch.relu(a)\n        return (b,)\n"

@@ -28,7 +28,7 @@ from torchsleuth.search.minify.reducers.tensors import (
 )
 from torchsleuth.search.minify.states import checked, real_inputs, state_of
 from torchsleuth.torch_core.graphs.cut import calls_of
-from torchsleuth.torch_core.tensors.specs import ScalarSpec
+from torchsleuth.torch_core.tensors import ScalarSpec
 from torchsleuth.torch_internals.fake_kernels import fake_results
 
 

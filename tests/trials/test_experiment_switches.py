@@ -7,7 +7,7 @@ from torchsleuth.child import compile as inside
 from torchsleuth.child.trial import Switches, Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 
 GRAPH = """class Repro(torch.nn.Module):
     def forward(self, a):

@@ -21,8 +21,7 @@ from torchsleuth.search.minify.oracle import NoAnswer, Questions
 from torchsleuth.search.minify.states import trial_of
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.torch_core.graphs.recording import RecordedTensor
-from torchsleuth.torch_core.tensors.specs import describe_inputs
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors import ContentStoreWriter, describe_inputs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 import torchsleuth
 from program_runs import environment, run_watched, write_program
-from torchsleuth.torch_internals.compile_overrides import UnknownSetting, check_settings
-from torchsleuth.torch_internals.eager_regions import NoSuchTarget, class_named, is_place, operator_named
+from torchsleuth.torch_internals.compile_overrides import (
+    NoSuchTarget,
+    UnknownSetting,
+    check_settings,
+    class_named,
+    is_place,
+    operator_named,
+)
 from torchsleuth.watched.overrides import OVERRIDES_VARIABLE, Overrides, overrides_from_environment
 
 INJECT = Path(torchsleuth.__file__).parent / "watched" / "inject"

@@ -46,8 +46,8 @@ def _override(wanted: Overrides) -> None:
     }
 
     def at_capture(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as eager
         from torchsleuth.torch_internals import compile_overrides as forced
-        from torchsleuth.torch_internals import eager_regions as eager
 
         if wanted.dynamic is not None:
             settings.setdefault(forced.DYNAMO, {}).update(forced.settings_for_dynamic(wanted.dynamic))
@@ -71,8 +71,8 @@ def _override(wanted: Overrides) -> None:
             forced.force_at_backend_calls(settings)
 
     def at_inductor(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as eager
         from torchsleuth.torch_internals import compile_overrides as forced
-        from torchsleuth.torch_internals import eager_regions as eager
 
         forced.check_settings(settings)
         if settings:
@@ -80,7 +80,7 @@ def _override(wanted: Overrides) -> None:
         eager.forget_decompositions(wanted.decompositions)
 
     def at_lowering(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import eager_regions as eager
+        from torchsleuth.torch_internals import compile_overrides as eager
 
         eager.keep_operators_eager(wanted.fallback)
 

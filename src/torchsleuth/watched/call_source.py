@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import WRONG, AmbientState
-from torchsleuth.torch_internals.calls_under_way import CallUnderWay
+from torchsleuth.torch_internals.compiled_calls import CallUnderWay
 from torchsleuth.torch_internals.configuration import changed_settings
 from torchsleuth.watched.call_difference import MOST_ITEMS, PRINTED, is_below, iterator_of
 from torchsleuth.watched.earlier_calls import EarlierCall, values_read

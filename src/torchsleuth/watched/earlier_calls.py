@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_core.tensors.specs import TensorSpec, Unsupported, describe_tensor
-from torchsleuth.torch_internals.calls_under_way import CallUnderWay
+from torchsleuth.torch_core.tensors import TensorSpec, Unsupported, describe_tensor
+from torchsleuth.torch_internals.compiled_calls import CallUnderWay
 from torchsleuth.torch_internals.tensors import has_no_values
 from torchsleuth.watched.call_state import roots_of, user_function
 

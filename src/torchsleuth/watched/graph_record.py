@@ -22,8 +22,9 @@ from torchsleuth.script_runtime.hiding import hide_in_words
 from torchsleuth.torch_core.graphs.identity import structural_hash
 from torchsleuth.torch_core.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.torch_core.graphs.provenance import calling_line, module_and_call, user_lines
-from torchsleuth.torch_core.tensors.specs import (
+from torchsleuth.torch_core.tensors import (
     REBUILT_FORMS,
+    ContentStoreWriter,
     InputsDescription,
     ScalarSpec,
     TensorSpec,
@@ -31,9 +32,8 @@ from torchsleuth.torch_core.tensors.specs import (
     describe_inputs,
     with_aliases,
 )
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
 from torchsleuth.torch_internals.configuration import changed_settings, versions
-from torchsleuth.torch_internals.decomposition_table import changed_decompositions, table_source
+from torchsleuth.torch_internals.decompositions import changed_decompositions, table_source
 from torchsleuth.torch_internals.process_groups import fake_groups_source, groups_of
 from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
 from torchsleuth.watched.embed import CannotEmbed, embed

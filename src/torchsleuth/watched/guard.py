@@ -7,7 +7,6 @@ results are checked, the calls that are due go through `shadow`.
 
 from __future__ import annotations
 
-import functools
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -16,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched import failures, shadow
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
 from torchsleuth.watched.held_tensors import HeldTensors
+from torchsleuth.watched.startup import standing_for
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
@@ -129,9 +129,7 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
         finally:
             flight.counters[slot] += 1
 
-    # What torch reads from the backend's result it must find on ours; plain methods carry no dict.
-    functools.update_wrapper(call, compiled, updated=("__dict__",) if hasattr(compiled, "__dict__") else ())
-    return call
+    return standing_for(call, compiled)
 
 
 def _attended(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchsleuth.core.watching import Settings
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.reference.chunks import pieces
@@ -38,7 +39,6 @@ from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.torch_internals.tensors import transforms_ended
 from torchsleuth.watched import failures
 from torchsleuth.watched.merged_outputs import merged_outputs
-from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:
     from torchsleuth.watched.guard import GuardedGraph

@@ -22,11 +22,10 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from torchsleuth.torch_core.graphs.constants import module_expression
-from torchsleuth.torch_core.graphs.literals import Unprintable
-from torchsleuth.torch_core.graphs.names import Vocabulary
+from torchsleuth.torch_core.graphs.attributes import module_expression
+from torchsleuth.torch_core.graphs.spelling import Unprintable, Vocabulary
 from torchsleuth.torch_core.repro.small_inputs import TooLarge, input_expression
-from torchsleuth.torch_core.tensors.specs import TensorSpec, describe_tensor
+from torchsleuth.torch_core.tensors import TensorSpec, describe_tensor
 from torchsleuth.torch_internals.tensors import has_no_values
 from torchsleuth.watched.earlier_calls import FEW_VALUES, KeptObject, KeptTensor
 from torchsleuth.watched.embed_origin import installed

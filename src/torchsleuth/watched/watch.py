@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.watching import Settings
 from torchsleuth.script_runtime.compiling import lazy_backward
 from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
-from torchsleuth.torch_internals.calls_under_way import call_under_way
-from torchsleuth.torch_internals.compiled_calls import CompiledCall
+from torchsleuth.torch_internals.compiled_calls import CompiledCall, call_under_way
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.torch_internals.saved_code import (
@@ -39,8 +39,7 @@ from torchsleuth.watched.graph_record import GraphOrigin, RecordedGraph, as_sour
 from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
 from torchsleuth.watched.held_tensors import HeldTensors
 from torchsleuth.watched.observe.events import silence_this_process
-from torchsleuth.watched.quiet import unwarned
-from torchsleuth.watched.watch_settings import Settings
+from torchsleuth.watched.startup import unwarned
 from torchsleuth.watched.whole_calls import WholeCalls
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are

@@ -27,6 +27,7 @@ from typing import Any
 import click
 
 from torchsleuth.core.cases.runs import run_folder, write_result
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.options import STDERR, cases_option, json_option, module_option, program_line
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.observe.compile_places import compile_places
@@ -34,7 +35,6 @@ from torchsleuth.front.observe.events import Event, failed_compiles, read_events
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import Supervised, supervise
 from torchsleuth.watched.overrides import Overrides
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 # With this, Inductor's kernels draw the numbers that eager would draw.
 SAME_RANDOM = Overrides(config={"torch._inductor.config": {"fallback_random": "True"}})

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.watching import LOG_VARIABLE
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.supervise.program import resolve_command
-from torchsleuth.watched.observe_settings import LOG_VARIABLE
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -14,6 +14,7 @@ import click
 from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
 from torchsleuth.front.cli.observed import SAME_RANDOM, same_random_option, say_nothing_compiled
 from torchsleuth.front.cli.options import (
@@ -35,7 +36,6 @@ from torchsleuth.front.program.runs import ProgramRun
 from torchsleuth.front.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
 from torchsleuth.front.supervise.program import Supervised, supervise
 from torchsleuth.front.supervise.second_look import SHARE, look_for_device_fault
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 if TYPE_CHECKING:
     from torchsleuth.front.supervise.own_error import OnlyCompiled

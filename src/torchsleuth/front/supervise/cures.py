@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.observe.events import read_events
 from torchsleuth.front.observe.recompiles import Recompiles, TriedCure, recompiles_of
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import RunAgain, supervise
 from torchsleuth.watched.overrides import Overrides
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 DYNAMO = "torch._dynamo.config"
 

@@ -14,8 +14,8 @@ from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner, R
 from torchsleuth.search.blame.finding import Finding
 from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
+from torchsleuth.torch_internals.decompositions import where_registered
 from torchsleuth.torch_internals.operators import short_name
-from torchsleuth.torch_internals.python_decompositions import where_registered
 
 EAGER = "sleuth_eager"
 AOT = "sleuth_aot_eager"

@@ -34,7 +34,7 @@ from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.states import SHAPES
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.configuration import default_setting
 
 # Runs of the same code on a busy machine differ by this much; below it, what is given up decides.

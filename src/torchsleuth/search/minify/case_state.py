@@ -30,10 +30,10 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Input, Reduction, State
 from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.workers.queue import TrialQueue
-from torchsleuth.torch_core.graphs.names import RESERVED
 from torchsleuth.torch_core.graphs.source_line import SourceLine
-from torchsleuth.torch_core.repro.generated import TITLE
-from torchsleuth.torch_core.tensors.specs import InputsDescription, ScalarSpec, TensorSpec, as_in_memory
+from torchsleuth.torch_core.graphs.spelling import RESERVED
+from torchsleuth.torch_core.repro.assemble import TITLE
+from torchsleuth.torch_core.tensors import InputsDescription, ScalarSpec, TensorSpec, as_in_memory
 from torchsleuth.torch_internals.operators import load_compiler_operators, short_name
 from torchsleuth.torch_internals.schemas import declare_operators
 

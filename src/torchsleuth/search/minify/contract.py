@@ -24,7 +24,7 @@ from torchsleuth.core.cases.record import CompileSettings, Embedded
 from torchsleuth.script_runtime.inputs import storage_bytes
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.recording import Recording
-from torchsleuth.torch_core.tensors.specs import InputsDescription, ScalarSpec, SymbolSpec, TensorSpec
+from torchsleuth.torch_core.tensors import InputsDescription, ScalarSpec, SymbolSpec, TensorSpec
 
 # What is made smaller: a graph as a State here, a program as text in `minify.python`.
 S = TypeVar("S")

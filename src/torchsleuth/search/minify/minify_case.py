@@ -31,11 +31,11 @@ from torchsleuth.torch_core.compare.reference.eager import MUTATED
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.printer import print_graph
-from torchsleuth.torch_core.graphs.writes import written_inputs
 from torchsleuth.torch_core.repro.script import RUNTIME, runtime_text, script_text
 from torchsleuth.torch_core.repro.small import small_script, small_scripts
 from torchsleuth.torch_core.repro.small_graph import SmallGraph, SmallInput
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
+from torchsleuth.torch_internals.schemas import written_inputs
 
 # Of the time for everything, what the search leaves for writing and verifying.
 LEFT_FOR_VERIFYING = 0.2

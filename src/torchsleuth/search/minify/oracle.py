@@ -29,7 +29,7 @@ from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.recording import Recording, recording_from_json
-from torchsleuth.torch_core.graphs.writes import writers
+from torchsleuth.torch_internals.schemas import writers
 
 # A graph that takes longer in eager, for which no clock was given, is taken for hung.
 EAGER_SECONDS = 120.0

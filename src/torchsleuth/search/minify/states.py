@@ -28,8 +28,13 @@ from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.graphs.cut import Cut
 from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.graphs.recording import Recorded, RecordedTensor, Recording, record_values
-from torchsleuth.torch_core.tensors.specs import InputsDescription, ScalarSpec, TensorSpec, describe_inputs
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors import (
+    ContentStoreWriter,
+    InputsDescription,
+    ScalarSpec,
+    TensorSpec,
+    describe_inputs,
+)
 from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
 from torchsleuth.torch_internals.schemas import may_write
 

@@ -18,7 +18,7 @@ import torch
 from torchsleuth.search.minify.contract import Edit, State
 from torchsleuth.search.minify.reducers.edits import calls, edited, node_of, tidied
 from torchsleuth.search.minify.states import checked, shapes_of
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.operators import is_operator
 from torchsleuth.torch_internals.schemas import schema_arguments
 

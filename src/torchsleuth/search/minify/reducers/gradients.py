@@ -19,7 +19,7 @@ from torchsleuth.search.minify.contract import Edit, Input, State
 from torchsleuth.search.minify.reducers.edits import calls, edited, node_of
 from torchsleuth.torch_core.graphs.cut import Cut
 from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.operators import nesting, role_in_gradient
 
 

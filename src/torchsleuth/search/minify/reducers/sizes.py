@@ -18,8 +18,8 @@ import torch
 from torchsleuth.search.minify.contract import Dial, Edit, Input, State
 from torchsleuth.search.minify.reducers.edits import edited
 from torchsleuth.search.minify.states import by_itself, checked
-from torchsleuth.torch_core.tensors.specs import ScalarSpec, SymbolSpec, TensorSpec
-from torchsleuth.torch_internals.symbols import number_of
+from torchsleuth.torch_core.tensors import ScalarSpec, SymbolSpec, TensorSpec
+from torchsleuth.torch_internals.tensors import number_of
 
 # A dimension of one element is a special case to most compilers; but if it fails with one, one is the least.
 LEAST = 1

@@ -16,7 +16,7 @@ from torchsleuth.search.minify.contract import Edit, Input, State
 from torchsleuth.search.minify.reducers.edits import edited, with_input
 from torchsleuth.search.minify.reducers.sizes import fixed
 from torchsleuth.search.minify.states import by_itself, checked
-from torchsleuth.torch_core.tensors.specs import ScalarSpec, TensorSpec, describe_tensor
+from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec, describe_tensor
 
 
 def contiguous(state: State) -> Iterator[Edit]:

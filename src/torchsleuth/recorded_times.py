@@ -27,9 +27,9 @@ from torchsleuth.torch_internals.compile_events import (
     step_times,
     time_look_ups,
 )
-from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
-from torchsleuth.watched.observe.frames import note_frame
-from torchsleuth.watched.observe.times import StepTeller
+from torchsleuth.torch_internals.frames import hook_frame_compiles
+from torchsleuth.watched.observe.captures import note_frame
+from torchsleuth.watched.observe.times import StepWriter
 
 
 def compile_times(repr: Literal["str", "csv", "dict"] = "str", aggregate: bool = False) -> Any:
@@ -102,10 +102,10 @@ def record_compile_times() -> Iterator[RecordedTimes]:
     True
     """
     recorded = RecordedTimes()
-    teller = StepTeller(recorded)
+    writer = StepWriter(recorded)
     with contextlib.ExitStack() as stack:
-        stack.callback(listen_to_compile_events(teller.event))
+        stack.callback(listen_to_compile_events(writer.event))
         stack.callback(hook_frame_compiles(lambda seen: note_frame(seen, recorded, None)))
         for module in LOOK_UP_MODULES:
-            stack.callback(time_look_ups(module, teller.event))
+            stack.callback(time_look_ups(module, writer.event))
         yield recorded

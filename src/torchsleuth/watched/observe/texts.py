@@ -1,34 +1,30 @@
-"""The debug folder: every stage of every graph as text, in files of the spool, with an event `artefact` for each.
+"""What the compiler writes about itself: its log, and every stage of every graph as text, in files of the spool.
 
-TORCHSLEUTH_ARTEFACTS names the kinds that are wanted, comma separated. Runnable graphs are not written here: the watch
+For each artefact of the debug folder there is an event `artefact`. Runnable graphs are not written here: the watch
 keeps a record of each graph, and the front makes scripts of those.
 """
 
 from __future__ import annotations
 
 import contextlib
-import cProfile
 import dis
 import io
 import os
-import pstats
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torchsleuth.core.watching import ARTEFACTS_VARIABLE, LOG_VARIABLE, TORCH_TRACE, Settings
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.observe.bounded_file import BoundedFile
-from torchsleuth.watched.observe.events import EventWriter
-from torchsleuth.watched.observe_settings import ARTEFACTS_VARIABLE, TORCH_TRACE
+from torchsleuth.watched.observe.events import BoundedFile, Events
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:
-    from torchsleuth.torch_internals.frame_compiles import FrameCompile
+    from torchsleuth.torch_internals.frames import FrameCompile
     from torchsleuth.torch_internals.hooks import InnerCompile
-    from torchsleuth.torch_internals.structured_trace import TraceEntry
 
-# Kinds a person can switch -> what belongs to them.
+CUT = "[torchsleuth: this file has reached its bound, the rest is left out]\n"
+# Kinds of artefacts that a person can switch -> what belongs to them.
 KINDS = {
     "graphs": ("captured", "joint", "forward-graph", "backward-graph", "inference-graph", "transformed"),
     "bytecode": ("bytecode", "new-bytecode"),
@@ -39,37 +35,55 @@ KINDS = {
 # All artefacts of one process, and one of them.
 MOST_BYTES = 256 << 20
 MOST_ONE = 16 << 20
-MOST_TRACE_BYTES = 64 << 20
 PROFILED_FUNCTIONS = 60
 
 
-def install(settings: Settings, events: EventWriter) -> None:
-    """Waits for each part of the compiler and then writes down what it makes."""
-    names = [name for name in os.environ.get(ARTEFACTS_VARIABLE, "").split(",") if name]
-    collector = _Collector(
-        settings.spool, events, frozenset(kind for name in names for kind in KINDS.get(name, ()))
+def install_logs(settings: Settings, _events: Events) -> None:
+    """Waits for torch's loggers and then writes what those parts log that TORCHSLEUTH_LOG names."""
+
+    def put_in(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compiler_logs import listen_to_logs
+
+        file = BoundedFile(settings.spool, "compiler-{pid}.log", last_line=lambda: CUT)
+        listen_to_logs(_named_in(LOG_VARIABLE), file.write)
+
+    after_import(module_names.LOGGING, put_in)
+
+
+def _named_in(variable: str) -> list[str]:
+    return [name for name in os.environ.get(variable, "").split(",") if name]
+
+
+def install_artefacts(settings: Settings, events: Events) -> None:
+    """Waits for each part of the compiler and then writes down what it makes of the kinds in TORCHSLEUTH_ARTEFACTS."""
+    names = _named_in(ARTEFACTS_VARIABLE)
+    artefacts = _Artefacts(
+        settings.spool, events, frozenset(k for name in names for k in KINDS.get(name, ()))
     )
 
     def trace(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.structured_trace import listen_to_structured_trace
+        from torchsleuth.torch_internals.compiler_logs import listen_to_structured_trace
 
-        lines = BoundedFile(settings.spool, "torch-trace-{pid}.log", MOST_TRACE_BYTES)
-        listen_to_structured_trace(collector.entry, lines.write if TORCH_TRACE in names else None)
+        lines = BoundedFile(settings.spool, "torch-trace-{pid}.log")
+        listen_to_structured_trace(
+            lambda entry: artefacts.keep(entry.what, entry.text, graph=entry.graph, attempt=entry.attempt),
+            lines.write if TORCH_TRACE in names else None,
+        )
 
     def fusion(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.structured_trace import hook_fusion
+        from torchsleuth.torch_internals.compiler_logs import hook_fusion
 
-        hook_fusion(lambda when, text: collector.keep(f"ir-{when}-fusion", text))
+        hook_fusion(lambda when, text: artefacts.keep(f"ir-{when}-fusion", text))
 
     def inner(_module: ModuleType) -> None:
         from torchsleuth.torch_internals.hooks import hook_inner_compiles
 
-        hook_inner_compiles(collector.compile)
+        hook_inner_compiles(artefacts.compile)
 
     def frames(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.frame_compiles import hook_frame_compiles
+        from torchsleuth.torch_internals.frames import hook_frame_compiles
 
-        hook_frame_compiles(collector.frame)
+        hook_frame_compiles(artefacts.frame)
 
     after_import(module_names.LOGGING, trace)
     after_import(module_names.FRAME_CAPTURE, frames)
@@ -77,21 +91,17 @@ def install(settings: Settings, events: EventWriter) -> None:
     after_import(module_names.INNER_COMPILE, inner)
 
 
-class _Collector:
+class _Artefacts:
     """What of the graph under way is kept; `direction` is that of the graph in Inductor's hands."""
 
-    def __init__(self, spool: str, events: EventWriter, wanted: frozenset[str]) -> None:
+    def __init__(self, spool: str, events: Events, wanted: frozenset[str]) -> None:
         self.spool, self.events, self.wanted = spool, events, wanted
         self.written = self.number = 0
         self.direction: str | None = None
 
-    def entry(self, entry: TraceEntry) -> None:
-        """One text of torch's own trace."""
-        self.keep(entry.what, entry.text, graph=entry.graph, attempt=entry.attempt)
-
     def frame(self, seen: FrameCompile) -> Any:
         """One frame is compiled: its bytecode, and what runs instead."""
-        from torchsleuth.torch_internals.frame_compiles import compiled_code
+        from torchsleuth.torch_internals.frames import compiled_code
 
         result = None
         try:
@@ -128,13 +138,18 @@ class _Collector:
 
     def compile(self, call: InnerCompile) -> Any:
         """One graph in Inductor's hands."""
-        before, self.direction = self.direction, _direction(call)
+        forward = "inference" if call.kwargs.get("is_inference") else "forward"
+        before = self.direction
+        self.direction = "backward" if call.kwargs.get("is_backward") else forward
         try:
             return self._profiled(call) if "compile-profile" in self.wanted else call.as_without_us()
         finally:
             self.direction = before
 
     def _profiled(self, call: InnerCompile) -> Any:
+        import cProfile
+        import pstats
+
         profiler = cProfile.Profile()
         try:
             profiler.enable()
@@ -148,9 +163,3 @@ class _Collector:
             with contextlib.suppress(Exception):
                 pstats.Stats(profiler, stream=text).sort_stats("cumulative").print_stats(PROFILED_FUNCTIONS)
             self.keep("compile-profile", text.getvalue())
-
-
-def _direction(call: InnerCompile) -> str:
-    if call.kwargs.get("is_backward"):
-        return "backward"
-    return "inference" if call.kwargs.get("is_inference") else "forward"

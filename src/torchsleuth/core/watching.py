@@ -1,14 +1,28 @@
-"""What the watched process was asked to do: one frozen value, handed over in one environment variable."""
+"""What whoever starts a program asks of the watch in it: one frozen value, and what collectors are told beside it.
+
+All of it travels in environment variables, so that processes that the program starts are watched as well.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 from dataclasses import asdict, dataclass
 
 WATCH_VARIABLE = "TORCHSLEUTH_WATCH"
-# Names the collectors of `observe/` that are switched on, comma separated.
+# Names the collectors of `watched/observe/` that are switched on, comma separated.
 OBSERVE_VARIABLE = "TORCHSLEUTH_OBSERVE"
+# Set where the trace is to have each bytecode instruction.
+INSTRUCTIONS_VARIABLE = "TORCHSLEUTH_TRACE_INSTRUCTIONS"
+# The kinds of artefacts that the debug folder is to hold, comma separated.
+ARTEFACTS_VARIABLE = "TORCHSLEUTH_ARTEFACTS"
+TORCH_TRACE = "torch-trace"
+# The parts of the compiler whose log is kept, comma separated.
+LOG_VARIABLE = "TORCHSLEUTH_LOG"
+
+# Not used by any library we know of; it only makes the stacks of all threads be written to a file.
+STACKS_SIGNAL = int(signal.SIGRTMAX) - 7 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
