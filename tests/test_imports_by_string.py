@@ -19,7 +19,7 @@ STARTED = {
     "front/cli/doctor.py": {
         "torchsleuth.torch_internals.check",
         "torchsleuth.torch_internals.private_names",
-        "torchsleuth.torch_core.compare.verdict.calibrate_process",
+        "torchsleuth.torch_core.compare.verdict.calibrate",
     },
     "front/sweep/running.py": {"torchsleuth.search.host.programs_on_ray"},
     "front/sweep/page.py": {"torchsleuth.front.sweep"},  # whose templates are read

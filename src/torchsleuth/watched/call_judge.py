@@ -30,10 +30,21 @@ from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCal
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures, rewritten
-from torchsleuth.watched.call_difference import CAPTURED, COMPILED, PRINTED, Difference, differences, is_below
-from torchsleuth.watched.call_outcome import CALL, leaves_after, packed, unpacked, values_only
-from torchsleuth.watched.call_state import Leaf, Leaves, leaves_of, roots_of
-from torchsleuth.watched.guard import CannotRepeat
+from torchsleuth.watched.call_difference import CAPTURED, COMPILED, Difference, differences
+from torchsleuth.watched.call_state import (
+    CALL,
+    PRINTED,
+    CannotRepeat,
+    Leaf,
+    Leaves,
+    is_below,
+    leaves_after,
+    leaves_of,
+    packed,
+    roots_of,
+    unpacked,
+    values_only,
+)
 from torchsleuth.watched.startup import unwarned
 
 if TYPE_CHECKING:

@@ -286,7 +286,7 @@ def backends_verb(cases_dir: Path, as_json: bool) -> int:
     return 0
 
 
-_MEASURE = ("-P", "-m", "torchsleuth.torch_core.compare.verdict.calibrate_process")
+_MEASURE = ("-P", "-m", "torchsleuth.torch_core.compare.verdict.calibrate")
 
 
 class NotMeasured(SleuthError):
