@@ -8,7 +8,7 @@ import pytest
 
 from program_runs import environment, sleuth, write_program
 from torchsleuth.core.cases.folder import open_case
-from torchsleuth.front.cli.verify import expected_of_script
+from torchsleuth.front.cli.wanted import expected_of_script
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
 from torchsleuth.front.supervise.road import minify
 from torchsleuth.front.supervise.scripts import ScriptRunner

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,7 @@ from typing import Any
 import click
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.folder import CaseFolder, open_case
-from torchsleuth.core.processes.limits import NO_TIMEOUT
-from torchsleuth.front.cli.agreement import agree_to, yes_option
+from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.front.cli.options import (
     budget_option,
     cases_option,
@@ -22,17 +18,15 @@ from torchsleuth.front.cli.options import (
     seconds_option,
     workers_option,
 )
-from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.cli.progress import StatusLine
+from torchsleuth.front.cli.output import StatusLine, print_json, say, show
+from torchsleuth.front.cli.wanted import (
+    agree_to,
+    known_case,
+    yes_option,
+)
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
-from torchsleuth.front.supervise.program_runs import Program, Watch, run_program
 from torchsleuth.front.supervise.road import MinifyOutcome, adopt, minify
 from torchsleuth.front.supervise.verification import REPRO
-from torchsleuth.watched.overrides import Overrides
-
-
-class NotACase(SleuthError):
-    """A script that does not fail here."""
 
 
 class NotWritten(SleuthError):
@@ -125,32 +119,6 @@ def _for_programs(outcome: MinifyOutcome) -> dict[str, Any]:
         "seconds": {**outcome.told.get("seconds", {}), "whole": outcome.seconds},
         "reducers": outcome.told.get("reducers", []),
     }
-
-
-def known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
-    """The case that is meant; None for a script that has yet to become one."""
-    path = Path(wanted)
-    if path.suffix != ".py" or not path.is_file():
-        return open_case(cases_dir, wanted)
-    if (path.parent / "case.json").is_file():
-        return open_case(cases_dir, str(path.parent))
-    text = path.read_text(encoding="utf-8", errors="replace")
-    kind = re.search(r"(?m)^EXPECTED = \{'kind': '(\w+)'", text)
-    return None if kind is None or re.search(r"(?m)^FACTS = ", text) else _recorded(path, kind[1], cases_dir)
-
-
-def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
-    """A short repro is a program like any other: run under watch, it leaves its case."""
-    watch = Watch(NO_TIMEOUT if kind == "hang" else None, compares=kind == "accuracy")
-    say(f"running {script.name} under watch, to have its graph")
-    program = Program((sys.executable, str(script)))
-    cases = run_program(program, Overrides(), watch=watch, cases_dir=cases_dir, own_cache=True).cases
-    if not cases:
-        raise NotACase(
-            f"{script} was run under watch and nothing failed here, so there is nothing to make smaller; "
-            f"try `torchsleuth verify {script}`"
-        )
-    return open_case(cases_dir, cases[-1]["path"])
 
 
 def show_result(outcome: MinifyOutcome) -> None:
