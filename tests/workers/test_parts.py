@@ -18,7 +18,6 @@ from torchsleuth.child.environment import needs_kernels, trial_environment, uses
 from torchsleuth.child.kernel_cache import drop_torn
 from torchsleuth.child.trial import (
     Outcome,
-    Switches,
     Trial,
     outcome_from_json,
     outcome_to_json,
@@ -26,6 +25,7 @@ from torchsleuth.child.trial import (
     trial_to_json,
 )
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.bounded_output import BoundedOutput
 from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.processes.limits import Limits, clock_of_a_hang, limits_from_json
@@ -60,7 +60,7 @@ def test_trial_and_outcome_come_back_equal():
         {"names": []},
         {"outputs[0]": 0.5},
         "accuracy",
-        Switches({"fusion": {"skip": [1]}}, "eager", stop_after="lowering"),
+        Change(off={"fusion": {"skip": [1]}}, backend="eager", stop_after="lowering"),
         True,
         "source",
         ("import os",),
@@ -81,7 +81,7 @@ def test_trials_that_ask_something_else_have_another_key_wherever_their_values_l
         "constants": {"names": []},
         "tolerances": {"outputs[0]": 0.5},
         "kind": "accuracy",
-        "switches": Switches(interpret=True),
+        "change": Change(interpret=True),
         "time_runs": True,
         "embedded": "x = 1",
         "imports": ("import os",),

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.model import Case, WrongShape, read_dataclass
+from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.tree import descendants_of, kill_group
 from torchsleuth.front.bisect.environments import Stopped
 from torchsleuth.front.bisect.provider import CannotBuild, Provider

@@ -6,13 +6,13 @@ import os
 
 import click
 
+from torchsleuth.core.changes import Change
 from torchsleuth.front.cli.nothing_compiled import say_no_graph
 from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, program_to_observe
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.program_line import ProgramCommand
 from torchsleuth.front.observe.break_text import break_lines
 from torchsleuth.front.observe.breaks import breaks_of
-from torchsleuth.watched.overrides import Overrides
 
 
 @click.command("explain", cls=ProgramCommand)
@@ -30,7 +30,7 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool) -> int:
     torchsleuth explain --for 60 -m mypackage.train
     torchsleuth explain --fullgraph infer.py
     """
-    with observed_run(program, ("breaks",), overrides=Overrides(fullgraph=fullgraph)) as run:
+    with observed_run(program, ("breaks",), change=Change(fullgraph=fullgraph)) as run:
         found = breaks_of(run.events)
         document = {**run.facts(), **found.to_json()}
         run.keep("breaks.json", document)

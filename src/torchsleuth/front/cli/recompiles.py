@@ -6,6 +6,7 @@ import time
 
 import click
 
+from torchsleuth.core.changes import NOTHING
 from torchsleuth.front.cli.explain import shorter
 from torchsleuth.front.cli.nothing_compiled import say_no_graph
 from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, program_to_observe
@@ -15,7 +16,6 @@ from torchsleuth.front.cli.program_line import ProgramCommand
 from torchsleuth.front.observe.recompile_text import recompile_lines
 from torchsleuth.front.observe.recompiles import recompiles_of
 from torchsleuth.front.supervise.cures import with_tried_cures
-from torchsleuth.watched.overrides import Overrides
 
 
 @click.command("recompiles", cls=ProgramCommand)
@@ -46,7 +46,7 @@ def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> i
                     found,
                     program.line,
                     program.cases_dir,
-                    overrides=program.changed(Overrides()),
+                    base=program.changed(NOTHING),
                     deadline=time.monotonic() + budget,
                     note=say,
                 )

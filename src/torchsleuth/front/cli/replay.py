@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.criteria import Answer
 from torchsleuth.front.cli.agreement import case_to_execute, yes_option
 from torchsleuth.front.cli.options import cases_option, json_option, seconds_option
 from torchsleuth.front.cli.output import print_json, show

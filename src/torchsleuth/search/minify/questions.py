@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, Question, Switches, Trial
+from torchsleuth.child.trial import Outcome, Question, Trial
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.search.contract import State
@@ -95,7 +96,7 @@ class Questions:
     def passes_in_eager(self, state: State, expected: Signature) -> bool:
         """Whether a state's graph runs without the compiler; it is asked as triage asks, and answered once."""
         trial = trial_of(state, expected, self.store)
-        in_eager = replace(trial, switches=Switches(eager=True), stop_early=False)
+        in_eager = replace(trial, change=UNCOMPILED, stop_early=False)
         outcome = self.workers.run(in_eager, limits=self._limits(EAGER_SECONDS))
         return outcome.signature is None and outcome.error is None
 

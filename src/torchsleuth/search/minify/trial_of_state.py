@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Switches, Trial
+from torchsleuth.child.trial import Trial
+from torchsleuth.core.change_table import INTERPRETED
+from torchsleuth.core.changes import NOTHING
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.search.contract import State
 from torchsleuth.torch_core.graphs.printer import print_graph
@@ -34,7 +36,7 @@ def trial_of(state: State, expected: Signature, store: Path, *, values: bool = T
         inputs=(kept_description(state, store) if values else state.description).to_json(),
         constants=_constants(printed.constants, store, state.constant_devices),
         measure_noise=expected.kind == "accuracy",
-        switches=Switches(interpret=state.interpreted),
+        change=INTERPRETED if state.interpreted else NOTHING,
         embedded=state.embedded.source,
         imports=tuple(dict.fromkeys([*printed.imports, *state.embedded.imports])),
         store=str(store),
