@@ -110,7 +110,7 @@ def one(way: str, calls: int, seed: int, device: str, size: int) -> dict[str, An
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         if way == "ours":
-            from torchsleuth.search.analyze.graphs import repro_analyze
+            from torchsleuth.search.analyze.models import repro_analyze
 
             told = repro_analyze(graph, inputs)
             found["found"] = told.culprit.node if told.culprit else None

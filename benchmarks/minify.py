@@ -293,7 +293,7 @@ def run_overhead(options: argparse.Namespace) -> None:
     """Our own time in a search over graphs of many calls, beside what the trials would cost."""
     import torch
 
-    from torchsleuth.search.minify.search.driver import search
+    from torchsleuth.search.minify.driver import search
     from torchsleuth.search.minify.states import state_of
     from torchsleuth.torch_core.graphs.cut import calls_of
     from torchsleuth.torch_core.graphs.printer import print_graph

@@ -15,7 +15,7 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.states import state_of
 from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.graphs.recording import record_values
-from torchsleuth.torch_core.tensors.specs import describe_inputs, describe_tensor
+from torchsleuth.torch_core.tensors import describe_inputs, describe_tensor
 
 
 def modules():

@@ -60,5 +60,4 @@ def test_only_these_import_by_string():
         "torch_core/backends/catalog.py",
         "front/cli/main.py",  # verbs, on first use
         "child/child.py",  # what a server was told to run
-        "watched/observe/__init__.py",  # collectors, those that are wanted
     }

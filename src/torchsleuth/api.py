@@ -22,6 +22,7 @@ import torch
 from torchsleuth.core.cases.folder import open_case
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.cases.spool import read_process
+from torchsleuth.core.watching import Settings, settings_from_environment
 from torchsleuth.front.supervise.replay import Replay, replay_case
 from torchsleuth.torch_core.repro.assemble import make_case
 from torchsleuth.torch_core.repro.script import script_text
@@ -30,7 +31,6 @@ from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import GraphOrigin, record_graph
 from torchsleuth.watched.watch import Watch
-from torchsleuth.watched.watch_settings import Settings, settings_from_environment
 
 log = logging.getLogger("torchsleuth")
 

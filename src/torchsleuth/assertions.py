@@ -19,7 +19,7 @@ from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients
 from torchsleuth.torch_core.compare.verdict.judge import judge
 from torchsleuth.torch_core.compare.verdict.verdict import INCONCLUSIVE, Verdict, inconclusive
 from torchsleuth.torch_internals import hooks
-from torchsleuth.torch_internals.compile_counters import (
+from torchsleuth.torch_internals.compile_events import (
     compilations_since,
     counted_so_far,
     graph_breaks_since,

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 
-from torchsleuth.front.observe.recompile_text import recompile_lines
-from torchsleuth.front.observe.recompiles import Recompiles, recompiles_of
+from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
 from torchsleuth.listeners import EventsInMemory, listen
-from torchsleuth.torch_internals.frame_compiles import FrameCompile
-from torchsleuth.watched.observe.frames import note_frame
-from torchsleuth.watched.observe.recompiles import note_recompile
+from torchsleuth.torch_internals.frames import FrameCompile
+from torchsleuth.watched.observe.captures import note_frame, note_recompile
 
 
 class CompileProfiler:

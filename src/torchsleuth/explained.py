@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 
-from torchsleuth.front.observe.break_text import break_lines
-from torchsleuth.front.observe.breaks import Breaks, GraphBreak, breaks_of
+from torchsleuth.front.observe.breaks import Breaks, GraphBreak, break_lines, breaks_of
 from torchsleuth.front.observe.events import Event
 from torchsleuth.listeners import EventsInMemory, listen
-from torchsleuth.torch_internals import frame_compiles, hooks
-from torchsleuth.watched.observe.breaks import BreakCollector
-from torchsleuth.watched.observe.frames import note_frame
+from torchsleuth.torch_internals import frames, hooks
+from torchsleuth.watched.observe.captures import BreakCollector, note_frame
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class ExplainWithBackend:
         listen(self)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        self.graphs.append(frame_compiles.copy_of_graph(gm))
+        self.graphs.append(frames.copy_of_graph(gm))
         call = hooks.BackendCall(
             backend=self.backend,
             name=getattr(self.backend, "__name__", type(self.backend).__name__),
@@ -92,10 +90,10 @@ class ExplainWithBackend:
             breaks=breaks,
         )
 
-    def on_frame(self, seen: frame_compiles.FrameCompile) -> Any:
+    def on_frame(self, seen: frames.FrameCompile) -> Any:
         """A frame is compiled with this backend."""
         result = note_frame(seen, self.events, None)
-        self.guards += frame_compiles.guards_of(result)
+        self.guards += frames.guards_of(result)
         return result
 
     def on_break(self, look: Callable[[], Any]) -> None:
@@ -117,7 +115,7 @@ def explain(
         watcher = ExplainWithBackend(backend)
         torch.compiler.reset()
         try:
-            torch.compile(frame_compiles.uncompiled(function), backend=watcher)(*args, **kwargs)
+            torch.compile(frames.uncompiled(function), backend=watcher)(*args, **kwargs)
             return watcher.output()
         finally:
             torch.compiler.reset()

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torchsleuth.front.observe.events import Event
-from torchsleuth.torch_internals import frame_compiles, graph_breaks
+from torchsleuth.torch_internals import frames
 
 
 class Listener(Protocol):
     """A backend that wants to hear of frames compiled with it, and of graph breaks in them."""
 
-    def on_frame(self, seen: frame_compiles.FrameCompile) -> Any: ...
+    def on_frame(self, seen: frames.FrameCompile) -> Any: ...
 
     def on_break(self, look: Callable[[], Any]) -> None: ...
 
@@ -52,7 +52,7 @@ def listen(listener: Listener) -> None:
 
 @functools.cache
 def _put_in() -> None:
-    def on_frame(seen: frame_compiles.FrameCompile) -> Any:
+    def on_frame(seen: frames.FrameCompile) -> Any:
         mine = next((each for each in _listening if each is seen.backend), None)
         return seen.compile() if mine is None else mine.on_frame(seen)
 
@@ -61,6 +61,6 @@ def _put_in() -> None:
             if each is backend:
                 each.on_break(look)
 
-    frame_compiles.hook_frame_compiles(on_frame)
-    graph_breaks.hook_graph_breaks(on_break)
-    graph_breaks.hook_frame_refusals(on_break)
+    frames.hook_frame_compiles(on_frame)
+    frames.hook_graph_breaks(on_break)
+    frames.hook_frame_refusals(on_break)

@@ -122,7 +122,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed and _is_asked(item.config) and "torch._dynamo" in sys.modules:
         from torchsleuth.assertions import REFUTED_BY
-        from torchsleuth.torch_internals.compile_counters import has_compiled
+        from torchsleuth.torch_internals.compile_events import has_compiled
 
         refuted = call.excinfo is not None and hasattr(call.excinfo.value, REFUTED_BY)
         report.torchsleuth_compiled = has_compiled() and not refuted  # type: ignore[attr-defined]

@@ -46,9 +46,9 @@ def start(cases: str | os.PathLike[str] | None = None) -> None:
     Used as `torchsleuth.start()` in the first lines of a program, before anything is compiled. Under `torchsleuth run`
     it does nothing.
     """
+    from torchsleuth.core.watching import OBSERVE_VARIABLE, WATCH_VARIABLE, Settings
     from torchsleuth.front.observe.run_report import KINDS
     from torchsleuth.watched import install
-    from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, WATCH_VARIABLE, Settings
 
     if os.environ.get(WATCH_VARIABLE):
         install.watch_this_process()

@@ -26,9 +26,8 @@ from torchsleuth.front.report.evidence import gather
 from torchsleuth.front.report.html import page
 from torchsleuth.front.report.png import NoPng, png_writer
 from torchsleuth.front.report.terminal import show_case
-from torchsleuth.search.analyze.analyze_case import analyze_case
+from torchsleuth.search.analyze.analyze_case import analyze_case, picture
 from torchsleuth.search.analyze.answer import analysis_of
-from torchsleuth.search.analyze.picture import picture
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 CULPRIT = Culprit(

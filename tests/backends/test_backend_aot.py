@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchsleuth.torch_core.backends import compiling_inside_traces
-from torchsleuth.torch_internals.tracing import compiling_inside_traces as can_nest
+from torchsleuth.torch_internals.aot_autograd import compiling_inside_traces as can_nest
 
 PEERS = {
     "sleuth_aot_eager": "aot_eager",
@@ -214,7 +214,7 @@ def test_a_dispatch_mode_sees_forward_and_backward_however_it_is_given():
         assert mode.calls[1:] == ["aten.cos.default", "aten.mul.Tensor"]
 
 
-@pytest.mark.filterwarnings("ignore::torchsleuth.torch_core.backends.keyword_options.UnknownOption")
+@pytest.mark.filterwarnings("ignore::torchsleuth.torch_core.backends.errors.UnknownOption")
 def test_no_mode_is_an_error_that_says_how_to_give_one():
     name = "sleuth_aot_eager_decomp_partition_with_mode"
     with pytest.raises(

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsleuth.torch_core.backends import FakeMismatch
-from torchsleuth.torch_core.backends.crossref import checked_call
-from torchsleuth.torch_core.backends.node_steps import Steps
+from torchsleuth.torch_core.backends.checked_ops import Steps, checked_call
 
 CROSSREF = "sleuth_aot_eager_decomp_partition_crossref"
 
@@ -93,10 +92,10 @@ def test_a_lie_in_the_backward_is_found():
 
 def test_torchs_own_operators_are_looked_at_only_when_asked_and_then_pass():
     seen = []
-    from torchsleuth.torch_core.backends import crossref
+    from torchsleuth.torch_core.backends import checked_ops
 
-    original = crossref.checked_call
-    crossref.checked_call = lambda op, *rest: (seen.append(str(op)), original(op, *rest))[1]
+    original = checked_ops.checked_call
+    checked_ops.checked_call = lambda op, *rest: (seen.append(str(op)), original(op, *rest))[1]
     try:
         x = torch.randn(3, 4)
         compiled(lambda x: x.sin() + 1)(x)
@@ -107,7 +106,7 @@ def test_torchs_own_operators_are_looked_at_only_when_asked_and_then_pass():
             compiled(lambda x: x.sin() + 3)(x)
         assert len(seen) == 4
     finally:
-        crossref.checked_call = original
+        checked_ops.checked_call = original
 
 
 def test_a_training_step_of_a_transformer_layer_has_no_mismatch_in_any_operator():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from torchsleuth.torch_core.backends.catalog import sleuth_relu_accuracy_error
-from torchsleuth.torch_core.backends.wrapped_errors import ReluRuntimeError
+from torchsleuth.torch_core.backends.errors import ReluRuntimeError
 
 RELUS = {
     "torch": torch.relu,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsleuth.torch_core.backends import SchemaMismatch
-from torchsleuth.torch_core.backends.schema import after_call, before_call
+from torchsleuth.torch_core.backends.checked_ops import after_call, before_call
 
 
 @pytest.fixture(autouse=True)

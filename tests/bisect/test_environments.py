@@ -16,6 +16,7 @@ from made_index import make_wheel, served
 from torchsleuth.front.bisect import environments
 from torchsleuth.front.bisect.environments import (
     READY,
+    CannotBuild,
     NoBuilder,
     NoNetwork,
     NoRoom,
@@ -25,7 +26,6 @@ from torchsleuth.front.bisect.environments import (
     builder,
     python_of,
 )
-from torchsleuth.front.bisect.provider import CannotBuild
 
 
 @pytest.fixture

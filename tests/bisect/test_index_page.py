@@ -3,7 +3,8 @@
 import pytest
 
 from made_index import make_wheel, served
-from torchsleuth.front.bisect.index_page import IndexSilent, Target, Wheel, size_of, this_target, wheels_of
+from torchsleuth.front.bisect.environments import Target, this_target
+from torchsleuth.front.bisect.index import IndexSilent, size_of, wheels_of
 
 SILENT = "http://127.0.0.1:9/simple"
 
@@ -16,7 +17,7 @@ def test_wheels_and_sizes_are_read_from_either_form_of_index(tmp_path, as_json):
         wheels = wheels_of(url)
         assert {w.name: size_of(w) for w in wheels} == sizes
         assert sorted(w.version for w in wheels) == ["0.1.0", "0.2.0"]
-        assert all((w.bytes is not None) == as_json and this_target().fits(w) for w in wheels)
+        assert all((w.bytes is not None) == as_json and this_target().fits(w.name) for w in wheels)
 
 
 def test_a_silent_or_senseless_index_says_why(tmp_path):
@@ -49,4 +50,4 @@ def test_a_silent_or_senseless_index_says_why(tmp_path):
     ],
 )
 def test_a_wheel_fits_by_python_and_machine(name, fits):
-    assert Target("cp311", "cp311", "linux", "x86_64").fits(Wheel(name, "")) == fits
+    assert Target("cp311", "cp311", "linux", "x86_64").fits(name) == fits

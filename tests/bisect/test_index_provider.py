@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from made_index import make_wheel, served
-from torchsleuth.front.bisect import index_provider
-from torchsleuth.front.bisect.index_page import KNOWN
-from torchsleuth.front.bisect.index_provider import (
+from torchsleuth.front.bisect import index
+from torchsleuth.front.bisect.environments import CannotBuild
+from torchsleuth.front.bisect.index import (
     CUDA_BYTES,
+    KNOWN,
     IndexProvider,
     NoRelease,
     installed_cuda,
     nightly_index,
 )
-from torchsleuth.front.bisect.provider import CannotBuild
 from torchsleuth.front.bisect.release_names import range_of
 
 SILENT = "http://127.0.0.1:9/simple"
@@ -85,5 +85,5 @@ def test_nightlies_of_a_cuda_build_come_from_its_own_folder():
 def test_the_cuda_version_of_torch_is_read_from_its_file(tmp_path, monkeypatch, line, cuda):
     (tmp_path / "version.py").write_text(f"__all__ = ['cuda']\ndebug = False\n{line}\nhip = '6.4'\n")
     found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(index_provider.importlib.util, "find_spec", lambda _name: found)
+    monkeypatch.setattr(index.importlib.util, "find_spec", lambda _name: found)
     assert installed_cuda() == cuda

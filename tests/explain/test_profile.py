@@ -6,11 +6,15 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from torchsleuth.front.observe.chrome_trace import chrome_trace
 from torchsleuth.front.observe.events import Event
-from torchsleuth.front.observe.flame import flame_of, flame_svg
 from torchsleuth.front.observe.profile import profile_of
-from torchsleuth.front.observe.profile_text import profile_csv, profile_lines
+from torchsleuth.front.observe.profile_text import (
+    chrome_trace,
+    flame_of,
+    flame_svg,
+    profile_csv,
+    profile_lines,
+)
 
 
 def begin(at, name, graph="0/0", thread=1, pid=7, **more):

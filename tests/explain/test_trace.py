@@ -9,9 +9,7 @@ import pytest
 from torchsleuth.front.observe.debug_index import Artefact, index_markdown, placed
 from torchsleuth.front.observe.diagram import boxes_of, diagram_svg
 from torchsleuth.front.observe.events import Event
-from torchsleuth.front.observe.trace_page import trace_page
-from torchsleuth.front.observe.trace_text import trace_lines
-from torchsleuth.front.observe.trace_tree import Trace, trace_of
+from torchsleuth.front.observe.trace import Trace, trace_lines, trace_of, trace_page
 
 
 def event(at, kind, pid=7, **fields):

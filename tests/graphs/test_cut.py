@@ -23,8 +23,7 @@ from torchsleuth.torch_core.graphs.recording import (
     recording_from_json,
     recording_to_json,
 )
-from torchsleuth.torch_core.tensors.specs import ScalarSpec
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors import ContentStoreWriter, ScalarSpec
 from torchsleuth.torch_internals.fake_kernels import fake_results
 
 # What changes from run to run, and what needs a context that one recorded call does not hold.

@@ -11,8 +11,8 @@ from torch._subclasses import FakeTensorMode
 
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.torch_core.graphs.identity import same_graph
-from torchsleuth.torch_core.graphs.names import _public_names
 from torchsleuth.torch_core.graphs.printer import Unprintable, print_graph
+from torchsleuth.torch_core.graphs.spelling import _public_names
 
 
 def module(graph, **attributes):
@@ -279,5 +279,5 @@ def test_a_namespace_that_grows_while_it_is_looked_through_does_no_harm(monkeypa
 
     grown.first, grown.second = Lazy(), Lazy()
     monkeypatch.setitem(sys.modules, "grown", grown)
-    monkeypatch.setattr("torchsleuth.torch_core.graphs.names.modules_by_preference", lambda: ["grown"])
+    monkeypatch.setattr("torchsleuth.torch_core.graphs.spelling.modules_by_preference", lambda: ["grown"])
     assert len(_public_names.__wrapped__(0)) > 0

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.torch_core.graphs.identity import same_graph
-from torchsleuth.torch_core.graphs.literals import expression
-from torchsleuth.torch_core.graphs.names import Vocabulary
 from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_core.graphs.spelling import Vocabulary, expression
 
 
 class Colour(enum.Enum):

@@ -3,7 +3,7 @@
 import torch
 
 from torchsleuth.core.cases.record import CompileSettings
-from torchsleuth.search.minify.search import contract
+from torchsleuth.search.minify import contract
 from torchsleuth.search.minify.states import state_of
 
 aten = torch.ops.aten

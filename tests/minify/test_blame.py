@@ -2,7 +2,7 @@
 
 import torch
 
-from torchsleuth.search.minify.blame import seeds
+from torchsleuth.search.minify.case_state import seeds
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.exc import CppCompileError
 
-from torchsleuth.search.minify.search.subsets import Elements, smallest_failing
+from torchsleuth.search.minify.subsets import Elements, smallest_failing
 from torchsleuth.torch_internals.compile_trace import traced, unfinished
 
 

@@ -16,12 +16,11 @@ from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, search_start, state_of_record
+from torchsleuth.search.minify.contract import Silence
 from torchsleuth.search.minify.minify_case import minify_case
-from torchsleuth.search.minify.questions import Questions
-from torchsleuth.search.minify.search.contract import Silence
-from torchsleuth.search.minify.trial_of_state import trial_of
-from torchsleuth.torch_core.tensors.specs import describe_inputs
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.search.minify.oracle import Questions
+from torchsleuth.search.minify.states import trial_of
+from torchsleuth.torch_core.tensors import ContentStoreWriter, describe_inputs
 from trials_here import TrialsHere
 
 GRAPH = "class Repro(torch.nn.Module):\n    def forward(self, a):\n        b = torch.relu(a)\n        return (b,)\n"

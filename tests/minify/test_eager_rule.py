@@ -5,8 +5,7 @@ import torch
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.search.minify.oracle import TrialOracle
-from torchsleuth.search.minify.questions import Questions
+from torchsleuth.search.minify.oracle import Questions, TrialOracle
 from torchsleuth.search.minify.states import state_of
 from trials_here import TrialsHere
 

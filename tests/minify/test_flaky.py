@@ -9,12 +9,10 @@ from flaky_trials import FAILS
 from made_graphs import aten, traced
 
 from program_runs import environment, sleuth, write_program
-from torchsleuth.search.minify.oracle import TrialOracle
-from torchsleuth.search.minify.questions import Questions
-from torchsleuth.search.minify.search.driver import search
-from torchsleuth.search.minify.search.subsets import NothingFails
-from torchsleuth.search.minify.states import record_here
-from torchsleuth.search.minify.trial_of_state import trial_of
+from torchsleuth.search.minify.driver import search
+from torchsleuth.search.minify.oracle import Questions, TrialOracle
+from torchsleuth.search.minify.states import record_here, trial_of
+from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.search.workers.pool import Workers
 

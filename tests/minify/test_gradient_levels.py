@@ -4,8 +4,8 @@ import torch
 from made_graphs import holds
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.reducers.gradients import plain_gradients
-from torchsleuth.search.minify.search.driver import search
 from torchsleuth.search.minify.states import real_inputs, state_of
 
 

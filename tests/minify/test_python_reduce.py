@@ -7,9 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.search.minify.python.blocks import unwrap_blocks
+from torchsleuth.search.minify.engine import Engine, settle
 from torchsleuth.search.minify.python.classes import constant_attributes, unmake_classes
-from torchsleuth.search.minify.python.containers import empty_containers
 from torchsleuth.search.minify.python.expressions import (
     fewer_arguments,
     plainer_constants,
@@ -17,12 +16,20 @@ from torchsleuth.search.minify.python.expressions import (
     smaller_expressions,
     smaller_sizes,
 )
-from torchsleuth.search.minify.python.functions import drop_parameters, drop_trimmings
-from torchsleuth.search.minify.python.inlining import inline_functions, leave_out_callers
+from torchsleuth.search.minify.python.functions import (
+    drop_parameters,
+    drop_trimmings,
+    inline_functions,
+    leave_out_callers,
+)
 from torchsleuth.search.minify.python.program import parsed, unbound
 from torchsleuth.search.minify.python.reduce import DoesNotFail, reduce_program
-from torchsleuth.search.minify.python.statements import drop_names, reduce_statements
-from torchsleuth.search.minify.search.engine import Engine, settle
+from torchsleuth.search.minify.python.statements import (
+    drop_names,
+    empty_containers,
+    reduce_statements,
+    unwrap_blocks,
+)
 
 
 def holding(*wanted):

@@ -11,11 +11,10 @@ from torchsleuth.child.trial import Outcome
 from torchsleuth.core.changes import NOTHING
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.search.minify.oracle import TrialOracle
-from torchsleuth.search.minify.questions import Questions
-from torchsleuth.search.minify.search.contract import Oracle, OutOfBudget
-from torchsleuth.search.minify.search.driver import search
-from torchsleuth.search.minify.search.engine import Engine
+from torchsleuth.search.minify.contract import Oracle, OutOfBudget
+from torchsleuth.search.minify.driver import search
+from torchsleuth.search.minify.engine import Engine
+from torchsleuth.search.minify.oracle import Questions, TrialOracle
 
 WRONG = Signature("accuracy", "run")
 HANG = Signature("hang", "compile")

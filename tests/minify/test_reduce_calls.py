@@ -3,9 +3,9 @@
 import torch
 from made_graphs import Oracle, aten, holds, traced
 
+from torchsleuth.search.minify.driver import search
+from torchsleuth.search.minify.engine import Engine, settle
 from torchsleuth.search.minify.reducers.calls import plainer_calls
-from torchsleuth.search.minify.search.driver import search
-from torchsleuth.search.minify.search.engine import Engine, settle
 
 
 def relu_reads_a_call(state):

@@ -7,27 +7,28 @@ import torch
 from made_graphs import Oracle, aten, holds, node, shapes, traced
 
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
-from torchsleuth.search.minify.reducers.arguments import plainer_arguments
-from torchsleuth.search.minify.reducers.bypass import bypass
-from torchsleuth.search.minify.reducers.forms import (
+from torchsleuth.search.minify.engine import Engine, settle
+from torchsleuth.search.minify.reducers.calls import (
+    bypass,
+    drop_outputs,
+    inline_nested,
+    merge_inputs,
+    plainer_arguments,
+)
+from torchsleuth.search.minify.reducers.nodes import reduce_nodes
+from torchsleuth.search.minify.reducers.settings import default_settings, for_inference, lift
+from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes
+from torchsleuth.search.minify.reducers.tensors import (
     contiguous,
     on_the_cpu,
     plain_dtypes,
+    plainer_values,
     static_sizes,
     without_gradients,
 )
-from torchsleuth.search.minify.reducers.inputs import merge_inputs
-from torchsleuth.search.minify.reducers.level import lift
-from torchsleuth.search.minify.reducers.nested import inline_nested
-from torchsleuth.search.minify.reducers.nodes import reduce_nodes
-from torchsleuth.search.minify.reducers.outputs import drop_outputs
-from torchsleuth.search.minify.reducers.settings import default_settings, for_inference
-from torchsleuth.search.minify.reducers.shapes import fewer_dimensions, smaller_sizes
-from torchsleuth.search.minify.reducers.values import plainer_values
-from torchsleuth.search.minify.search.engine import Engine, settle
 from torchsleuth.search.minify.states import checked, real_inputs, state_of
 from torchsleuth.torch_core.graphs.cut import calls_of
-from torchsleuth.torch_core.tensors.specs import ScalarSpec
+from torchsleuth.torch_core.tensors import ScalarSpec
 from torchsleuth.torch_internals.fake_kernels import fake_results
 
 

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_graphs import Oracle, aten, holds, traced
 
-from torchsleuth.search.minify.search import contract
-from torchsleuth.search.minify.search.contract import Silence
-from torchsleuth.search.minify.search.driver import minify, search
-from torchsleuth.search.minify.search.engine import Engine, settle
+from torchsleuth.search.minify import contract
+from torchsleuth.search.minify.contract import Silence
+from torchsleuth.search.minify.driver import minify, search
+from torchsleuth.search.minify.engine import Engine, settle
 from torchsleuth.search.minify.states import real_inputs
 
 OPS = [aten.sin.default, aten.cos.default, aten.relu.default, aten.exp.default]
@@ -100,7 +100,7 @@ import sys
 import torch
 from made_graphs import Oracle, aten, holds, traced
 
-from torchsleuth.search.minify.search.driver import search
+from torchsleuth.search.minify.driver import search
 
 
 def program(x, y, z):
@@ -212,7 +212,7 @@ def test_interrupting_keeps_what_was_found():
 @pytest.mark.parametrize("width", [1, 2, 3, 8])
 @pytest.mark.parametrize("least", [1, 2, 3, 65, 191, 192])
 def test_a_dial_is_turned_as_low_as_it_goes_with_any_number_of_workers(width, least):
-    from torchsleuth.search.minify.reducers.shapes import smaller_sizes
+    from torchsleuth.search.minify.reducers.sizes import smaller_sizes
 
     state = traced(lambda x: x.relu(), torch.ones(192))
     oracle = Oracle(lambda s: s.inputs[0].spec.shape[0] >= least)
@@ -222,7 +222,7 @@ def test_a_dial_is_turned_as_low_as_it_goes_with_any_number_of_workers(width, le
 
 @pytest.mark.parametrize(("size", "divisor"), [(192, 16), (96, 8), (64, 64), (96, 48), (768, 256)])
 def test_a_size_that_matters_by_what_divides_it_goes_down_to_that(size, divisor):
-    from torchsleuth.search.minify.reducers.shapes import smaller_sizes
+    from torchsleuth.search.minify.reducers.sizes import smaller_sizes
 
     state = traced(lambda x: x.relu(), torch.ones(size))
     oracle = Oracle(lambda s: s.inputs[0].spec.shape[0] % divisor == 0)
@@ -232,7 +232,7 @@ def test_a_size_that_matters_by_what_divides_it_goes_down_to_that(size, divisor)
 
 @pytest.mark.parametrize(("least", "most"), [(1024, 4), (1, 1), (65, 13)])
 def test_a_dial_costs_few_questions_whether_it_moves_or_not(least, most):
-    from torchsleuth.search.minify.reducers.shapes import smaller_sizes
+    from torchsleuth.search.minify.reducers.sizes import smaller_sizes
 
     state = traced(lambda x: x.relu(), torch.ones(1024))
     engine = Engine(Oracle(lambda s: s.inputs[0].spec.shape[0] >= least), state)
@@ -265,8 +265,8 @@ def test_more_workers_ask_in_fewer_rounds_and_find_the_same():
     [
         "from torchsleuth import minify",
         "import torchsleuth; minify = torchsleuth.minify",
-        "import torchsleuth.search.minify.search.driver; from torchsleuth import minify",
-        "import torchsleuth.search.minify.search.driver; import torchsleuth; minify = torchsleuth.minify",
+        "import torchsleuth.search.minify.driver; from torchsleuth import minify",
+        "import torchsleuth.search.minify.driver; import torchsleuth; minify = torchsleuth.minify",
     ],
 )
 def test_minify_is_a_function_of_the_package_however_it_is_imported(program):

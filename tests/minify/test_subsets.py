@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.search.minify.search.subsets import (
+from torchsleuth.search.minify.subsets import (
     Elements,
     NothingFails,
     ball,

@@ -5,9 +5,9 @@ from made_graphs import aten, traced
 
 from torchsleuth.child.trial import Outcome
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.search.minify.contract import Oracle
+from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.oracle import TrialOracle
-from torchsleuth.search.minify.search.contract import Oracle
-from torchsleuth.search.minify.search.driver import search
 from torchsleuth.torch_core.graphs.cut import calls_of
 
 WRONG = Signature("accuracy", "run")

@@ -23,7 +23,7 @@ from torchsleuth.core.processes.tree import descendants_of, kill_marked, marked_
 from torchsleuth.front.supervise.scripts import ScriptRunner
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.workers.pool import Workers
-from torchsleuth.torch_internals.vector_instructions import noted_answers
+from torchsleuth.torch_internals.kernel_builds import noted_answers
 
 WORKERS = Path(__file__).parents[1] / "workers"
 # Where a device can be seen, scripts are run by themselves: these are about forks.

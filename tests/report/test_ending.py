@@ -11,8 +11,8 @@ import pytest
 from golden_files import agreed
 from made_cases import KINDS, accuracy, crash, hang
 
-from torchsleuth.front.report.ending import ending
-from torchsleuth.front.report.writing import write_report
+from torchsleuth.front.report.html import write_report
+from torchsleuth.front.report.terminal import ending
 
 ORDER = ["what happened", "your line", "whose bug", "workaround", "repro", "how sure", "next"]
 
@@ -88,7 +88,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
 from made_cases import accuracy
-from torchsleuth.front.report.ending import show_ending
+from torchsleuth.front.report.terminal import show_ending
 folder = accuracy(Path("cases"))
 show_ending([(folder, folder.case.id)])
 """

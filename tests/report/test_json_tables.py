@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.front.report.json_tables import LONGEST, MOST_COLUMNS, MOST_ROWS, MOST_TABLES, json_tables
+from torchsleuth.front.report.html import LONGEST, MOST_COLUMNS, MOST_ROWS, MOST_TABLES, json_tables
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),

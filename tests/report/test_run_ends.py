@@ -49,7 +49,7 @@ def test_a_report_that_cannot_be_written_costs_one_sentence(tmp_path, monkeypatc
             raise NotWritable(folder.path, "it is read-only")
         written.append(folder.case.id)
 
-    monkeypatch.setattr("torchsleuth.front.report.writing.write_report", write)
+    monkeypatch.setattr("torchsleuth.front.report.html.write_report", write)
     run_module._report(folders)
     said = capsys.readouterr().err
     assert "it is read-only" in said and "whose bug" in said and written == ["a0000005"]

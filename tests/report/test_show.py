@@ -4,8 +4,8 @@ import dataclasses
 
 from made_cases import WORKAROUNDS, accuracy, hang
 
+from torchsleuth.front.report.html import write_report
 from torchsleuth.front.report.terminal import show_case
-from torchsleuth.front.report.writing import write_report
 
 
 def shown(folder, capsys):

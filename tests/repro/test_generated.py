@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchsleuth.torch_core.repro.generated import generated_lines
+from torchsleuth.torch_core.repro.assemble import generated_lines
 
 CODE = """def call(args):
     # Topologically Sorted Source Nodes: [h], Original ATen: [aten.t, aten.addmm]

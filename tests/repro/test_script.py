@@ -19,7 +19,7 @@ from torchsleuth.torch_core.repro.script import (
     script_text,
     split_module,
 )
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 
 
 def test_the_pasted_runtime_defines_every_name_it_uses_once():

@@ -18,7 +18,7 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.repro.small import small_scripts
 from torchsleuth.torch_core.repro.small_graph import SmallGraph, SmallInput
 from torchsleuth.torch_core.repro.small_inputs import TooLarge, input_expression
-from torchsleuth.torch_core.tensors.specs import describe_inputs, describe_tensor
+from torchsleuth.torch_core.tensors import describe_inputs, describe_tensor
 
 aten = torch.ops.aten
 ERROR = Signature("compile_error", "compile", ("faults.Fault",), "no lowering for # things", ("a.py:die",))

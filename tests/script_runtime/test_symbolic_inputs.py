@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs, symbolic_tracing
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 
 
 def tensor(shape_expr, shape, stride_expr, stride, **more):

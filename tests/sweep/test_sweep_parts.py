@@ -8,7 +8,7 @@ import pytest
 
 from torchsleuth.core.changes import Change
 from torchsleuth.front.program.runs import Program, ProgramRun
-from torchsleuth.front.sweep.cells import SweepLog, buckets_of, cell_of
+from torchsleuth.front.sweep.cells import SweepLog, buckets_of, bug_of, cell_of, merged
 from torchsleuth.front.sweep.grid import (
     NothingToSweep,
     SweptProgram,
@@ -19,7 +19,6 @@ from torchsleuth.front.sweep.grid import (
 )
 from torchsleuth.front.sweep.page import page_of
 from torchsleuth.front.sweep.running import Limits, Sweep, document_of, is_green, known_buckets
-from torchsleuth.front.sweep.same_bug import bug_of, merged
 from torchsleuth.script_runtime.signature import Signature, normalise_message
 
 AS_IS = ["as-is"]

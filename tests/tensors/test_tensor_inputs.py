@@ -13,8 +13,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from torchsleuth.script_runtime import inputs as synthetic
 from torchsleuth.script_runtime.inputs import load_inputs
-from torchsleuth.torch_core.tensors.specs import InputsDescription, Unsupported, describe_inputs
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors import ContentStoreWriter, InputsDescription, Unsupported, describe_inputs
 from torchsleuth.torch_internals.tensors import form_of
 
 

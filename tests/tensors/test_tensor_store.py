@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.torch_core.tensors.store import ContentStoreReader, ContentStoreWriter, InputsDamaged
+from torchsleuth.torch_core.tensors import ContentStoreReader, ContentStoreWriter, InputsDamaged
 
 DTYPES = [
     torch.float32,
@@ -145,7 +145,7 @@ def test_a_name_cannot_leave_the_folder(tmp_path, name):
 
 
 def test_a_crash_while_writing_leaves_no_half_file(tmp_path, monkeypatch):
-    import torchsleuth.torch_core.tensors.store as store
+    import torchsleuth.torch_core.tensors as store
 
     def breaks(file, data):
         file.write(b"half")

@@ -5,8 +5,7 @@ import torch
 
 from torchsleuth.torch_internals import kernel_builds
 from torchsleuth.torch_internals.generated_code import observed_code
-from torchsleuth.torch_internals.kernel_builds import source_of
-from torchsleuth.torch_internals.vector_instructions import with_believed_instructions
+from torchsleuth.torch_internals.kernel_builds import source_of, with_believed_instructions
 
 
 def several_kernels(x):

@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsleuth.script_runtime.compiling import aten_compiler
-from torchsleuth.torch_internals.inductor_ir import why_not_interpretable
-from torchsleuth.torch_internals.inductor_ir.lowering import NotInterpretable, interpreted_lowering
+from torchsleuth.torch_internals.inductor_ir.lowering import (
+    NotInterpretable,
+    interpreted_lowering,
+    why_not_interpretable,
+)
 
 aten = torch.ops.aten
 
@@ -363,7 +366,7 @@ def test_a_torch_whose_graphs_lack_something_is_refused_and_a_kernel_that_lacks_
     from torch._inductor.lowering import fallback_handler
 
     import torchsleuth.torch_internals.inductor_ir.lowering as door
-    from torchsleuth.torch_internals.inductor_ir.graph import Run
+    from torchsleuth.torch_internals.inductor_ir.lowering import Run
 
     with (
         patch.object(door, "run_graph", lambda graph, *rest: Run(object(), *rest)),

@@ -5,8 +5,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from torchsleuth.torch_internals.compile_stages import passes_alone
 from torchsleuth.torch_internals.configuration import restore_settings, saved_settings, see_every_compile
-from torchsleuth.torch_internals.passes_alone import passes_alone
 
 
 @pytest.fixture(autouse=True)

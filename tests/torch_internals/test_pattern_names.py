@@ -13,8 +13,7 @@ from torch._inductor.pattern_matcher import (
 )
 
 from torchsleuth.torch_internals.compile_trace import traced, unfinished
-from torchsleuth.torch_internals.compiler_switches import switched
-from torchsleuth.torch_internals.pattern_names import entries_of, pattern_name
+from torchsleuth.torch_internals.compiler_switches import entries_of, pattern_name, switched
 
 aten = torch.ops.aten
 

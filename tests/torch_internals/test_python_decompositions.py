@@ -5,7 +5,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON, switched
-from torchsleuth.torch_internals.python_decompositions import where_registered
+from torchsleuth.torch_internals.decompositions import where_registered
 
 OP = "aten.upsample_nearest2d"
 

@@ -8,8 +8,8 @@ from torchsleuth.core.criteria import Answer
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.experiments import Result
 from torchsleuth.search.blame.ladder import _stage, climb
-from torchsleuth.search.minify.search.subsets import smallest
 from torchsleuth.search.minify.states import state_of
+from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
 
 WRONG = Signature("accuracy", "run", outputs=("outputs[0]",))

@@ -17,7 +17,7 @@ from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.triage_case import MANY_CALLS, PUT_OFF, triage_case
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
-from torchsleuth.search.minify.search.contract import Reduction
+from torchsleuth.search.minify.contract import Reduction
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 from trials_here import TrialsHere
 

@@ -13,8 +13,8 @@ from torchsleuth.core.change_table import setting
 from torchsleuth.core.changes import INDUCTOR
 from torchsleuth.search.blame.cautious_settings import only_settings, settings_of, switchable
 from torchsleuth.search.blame.experiments import with_config
-from torchsleuth.search.minify.search.contract import State
-from torchsleuth.search.minify.search.subsets import smallest
+from torchsleuth.search.minify.contract import State
+from torchsleuth.search.minify.subsets import smallest
 
 
 @given(st.sets(st.integers(0, 24), min_size=1, max_size=4))

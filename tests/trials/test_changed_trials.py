@@ -8,7 +8,7 @@ from torchsleuth.child.trial import Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.changes import Change
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 
 GRAPH = """class Repro(torch.nn.Module):
     def forward(self, a):

@@ -17,12 +17,11 @@ from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.tree import descendants_of, marked_processes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, state_of_record, wait_for_device
-from torchsleuth.search.minify.questions import NoAnswer, Questions
-from torchsleuth.search.minify.trial_of_state import trial_of
+from torchsleuth.search.minify.oracle import NoAnswer, Questions
+from torchsleuth.search.minify.states import trial_of
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.torch_core.graphs.recording import RecordedTensor
-from torchsleuth.torch_core.tensors.specs import describe_inputs
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors import ContentStoreWriter, describe_inputs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

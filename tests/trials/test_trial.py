@@ -12,7 +12,7 @@ from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.search.workers.pool import Workers
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 from torchsleuth.torch_internals.compile_stages import failing_stage
 
 # A compiler with a bug: what a trial's own definitions may do, for a test.

@@ -14,8 +14,14 @@ import torchsleuth
 from program_runs import environment, run_watched, write_program
 from torchsleuth.core.change_table import kept_eager
 from torchsleuth.core.changes import CHANGE_VARIABLE, Change, change_from_environment
-from torchsleuth.torch_internals.compile_overrides import UnknownSetting, check_settings
-from torchsleuth.torch_internals.eager_regions import NoSuchTarget, class_named, is_place, operator_named
+from torchsleuth.torch_internals.compile_overrides import (
+    NoSuchTarget,
+    UnknownSetting,
+    check_settings,
+    class_named,
+    is_place,
+    operator_named,
+)
 
 INJECT = Path(torchsleuth.__file__).parent / "watched" / "inject"
 INDUCTOR = "torch._inductor.config"

@@ -25,8 +25,8 @@ from torchsleuth.search.blame.experiments import ExperimentRunner
 from torchsleuth.search.cure.attempts import NO_TIME, NotApplicable, Original, Tried, parts_of
 from torchsleuth.search.cure.find import NothingToWorkAround, attempts, find_workarounds, ordered
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
-from torchsleuth.search.minify.questions import Questions
-from torchsleuth.search.minify.search.contract import Reduction
+from torchsleuth.search.minify.contract import Reduction
+from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 from trials_here import TrialsHere
 

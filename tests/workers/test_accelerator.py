@@ -10,7 +10,7 @@ from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.workers.pool import Workers
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 
 pytestmark = [
     pytest.mark.gpu,

@@ -190,8 +190,7 @@ def test_answers_from_the_cluster_are_remembered_here(workers):
 def test_a_real_compile_is_tried_on_the_cluster_and_its_values_are_the_right_ones(cluster_of_two, tmp_path):
     import torch
 
-    from torchsleuth.torch_core.tensors.specs import describe_inputs
-    from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+    from torchsleuth.torch_core.tensors import ContentStoreWriter, describe_inputs
 
     values = torch.arange(8.0)
     described = describe_inputs([values], store=ContentStoreWriter(str(tmp_path / "store"))).to_json()

@@ -24,8 +24,7 @@ from torchsleuth.script_runtime.runner import CannotTell
 from torchsleuth.torch_core.graphs.identity import structural_hash
 from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.graphs.recording import describe_values, record_values, recording_to_json
-from torchsleuth.torch_core.tensors.specs import Unsupported, describe_inputs
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
+from torchsleuth.torch_core.tensors import ContentStoreWriter, Unsupported, describe_inputs
 from torchsleuth.torch_internals.configuration import global_state, versions
 from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
 from torchsleuth.torch_internals.minifier_scripts import read_foreign

@@ -32,17 +32,17 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.verdict.gradients import gradient_tolerances
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.torch_core.repro.script import script_facts
-from torchsleuth.torch_core.tensors.specs import describe_inputs
+from torchsleuth.torch_core.tensors import describe_inputs
 from torchsleuth.torch_internals.compile_stages import failing_stage, stopping_after
 from torchsleuth.torch_internals.configuration import restore_settings, saved_settings, see_every_compile
-from torchsleuth.torch_internals.loading import no_monitor_thread
-from torchsleuth.torch_internals.vector_instructions import (
+from torchsleuth.torch_internals.kernel_builds import (
     forget_vector_instructions,
     note_answers,
     noted_answers,
     probe_vector_instructions,
     recall_vector_instructions,
 )
+from torchsleuth.torch_internals.loading import no_monitor_thread
 
 _RULE = "# " + "-" * 64
 # Without a folder: in a signature it counts as the user's file, as it does in a script.
@@ -154,7 +154,7 @@ def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
         if trial.trace is not None:
             stack.enter_context(traced(trial.trace))
         if change.passes_alone:
-            from torchsleuth.torch_internals.passes_alone import passes_alone
+            from torchsleuth.torch_internals.compile_stages import passes_alone
 
             stack.enter_context(passes_alone())
         elif change.interpret:

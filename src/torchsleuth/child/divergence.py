@@ -28,9 +28,9 @@ from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_core.compare.reference.room import memory_beside
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
-from torchsleuth.torch_internals.compile_shortcuts import without_idle_work
+from torchsleuth.torch_core.tensors import ContentStoreWriter
 from torchsleuth.torch_internals.generated_code import CompiledCode, Observed, observed_code
+from torchsleuth.torch_internals.kernel_builds import without_idle_work
 
 # On the nodes of a captured graph, where AOTAutograd hands it on to the nodes that it makes of them.
 _MARK = '  File "torchsleuth.node", line 1, in {name}\n    {name}'

@@ -17,16 +17,16 @@ from typing import Any
 from torchsleuth.child.child import named_function
 from torchsleuth.child.server import Server
 from torchsleuth.core.processes.tree import TOKEN, adopt_orphans, mark_this_process
+from torchsleuth.torch_internals.kernel_builds import (
+    forget_where_named,
+    noted_answers,
+    recall_vector_instructions,
+)
 from torchsleuth.torch_internals.loading import (
     heed_compile_disable,
     load_compiler,
     prepare_compiler,
     prepare_kernels,
-)
-from torchsleuth.torch_internals.vector_instructions import (
-    forget_where_named,
-    noted_answers,
-    recall_vector_instructions,
 )
 
 

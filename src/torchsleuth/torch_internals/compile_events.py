@@ -1,10 +1,10 @@
-"""What torch says about the time its compiler takes: each timed step as it begins and ends, and what caches answered.
+"""What torch times and counts while it compiles: each step, what caches answered, graph breaks, recompilations.
 
 torch times its steps itself and tells one logger of them, in process, whether or not anybody listens. Listening there
 costs nothing outside of compilation and switches none of torch's own tracing on.
 
-Versions: the logger and its three methods are there in 2.11 to 2.15. Look-ups in caches are timed here, as torch does
-not; one that a version names differently is part of the step around it.
+Versions: logger, counters and metrics are there in 2.11 to 2.15; without them `UnsupportedTorch` says so. Look-ups in
+caches are timed here, as torch does not; one that a version names differently is part of the step around it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from torchsleuth.torch_internals.hooks import UnsupportedTorch
 
@@ -176,3 +178,62 @@ class _Teller:
                     facts,
                 )
             )
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One function that Dynamo compiled; `again` is the guard that failed where it had been compiled before."""
+
+    function: str
+    file: str
+    line: int
+    again: str | None
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was counted up to a moment; hold one from before to know what is new."""
+
+    breaks: dict[str, int]
+    compiled: tuple[Any, ...]
+
+
+def counted_so_far() -> Counted:
+    """The counters as they stand: `before = counted_so_far()`."""
+    utils: Any = importlib.import_module("torch._dynamo.utils")
+    try:
+        return Counted(dict(utils.counters["graph_break"]), tuple(utils.get_compilation_metrics()))
+    except AttributeError as error:
+        raise UnsupportedTorch(
+            f"torch {torch.__version__} does not count its compilations ({error})"
+        ) from error
+
+
+def graph_breaks_since(before: Counted) -> list[str]:
+    """The first line of each reason for a graph break, once for each break since then."""
+    now = counted_so_far().breaks
+    return [
+        reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+        for reason, times in now.items()
+        for _ in range(times - before.breaks.get(reason, 0))
+    ]
+
+
+def compilations_since(before: Counted) -> list[Compilation]:
+    """What Dynamo has compiled since then; torch remembers the last 64."""
+    known = {id(each) for each in before.compiled}
+    return [
+        Compilation(
+            str(each.co_name), str(each.co_filename), int(each.co_firstlineno or 0), each.recompile_reason
+        )
+        for each in counted_so_far().compiled
+        if id(each) not in known
+    ]
+
+
+def has_compiled() -> bool:
+    """Whether Dynamo has looked at any function of this process since it was last reset."""
+    utils: Any = importlib.import_module("torch._dynamo.utils")
+    convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
+    tried = getattr(convert_frame, "FRAME_COMPILE_COUNTER", None)
+    return bool(tried) or any(utils.counters.values())

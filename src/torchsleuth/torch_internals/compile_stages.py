@@ -1,21 +1,25 @@
-"""Stops a compile as soon as the stage in which a failure is expected has passed.
+"""Compiles that end early: as soon as the stage in which a failure is expected has passed, or after Inductor's passes.
 
 Inductor works in stages: passes over the joint graph, passes over each of its parts, lowering, scheduling and code
 generation, then the C++ or Triton compiler. The last takes most of the time and cannot bring back an error of an
-earlier one.
+earlier one. And wrong results of a decomposition or of a pass show in the graph that the passes leave, run operator by
+operator; what only a lowering knows how to do fails when it is called.
 
-Versions: 2.11 to 2.15 run the passes over the joint graph before the first `_compile_fx_inner`, lower in
-`GraphLowering.run` and then call `compile_to_module`, which generates code and hands it to
-`_compile_to_module_lines`. Where one of these is missing, nothing is stopped and the compile runs on.
+Versions: 2.11 to 2.15 run the passes over the joint graph before the first `_compile_fx_inner`, which ends its own with
+`_recursive_post_grad_passes`, lower in `GraphLowering.run` and then call `compile_to_module`, which generates code and
+hands it to `_compile_to_module_lines`. Where one of these is missing, the compile runs on as usual.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import torch
 
 _LOWERING = "torch._inductor.graph", "GraphLowering"
 # The first function of the next stage: its module, the class that has it, its name.
@@ -86,3 +90,70 @@ def _next(stage: str | None) -> tuple[Any, str]:
     module, owner, name = _NEXT[stage]
     found = importlib.import_module(module)
     return getattr(found, owner, None) if owner else found, name
+
+
+class _Passed(BaseException):
+    """The passes over a graph have ended; no handler of the compiler's is to take it for an error."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+
+
+@contextlib.contextmanager
+def passes_alone() -> Iterator[None]:
+    """Inside, what Inductor compiles runs in eager as its passes left it; forward and backward alike.
+
+    >>> with passes_alone(): torch.compile(torch.relu)(x)
+    tensor([0., 2.])
+    """
+    compiler: Any = importlib.import_module("torch._inductor.compile_fx")
+    compiling = getattr(compiler, "_compile_fx_inner", None)
+    passes = getattr(compiler, "_recursive_post_grad_passes", None)
+    if compiling is None or passes is None:
+        yield
+        return
+    compiler._compile_fx_inner = _evaluating(compiling)
+    compiler._recursive_post_grad_passes = _ending(passes)
+    try:
+        yield
+    finally:
+        compiler._compile_fx_inner, compiler._recursive_post_grad_passes = compiling, passes
+
+
+def _ending(passes: Callable[..., Any]) -> Callable[..., Any]:
+    """The passes, after which nothing comes; those over nested graphs are part of those over the outer one."""
+    depth = 0
+
+    @functools.wraps(passes)
+    def run(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> None:
+        nonlocal depth
+        depth += 1
+        try:
+            passes(graph, *args, **kwargs)
+        finally:
+            depth -= 1
+        if not depth:
+            raise _Passed(graph)
+
+    return run
+
+
+def _evaluating(compiling: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compiling)
+    def compile_graph(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiling(*args, **kwargs)
+        except _Passed as passed:
+            graph = passed.graph
+
+        def call(inputs: list[Any]) -> Any:
+            values = list(inputs)
+            inputs.clear()
+            with torch.no_grad():
+                return torch.fx.Interpreter(graph).run(*values)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    return compile_graph

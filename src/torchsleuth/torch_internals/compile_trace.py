@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.torch_internals.pattern_names import checks_replaced, pattern_name
+from torchsleuth.torch_internals.compiler_switches import checks_replaced, pattern_name
 
 
 @dataclass(frozen=True)

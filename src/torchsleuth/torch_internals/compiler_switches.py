@@ -4,20 +4,25 @@ The compiler asks one function before every decomposition, graph pass, lowering 
 We answer in its place, so that nothing is written where another process could read it. Fusion, inlining, single
 patterns and decompositions that are kernels have no such question; there we stand in front of what decides.
 
-Versions: `CompilerBisector.disable_subsystem` is asked in 2.11 to 2.15; what a version lacks is told as missing.
+A pattern knows the function it was made from in one of three ways: as the handler that it calls, by a name given when
+it was registered, or only as a variable of the check that it asks. Whether a match is used is decided by that check,
+which may fail itself: so that is where a pattern is watched and left out.
+
+Versions: `CompilerBisector.disable_subsystem` is asked in 2.11 to 2.15; what a version lacks is listed as missing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchsleuth.torch_internals.pattern_names import checks_replaced, pattern_name
-from torchsleuth.torch_internals.python_decompositions import python_decompositions
+from torchsleuth.torch_internals.decompositions import python_decompositions
 
 PATTERNS, INLINING, FUSION = "patterns", "inlining", "fusion"
 # Left out by name or altogether: which of them run is not known before they do.
@@ -182,3 +187,58 @@ _HOOKS: tuple[tuple[str, str, str, Callable[[Any, LeaveOut], Any]], ...] = (
     ("torch._inductor.graph", "GraphLowering", "run_node", _inlining),
     ("torch._inductor.pattern_matcher", "PatternMatcherPass", "apply", _matching),
 )
+
+
+Check = Callable[[Any], Any]
+
+
+def pattern_name(entry: Any) -> str:
+    """File and function of torch's source that a registered pattern comes from: `fuse_attention: _sfdp_pattern_5`."""
+    function = _function(entry)
+    if function is None:
+        return str(getattr(entry, "pattern_name", None) or type(entry).__name__)
+    module = str(getattr(function, "__module__", "") or "").rpartition(".")[2]
+    name = str(getattr(function, "__name__", type(entry).__name__))
+    made_by, inside, own = str(getattr(function, "__qualname__", name)).rpartition(".<locals>.")
+    # A function made inside another is known by the one that made it, unless it was given a name.
+    if inside and own == name:
+        name = made_by.partition(".<locals>.")[0]
+    return f"{module}: {name}" if module else name
+
+
+def _function(entry: Any) -> Any:
+    """What the pattern was written as: a function that handles a match, or one that is searched for."""
+    handler = getattr(entry, "handler", None)
+    if handler is None:
+        handler = _variables(inspect.unwrap(entry.extra_check)).get("search_fn")
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return handler
+
+
+def _variables(function: Any) -> dict[str, Any]:
+    """What a function made inside another sees of it."""
+    if not inspect.isfunction(function):
+        return {}
+    return dict(inspect.getclosurevars(function).nonlocals)
+
+
+@contextlib.contextmanager
+def checks_replaced(patterns: Any, make: Callable[[Any, Check], Check]) -> Iterator[None]:
+    """Every pattern of a pass asks `make(entry, its check)` whether a match is used.
+
+    Use: `with checks_replaced(a_pass, lambda entry, check: lambda match: False): a_pass_is_applied()`.
+    """
+    before = {id(entry): (entry, entry.extra_check) for entry in entries_of(patterns)}
+    for entry, check in before.values():
+        entry.extra_check = functools.wraps(check)(make(entry, check))
+    try:
+        yield
+    finally:
+        for entry, check in before.values():
+            entry.extra_check = check
+
+
+def entries_of(patterns: Any) -> list[Any]:
+    """The registered patterns of a `PatternMatcherPass`, in order."""
+    return [entry for entries in patterns.patterns.values() for entry in entries]

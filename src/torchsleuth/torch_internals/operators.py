@@ -1,15 +1,19 @@
-"""What the target of a graph node is: its kind, its names, where it is defined, and whether torch ships it.
+"""What graphs call and hold of torch: operators, functions, specs of containers; their kinds, names and origins.
 
 An `OpOverload` prints as `aten.add.Tensor` and is reached as `torch.ops.aten.add.Tensor`; a higher-order
-operator is reached as `torch.ops.higher_order.<name>`.
+operator is reached as `torch.ops.higher_order.<name>`. Of a function the best spelling is wanted: Dynamo writes
+`torch._C._nn.linear` where the user wrote `F.linear`; they are one object, and the public spelling survives releases
+better.
 
-Versions: the classes of `torch._ops` are alike in 2.11..2.15; namespaces and wrapper classes are listed below.
+Versions: the classes of `torch._ops`, what a bare `import torch` loads, and the JSON of a `TreeSpec` are alike in
+2.11..2.15; namespaces and wrapper classes are listed below.
 """
 
 import sys
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils import _pytree
 
 # The namespaces of torch 2.11..2.15 after importing Dynamo, Inductor, distributed and ONNX: listed with
 # `{n.split("::")[0] for n in torch._C._dispatch_get_all_op_names()}` and the TorchScript-only `prim`.
@@ -216,3 +220,73 @@ def role_in_gradient(node: torch.fx.Node) -> str | None:
 def load_compiler_operators() -> None:
     """Makes the operators that Inductor itself defines known to torch, as a graph after its passes may hold them."""
     import torch._inductor.inductor_prims  # noqa: F401
+
+
+# Loaded by `import torch`, so that printed source need not import them.
+_COME_WITH_TORCH = (
+    "torch._C",
+    "torch.amp",
+    "torch.autograd",
+    "torch.fft",
+    "torch.func",
+    "torch.linalg",
+    "torch.nn",
+    "torch.special",
+    "torch.utils.checkpoint",
+)
+# The public ones, in the order in which a name is preferred.
+_PUBLIC = (
+    "operator",
+    "math",
+    "torch",
+    "torch.nn.functional",
+    "torch.special",
+    "torch.linalg",
+    "torch.fft",
+    "torch.nested",
+    "torch.sparse",
+    "torch.func",
+    "torch.autograd",
+    "torch.amp",
+    "torch.nn",
+    "torch.nn.init",
+    "torch.utils.checkpoint",
+)
+
+
+def comes_with_torch(module: str) -> bool:
+    """Whether a bare `import torch` loads the module.
+
+    >>> comes_with_torch("torch.nn.functional"), comes_with_torch("torch._dynamo.utils")
+    (True, False)
+    """
+    if module == "torch.nn.attention.flex_attention":
+        return False
+    return module == "torch" or any(
+        module == known or module.startswith(f"{known}.") for known in _COME_WITH_TORCH
+    )
+
+
+def modules_by_preference() -> list[str]:
+    """Names of loaded modules to look a function up in, most readable spelling first.
+
+    >>> modules_by_preference()[:3]
+    ['operator', 'math', 'torch']
+    """
+    loaded = list(sys.modules)  # other threads may be importing
+    c_modules = sorted(name for name in loaded if name == "torch._C" or name.startswith("torch._C."))
+    numpy_like = ["torch._numpy"] if "torch._numpy" in sys.modules else []
+    return [*(name for name in _PUBLIC if name in sys.modules), *c_modules, *numpy_like]
+
+
+def writable_treespec(value: object) -> str | None:
+    """An expression that rebuilds a pytree spec, or None where it is not one or cannot be rebuilt."""
+    if not isinstance(value, _pytree.TreeSpec):
+        return None
+    try:
+        text = _pytree.treespec_dumps(value)
+        if _pytree.treespec_loads(text) != value:
+            return None
+    except Exception:  # unregistered or unserialisable node types
+        return None
+    return f"torch.utils._pytree.treespec_loads({text!r})"

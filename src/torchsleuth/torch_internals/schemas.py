@@ -261,3 +261,33 @@ def _argument(kind: str, number: int) -> Any:
     kinds = torch._C._SchemaArgType
     which = kinds.input if kind == "input" else kinds.output
     return torch._C._SchemaArgument(which, number)
+
+
+def written_inputs(graph: torch.fx.GraphModule) -> list[str]:
+    """The names of the placeholders that a run of the graph may change, in their order.
+
+    >>> written_inputs(torch.fx.symbolic_trace(lambda x, y: x.add_(y)))
+    ['x']
+    """
+    return list(writers(graph))
+
+
+def writers(graph: torch.fx.GraphModule) -> dict[str, list[str]]:
+    """The placeholders that a run may change, in their order, each with the calls that write to it.
+
+    >>> writers(torch.fx.symbolic_trace(lambda x, y: x[0].add_(y)))
+    {'x': ['add_']}
+    """
+    found: dict[Any, list[str]] = {}
+    for node in graph.graph.nodes:
+        for value in written_arguments(node):
+            found.setdefault(_origin(value), []).append(node.name)
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return {node.name: found[node] for node in placeholders if node in found}
+
+
+def _origin(value: Any) -> Any:
+    """The node whose memory a chain of views ends at."""
+    while isinstance(value, torch.fx.Node) and value.op != "placeholder" and value.args:
+        value = value.args[0]
+    return value

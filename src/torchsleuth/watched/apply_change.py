@@ -52,8 +52,8 @@ def _put_in_place(wanted: Change) -> None:
     kept_eager = [name for name in lowered if name not in decomposed]
 
     def at_capture(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as eager
         from torchsleuth.torch_internals import compile_overrides as forced
-        from torchsleuth.torch_internals import eager_regions as eager
 
         if wanted.dynamic is not None:
             settings.setdefault(forced.DYNAMO, {}).update(forced.settings_for_dynamic(wanted.dynamic))
@@ -77,8 +77,8 @@ def _put_in_place(wanted: Change) -> None:
             forced.force_at_backend_calls(settings)
 
     def at_inductor(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals import compile_overrides as eager
         from torchsleuth.torch_internals import compile_overrides as forced
-        from torchsleuth.torch_internals import eager_regions as eager
 
         forced.check_settings(settings)
         if settings:
@@ -86,7 +86,7 @@ def _put_in_place(wanted: Change) -> None:
         eager.forget_decompositions(decomposed)
 
     def at_lowering(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import eager_regions as eager
+        from torchsleuth.torch_internals import compile_overrides as eager
 
         eager.keep_operators_eager(kept_eager)
 

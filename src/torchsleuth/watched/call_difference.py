@@ -7,19 +7,13 @@ same bits is the same; the little room there is, is for numbers that Dynamo turn
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 import torch
 
 from torchsleuth.torch_core.compare.reference.cloning import same_bits
-from torchsleuth.watched.call_state import Leaf, Leaves
+from torchsleuth.watched.call_state import Leaf, Leaves, is_below
 
-# A path that is no name in a program.
-PRINTED = "what it prints"
-# Of an iterator: so many items are looked at, then what it returns at its end, or how else it ends.
-MOST_ITEMS = 64
-ITEMS, RETURNED, ENDED = "list({})", "the return value of {}", "the end of {}"
 # What is compared with eager: the call as Dynamo captures it, or as all of the compiler makes it, which rounds more.
 CAPTURED, COMPILED = "captured", "compiled"
 _WIDER = 100.0
@@ -52,25 +46,6 @@ def differences(eager: Leaves, other: Leaves, how: str = CAPTURED) -> list[Diffe
         if said is not None:
             found.append(Difference(path, f"{path} {said}"))
     return found
-
-
-def iterator_of(path: str) -> str | None:
-    """The path of the iterator that something came out of.
-
-    >>> iterator_of("list(result[1])[0].x"), iterator_of("the return value of result"), iterator_of("result")
-    ('result[1]', 'result', None)
-    """
-    found = re.match(r"list\((.*?)\)(?:[.\[]|$)|the (?:return value|end) of (.*?)(?:$)", path)
-    return found and (found[1] or found[2])
-
-
-def is_below(path: str, above: str) -> bool:
-    """Whether a value is part of another one, by their paths.
-
-    >>> is_below("result[0].a", "result[0]"), is_below("result[01]", "result[0")
-    (True, False)
-    """
-    return path.startswith(above) and path[len(above) : len(above) + 1] in ("", "[", ".")
 
 
 def _how(eager: Leaf | None, captured: Leaf | None, wider: float) -> str | None:

@@ -26,15 +26,26 @@ import torch
 from torchsleuth.core.processes.sealed import CannotSeal, fill_fresh_memory, seal
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
-from torchsleuth.torch_internals.calls_under_way import GUARD_FILTER
-from torchsleuth.torch_internals.compiled_calls import CompiledCall
+from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCall
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures, rewritten
-from torchsleuth.watched.call_difference import CAPTURED, COMPILED, PRINTED, Difference, differences, is_below
-from torchsleuth.watched.call_outcome import CALL, leaves_after, packed, unpacked, values_only
-from torchsleuth.watched.call_state import Leaf, Leaves, leaves_of, roots_of
-from torchsleuth.watched.guard import CannotRepeat
+from torchsleuth.watched.call_difference import CAPTURED, COMPILED, Difference, differences
+from torchsleuth.watched.call_state import (
+    CALL,
+    PRINTED,
+    CannotRepeat,
+    Leaf,
+    Leaves,
+    is_below,
+    leaves_after,
+    leaves_of,
+    packed,
+    roots_of,
+    unpacked,
+    values_only,
+)
+from torchsleuth.watched.startup import unwarned
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
@@ -125,14 +136,8 @@ def _fork_of(watch: Watch) -> int:
 
 
 def _fork() -> int:
-    # Taken by hand: a change through the module's functions makes Python show warnings again that it has shown.
-    quiet = ("ignore", None, DeprecationWarning, None, 0)
-    filters: Any = warnings.filters
-    filters.insert(0, quiet)
-    try:
+    with unwarned():
         return os.fork()
-    finally:
-        filters.remove(quiet)
 
 
 def how_it_ended(status: int) -> str:

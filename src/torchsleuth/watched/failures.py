@@ -26,9 +26,9 @@ from torchsleuth.core.cases.record import AmbientState
 from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_core.graphs.provenance import calling_line
-from torchsleuth.torch_core.tensors.specs import shares_memory
+from torchsleuth.torch_core.tensors import shares_memory
 from torchsleuth.torch_internals import hooks as seams
-from torchsleuth.torch_internals.calls_under_way import CallUnderWay, call_under_way
+from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way
 from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched.call_source import Around, call_sources
 from torchsleuth.watched.flight import Flight

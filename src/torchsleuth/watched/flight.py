@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import platform
-import signal
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.watching import STACKS_SIGNAL
 from torchsleuth.script_runtime.hiding import hide_in_words
 
 # Two counters per graph and one pair for graph capture; a process with more graphs than this goes on,
@@ -35,9 +35,6 @@ DEVICE_FAULT = "device-fault.txt"
 UNCAUGHT = "uncaught.json"
 REMARKS = "remarks.jsonl"
 COUNTERS_BYTES = 16 * (MAX_GRAPHS + 1)
-
-# Not used by any library we know of; it only makes the stacks of all threads be written to a file.
-STACKS_SIGNAL = int(signal.SIGRTMAX) - 7 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
 
 
 class Flight:

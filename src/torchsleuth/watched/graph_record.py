@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 
-from torchsleuth.core.cases.record import CompileSettings, Embedded, GraphRecord
+from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.core.cases.scrub import without_secrets
 from torchsleuth.script_runtime.hiding import hide_in_words
 from torchsleuth.torch_core.graphs.identity import structural_hash
 from torchsleuth.torch_core.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.torch_core.graphs.provenance import calling_line, module_and_call, user_lines
-from torchsleuth.torch_core.tensors.specs import (
+from torchsleuth.torch_core.tensors import (
     REBUILT_FORMS,
+    ContentStoreWriter,
     InputsDescription,
     ScalarSpec,
     TensorSpec,
@@ -31,14 +32,15 @@ from torchsleuth.torch_core.tensors.specs import (
     describe_inputs,
     with_aliases,
 )
-from torchsleuth.torch_core.tensors.store import ContentStoreWriter
-from torchsleuth.torch_internals.configuration import changed_settings, versions
-from torchsleuth.torch_internals.decomposition_table import changed_decompositions, table_source
+from torchsleuth.torch_internals.configuration import changed_settings, global_state, versions
+from torchsleuth.torch_internals.decompositions import changed_decompositions, table_source
 from torchsleuth.torch_internals.process_groups import fake_groups_source, groups_of
+from torchsleuth.torch_internals.saved_code import SavedCode
 from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
-from torchsleuth.watched.embed import CannotEmbed, embed
+from torchsleuth.watched.embed_slice import CannotEmbed
 from torchsleuth.watched.flight import write_json
 from torchsleuth.watched.startup import started_in
+from torchsleuth.watched.value_source import embed
 
 # A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
 CONSTANT_BYTES = 4 << 20
@@ -117,6 +119,26 @@ def record_graph(
         record = _without_repro(record, f"the graph communicates between processes, and {reason}")
     recorded = RecordedGraph(folder, record, description)
     recorded.update(inputs=None if description is None else description.to_json())
+    return recorded
+
+
+def record_without_graph(folder: Path, number: int, code: SavedCode) -> RecordedGraph:
+    """Writes the record of code that was compiled before, and does not hold the graph it was compiled from."""
+    why = f"the {code.kind} was compiled by another process, and does not hold the graph it was compiled from"
+    (folder / "graph.py").write_text(f"# {why}\n", encoding="utf-8")
+    settings = CompileSettings(
+        "aot", "inductor", "backward" if code.backward else "forward", state=AmbientState(**global_state())
+    )
+    record = GraphRecord(
+        settings,
+        number=number,
+        versions=versions(),
+        hash="-".join(sorted(code.names)),
+        no_repro=why,
+        program={"command": hide_in_words(sys.orig_argv), "cwd": started_in},
+    )
+    recorded = RecordedGraph(folder, record)
+    recorded.update()
     return recorded
 
 

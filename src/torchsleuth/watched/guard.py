@@ -7,34 +7,75 @@ results are checked, the calls that are due go through `shadow`.
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import itertools
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched import failures, shadow
+from torchsleuth.watched.call_state import CannotRepeat
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
-from torchsleuth.watched.held_tensors import HeldTensors
+from torchsleuth.watched.startup import standing_for
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
+
+
+@dataclass(frozen=True)
+class HeldTensors:
+    """Each tensor of the eager copy beside the program's own, which a training step may change at any time."""
+
+    pairs: tuple[tuple[torch.Tensor, weakref.ref[torch.Tensor]], ...] = ()
+
+    @staticmethod
+    def between(eager: torch.fx.GraphModule, graph: torch.fx.GraphModule) -> HeldTensors:
+        """Pairs a copy of a graph with that graph: `HeldTensors.between(copy.deepcopy(graph), graph)`."""
+        own = dict(_tensors(graph))
+        pairs = [(tensor, own.get(name)) for name, tensor in _tensors(eager)]
+        return HeldTensors(tuple((copy, weakref.ref(t)) for copy, t in pairs if t is not None))
+
+    def take_values(self) -> None:
+        """The copies become what the program's tensors are now; to be called under `no_grad`."""
+        for copy, reference in self.pairs:
+            tensor = reference()
+            if tensor is not None and tensor.shape == copy.shape:
+                copy.copy_(tensor)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """What a call inside changes of the program's tensors is changed back."""
+        before = [(t, t.detach().clone(), t._version) for t in self.of_program().values()]
+        try:
+            yield
+        finally:
+            for tensor, values, version in before:
+                if tensor._version != version:
+                    tensor.data.copy_(values)  # as data: what autograd has saved is not out of date
+
+    def of_program(self) -> dict[int, torch.Tensor]:
+        """The program's own tensors by the `id` of their copies."""
+        found = ((id(copy), reference()) for copy, reference in self.pairs)
+        return {key: tensor for key, tensor in found if tensor is not None}
+
+
+def _tensors(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
+    return itertools.chain(graph.named_parameters(), graph.named_buffers())
+
 
 # Before a first call: index tensors decide what a kernel touches, so they are worth more room than floats.
 INTEGER_BYTES = 1 << 20
 FLOAT_BYTES = 64 << 10
 TOTAL_BYTES = 16 << 20
-
-
-class CannotRepeat(BaseException):
-    """A call cannot be made again to be compared; says why. No `except Exception` of the user's sees it."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +170,7 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
         finally:
             flight.counters[slot] += 1
 
-    # What torch reads from the backend's result it must find on ours; plain methods carry no dict.
-    functools.update_wrapper(call, compiled, updated=("__dict__",) if hasattr(compiled, "__dict__") else ())
-    return call
+    return standing_for(call, compiled)
 
 
 def _attended(

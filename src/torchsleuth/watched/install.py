@@ -13,9 +13,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings, settings_from_environment
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings, settings_from_environment
 
 _watching = False
 _finish: Callable[[Any], object] | None = None
@@ -84,7 +84,7 @@ def _forget_cached_graphs(_module: ModuleType) -> None:
 
 
 def _remember_decompositions(_module: ModuleType) -> None:
-    from torchsleuth.torch_internals.decomposition_table import remember_table
+    from torchsleuth.torch_internals.decompositions import remember_table
 
     remember_table()
 

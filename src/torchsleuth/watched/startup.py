@@ -1,16 +1,20 @@
-"""What the watch knows before torch is there: where the program was started, and when a module has been imported.
+"""What our work in the user's process stands on: where the program was started, when a module has been imported, no
+warnings of ours, and what stands in the place of a function of the program's.
 
-Everything in this room may stand on it; it stands on the standard library alone.
+It stands on the standard library alone, so that it is there before torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -58,3 +62,32 @@ class _Announcer(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
         return spec
+
+
+def standing_for(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` with all that torch reads from a backend's result and must find on ours, too."""
+    # Plain methods carry no dict.
+    updated = ("__dict__",) if hasattr(compiled, "__dict__") else ()
+    return functools.update_wrapper(call, compiled, updated=updated)
+
+
+_SILENCE: Any = ("ignore", None, Warning, None, 0)
+
+
+@contextlib.contextmanager
+def unwarned() -> Iterator[None]:
+    """No warning is shown inside, and none that the program gives afterwards is shown once more or once less.
+
+    `warnings.catch_warnings` makes Python forget which warnings it has shown already, and a warning that is caught
+    would count as shown: the filter is put in without telling.
+
+    >>> with unwarned():
+    ...     warnings.warn("nobody hears this")
+    """
+    filters: Any = warnings.filters
+    filters.insert(0, _SILENCE)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            filters.remove(_SILENCE)

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.watching import Settings
 from torchsleuth.script_runtime.compiling import lazy_backward
 from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
-from torchsleuth.torch_internals.calls_under_way import call_under_way
-from torchsleuth.torch_internals.compiled_calls import CompiledCall
+from torchsleuth.torch_internals.compiled_calls import CompiledCall, call_under_way
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.torch_internals.saved_code import (
@@ -32,15 +32,19 @@ from torchsleuth.torch_internals.saved_code import (
     names_of,
     runnable_copy,
 )
-from torchsleuth.watched import failures, saved_graph, whole_calls
-from torchsleuth.watched.earlier_calls import EarlierCalls
+from torchsleuth.watched import failures, whole_calls
+from torchsleuth.watched.call_source import EarlierCalls
 from torchsleuth.watched.flight import CAPTURE, Flight
-from torchsleuth.watched.graph_record import GraphOrigin, RecordedGraph, as_source, record_graph
-from torchsleuth.watched.guard import GuardedGraph, guard_boxed, guard_unboxed
-from torchsleuth.watched.held_tensors import HeldTensors
+from torchsleuth.watched.graph_record import (
+    GraphOrigin,
+    RecordedGraph,
+    as_source,
+    record_graph,
+    record_without_graph,
+)
+from torchsleuth.watched.guard import GuardedGraph, HeldTensors, guard_boxed, guard_unboxed
 from torchsleuth.watched.observe.events import silence_this_process
-from torchsleuth.watched.quiet import unwarned
-from torchsleuth.watched.watch_settings import Settings
+from torchsleuth.watched.startup import unwarned
 from torchsleuth.watched.whole_calls import WholeCalls
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are
@@ -245,9 +249,18 @@ class Watch:
 
     def on_saved_code(self, code: SavedCode) -> Any:
         """Code that was compiled before, here or elsewhere, is loaded."""
-        if self.flight is None or self.suspended or not self.everything:
+        flight = self.flight
+        if flight is None or self.suspended or not self.everything:
             return code.as_without_us()
-        return saved_graph.guarded(self, self.flight, code)
+        loaded = code.load()
+        with self.our_own_work():
+            graph = next((self.saved[name] for name in code.names if name in self.saved), None)
+            if graph is None:  # it was compiled elsewhere; what fails in there is a case all the same
+                number, folder = flight.new_graph()
+                graph = GuardedGraph(self, flight, record_without_graph(folder, number, code), None)
+            known = graph
+            return code.around(loaded, lambda run: guard_boxed(run, known))
+        return loaded
 
     def on_backward(self, run: Callable[[], Any]) -> Any:
         """The autograd engine runs: what fails in there and was seen at no other seam is a backend's own backward."""

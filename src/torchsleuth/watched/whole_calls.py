@@ -32,7 +32,7 @@ from torchsleuth.watched.call_difference import COMPILED
 from torchsleuth.watched.call_judge import CALL_SECONDS, Between, content_of, fork_judge, how_it_ended
 from torchsleuth.watched.call_state import user_function
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.merged_outputs import MergedOutputs, component_of
+from torchsleuth.watched.shadow import MergedOutputs, component_of
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch

@@ -14,10 +14,12 @@ import hashlib
 import importlib.machinery
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -28,8 +30,6 @@ from pathlib import Path
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.last_will import ends_with_us
 from torchsleuth.core.processes.tree import kill_group
-from torchsleuth.front.bisect.index_page import this_target
-from torchsleuth.front.bisect.provider import CannotBuild
 from torchsleuth.front.bisect.release_names import public, release_named
 
 try:
@@ -37,6 +37,7 @@ try:
 except ImportError:  # on Windows two processes may build one environment twice, and the first one stays
     fcntl = None  # type: ignore[assignment]
 
+WHEEL_NAME = re.compile(r"torch-([^-]+)(?:-\d[^-]*)?-([^-]+)-([^-]+)-([^-]+)\.whl")
 READY = "torchsleuth.json"
 POLL_SECONDS = 0.1
 # The 0.19 GB wheel of torch 2.13.0 for the CPU unpacks to 0.70 GB, and both are on the disk for a while.
@@ -67,8 +68,56 @@ class NoNetwork(SleuthError):
     """The index cannot be reached."""
 
 
+class CannotBuild(Exception):
+    """There is no environment with this release; says why. The search goes on without it."""
+
+
 class Stopped(Exception):
     """The search was stopped, or its time is over, while an environment was built."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The Python and machine that wheels must fit: `Target("cp311", "cp311", "linux", "x86_64")`."""
+
+    python: str
+    abi: str
+    system: str
+    machine: str
+
+    def fits(self, wheel: str) -> bool:
+        """Whether the wheel can be installed here, by its name."""
+        match = WHEEL_NAME.fullmatch(wheel)
+        if match is None:
+            return False
+        pythons, abis, places = (set(match[i].split(".")) for i in (2, 3, 4))
+        own = self.python in pythons and self.abi in abis
+        return (own or self._stable(pythons, abis)) and any(self._place(p) for p in places)
+
+    def _stable(self, pythons: set[str], abis: set[str]) -> bool:
+        """Built for this Python's stable interface, or for any Python 3."""
+        minors = [int(p[3:]) for p in pythons if re.fullmatch(r"cp3\d+", p)]
+        stable = "abi3" in abis and self.abi == self.python and bool(minors)
+        return (stable and min(minors) <= int(self.python[3:])) or ("none" in abis and "py3" in pythons)
+
+    def _place(self, place: str) -> bool:
+        if place == "any":
+            return True
+        if self.system == "darwin":
+            return place.startswith("macosx") and place.endswith((self.machine, "universal2"))
+        if self.system == "win32":
+            return place.startswith("win") and place.endswith(self.machine)
+        return place.startswith(("manylinux", "linux")) and place.endswith(self.machine)
+
+    def __str__(self) -> str:
+        return f"Python {self.abi[2:3]}.{self.abi[3:]} on {self.system} {self.machine}"
+
+
+def this_target() -> Target:
+    """The Python that runs this, on this machine."""
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    free = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    return Target(python, python + free, sys.platform, platform.machine().lower())
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """In which releases of torch a script fails: rounds of k runs, each in the environment of one release.
 
-`schedule` says which releases come next and what the answers mean; a `Provider` has a Python for each; a `Runner` runs
-the script once. What one release says is told at once (`on_tried`), so whoever stops the search loses only the runs
-under way.
+`schedule` says which releases come next and what the answers mean; a `Provider` has a Python for each (`index` is the
+real one, tests make up a history); a `Runner` runs the script once. What one release says is told at once (`on_tried`),
+so whoever stops the search loses only the runs under way.
 """
 
 from __future__ import annotations
@@ -19,11 +19,67 @@ from typing import Any, Protocol
 from torchsleuth.core.cases.model import Case, WrongShape, read_dataclass
 from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.tree import descendants_of, kill_group
-from torchsleuth.front.bisect.environments import Stopped
-from torchsleuth.front.bisect.provider import CannotBuild, Provider
-from torchsleuth.front.bisect.release_names import is_name, release_named
-from torchsleuth.front.bisect.schedule import ReleaseFinding, finding_of, next_to_try
+from torchsleuth.front.bisect.environments import CannotBuild, Stopped
+from torchsleuth.front.bisect.release_names import Range, is_name, release_named
+from torchsleuth.front.bisect.schedule import ReleaseFinding, finding_of, most_runs, next_to_try
 from torchsleuth.front.supervise.scripts import ScriptRun
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a release costs: nothing where it is at hand; `exact` tells a size read from an estimate.
+
+    `refused` says why it cannot be had at all, as far as that is known beforehand.
+    """
+
+    at_hand: bool
+    bytes: int = 0
+    exact: bool = True
+    refused: str | None = None
+
+
+class Provider(Protocol):
+    """Anything that has releases to try."""
+
+    @property
+    def installed(self) -> str | None:
+        """The release that is here already and costs nothing."""
+
+    def versions(self, wanted: Range) -> Sequence[str]:
+        """The releases of a range, oldest first."""
+
+    def offer(self, version: str) -> Offer:
+        """What this one would cost; downloads nothing."""
+
+    def python_for(self, version: str, deadline: float) -> str:
+        """The Python that has this release, built where need be; raises `CannotBuild`."""
+
+    def stop(self) -> None:
+        """Ends what is being built, soon; what is built stays."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search may download: at most `most` releases, `bytes` in all; `all_bytes` for every one of `count`."""
+
+    count: int
+    most: int
+    bytes: int
+    all_bytes: int
+    exact: bool
+
+
+def plan_of(versions: Sequence[str], provider: Provider, workers: int) -> Plan:
+    """What trying these releases may cost, where one change is looked for and the largest ones are hit."""
+    with ThreadPoolExecutor(8) as pool:  # each may ask a server for the size of one file
+        offers = list(pool.map(provider.offer, versions))
+    usable = [offer for offer in offers if offer.refused is None]
+    costly = sorted((o.bytes for o in usable if not o.at_hand), reverse=True)
+    # The installed release is tried beside both ends; where it lies between them it costs no download.
+    most = min(len(costly), most_runs(len(usable), workers))
+    exact = all(o.exact for o in usable if not o.at_hand)
+    return Plan(len(costly), most, sum(costly[:most]), sum(costly), exact)
+
 
 NOT_BUILT = "not built"
 

@@ -23,8 +23,8 @@ from torchsleuth.front.observe.debug_index import (
     stage_of,
 )
 from torchsleuth.front.observe.diagram import diagram_svg
-from torchsleuth.front.observe.reused_ids import ReusedIds
-from torchsleuth.front.observe.trace_tree import Trace
+from torchsleuth.front.observe.events import ReusedIds
+from torchsleuth.front.observe.trace import Trace
 from torchsleuth.torch_core.repro.script import script_text
 
 DEBUG = "debug"

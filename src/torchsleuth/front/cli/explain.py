@@ -11,8 +11,7 @@ from torchsleuth.front.cli.nothing_compiled import say_no_graph
 from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, program_to_observe
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.program_line import ProgramCommand
-from torchsleuth.front.observe.break_text import break_lines
-from torchsleuth.front.observe.breaks import breaks_of
+from torchsleuth.front.observe.breaks import break_lines, breaks_of
 
 
 @click.command("explain", cls=ProgramCommand)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from torchsleuth.watched.observe_settings import LOG_VARIABLE
+from torchsleuth.core.watching import LOG_VARIABLE
 
 PARTS = ("dynamo", "aot", "inductor", "dynamic", "distributed")
 # As TORCH_LOGS says it: summarised steps, or every instruction.

@@ -9,8 +9,7 @@ from pathlib import Path
 from torchsleuth.front.cli.observed import ObservedRun, ProgramToObserve
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.observe.compile_places import compile_places
-from torchsleuth.front.observe.events import Event
-from torchsleuth.front.observe.failed_compiles import failed_compiles
+from torchsleuth.front.observe.events import Event, failed_compiles
 
 
 def say_no_graph(program: ProgramToObserve, run: ObservedRun) -> None:

@@ -29,14 +29,13 @@ import click
 from torchsleuth.core.cases.runs import run_folder, write_result
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.changes import NOTHING, Change, merged
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.options import cases_option, json_option
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.cli.program_line import STDERR, module_option, program_line
-from torchsleuth.front.observe.events import Event, read_events, was_cut
-from torchsleuth.front.observe.failed_compiles import failed_compiles
+from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import Supervised, supervise
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 MOST_FAILURES_SAID = 5
 

@@ -13,8 +13,7 @@ from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, progr
 from torchsleuth.front.cli.options import budget_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.program_line import ProgramCommand
-from torchsleuth.front.observe.recompile_text import recompile_lines
-from torchsleuth.front.observe.recompiles import recompiles_of
+from torchsleuth.front.observe.recompiles import recompile_lines, recompiles_of
 from torchsleuth.front.supervise.cures import with_tried_cures
 
 

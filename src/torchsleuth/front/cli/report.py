@@ -35,7 +35,7 @@ def report_verb(case: str, out: Path | None, cases_dir: Path, as_json: bool) -> 
     if is_packed(case):
         raise Packed(f"{case} is a packed case; unpack it first: torchsleuth unpack {case}")
     folder, lost = salvaged_case(cases_dir, case)
-    from torchsleuth.front.report.writing import write_report
+    from torchsleuth.front.report.html import write_report
 
     page, issue = write_report(folder, lost, out)
     if as_json:

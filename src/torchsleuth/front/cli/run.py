@@ -15,6 +15,7 @@ from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import RANDOM
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
 from torchsleuth.front.cli.log_option import log_environment, log_option
 from torchsleuth.front.cli.nothing_compiled import say_nothing_compiled
@@ -33,7 +34,6 @@ from torchsleuth.front.program.runs import ProgramRun
 from torchsleuth.front.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
 from torchsleuth.front.supervise.program import Supervised, supervise
 from torchsleuth.front.supervise.second_look import SHARE, look_for_device_fault
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 if TYPE_CHECKING:
     from torchsleuth.front.supervise.own_error import OnlyCompiled
@@ -395,8 +395,8 @@ def _report(cases: list[tuple[CaseFolder, WatchedProcess]]) -> None:
     """Writes page and issue text of each case, then the screen with which a run ends."""
     if not cases:
         return
-    from torchsleuth.front.report.ending import show_ending
-    from torchsleuth.front.report.writing import write_report
+    from torchsleuth.front.report.html import write_report
+    from torchsleuth.front.report.terminal import show_ending
 
     for folder, _ in cases:
         try:

@@ -1,12 +1,16 @@
-"""Reads what the collectors of a run wrote, also when its processes were killed in the middle of a line."""
+"""What the collectors of a run wrote, read as events, also when its processes were killed in the middle of a line.
+
+And what every reader of events asks of them: which compiles failed, and which of several compiles with one id is meant.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +68,98 @@ def parse_events(lines: Iterable[bytes | str], pid: int = 0) -> list[Event]:
 def was_cut(events: Iterable[Event]) -> bool:
     """Whether a process had more to say than is kept."""
     return any(event.kind in ("cut", "too_long") for event in events)
+
+
+def counted(number: int, thing: str) -> str:
+    """The number with the word in its singular or plural.
+
+    >>> counted(1, "graph"), counted(0, "graph")
+    ('1 graph', '0 graphs')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+# The step that is the compile of one frame.
+FRAME_STEP = "dynamo"
+
+
+class ReusedIds:
+    """Looks at events in their order; what comes after a frame's compile, such as its backward, belongs to the last.
+
+    >>> ids = ReusedIds()
+    >>> for _ in range(2): ids.see(Event("frame", 1.0, 7, {"id": "0/0"}))
+    >>> ids.again(7, "0/0"), ids.again(7, "1/0")
+    (1, 0)
+    """
+
+    def __init__(self) -> None:
+        self._ended: Counter[tuple[int, str]] = Counter()
+        self._under_way: set[tuple[int, str]] = set()
+
+    def see(self, event: Event) -> None:
+        """One event; a frame's compile begins with its step or its first function, and ends with `frame`."""
+        given = event.fields
+        if event.kind == "frame":
+            key = (event.pid, str(given.get("id")))
+            self._ended[key] += 1
+            self._under_way.discard(key)
+        elif (event.kind == "trace_enter" and given.get("parent") is None) or (
+            event.kind == "step_begin" and given.get("name") == FRAME_STEP
+        ):
+            self._under_way.add((event.pid, str(given.get("graph"))))
+
+    def again(self, pid: int, graph: str) -> int:
+        """How often this id was used before the compile that is under way, or was the last."""
+        key = (pid, graph)
+        return self._ended[key] if key in self._under_way else max(0, self._ended[key] - 1)
+
+
+@dataclass(frozen=True)
+class FailedCompile:
+    """A function whose compile raised `error`, and how often; without an error the program ended in the middle of it.
+
+    >>> str(FailedCompile("Net.forward", "net.py", 12, "IndexError: list index out of range", 2))
+    'compile of `Net.forward` (net.py:12) failed, 2 times: IndexError: list index out of range'
+    """
+
+    function: str
+    file: str
+    line: int
+    error: str | None
+    times: int = 1
+
+    def __str__(self) -> str:
+        whose = f"compile of `{self.function}` ({Path(self.file).name}:{self.line})"
+        often = "" if self.times == 1 else f", {self.times} times"
+        return f"{whose} {f'failed{often}: {self.error}' if self.error else 'was under way at the end'}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def failed_compiles(events: Iterable[Event]) -> tuple[FailedCompile, ...]:
+    """Each function and error once, in the order of the first time; a graph break is no failure.
+
+    >>> begun = Event("frame_begin", 0.0, 7, {"frame": 0, "function": "f", "file": "net.py", "line": 3})
+    >>> [str(each) for each in failed_compiles([begun])]
+    ['compile of `f` (net.py:3) was under way at the end']
+    """
+    raised: Counter[tuple[str, str, int, str]] = Counter()
+    under_way: dict[tuple[int, Any], Event] = {}
+    for event in events:
+        key = (event.pid, event.fields.get("frame"))
+        if event.kind == "frame_begin":
+            under_way[key] = event
+        elif event.kind == "frame":
+            under_way.pop(key, None)
+            if event.fields.get("failed"):
+                raised[*_whose(event), str(event.fields["failed"])] += 1
+    return (
+        *(FailedCompile(*key, times) for key, times in raised.items()),
+        *(FailedCompile(*_whose(event), None) for event in under_way.values()),
+    )
+
+
+def _whose(event: Event) -> tuple[str, str, int]:
+    function, file, line = (event.fields.get(name) for name in ("function", "file", "line"))
+    return str(function), str(file), line if isinstance(line, int) else 0

@@ -13,9 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.front.observe.events import Event
+from torchsleuth.front.observe.events import Event, ReusedIds
 from torchsleuth.front.observe.phases import CAPTURE, PHASES, phase_of
-from torchsleuth.front.observe.reused_ids import ReusedIds
 
 # Process, torch's id, and how often that id was used before.
 Compile = tuple[int, str, int]

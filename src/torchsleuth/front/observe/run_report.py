@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.runs import write_result
-from torchsleuth.front.observe.break_text import break_lines
-from torchsleuth.front.observe.breaks import breaks_of
+from torchsleuth.front.observe.breaks import break_lines, breaks_of
 from torchsleuth.front.observe.events import Event
 from torchsleuth.front.observe.profile import profile_of
 from torchsleuth.front.observe.profile_text import profile_files, profile_lines
-from torchsleuth.front.observe.recompile_text import recompile_lines
-from torchsleuth.front.observe.recompiles import recompiles_of
-from torchsleuth.front.observe.trace_page import trace_files
-from torchsleuth.front.observe.trace_text import trace_lines
-from torchsleuth.front.observe.trace_tree import trace_of
+from torchsleuth.front.observe.recompiles import recompile_lines, recompiles_of
+from torchsleuth.front.observe.trace import trace_files, trace_lines, trace_of
 
 INDEX = "index.md"
 

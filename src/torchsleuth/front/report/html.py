@@ -2,6 +2,8 @@
 
 Everything of the case is text to be escaped (autoescape is on and never switched off for it); the page's policy lets
 only this file's own style and script run, by their hashes, so that even a hole in the escaping would run nothing.
+The captured graph is shown in the order it runs, folded by module, open where the fault is (`outline`); JSON that other
+verbs left is shown as bounded tables, without knowing its every field (`json_tables`).
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import base64
 import functools
 import hashlib
 import os
+import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +23,14 @@ import jinja2
 from markupsafe import Markup
 
 from torchsleuth._version import __version__
+from torchsleuth.core.cases.folder import CaseFolder, put_files
 from torchsleuth.core.cases.model import Triage
 from torchsleuth.core.cases.printable import printable
 from torchsleuth.core.cases.scrub import shortened
 from torchsleuth.front.report import words
-from torchsleuth.front.report.evidence import OBSERVED, Evidence
-from torchsleuth.front.report.json_tables import JsonTable, json_tables
-from torchsleuth.front.report.outline import outline, readable
+from torchsleuth.front.report.evidence import OBSERVED, Evidence, gather
+from torchsleuth.front.report.graph_reading import Call, Graph
+from torchsleuth.front.report.issue import issue
 from torchsleuth.script_runtime.hiding import hide_secrets, secret_values
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -173,3 +178,200 @@ def _texts(doc: Any, key: str) -> list[str]:
 def _told(doc: Any, key: str) -> str:
     found = doc.get(key) if isinstance(doc, dict) else None
     return found if isinstance(found, str) else ""
+
+
+# A page with more rows, or longer ones, takes too long to open.
+MOST_CALLS = 4000
+_MOST_CHARACTERS, _MARKUP = 480_000, 110
+_SHORTEST, _LONGEST = 40, 240
+_AROUND = 2
+# Where more nodes are blamed than this, none is.
+_MOST_BLAMED = 40
+_DEEPEST = 12
+# What Dynamo calls a parameter or a buffer of the model.
+_ATTRIBUTE = re.compile(r"\bl_self_\w+_\b")
+_BETWEEN = re.compile(r"_(?:modules|parameters|buffers)_")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call, or, with `place`, the user's line that calls after it come from; `mark`: culprit, near or empty."""
+
+    text: str
+    shape: str = ""
+    mark: str = ""
+    place: str = ""
+
+
+@dataclass
+class Group:
+    """Calls of one module that run after each other, and of the modules in it."""
+
+    name: str
+    items: list[Row | Group] = field(default_factory=list)
+    calls: int = 0
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The groups, how many calls are left out before and after, and how many are marked."""
+
+    top: Group
+    before: int
+    after: int
+    culprits: int
+
+
+def outline(graph: Graph, triage: Triage | None) -> Outline:
+    """The graph folded by module: `outline(graph, case.triage).top.items`."""
+    culprits = _culprits(graph, triage or Triage())
+    near = _neighbours(graph.calls, culprits)
+    first = min(culprits, default=0)
+    start = max(0, min(first - MOST_CALLS // 2, len(graph.calls) - MOST_CALLS))
+    shown = range(start, min(len(graph.calls), start + MOST_CALLS))
+    longest = max(_SHORTEST, min(_LONGEST, _MOST_CHARACTERS // max(1, len(shown)) - _MARKUP))
+    top = Group("", open=True)
+    stack = [top]
+    place = ""
+    for number in shown:
+        call = graph.calls[number]
+        mark = "culprit" if number in culprits else "near" if number in near else ""
+        before = stack[-1]
+        _enter(stack, call.module)
+        if call.place and (call.place != place or stack[-1] is not before):
+            stack[-1].items.append(Row(_cut(call.code, longest), place=call.place))
+        place = call.place
+        stack[-1].items.append(Row(_cut(readable(call.text), longest), _cut(call.shape, 60), mark))
+        for group in stack:
+            group.calls += 1
+            group.open |= bool(mark)
+    return Outline(top, start, len(graph.calls) - len(shown) - start, len(culprits))
+
+
+def readable(text: str) -> str:
+    """Inputs under the names they have in the model.
+
+    >>> readable("linear(x, l_self_modules_head_modules_0_parameters_weight_)")
+    'linear(x, self.head.0.weight)'
+    """
+    return _ATTRIBUTE.sub(lambda found: _BETWEEN.sub(".", found[0][2:-1]), text)
+
+
+def _culprits(graph: Graph, triage: Triage) -> set[int]:
+    """The calls at fault; where triage named none or too many, those of the line at fault."""
+    blamed = {*triage.nodes} if len(triage.nodes) <= _MOST_BLAMED else set()
+    found = {number for number, call in enumerate(graph.calls) if call.name in blamed}
+    if not found and triage.user_line:
+        found = {number for number, call in enumerate(graph.calls) if call.place == triage.user_line}
+    return found if len(found) <= _MOST_BLAMED else set()
+
+
+def _neighbours(calls: Sequence[Call], culprits: set[int]) -> set[int]:
+    """What a culprit uses, what uses it, and what runs right before and after it."""
+    names = {calls[number].name for number in culprits}
+    used = {name for number in culprits for name in calls[number].uses}
+    near = {
+        number for number, call in enumerate(calls) if call.name in used or not names.isdisjoint(call.uses)
+    }
+    around = {number + by for number in culprits for by in range(-_AROUND, _AROUND + 1)}
+    return (near | around) - culprits
+
+
+def _enter(stack: list[Group], module: str) -> None:
+    """Leaves groups until the module is below the last one, then opens what is missing."""
+    path = module.split(".")[:_DEEPEST] if module else []
+    names = [".".join(path[: depth + 1]) for depth in range(len(path))]
+    while len(stack) > 1 and stack[-1].name not in names:
+        stack.pop()
+    for name in names[len(stack) - 1 :]:
+        group = Group(name)
+        stack[-1].items.append(group)
+        stack.append(group)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+MOST_TABLES, MOST_ROWS, MOST_COLUMNS, MOST_INSIDE, LONGEST = 6, 60, 10, 6, 240
+
+
+@dataclass(frozen=True)
+class JsonTable:
+    """Rows of text under columns; `more` rows are left out."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    more: int = 0
+
+
+def json_tables(doc: Any) -> list[JsonTable]:
+    """The plain facts of a document, then a table for each list in it.
+
+    >>> [table.columns for table in json_tables({"n": 1, "breaks": [{"line": 3, "why": "print"}]})]
+    [('what', 'is'), ('line', 'why')]
+    """
+    if isinstance(doc, list):
+        doc = {"": doc}
+    if not isinstance(doc, Mapping):
+        doc = {"": doc}
+    lists = {key: value for key, value in doc.items() if isinstance(value, list) and value}
+    facts = [(str(key), _text(value)) for key, value in doc.items() if key not in lists]
+    tables = []
+    if facts:
+        tables.append(JsonTable("", ("what", "is"), tuple(facts[:MOST_ROWS]), max(0, len(facts) - MOST_ROWS)))
+    tables += [_table(str(key), value) for key, value in lists.items()]
+    return tables[:MOST_TABLES]
+
+
+def _table(title: str, rows: Sequence[Any]) -> JsonTable:
+    shown, more = rows[:MOST_ROWS], max(0, len(rows) - MOST_ROWS)
+    if not all(isinstance(row, Mapping) for row in shown):
+        return JsonTable(title, ("",), tuple((_text(row),) for row in shown), more)
+    columns = tuple(dict.fromkeys(str(key) for row in shown for key in row))[:MOST_COLUMNS]
+    return JsonTable(
+        title, columns, tuple(tuple(_text(row.get(name, "")) for name in columns) for row in shown), more
+    )
+
+
+def _text(value: Any) -> str:
+    text = _words(value, 3)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _words(value: Any, depth: int) -> str:
+    """A value in words: a place as `model.py:9 code`, several as a list, what is too deep left out."""
+    if value is None or value == "" or depth < 0:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        shown = [_words(each, depth - 1) for each in value[:MOST_INSIDE]]
+        rest = [f"{len(value) - MOST_INSIDE} more"] if len(value) > MOST_INSIDE else []
+        return ", ".join([each for each in shown if each] + rest)
+    if isinstance(value, Mapping):
+        if isinstance(value.get("file"), str) and isinstance(value.get("line"), int):
+            return f"{os.path.basename(value['file'])}:{value['line']} {value.get('code') or ''}".rstrip()
+        inside = [(str(key), _words(each, depth - 1)) for key, each in list(value.items())[:MOST_INSIDE]]
+        return "; ".join(f"{key} {each}" for key, each in inside if each)
+    return str(value)
+
+
+PAGE, ISSUE = "report.html", "issue.md"
+
+
+def write_report(
+    folder: CaseFolder, lost: tuple[str, ...] = (), into: Path | None = None
+) -> tuple[Path, Path]:
+    """Writes page and issue text, and says where: `write_report(open_case("cases", "last"))`.
+
+    `lost` is what of the case could not be read; it stands at the top of the page.
+    """
+    evidence = gather(folder, lost)
+    target = into or folder.path
+    put_files(target, {PAGE: page(evidence), ISSUE: issue(evidence)})
+    return target / PAGE, target / ISSUE

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from torchsleuth.core.change_table import setting
 from torchsleuth.core.changes import DYNAMO, Change
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.observe.events import read_events
 from torchsleuth.front.observe.recompiles import Recompiles, TriedCure, recompiles_of
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import RunAgain, supervise
-from torchsleuth.watched.watch_settings import OBSERVE_VARIABLE, Settings
 
 
 def with_tried_cures(

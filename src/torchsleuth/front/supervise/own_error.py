@@ -19,13 +19,13 @@ from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import UncaughtError, WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.watching import Settings
 from torchsleuth.front.program.component import component_by_runs
 from torchsleuth.front.program.own_workarounds import try_on_program
 from torchsleuth.front.program.runs import Program, ProgramRun, run_program
 from torchsleuth.front.supervise.pipeline import Hear, minify_step, processes_for
 from torchsleuth.front.supervise.program import RunAgain, supervise
 from torchsleuth.front.supervise.second_look import SLOWER, START_SECONDS
-from torchsleuth.watched.watch_settings import Settings
 
 Say = Callable[[str], None]
 # Of what is left, for making the program small; the rest is for runs with less of it compiled.

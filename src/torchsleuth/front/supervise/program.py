@@ -28,8 +28,8 @@ from torchsleuth.core.cases.spool import (
 from torchsleuth.core.processes.last_will import ends_with_us
 from torchsleuth.core.processes.stopwatch import Stopwatch
 from torchsleuth.core.processes.tree import descendants_of, end_all, kill_group, send
+from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.forwarding import Forwarder
-from torchsleuth.watched.watch_settings import Settings
 
 PACKAGE = Path(__file__).resolve().parents[2]
 # A compile that is slow is not a hang: autotuning may take an hour. This long, and we say that we noticed.
@@ -91,7 +91,7 @@ def supervise(
 
     `environment` is what the program gets beside its own; after `ends_after` seconds it is ended as by Ctrl-C.
     """
-    from torchsleuth.watched.flight import STACKS_SIGNAL
+    from torchsleuth.core.watching import STACKS_SIGNAL
 
     result = Supervised()
     # With the descriptors that a shell opened for it: `torchsleuth run f.py <(echo x)`. Our own are not inherited.

@@ -25,10 +25,10 @@ from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.criteria import ONCE_MORE
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.limits import hang_seconds
+from torchsleuth.core.watching import Settings
 from torchsleuth.front.program.runs import Program, program_of
 from torchsleuth.front.supervise.program import RunAgain, supervise
 from torchsleuth.script_runtime.signature import signature_from_json
-from torchsleuth.watched.watch_settings import Settings
 
 # Of the time that is left, the share for a second run of the program.
 SHARE = 0.5

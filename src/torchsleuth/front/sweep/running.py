@@ -32,11 +32,12 @@ from torchsleuth.front.sweep.cells import (
     SweepLog,
     bucket_of,
     buckets_of,
+    bug_of,
     cell_of,
     key_of,
+    merged,
 )
 from torchsleuth.front.sweep.grid import SweptProgram, uncompiled
-from torchsleuth.front.sweep.same_bug import bug_of, merged
 
 # A program may take this many times what one compile may take before it is a hang.
 WHOLE_PROGRAM = 3

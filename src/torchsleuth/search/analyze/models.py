@@ -1,16 +1,16 @@
-"""Two ways to run the same model, compared: `compare_models(eager, compiled, inputs)`; no case is needed.
+"""A graph, or two ways to run a model, analysed in this process: `repro_analyze`, `compare_models` need no case.
 
-Three runs on the same inputs, weights and random numbers: without the compiler; as Dynamo captures it, each graph run
-by eager's kernels; compiled, each graph judged as it is called. What differs between the first two is Dynamo's doing;
-the first graph that is judged wrong in the third is analysed value by value.
+A model is run three times on the same inputs, weights and random numbers: without the compiler; as Dynamo captures it,
+each graph run by eager's kernels; compiled, each graph judged as it is called. What differs between the first two is
+Dynamo's doing; the first graph that is judged wrong in the third is analysed value by value.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,24 +18,36 @@ from torch.fx import GraphModule
 
 from torchsleuth.core.cases.analysis import Analysis
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.search.analyze.graphs import finished, subject_of
-from torchsleuth.search.analyze.whole_runs import detached, differences, named_tensors, ran
-from torchsleuth.torch_core.compare.divergence.analysis import analyze
+from torchsleuth.search.analyze.answer import analysis_of
+from torchsleuth.torch_core.compare.compat.models import reduce_to_scalar_loss
+from torchsleuth.torch_core.compare.divergence.analysis import Wishes, analyze
 from torchsleuth.torch_core.compare.divergence.compiling import AOT_ALONE, aten_ways, captured_ways
+from torchsleuth.torch_core.compare.divergence.distance import distance
 from torchsleuth.torch_core.compare.divergence.exposed import analyze_exposed
 from torchsleuth.torch_core.compare.divergence.gradients import OF_AOTAUTOGRAD, wrong_gradient
+from torchsleuth.torch_core.compare.divergence.measure import Subject, written_inputs
 from torchsleuth.torch_core.compare.divergence.parts import Compilers
+from torchsleuth.torch_core.compare.divergence.steps import run_once
+from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import (
+    Snapshot,
+    changed,
+    clone_inputs,
+    map_tensors,
+    restore,
+    same_bits,
     snapshot,
 )
 from torchsleuth.torch_core.compare.reference.kept_copies import KeptCopies, called_again
-from torchsleuth.torch_core.compare.reference.rng import RngState, rng_kept, save_rng
-from torchsleuth.torch_core.compare.reference.room import memory_counted_apart, note_run
+from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
+from torchsleuth.torch_core.compare.reference.room import memory_beside, memory_counted_apart, note_run
+from torchsleuth.torch_core.compare.reference.trees import leaves
 from torchsleuth.torch_core.compare.verdict.judge import judge_results
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
+from torchsleuth.torch_core.graphs.provenance import source_line
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import compiled_anew
-from torchsleuth.torch_internals.generated_code import Observed, observed_code
+from torchsleuth.torch_internals.generated_code import CompiledCode, Observed, observed_code
 
 
 @dataclass(frozen=True)
@@ -315,3 +327,144 @@ def _hooked(hook: Callable[..., Callable[[], None]], handler: Callable[..., Any]
         yield
     finally:
         undo()
+
+
+def repro_analyze(gm: GraphModule, inputs: Sequence[Any], *, without: Collection[str] = ()) -> Analysis:
+    """Where a graph of aten operators, compiled by Inductor, leaves eager's way on these inputs.
+
+    `without` are phases to leave out: "accumulated", "local", "determinism", "inside", "substitution". Inputs and
+    random numbers are left as they were. A compiler that crashes takes this process along: `torchsleuth analyze` of a
+    case does not. Used as `print(repro_analyze(gm, [x]).words)`.
+    """
+    graph = with_reshapes(gm)
+    given = list(inputs)
+    ways = aten_ways({"is_inference": not any(getattr(value, "requires_grad", False) for value in given)})
+    with rng_kept() as state, torch.no_grad(), compiled_anew(), observed_code() as observed:
+        compiled = ways.compiled(gm, given)
+        code = observed.codes[0] if observed.codes else None
+        with memory_beside(lambda: compiled(clone_inputs(given)), given):
+            subject = None if code is None else subject_of(graph, given, compiled, code, state)
+            if subject is None or not subject.seen:
+                why = "its code shows no values" if code is None else code.blind or "its code shows no values"
+                parts = analyze_exposed(graph, given, ways, lambda message: None, why)
+            else:
+                parts = analyze(subject, ways, lambda message: None, Wishes(without))
+    return finished(graph, parts)
+
+
+def subject_of(
+    graph: GraphModule,
+    inputs: list[Any],
+    call: Callable[[list[Any]], Any],
+    code: CompiledCode,
+    state: RngState,
+    fresh: Callable[[], list[Any]] | None = None,
+) -> Subject:
+    """A compiled aten graph whose nodes have the names of `graph`; every call draws from the random state `state`."""
+
+    def seeded(values: list[Any]) -> Any:
+        restore_rng(state)
+        return call(values)
+
+    drawn = None
+    if any(opkinds.may_draw(node) for node in graph.graph.nodes):
+        restore_rng(state)
+        drawn = run_once(graph, inputs)
+    calls = {node.name for node in graph.graph.nodes if node.op.startswith("call_")}
+    names = {name: name for name in code.nodes if name in calls} | written_inputs(graph)
+    return Subject(graph, inputs, seeded, code, names, drawn, fresh=fresh)
+
+
+def finished(graph: GraphModule, parts: dict[str, Any]) -> Analysis:
+    """The parts of an answer as an analysis, with the lines that the graph's nodes know."""
+    found = {node.name: source_line(node) for node in graph.graph.nodes}
+    lines = {name: line for name, line in found.items() if line is not None}
+    return replace(analysis_of(parts, lines), complete=True)
+
+
+def ran(
+    model: Callable[..., Any],
+    named: dict[str, torch.Tensor],
+    before: Snapshot,
+    inputs: Sequence[Any],
+    start: RngState,
+    backward: bool,
+) -> dict[str, Any]:
+    """What a call returns and changes, by path; afterwards everything is as it was `before`.
+
+    `named` are the model's tensors. What a call does not change is not copied: there the model's own tensors and the
+    inputs are given. Used as `ran(model, named, snapshot([*named.values()]), [x], save_rng(), False)["outputs"]`.
+    """
+    gradients = {name: t.grad for name, t in named.items() if t.requires_grad}
+    given = clone_inputs(list(inputs))
+    restore_rng(start)
+    try:
+        for name in gradients:
+            named[name].grad = None
+        out = model(*given)
+        if backward:
+            reduce_to_scalar_loss(out).backward()
+        found = dict(leaves(clone_inputs(detached(out))))
+        for place, (old, new) in enumerate(zip(inputs, given)):
+            same = isinstance(old, torch.Tensor) and same_bits(old, new)
+            found[f"inputs[{place}]"] = old.detach() if same else _plain(new)
+        written = {id(before.originals[place]) for place in changed(before)}
+        for name, tensor in named.items():
+            found[_own_name(name)] = _plain(tensor) if id(tensor) in written else tensor.detach()
+        if backward:
+            wanting = [(f"inputs[{p}].grad", v) for p, v in enumerate(given) if _wants_gradient(v)]
+            wanting += [(f"{_own_name(name)}.grad", named[name]) for name in gradients]
+            found |= {name: clone_inputs(value.grad) for name, value in wanting if value.grad is not None}
+        return found
+    finally:
+        restore(before)
+        for name, gradient in gradients.items():
+            named[name].grad = gradient
+
+
+def named_tensors(models: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of those of the models that are modules: `named_tensors([torch.nn.Linear(2, 2)])`."""
+    held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
+    return {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+def _own_name(name: str) -> str:
+    """`torch.compile` of a module puts its own name in front of every other."""
+    return name.removeprefix("_orig_mod.")
+
+
+def _plain(value: Any) -> Any:
+    return clone_inputs(value.detach()) if isinstance(value, torch.Tensor) else value
+
+
+def differences(eager: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The paths at which two runs differ by more than the last bits.
+
+    >>> differences({"outputs": torch.ones(2)}, {"outputs": torch.zeros(2)})
+    ['outputs']
+    """
+    found = [path for path in eager if path not in other] + [path for path in other if path not in eager]
+    for path in eager.keys() & other.keys():
+        ours, theirs = eager[path], other[path]
+        if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
+            alike = ours.shape == theirs.shape and ours.dtype == theirs.dtype
+            if not alike or (not same_bits(ours, theirs) and distance(theirs, ours, None).far):
+                found.append(path)
+        elif type(ours) is not type(theirs) or not _equal(ours, theirs):
+            found.append(path)
+    return sorted(found)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    with contextlib.suppress(Exception):  # a user's own type may not know
+        return bool(ours == theirs or ours != ours)
+    return True
+
+
+def detached(tree: Any) -> Any:
+    """The tree with tensors that autograd knows nothing of: `detached([x])[0].requires_grad` is False."""
+    return map_tensors(tree, torch.Tensor.detach)

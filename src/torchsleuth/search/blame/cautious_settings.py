@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from torchsleuth.core.change_table import CAUTIOUS, together
 from torchsleuth.core.changes import Change
 from torchsleuth.search.blame.experiments import ExperimentRunner
-from torchsleuth.search.minify.search.contract import State
-from torchsleuth.search.minify.search.subsets import smallest
+from torchsleuth.search.minify.contract import State
+from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.torch_internals.configuration import default_setting
 
 

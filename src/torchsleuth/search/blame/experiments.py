@@ -14,10 +14,10 @@ from torchsleuth.core.changes import Change, Config
 from torchsleuth.core.criteria import SAME_BUG, Answer, Criterion
 from torchsleuth.core.processes.limits import Limits, within
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.search.minify.questions import Questions
-from torchsleuth.search.minify.search.contract import State
-from torchsleuth.search.minify.search.subsets import smallest
-from torchsleuth.search.minify.trial_of_state import trial_of
+from torchsleuth.search.minify.contract import State
+from torchsleuth.search.minify.oracle import Questions
+from torchsleuth.search.minify.states import trial_of
+from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_internals.compile_trace import Step, unfinished
 

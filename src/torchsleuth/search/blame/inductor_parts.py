@@ -15,7 +15,7 @@ from torchsleuth.core.changes import Change
 from torchsleuth.search.blame.cautious_settings import cautious_fix, switchable
 from torchsleuth.search.blame.experiments import ExperimentRunner, Result, few
 from torchsleuth.search.blame.finding import Finding
-from torchsleuth.search.minify.search.contract import State
+from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compile_trace import Step
 from torchsleuth.torch_internals.compiler_switches import nodes_fused
 

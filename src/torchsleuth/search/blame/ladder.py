@@ -14,10 +14,10 @@ from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import Answer
 from torchsleuth.search.blame.experiments import ExperimentRunner, Result, few
 from torchsleuth.search.blame.finding import Finding
-from torchsleuth.search.minify.search.contract import State
+from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
+from torchsleuth.torch_internals.decompositions import where_registered
 from torchsleuth.torch_internals.operators import short_name
-from torchsleuth.torch_internals.python_decompositions import where_registered
 
 # Namespaces of operators.
 _TORCHS_OWN = {

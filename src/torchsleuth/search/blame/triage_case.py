@@ -25,16 +25,14 @@ from torchsleuth.search.blame.finding import Finding
 from torchsleuth.search.blame.inductor_parts import narrowed, stopped_at
 from torchsleuth.search.blame.labels import labels_of
 from torchsleuth.search.blame.ladder import climb, has_custom_operator, misbehaving_operator
-from torchsleuth.search.minify.blame import seeds
-from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, wait_for_device
-from torchsleuth.search.minify.oracle import TrialOracle
-from torchsleuth.search.minify.questions import NoAnswer
-from torchsleuth.search.minify.reducers.forms import static_sizes
-from torchsleuth.search.minify.search.contract import Reduction, State
-from torchsleuth.search.minify.search.driver import search
-from torchsleuth.search.minify.search.engine import combined
-from torchsleuth.search.minify.search.subsets import NothingFails
+from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, seeds, wait_for_device
+from torchsleuth.search.minify.contract import Reduction, State
+from torchsleuth.search.minify.driver import search
+from torchsleuth.search.minify.engine import combined
+from torchsleuth.search.minify.oracle import NoAnswer, TrialOracle
+from torchsleuth.search.minify.reducers.tensors import static_sizes
 from torchsleuth.search.minify.states import SHAPES
+from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import failure_rate
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.printer import print_graph

@@ -20,9 +20,9 @@ from torchsleuth.core.criteria import CURED, Answer
 from torchsleuth.core.processes.limits import within
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.search.blame.experiments import OUT_OF_TIME, Asked, ExperimentRunner, Result
-from torchsleuth.search.minify.questions import NoAnswer, Questions
-from torchsleuth.search.minify.reducers.forms import static_sizes
-from torchsleuth.search.minify.search.contract import State
+from torchsleuth.search.minify.contract import State
+from torchsleuth.search.minify.oracle import NoAnswer, Questions
+from torchsleuth.search.minify.reducers.tensors import static_sizes
 from torchsleuth.search.minify.states import state_of_cut
 from torchsleuth.torch_core.graphs.cut import cut
 from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording

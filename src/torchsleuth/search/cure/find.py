@@ -25,10 +25,10 @@ from torchsleuth.search.cure.attempts import Keep, Original, Tried, helps_small,
 from torchsleuth.search.cure.candidates import About, candidates_for
 from torchsleuth.search.cure.places import suspects_of
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
-from torchsleuth.search.minify.search.contract import State
+from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.states import SHAPES
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.configuration import default_setting
 
 # Runs of the same code on a busy machine differ by this much; below it, what is given up decides.

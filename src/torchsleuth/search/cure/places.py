@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from torchsleuth.core.cases.model import Case
-from torchsleuth.search.minify.blame import seeds
-from torchsleuth.search.minify.case_state import SearchStart
+from torchsleuth.search.minify.case_state import SearchStart, seeds
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 # What Dynamo calls the rest of a function after a graph break.

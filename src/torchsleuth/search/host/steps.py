@@ -17,10 +17,10 @@ from torchsleuth.search.blame.triage_case import triage_case
 from torchsleuth.search.cure.find import find_workarounds
 from torchsleuth.search.host.front import Front
 from torchsleuth.search.minify.case_state import CaseQuestions
+from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.minify_case import minify_case
 from torchsleuth.search.minify.python.program_case import FirstRun, is_program, lines_of, minify_program
 from torchsleuth.search.minify.script_cases import case_of_script
-from torchsleuth.search.minify.search.contract import State
 from torchsleuth.torch_core.graphs.cut import calls_of
 
 

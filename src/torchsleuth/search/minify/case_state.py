@@ -1,13 +1,16 @@
-"""A case on disk as the state a search starts from.
+"""A case on disk as the state a search starts from, and whom its failure blames.
 
 Nothing that the case carries is executed here: its operators are declared by their schemas, its functions by their
-names. What they do is known to trials.
+names. What they do is known to trials. Compilers name the operator they were at (`target: aten.relu.default`), the line
+it came from (`Found from`), or at least write an operator's name into a message or a kernel's name; generated code
+names it beside the call of a kernel that did not return. Wrong guesses cost a question or two.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,12 +27,14 @@ from torchsleuth.core.cases.record import GraphRecord, read_record
 from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.search.minify.questions import Questions
-from torchsleuth.search.minify.search.contract import Input, Reduction, State
+from torchsleuth.search.minify.contract import Input, Reduction, State
+from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.workers.queue import TrialQueue
-from torchsleuth.torch_core.graphs.names import RESERVED
-from torchsleuth.torch_core.tensors.specs import InputsDescription, ScalarSpec, TensorSpec, as_in_memory
-from torchsleuth.torch_internals.operators import load_compiler_operators
+from torchsleuth.torch_core.graphs.source_line import SourceLine
+from torchsleuth.torch_core.graphs.spelling import RESERVED
+from torchsleuth.torch_core.repro.assemble import TITLE
+from torchsleuth.torch_core.tensors import InputsDescription, ScalarSpec, TensorSpec, as_in_memory
+from torchsleuth.torch_internals.operators import load_compiler_operators, short_name
 from torchsleuth.torch_internals.schemas import declare_operators
 
 
@@ -228,3 +233,58 @@ def _stand_in(name: str) -> Callable[..., Any]:
     stand_in.__name__ = stand_in.__qualname__ = name
     stand_in.__module__ = "__main__"
     return stand_in
+
+
+# An operator that makes up more than this share of a graph is no hint.
+COMMON = 0.25
+
+
+def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[str, SourceLine]) -> list[str]:
+    """Names of nodes, most suspicious first; `text` is the traceback, `lines` the user's line of each node.
+
+    >>> seeds(gm, "While executing %relu : [num_users=1] = call_function[target=torch.relu]", "", {})
+    ['relu']
+    """
+    calls = [n for n in graph.graph.nodes if n.op.startswith("call_")]
+    generated = text.rpartition(TITLE)[2] if TITLE in text else ""
+    targets = set(re.findall(r"^\s*target: ([\w.]+)", text, re.MULTILINE))
+    targets |= set(re.findall(r"'torch\.ops\.([\w.]+)'", generated))
+    places = (
+        set(re.findall(r'File "([^"]+)", line (\d+)', text.rpartition("Found from")[2]))
+        if "Found from" in text
+        else set()
+    )
+    executing = set(re.findall(r"While executing %(\w+)", text))
+    words = set(re.split(r"[^a-z0-9]+|_", message.lower()))
+    score: dict[str, float] = {}
+    for node in calls:
+        points = 0.0
+        if node.name in executing:
+            points += 8
+        if str(node.target) in targets or (_holds(graph, node, targets) and targets):
+            points += 4
+        line = lines.get(node.name)
+        if points and line and (line.file, str(line.line)) in places:
+            points += 2
+        name = short_name(node.target).lower()
+        if len(name) > 2 and (
+            name in words
+            or ("_" in name and words.issuperset(name.strip("_").split("_")))
+            or re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", generated)
+        ):
+            points += 1
+        if points:
+            score[node.name] = points
+    if len(score) > COMMON * len(calls) and len(calls) > 16 and max(score.values()) <= 1:
+        return []
+    return sorted(score, key=lambda name: -score[name])
+
+
+def _holds(graph: torch.fx.GraphModule, node: torch.fx.Node, targets: set[str]) -> bool:
+    """Whether a nested graph that the node calls holds one of the targets."""
+    for source in node.all_input_nodes:
+        nested = getattr(graph, str(source.target), None) if source.op == "get_attr" else None
+        inner = nested.graph.nodes if isinstance(nested, torch.fx.GraphModule) else ()
+        if any(str(node.target) in targets for node in inner):
+            return True
+    return False

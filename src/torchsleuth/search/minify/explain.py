@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from torchsleuth.search.minify.reducers.forms import with_dtype
-from torchsleuth.search.minify.reducers.shapes import with_shape
-from torchsleuth.search.minify.search.contract import Answers, Input, State, as_oracle
+from torchsleuth.search.minify.contract import Answers, Input, State, as_oracle
+from torchsleuth.search.minify.reducers.sizes import with_shape
+from torchsleuth.search.minify.reducers.tensors import with_dtype
 from torchsleuth.search.minify.states import checked
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 # What a person still reads; each costs a trial or two.

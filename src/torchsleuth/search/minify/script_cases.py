@@ -19,8 +19,8 @@ from torchsleuth.core.cases.model import Case, GraphFacts, case_id
 from torchsleuth.core.cases.record import Embedded, GraphRecord
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.search.minify.case_state import CannotMinify
+from torchsleuth.search.minify.oracle import NoAnswer, Questions
 from torchsleuth.search.minify.python.program_case import PLAINLY, FirstRun, case_of_program
-from torchsleuth.search.minify.questions import NoAnswer, Questions
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.repro.assemble import graph_files
 from torchsleuth.torch_internals.minifier_scripts import is_foreign

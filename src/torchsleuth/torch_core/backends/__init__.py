@@ -8,13 +8,13 @@ from typing import Any
 _WHERE = {
     "CATALOG": "torchsleuth.torch_core.backends.catalog",
     "DebugBackend": "torchsleuth.torch_core.backends.catalog",
-    "with_torch_function_modes": "torchsleuth.torch_core.backends.function_modes",
-    "compiling_inside_traces": "torchsleuth.torch_core.backends.subgraphs",
-    "OpMismatch": "torchsleuth.torch_core.backends.wrapped_errors",
-    "FakeMismatch": "torchsleuth.torch_core.backends.wrapped_errors",
-    "SchemaMismatch": "torchsleuth.torch_core.backends.wrapped_errors",
-    "EagerFails": "torchsleuth.torch_core.backends.wrapped_errors",
-    "UnknownOption": "torchsleuth.torch_core.backends.keyword_options",
+    "with_torch_function_modes": "torchsleuth.torch_core.backends.eager",
+    "compiling_inside_traces": "torchsleuth.torch_core.backends.aot",
+    "OpMismatch": "torchsleuth.torch_core.backends.errors",
+    "FakeMismatch": "torchsleuth.torch_core.backends.errors",
+    "SchemaMismatch": "torchsleuth.torch_core.backends.errors",
+    "EagerFails": "torchsleuth.torch_core.backends.errors",
+    "UnknownOption": "torchsleuth.torch_core.backends.errors",
 }
 
 __all__ = list(_WHERE)

@@ -1,25 +1,38 @@
-"""Backends on AOTAutograd with eager kernels: each goes one step further towards Inductor."""
+"""Backends on AOTAutograd with eager kernels, each one step further towards Inductor; and those on TorchScript.
+
+TorchScript picks an operator's overload by itself, knows no device objects and takes every input for a tensor unless
+told: so graphs are respelled first.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from torchsleuth.torch_core.backends.crossref import crossref_compiler
-from torchsleuth.torch_core.backends.keyword_options import options_of
-from torchsleuth.torch_core.backends.wrapped_errors import BadChoice, MissingMode
+from torchsleuth.torch_core.backends.checked_ops import crossref_compiler
+from torchsleuth.torch_core.backends.errors import (
+    BadChoice,
+    MissingMode,
+    NoNestedCompile,
+    ScriptFails,
+    options_of,
+)
+from torchsleuth.torch_internals import aot_autograd
 from torchsleuth.torch_internals.aot_autograd import (
     AotPlan,
     Boxed,
     GraphCompiler,
     boxed,
+    run_as_subgraph,
     run_boxed,
     through_aot,
 )
-from torchsleuth.torch_internals.configuration import crossref_setting
+from torchsleuth.torch_internals.configuration import crossref_setting, no_script_autocast
 
 
 def sleuth_aot_eager(
@@ -88,3 +101,77 @@ def sleuth_aot_eager_decomp_partition_crossref(
 
 def _as_inductor(compiler: GraphCompiler) -> AotPlan:
     return AotPlan(compiler, partition="inductor", inductor_decompositions=True)
+
+
+def sleuth_invoke_subgraph(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
+) -> Callable[..., Any]:
+    """AOTAutograd with eager kernels; trace it inside `compiling_inside_traces()` to see the subgraphs."""
+    options_of("sleuth_invoke_subgraph", given)
+    return through_aot(gm, example_inputs, AotPlan(run_as_subgraph))
+
+
+def compiling_inside_traces() -> AbstractContextManager[Any]:
+    """Lets torch.compile compile while an outer trace runs, which it otherwise refuses or inlines.
+
+    Inside, `make_fx(torch.compile(f, backend="sleuth_invoke_subgraph"))(x)` is a graph with one call of a subgraph.
+    """
+    context = aot_autograd.compiling_inside_traces()
+    if context is None:
+        raise NoNestedCompile(torch.__version__)
+    return context
+
+
+def sleuth_ts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
+    """Dynamo's graph under `torch.jit.script`."""
+    options_of("sleuth_ts", given)
+    return _scripted(gm)
+
+
+def sleuth_aot_ts(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
+) -> Callable[..., Any]:
+    """AOTAutograd's forward and backward, each under `torch.jit.script`."""
+    options_of("sleuth_aot_ts", given)
+    plan = AotPlan(_script_aten_graph, partition="default", keep_input_mutations=False)
+    return through_aot(gm, example_inputs, plan)
+
+
+def _script_aten_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
+    with no_script_autocast():
+        scripted = _scripted(graph)
+
+    def run(args: list[Any]) -> Any:
+        operands = tuple(args)
+        args.clear()
+        with no_script_autocast():
+            return scripted(*operands)
+
+    return boxed(run)
+
+
+def _scripted(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    try:
+        with warnings.catch_warnings():
+            # That TorchScript is old and what it thinks of fx's classes does not help whoever asks for it by name.
+            warnings.simplefilter("ignore")
+            return torch.jit.script(_respelled(gm))
+    except Exception as error:
+        raise ScriptFails(error) from error
+
+
+def _respelled(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy in TorchScript's words; a new module, as those of Dynamo hold lazy code that it would compile too."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    for node in graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt):
+            node.type = int
+        elif node.op == "call_function":
+            node.target = getattr(node.target, "overloadpacket", node.target)
+            node.kwargs = {name: _plain(value) for name, value in node.kwargs.items()}
+    return torch.fx.GraphModule(gm, graph)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, torch.device) else value

@@ -49,13 +49,13 @@ CATALOG = (
     DebugBackend(
         "sleuth_eager_debug",
         "as eager; an operator that changes or aliases an input its schema does not declare is an error",
-        "eager_debug",
+        "eager",
     ),
-    DebugBackend("sleuth_ts", "Dynamo's graph, compiled by TorchScript", "torchscript"),
+    DebugBackend("sleuth_ts", "Dynamo's graph, compiled by TorchScript", "aot"),
     DebugBackend(
         "sleuth_invoke_subgraph",
         "AOTAutograd; an outer trace shows forward and backward as one subgraph each",
-        "subgraphs",
+        "aot",
     ),
     DebugBackend("sleuth_aot_eager", "AOTAutograd with eager kernels: is it AOTAutograd?", "aot", _COMPILERS),
     DebugBackend(
@@ -80,7 +80,7 @@ CATALOG = (
         "aot",
         _OPS,
     ),
-    DebugBackend("sleuth_aot_ts", "AOTAutograd's graphs, compiled by TorchScript", "torchscript"),
+    DebugBackend("sleuth_aot_ts", "AOTAutograd's graphs, compiled by TorchScript", "aot"),
     DebugBackend("sleuth_relu_compile_error", "for testing debuggers: fails to compile a relu", "faulty"),
     DebugBackend("sleuth_relu_runtime_error", "for testing debuggers: a relu fails when it runs", "faulty"),
     DebugBackend("sleuth_relu_accuracy_error", "for testing debuggers: relu(x) gives x + 1", "faulty"),

@@ -1,18 +1,25 @@
-"""Backends that run Dynamo's graph without compiling it: what fails here is not any compiler's fault."""
+"""Backends that run Dynamo's graph without compiling it: what fails here is not any compiler's fault.
+
+`sleuth_eager_debug` holds every operator call against its schema: a wrong one is invisible in eager and breaks
+compilers, which reorder, drop or share what the schema allows them to.
+"""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from torchsleuth.torch_core.backends.keyword_options import options_of
-from torchsleuth.torch_core.backends.node_steps import place_of
-from torchsleuth.torch_core.backends.wrapped_errors import EagerFails
-from torchsleuth.torch_internals.tracing import pre_dispatch_trace
+from torchsleuth.torch_core.backends.checked_ops import Steps, after_call, before_call, place_of
+from torchsleuth.torch_core.backends.errors import EagerFails, SchemaMismatch, options_of
+from torchsleuth.torch_internals.aot_autograd import pre_dispatch_trace
+from torchsleuth.torch_internals.hooks import registered_backend
+from torchsleuth.torch_internals.modes import watching_ops
 
 _log = logging.getLogger("torchsleuth.backends.pre_dispatch")
 
@@ -72,3 +79,51 @@ def _make_audible() -> None:
         _log.addHandler(logging.StreamHandler())
     if _log.level == logging.NOTSET:
         _log.setLevel(logging.INFO)
+
+
+def sleuth_eager_debug(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
+) -> Callable[..., Any]:
+    """Runs the graph eagerly; an undeclared mutation or alias raises `SchemaMismatch`."""
+    options_of("sleuth_eager_debug", given)
+
+    def run(*args: Any) -> Any:
+        steps = Steps(gm)
+
+        def check(op: Any, op_args: tuple[Any, ...], op_kwargs: dict[str, Any], call: Callable) -> Any:
+            before = before_call(op, op_args, op_kwargs)
+            result = call()
+            for difference in after_call(before, result):
+                raise SchemaMismatch(str(op), difference, steps.place)
+            return result
+
+        with watching_ops(check):
+            return steps.run(*args)
+
+    return run
+
+
+def with_torch_function_modes(
+    modes: TorchFunctionMode | Iterable[TorchFunctionMode], inner: str | Callable[..., Any] = "eager"
+) -> Callable[..., Callable[..., Any]]:
+    """A backend that compiles with `inner` and runs the result under `modes`, the first outermost.
+
+    Use: `torch.compile(f, backend=with_torch_function_modes([Counting()], inner="sleuth_aot_eager"))`.
+    Options given to torch.compile reach `inner`.
+    """
+    entered = (modes,) if isinstance(modes, TorchFunctionMode) else tuple(modes)
+
+    def sleuth_torch_function_modes(
+        gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
+    ) -> Callable[..., Any]:
+        compiled = registered_backend(inner)(gm, example_inputs, **given)
+
+        def run(*args: Any) -> Any:
+            with ExitStack() as stack:
+                for mode in entered:
+                    stack.enter_context(mode)
+                return compiled(*args)
+
+        return run
+
+    return sleuth_torch_function_modes

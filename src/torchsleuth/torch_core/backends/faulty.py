@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_core.backends.keyword_options import options_of
-from torchsleuth.torch_core.backends.wrapped_errors import (
+from torchsleuth.torch_core.backends.errors import (
     NonLeafCompileError,
     ReluCompileError,
     ReluRuntimeError,
+    options_of,
 )
 
 _RELUS = (

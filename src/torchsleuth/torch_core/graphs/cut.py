@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchsleuth.torch_core.graphs.recording import Opaque, Recorded, RecordedTensor, Recording
-from torchsleuth.torch_core.tensors.specs import ScalarSpec
+from torchsleuth.torch_core.tensors import ScalarSpec
 from torchsleuth.torch_internals.operators import nesting
 from torchsleuth.torch_internals.schemas import may_write
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from torchsleuth.torch_core.graphs.attributes import held_value
-from torchsleuth.torch_core.graphs.names import Vocabulary
+from torchsleuth.torch_core.graphs.spelling import Vocabulary
 from torchsleuth.torch_internals.operators import numpy_wrapper
 
 

@@ -12,14 +12,17 @@ from types import MappingProxyType
 import torch
 
 from torchsleuth.torch_core.graphs.attributes import attribute_lines, self_path
-from torchsleuth.torch_core.graphs.literals import Unprintable, expression, subscript
-from torchsleuth.torch_core.graphs.names import RESERVED, Vocabulary, unused_name
 from torchsleuth.torch_core.graphs.provenance import source_line
-from torchsleuth.torch_core.graphs.short_forms import brief
 from torchsleuth.torch_core.graphs.source_line import SourceLine
+from torchsleuth.torch_core.graphs.spelling import (
+    RESERVED,
+    Unprintable,
+    Vocabulary,
+    expression,
+    subscript,
+    unused_name,
+)
 from torchsleuth.torch_internals.operators import is_operator, triton_kernel_name
-
-__all__ = ["PrintedGraph", "SourceLine", "Unprintable", "print_graph"]
 
 _INFIX: dict[object, str] = {
     operator.add: "+",
@@ -219,3 +222,49 @@ def _function_call(node: torch.fx.Node, page: _Page, write: Callable[[object], s
 
 def _arguments(args: tuple, kwargs: Mapping[str, object], write: Callable[[object], str]) -> str:
     return ", ".join([*map(write, args), *(f"{name}={write(value)}" for name, value in kwargs.items())])
+
+
+_SHORT = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+# More than a comment at the end of a line can hold.
+_MOST_PARTS = 4
+
+
+def brief(node: torch.fx.Node) -> str:
+    """The short form of a node's result, or `""` where the graph does not say.
+
+    >>> brief(node)
+    'f32[2]'
+    """
+    meta = node.meta
+    if "val" in meta:
+        return _describe(meta["val"])
+    return _describe(meta["example_value"]) if "example_value" in meta else ""
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        dtype = _SHORT.get(value.dtype) or str(value.dtype).removeprefix("torch.")
+        device = value.device.type
+        sizes = ", ".join(map(str, value.shape))
+        return f"{dtype}[{sizes}]" if device == "cpu" else f"{dtype}[{sizes}] {value.device}"
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return f"Sym({value})"
+    if isinstance(value, list | tuple):
+        parts = [_describe(part) for part in value[:_MOST_PARTS]] + ["..."] * (len(value) > _MOST_PARTS)
+        return f"({', '.join(parts)})"
+    if value is None or isinstance(value, bool | int | float):
+        return str(value)
+    return ""

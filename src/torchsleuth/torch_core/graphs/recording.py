@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from torchsleuth.script_runtime.inputs import read_storage, view_storage
-from torchsleuth.torch_core.graphs.literals import Unprintable, expression
-from torchsleuth.torch_core.graphs.names import Vocabulary
-from torchsleuth.torch_core.tensors.specs import (
+from torchsleuth.torch_core.graphs.spelling import Unprintable, Vocabulary, expression
+from torchsleuth.torch_core.tensors import (
     REBUILT_FORMS,
     InputsDescription,
     ScalarSpec,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchsleuth.torch_core.graphs.writes import written_inputs
 from torchsleuth.torch_core.repro.small_graph import SmallGraph
-from torchsleuth.torch_core.tensors.specs import ScalarSpec, TensorSpec
+from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec
+from torchsleuth.torch_internals.schemas import written_inputs
 
 # A function of public names; of operators; traced for the inner compiler; built node by node.
 FUNCTION, OPERATORS, GRAPH, NODES = "function", "operators", "graph", "nodes"

@@ -9,7 +9,7 @@ import torch
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.reference.opkinds import draws
-from torchsleuth.torch_core.tensors.specs import ScalarSpec, TensorSpec
+from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec
 
 
 @dataclass(frozen=True)

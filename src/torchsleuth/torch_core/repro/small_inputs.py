@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_core.graphs.constants import INLINE_ELEMENTS, tensor_expression
-from torchsleuth.torch_core.tensors.specs import ScalarSpec, TensorSpec, as_in_memory
+from torchsleuth.torch_core.graphs.attributes import INLINE_ELEMENTS, tensor_expression
+from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec, as_in_memory
 
 # About what a screen holds as text; more goes into a file beside the script.
 PACKED_BYTES = 2048

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_internals.inductor_ir.expressions import NotInterpretable, number, value_of
+from torchsleuth.torch_internals.inductor_ir.arithmetic import NotInterpretable, number, value_of
 
 # Its classes are library calls like any other; their own code generation only includes a header first.
 _ONLY_ADDS_HEADERS = "torch._inductor.mkldnn_ir"

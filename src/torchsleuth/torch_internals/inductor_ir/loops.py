@@ -18,8 +18,15 @@ import sympy
 import torch
 from torch import Tensor
 
-from torchsleuth.torch_internals.inductor_ir.arithmetic import POINTWISE, computed_in, reduced, scanned
-from torchsleuth.torch_internals.inductor_ir.expressions import NotInterpretable, number, value_of
+from torchsleuth.torch_internals.inductor_ir.arithmetic import (
+    POINTWISE,
+    NotInterpretable,
+    computed_in,
+    number,
+    reduced,
+    scanned,
+    value_of,
+)
 
 
 class Memory(Protocol):

@@ -7,44 +7,44 @@ nested; one that never ends was under way when the process died.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from torchsleuth.core.watching import Settings
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.observe.events import EventWriter
+from torchsleuth.watched.observe.events import Events
 from torchsleuth.watched.startup import after_import
-from torchsleuth.watched.watch_settings import Settings
 
 if TYPE_CHECKING:
     from torchsleuth.torch_internals.compile_events import CompileEvent
 
-# There are hundreds of passes for each graph, most of which find nothing: only those that take time are told.
+# There are hundreds of passes for each graph, most of which find nothing: only those that take time are written.
 PASS_PREFIX = "pass."
 LEAST_PASS_SECONDS = 0.001
 
 
-def install(_settings: Settings, events: EventWriter) -> None:
+def install_times(_settings: Settings, events: Events) -> None:
     """Writes what torch says about its compile time."""
-    tell = StepTeller(events)
+    steps = StepWriter(events)
 
-    def steps(_module: ModuleType) -> None:
+    def listen(_module: ModuleType) -> None:
         from torchsleuth.torch_internals.compile_events import listen_to_compile_events
 
-        listen_to_compile_events(tell.event)
+        listen_to_compile_events(steps.event)
 
     def look_ups(module: ModuleType) -> None:
         from torchsleuth.torch_internals.compile_events import time_look_ups
 
-        time_look_ups(module.__name__, tell.event)
+        time_look_ups(module.__name__, steps.event)
 
-    after_import(module_names.TIMED_STEPS, steps)
+    after_import(module_names.TIMED_STEPS, listen)
     after_import(module_names.GRAPH_CACHE, look_ups)
     after_import(module_names.INDUCTOR_CACHE, look_ups)
 
 
-class StepTeller:
+class StepWriter:
     """Writes compile events as `step_begin`, `step_end` and `cache`."""
 
-    def __init__(self, events: Any) -> None:
+    def __init__(self, events: Events) -> None:
         self.write = events.write
         self.passes: dict[int, list[CompileEvent]] = {}
 
@@ -52,21 +52,15 @@ class StepTeller:
         """One step begins or ends, or a cache has answered."""
         if event.kind == "mark":
             if "cache_state" in event.facts:
-                self.write(
-                    "cache",
-                    at=event.time,
-                    name=event.name,
-                    graph=event.graph,
-                    answer=event.facts["cache_state"],
-                )
-            return
-        if event.name.startswith(PASS_PREFIX):
+                facts = {"name": event.name, "graph": event.graph, "answer": event.facts["cache_state"]}
+                self.write("cache", at=event.time, **facts)
+        elif event.name.startswith(PASS_PREFIX):
             self._pass(event)
-            return
-        self._step(event)
+        else:
+            self._step(event)
 
     def _pass(self, event: CompileEvent) -> None:
-        """A pass is told when it has ended, so that one that took no time is not."""
+        """A pass is written when it has ended, so that one that took no time is not."""
         begun = self.passes.setdefault(event.thread, [])
         if event.kind == "begin":
             begun.append(event)
@@ -81,10 +75,5 @@ class StepTeller:
         if event.kind == "end":
             self.write("step_end", at=event.time, **facts)
         else:
-            self.write(
-                "step_begin",
-                at=event.time,
-                **facts,
-                function=event.function,
-                backward=event.facts.get("is_backward"),
-            )
+            backward = event.facts.get("is_backward")
+            self.write("step_begin", at=event.time, **facts, function=event.function, backward=backward)

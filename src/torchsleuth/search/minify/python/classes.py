@@ -7,10 +7,9 @@ import builtins
 import copy
 from collections.abc import Iterator
 
-from torchsleuth.search.minify.python.callees import Function
-from torchsleuth.search.minify.python.functions import functions_of
+from torchsleuth.search.minify.contract import Edit
+from torchsleuth.search.minify.python.functions import Function, functions_of
 from torchsleuth.search.minify.python.program import Nodes, Program, changed, number_of, put, statement_lists
-from torchsleuth.search.minify.search.contract import Edit
 
 _CALLED = ("forward", "__call__")
 

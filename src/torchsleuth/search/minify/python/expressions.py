@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+from torchsleuth.search.minify.contract import Dial, Edit
 from torchsleuth.search.minify.python.program import Nodes, Program, changed, number_of, put
-from torchsleuth.search.minify.search.contract import Dial, Edit
 
 # Sizes below this say that a dimension is special.
 LEAST_SIZE = 2

@@ -17,8 +17,8 @@ from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.criteria import SAME_PLACE, difference_to_eager, types_shown
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.search.minify.contract import Oracle
 from torchsleuth.search.minify.python.program import Program
-from torchsleuth.search.minify.search.contract import Oracle
 from torchsleuth.search.workers.queue import TrialQueue
 
 # A smaller program that takes this much longer than the whole one goes round in circles; so does one that computes so

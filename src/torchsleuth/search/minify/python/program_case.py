@@ -25,6 +25,7 @@ from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptT
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower, Keeper
+from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.python.oracle import (
     LEAST_CLOCK,
     SLACK,
@@ -38,7 +39,6 @@ from torchsleuth.search.minify.python.oracle import (
 )
 from torchsleuth.search.minify.python.program import Program, parsed
 from torchsleuth.search.minify.python.reduce import DoesNotFail, ReducedProgram, reduce_program
-from torchsleuth.search.minify.questions import Questions
 from torchsleuth.search.workers.trial_log import TrialLog, surroundings
 from torchsleuth.torch_core.repro.program import PROGRAM, program_script
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from torchsleuth.search.minify.python.blocks import unwrap_blocks
+from torchsleuth.search.minify.contract import (
+    Answers,
+    Listener,
+    OutOfBudget,
+    Reducer,
+    ReducerStatistics,
+)
+from torchsleuth.search.minify.engine import Engine, combined, settle
 from torchsleuth.search.minify.python.classes import constant_attributes, unmake_classes
-from torchsleuth.search.minify.python.containers import empty_containers
 from torchsleuth.search.minify.python.expressions import (
     fewer_arguments,
     plainer_constants,
@@ -15,19 +21,20 @@ from torchsleuth.search.minify.python.expressions import (
     smaller_expressions,
     smaller_sizes,
 )
-from torchsleuth.search.minify.python.formatting import as_written
-from torchsleuth.search.minify.python.functions import drop_parameters, drop_trimmings
-from torchsleuth.search.minify.python.inlining import inline_functions, leave_out_callers
-from torchsleuth.search.minify.python.program import Program, parsed
-from torchsleuth.search.minify.python.statements import NAME, drop_names, reduce_statements
-from torchsleuth.search.minify.search.contract import (
-    Answers,
-    Listener,
-    OutOfBudget,
-    Reducer,
-    ReducerStatistics,
+from torchsleuth.search.minify.python.functions import (
+    drop_parameters,
+    drop_trimmings,
+    inline_functions,
+    leave_out_callers,
 )
-from torchsleuth.search.minify.search.engine import Engine, combined, settle
+from torchsleuth.search.minify.python.program import Program, as_written, parsed
+from torchsleuth.search.minify.python.statements import (
+    NAME,
+    drop_names,
+    empty_containers,
+    reduce_statements,
+    unwrap_blocks,
+)
 
 # What changes which functions and statements there are, in the order of their turns.
 STRUCTURE: dict[str, Reducer[Program]] = {

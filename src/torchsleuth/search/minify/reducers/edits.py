@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from torchsleuth.search.minify.search.contract import Input, State
+from torchsleuth.search.minify.contract import Input, State
 from torchsleuth.search.minify.states import with_bound_symbols, with_visible_outputs
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 
 
 def edited(state: State, change: Callable[[torch.fx.Graph], Any]) -> State:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import AmbientState
+from torchsleuth.search.minify.contract import Edit, Input, State
 from torchsleuth.search.minify.reducers.edits import calls, edited, node_of
-from torchsleuth.search.minify.search.contract import Edit, Input, State
 from torchsleuth.torch_core.graphs.cut import Cut
 from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording
-from torchsleuth.torch_core.tensors.specs import TensorSpec
+from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.operators import nesting, role_in_gradient
 
 

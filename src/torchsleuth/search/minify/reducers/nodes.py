@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
+from torchsleuth.search.minify.contract import State
+from torchsleuth.search.minify.engine import Engine, lowest
 from torchsleuth.search.minify.reducers.gradients import gradient_of_part, lone_gradient
-from torchsleuth.search.minify.search.contract import State
-from torchsleuth.search.minify.search.engine import Engine, lowest
-from torchsleuth.search.minify.search.subsets import (
+from torchsleuth.search.minify.states import record_here, state_of_cut
+from torchsleuth.search.minify.subsets import (
     Ask,
     Elements,
     NothingFails,
@@ -30,7 +31,6 @@ from torchsleuth.search.minify.search.subsets import (
     pointed_at,
     smallest_failing,
 )
-from torchsleuth.search.minify.states import record_here, state_of_cut
 from torchsleuth.torch_core.graphs.cut import cut, units
 from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording
 from torchsleuth.torch_internals.schemas import may_write

@@ -1,4 +1,9 @@
-"""Settings back to what torch starts with: configuration, options, global switches, training to inference."""
+"""Settings back to what torch starts with: configuration, options, global switches, training to inference.
+
+And from a graph handed to Inductor's inner compiler to one handed to the whole of it: the same calls under
+`torch.compile` are what a person would write. Where they fail there, too, the rest of the search goes on at that level,
+so that what it ends with can be written so.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from torchsleuth.core.cases.record import AmbientState
-from torchsleuth.search.minify.search.contract import Edit, State
+from torchsleuth.search.minify.contract import Edit, State
 
 # A graph that trains is more to understand than one that does not, so plain is without gradients.
 _PLAIN = AmbientState(grad=False)
@@ -59,3 +64,16 @@ def _without_config(state: State, module: str, key: str) -> State | None:
 def _without_option(state: State, key: str) -> State | None:
     options = {k: v for k, v in state.settings.options.items() if k != key}
     return state.setting(options=options) if key in state.settings.options else None
+
+
+def lift(state: State) -> Iterator[Edit]:
+    """One edit for a graph after AOTAutograd: compile it as Dynamo would hand it over."""
+    if state.settings.level == "aot":
+        yield Edit("compile the whole way", _lifted)
+
+
+def _lifted(state: State) -> State | None:
+    if state.settings.level != "aot":
+        return None
+    plain = state.setting(level="dynamo", compile_kwargs={}, visible_outputs=None)
+    return plain.having(static_names=None)

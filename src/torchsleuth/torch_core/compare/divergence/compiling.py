@@ -13,10 +13,9 @@ from torch.fx import GraphModule
 from torchsleuth.script_runtime.compiling import aten_compiler, captured_compiler
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
 from torchsleuth.torch_core.compare.divergence.parts import Compilers
-from torchsleuth.torch_core.tensors.specs import describe_inputs
-from torchsleuth.torch_internals.compile_shortcuts import without_idle_work
+from torchsleuth.torch_core.tensors import describe_inputs
 from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering, without_caches
-from torchsleuth.torch_internals.vector_instructions import with_believed_instructions
+from torchsleuth.torch_internals.kernel_builds import with_believed_instructions, without_idle_work
 
 AOT_ALONE = "aot_eager_decomp_partition"
 """The backend of torch's that does all of AOTAutograd and hands its graphs to eager's kernels."""

@@ -18,7 +18,7 @@ from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, map_tensors, tensors_in
 from torchsleuth.torch_core.compare.reference.eager import EagerRun, Given, RunResult, as_drawn, run_eager
 from torchsleuth.torch_core.compare.reference.written import alone_in_memory
-from torchsleuth.torch_internals.decomposition_table import decomposition_of
+from torchsleuth.torch_internals.decompositions import decomposition_of
 from torchsleuth.torch_internals.modes import watching_ops
 from torchsleuth.torch_internals.operators import is_view, short_name
 from torchsleuth.torch_internals.schemas import is_torchs_own

@@ -28,7 +28,7 @@ from torchsleuth.torch_core.compare.verdict.noise import (
     shortened,
     widest_unit,
 )
-from torchsleuth.torch_internals.decomposition_table import decomposition_of
+from torchsleuth.torch_internals.decompositions import decomposition_of
 from torchsleuth.torch_internals.modes import watching_ops
 from torchsleuth.torch_internals.operators import is_view, short_name
 

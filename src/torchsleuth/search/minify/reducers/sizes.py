@@ -1,0 +1,231 @@
+"""Smaller sizes, changed alike wherever the graph uses the same size; then fewer dimensions.
+
+Which sizes belong together is not derived but tried: all that are equal first, then each by itself. Literals in the
+graph that equal the size follow it. What does not fit together any more is never tried. A symbol stands for one number
+wherever it occurs, so a size that is one changes with all the others; a size that is a plain number in a symbolic shape
+is changed in both writings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchsleuth.search.minify.contract import Dial, Edit, Input, State
+from torchsleuth.search.minify.reducers.edits import edited
+from torchsleuth.search.minify.states import by_itself, checked
+from torchsleuth.torch_core.tensors import ScalarSpec, SymbolSpec, TensorSpec
+from torchsleuth.torch_internals.tensors import number_of
+
+# A dimension of one element is a special case to most compilers; but if it fails with one, one is the least.
+LEAST = 1
+
+
+def smaller_sizes(state: State) -> Iterator[Dial]:
+    """A dial per size that occurs, largest first, and one per dimension where several have the same size."""
+    places: dict[int, list[tuple[str, int]]] = {}
+    least: dict[tuple[str, int], int] = {}
+    for given in state.inputs:
+        if isinstance(given.spec, TensorSpec):
+            for dim, size in enumerate(given.spec.shape):
+                text = given.spec.shape_expr[dim] if given.spec.shape_expr else None
+                least[given.name, dim] = least_size(text, state.symbols, LEAST)
+                if size > least[given.name, dim]:
+                    places.setdefault(size, []).append((given.name, dim))
+    for size in sorted(places, reverse=True):
+        group = tuple(places[size])
+        yield _dial(f"size {size}", group, size, max(least[place] for place in group), literals=True)
+    for size in sorted(places, reverse=True):
+        for place in places[size] if len(places[size]) > 1 else ():
+            yield _dial(f"dim {place[1]} of {place[0]}", (place,), size, least[place], literals=False)
+
+
+def fewer_dimensions(state: State) -> Iterator[Edit]:
+    """Edits that take a dimension of one element away, first from all inputs, then from each."""
+    ranks = [len(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)]
+    for dim in range(max(ranks, default=0)):
+        yield Edit(f"no dim {dim}", _squeezed, (dim, None))
+    for given in state.inputs:
+        if isinstance(given.spec, TensorSpec) and 1 in given.spec.shape:
+            for dim, size in enumerate(given.spec.shape):
+                if size == 1:
+                    yield Edit(f"no dim {dim} of {given.name}", _squeezed, (dim, given.name))
+
+
+def _dial(what: str, group: tuple[tuple[str, int], ...], size: int, least: int, literals: bool) -> Dial:
+    return Dial(what, least, size, _resized, (group, size, literals))
+
+
+def _resized(
+    state: State, new: int, group: tuple[tuple[str, int], ...], old: int, literals: bool
+) -> State | None:
+    given = {i.name: i for i in state.inputs}
+    shapes = {i.name: list(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)}
+    moved = {name for name, about in state.symbols.items() if literals and about.hint == old}
+    for name, dim in group:
+        if name not in shapes or dim >= len(shapes[name]) or shapes[name][dim] != old:
+            return None
+        shapes[name][dim] = new
+        spec = given[name].spec
+        if isinstance(spec, TensorSpec) and spec.shape_expr is not None:
+            moved |= {spec.shape_expr[dim]} & state.symbols.keys()
+            given[name] = with_number(given[name], dim, new)
+    symbols = {k: replace(v, hint=new) if k in moved else v for k, v in state.symbols.items()}
+    if any(s.lower is not None and s.hint is not None and s.hint < s.lower for s in symbols.values()):
+        return None
+    hints = {name: about.hint for name, about in symbols.items() if about.hint is not None}
+    inputs = [
+        _in_new_size(i, shapes.get(i.name), hints, (old, new) if literals else None) for i in given.values()
+    ]
+    candidate = state.having(inputs=tuple(inputs), symbols=symbols)
+    found = checked(candidate)
+    if found is None and literals:
+        return checked(edited(candidate, lambda graph: _follow(graph, old, new)))
+    return found
+
+
+def _in_new_size(
+    given: Input, shape: list[int] | None, hints: Mapping[str, int], number: tuple[int, int] | None
+) -> Input:
+    """The input in its new shape; where it has expressions, they say which, and the other way round for numbers."""
+    if isinstance(given.spec, ScalarSpec):
+        told = in_step(given, hints)
+        if given.spec.kind == "symint" and isinstance(told, int):
+            return replace(given, spec=replace(given.spec, value=told))
+        follows = number is not None and given.spec.kind == "symint" and given.spec.value == number[0]
+        return replace(given, spec=replace(given.spec, value=number[1])) if follows and number else given
+    told = in_step(given, hints) if given.spec.shape_expr is not None else None
+    return with_shape(given, told if isinstance(told, tuple) else tuple(shape or given.spec.shape))
+
+
+def _follow(graph: torch.fx.Graph, old: int, new: int) -> None:
+    def other(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(other(v) for v in value)
+        return new if type(value) is int and value == old else value
+
+    for node in graph.nodes:
+        if node.op.startswith("call_"):
+            node.args = tuple(other(a) if isinstance(a, (list, tuple)) else a for a in node.args)
+
+
+def with_shape(given: Input, shape: tuple[int, ...]) -> Input:
+    """The input in another shape, its dimensions in the same order in memory, its value cut out of the old one."""
+    spec = given.spec
+    assert isinstance(spec, TensorSpec)
+    if shape == spec.shape:
+        return given
+    order = sorted(range(len(shape)), key=lambda d: (spec.stride[d], -d) if d < len(spec.stride) else (0, 0))
+    stride, step = [0] * len(shape), 1
+    for dim in order:
+        if spec.stride[dim] != 0 or spec.shape[dim] == 1:
+            stride[dim], step = step, step * shape[dim]
+    value = None if given.value is None else _cropped(given.value, shape, tuple(stride))
+    new = replace(spec, shape=shape, stride=tuple(stride), storage_offset=0, storage=None, storage_nbytes=0)
+    if spec.shape_expr is not None:
+        sizes = tuple(str(n) if text.isdigit() else text for n, text in zip(shape, spec.shape_expr))
+        expanded = [dim for dim in order if spec.stride[dim] == 0 and spec.shape[dim] != 1]
+        new = replace(new, shape_expr=sizes, stride_expr=strides_of(sizes, order, expanded), offset_expr=None)
+    return replace(given, spec=replace(new, alias_of=None, same_as=None), value=value)
+
+
+def _cropped(value: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """A piece of the value that holds its largest element, which is the one that data-dependent failures need."""
+    plain = value.detach()
+    if plain.numel():
+        flat = (
+            plain.abs() if plain.is_floating_point() or plain.is_complex() else plain.to(torch.float64).abs()
+        )
+        flat = torch.nan_to_num(flat.double() if not flat.is_complex() else flat.abs(), nan=torch.inf)
+        at = torch.unravel_index(flat.argmax(), flat.shape) if flat.dim() else ()
+        for dim, (size, place) in enumerate(zip(shape, at)):
+            start = min(max(int(place) - size // 2, 0), plain.shape[dim] - size)
+            plain = plain.narrow(dim, start, size)
+    if 0 in stride:
+        return by_itself(plain).requires_grad_(value.requires_grad)
+    made = torch.empty_strided(shape, stride, dtype=plain.dtype, device=plain.device)
+    return made.copy_(plain).requires_grad_(value.requires_grad)
+
+
+def _less(items: tuple[Any, ...], place: int) -> tuple[Any, ...]:
+    return items[:place] + items[place + 1 :]
+
+
+def _squeezed(state: State, dim: int, name: str | None) -> State | None:
+    changed = False
+    inputs = []
+    for given in state.inputs:
+        spec = given.spec
+        mine = isinstance(spec, TensorSpec) and (name is None or name == given.name)
+        if mine and isinstance(spec, TensorSpec) and dim < len(spec.shape) and spec.shape[dim] == 1:
+            changed = True
+            spec = replace(
+                spec,
+                shape=_less(spec.shape, dim),
+                stride=_less(spec.stride, dim),
+                shape_expr=_less(spec.shape_expr, dim) if spec.shape_expr else None,
+                stride_expr=_less(spec.stride_expr, dim) if spec.stride_expr else None,
+                alias_of=None,
+                same_as=None,
+            )
+            value = None if given.value is None else by_itself(given.value.detach().squeeze(dim))
+            given = replace(given, spec=spec, value=value)
+        inputs.append(given)
+    return checked(state.having(inputs=tuple(inputs))) if changed else None
+
+
+def least_size(text: str | None, symbols: Mapping[str, SymbolSpec], least: int) -> int:
+    """The smallest number that a size may have, given what is known of its symbol.
+
+    >>> least_size("s0", {"s0": SymbolSpec(hint=5, lower=2)}, 1)
+    2
+    """
+    about = symbols.get(text or "")
+    return least if about is None or about.lower is None else max(least, about.lower)
+
+
+def in_step(given: Input, hints: Mapping[str, int]) -> tuple[int, ...] | int | None:
+    """What an input's expressions say its shape, or its number, is; None where that cannot be worked out."""
+    if isinstance(given.spec, ScalarSpec):
+        return None if given.spec.expr is None else number_of(given.spec.expr, hints)
+    sizes = [number_of(text, hints) for text in given.spec.shape_expr or ()]
+    return None if any(size is None for size in sizes) else tuple(size for size in sizes if size is not None)
+
+
+def with_number(given: Input, dim: int, number: int) -> Input:
+    """The input with one plain number of its symbolic shape changed."""
+    spec = given.spec
+    if not isinstance(spec, TensorSpec) or spec.shape_expr is None or not spec.shape_expr[dim].isdigit():
+        return given
+    texts = (*spec.shape_expr[:dim], str(number), *spec.shape_expr[dim + 1 :])
+    return replace(given, spec=replace(spec, shape_expr=texts))
+
+
+def strides_of(sizes: Sequence[str], order: Sequence[int], expanded: Sequence[int]) -> tuple[str, ...]:
+    """The strides of dense memory for symbolic sizes, innermost dimension first in `order`; `expanded` ones are 0.
+
+    >>> strides_of(["s0", "3", "4"], [2, 1, 0], [])
+    ('12', '4', '1')
+    """
+    found = ["0"] * len(sizes)
+    number, symbolic = 1, ""
+    for dim in order:
+        if dim in expanded:
+            continue
+        found[dim] = f"{number}{symbolic}"
+        if sizes[dim].isdigit():
+            number *= int(sizes[dim])
+        else:
+            symbolic += f"*({sizes[dim]})"
+    return tuple(found)
+
+
+def fixed(text: str, hints: Mapping[str, int]) -> str:
+    """An expression with some of its symbols replaced by numbers: `fixed("192*s5", {"s5": 2}) == "384"`."""
+    put = re.sub(r"[A-Za-z_]\w*", lambda found: str(hints.get(found[0], found[0])), text)
+    number = number_of(put, {})
+    return put if number is None else str(number)

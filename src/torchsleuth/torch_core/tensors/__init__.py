@@ -1,1 +1,0 @@
-"""Tensors as values: described, kept in a content-addressed store, and rebuilt."""

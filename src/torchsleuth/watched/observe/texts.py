@@ -1,0 +1,165 @@
+"""What the compiler writes about itself: its log, and every stage of every graph as text, in files of the spool.
+
+For each artefact of the debug folder there is an event `artefact`. Runnable graphs are not written here: the watch
+keeps a record of each graph, and the front makes scripts of those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import io
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torchsleuth.core.watching import ARTEFACTS_VARIABLE, LOG_VARIABLE, TORCH_TRACE, Settings
+from torchsleuth.torch_internals import module_names
+from torchsleuth.watched.observe.events import BoundedFile, Events
+from torchsleuth.watched.startup import after_import
+
+if TYPE_CHECKING:
+    from torchsleuth.torch_internals.frames import FrameCompile
+    from torchsleuth.torch_internals.hooks import InnerCompile
+
+CUT = "[torchsleuth: this file has reached its bound, the rest is left out]\n"
+# Kinds of artefacts that a person can switch -> what belongs to them.
+KINDS = {
+    "graphs": ("captured", "joint", "forward-graph", "backward-graph", "inference-graph", "transformed"),
+    "bytecode": ("bytecode", "new-bytecode"),
+    "ir": ("ir-before-fusion", "ir-after-fusion"),
+    "code": ("code",),
+    "profile": ("compile-profile",),
+}
+# All artefacts of one process, and one of them.
+MOST_BYTES = 256 << 20
+MOST_ONE = 16 << 20
+PROFILED_FUNCTIONS = 60
+
+
+def install_logs(settings: Settings, _events: Events) -> None:
+    """Waits for torch's loggers and then writes what those parts log that TORCHSLEUTH_LOG names."""
+
+    def put_in(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compiler_logs import listen_to_logs
+
+        file = BoundedFile(settings.spool, "compiler-{pid}.log", last_line=lambda: CUT)
+        listen_to_logs(_named_in(LOG_VARIABLE), file.write)
+
+    after_import(module_names.LOGGING, put_in)
+
+
+def _named_in(variable: str) -> list[str]:
+    return [name for name in os.environ.get(variable, "").split(",") if name]
+
+
+def install_artefacts(settings: Settings, events: Events) -> None:
+    """Waits for each part of the compiler and then writes down what it makes of the kinds in TORCHSLEUTH_ARTEFACTS."""
+    names = _named_in(ARTEFACTS_VARIABLE)
+    artefacts = _Artefacts(
+        settings.spool, events, frozenset(k for name in names for k in KINDS.get(name, ()))
+    )
+
+    def trace(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compiler_logs import listen_to_structured_trace
+
+        lines = BoundedFile(settings.spool, "torch-trace-{pid}.log")
+        listen_to_structured_trace(
+            lambda entry: artefacts.keep(entry.what, entry.text, graph=entry.graph, attempt=entry.attempt),
+            lines.write if TORCH_TRACE in names else None,
+        )
+
+    def fusion(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compiler_logs import hook_fusion
+
+        hook_fusion(lambda when, text: artefacts.keep(f"ir-{when}-fusion", text))
+
+    def inner(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.hooks import hook_inner_compiles
+
+        hook_inner_compiles(artefacts.compile)
+
+    def frames(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.frames import hook_frame_compiles
+
+        hook_frame_compiles(artefacts.frame)
+
+    after_import(module_names.LOGGING, trace)
+    after_import(module_names.FRAME_CAPTURE, frames)
+    after_import(module_names.FUSION, fusion)
+    after_import(module_names.INNER_COMPILE, inner)
+
+
+class _Artefacts:
+    """What of the graph under way is kept; `direction` is that of the graph in Inductor's hands."""
+
+    def __init__(self, spool: str, events: Events, wanted: frozenset[str]) -> None:
+        self.spool, self.events, self.wanted = spool, events, wanted
+        self.written = self.number = 0
+        self.direction: str | None = None
+
+    def frame(self, seen: FrameCompile) -> Any:
+        """One frame is compiled: its bytecode, and what runs instead."""
+        from torchsleuth.torch_internals.frames import compiled_code
+
+        result = None
+        try:
+            result = seen.compile()
+            return result
+        finally:
+            with contextlib.suppress(Exception):
+                for what, code in (("bytecode", seen.code), ("new-bytecode", compiled_code(result))):
+                    if code is not None:
+                        self.keep(what, dis.Bytecode(code).dis(), graph=seen.compile_id)
+
+    def keep(self, what: str, text: str, **facts: Any) -> None:
+        """Writes one artefact, unless it is not wanted or there is too much already; never raises."""
+        if what not in self.wanted:
+            return
+        size = len(text)
+        if size > MOST_ONE or self.written + size > MOST_BYTES:
+            self.events.write("artefact_left_out", what=what, bytes=size, **self._where(facts))
+            return
+        folder = Path(self.spool) / f"artefacts-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self.number += 1
+            name = f"{self.number}.txt"
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            self.written += size
+            self.events.write("artefact", what=what, file=f"{folder.name}/{name}", **self._where(facts))
+
+    def _where(self, facts: dict[str, Any]) -> dict[str, Any]:
+        from torchsleuth.torch_internals.hooks import current_compile_id
+
+        graph = facts.get("graph") or current_compile_id()
+        return {**facts, "graph": graph, "direction": self.direction}
+
+    def compile(self, call: InnerCompile) -> Any:
+        """One graph in Inductor's hands."""
+        forward = "inference" if call.kwargs.get("is_inference") else "forward"
+        before = self.direction
+        self.direction = "backward" if call.kwargs.get("is_backward") else forward
+        try:
+            return self._profiled(call) if "compile-profile" in self.wanted else call.as_without_us()
+        finally:
+            self.direction = before
+
+    def _profiled(self, call: InnerCompile) -> Any:
+        import cProfile
+        import pstats
+
+        profiler = cProfile.Profile()
+        try:
+            profiler.enable()
+        except ValueError:  # another profiler is at work
+            return call.as_without_us()
+        try:
+            return call.as_without_us()
+        finally:
+            profiler.disable()
+            text = io.StringIO()
+            with contextlib.suppress(Exception):
+                pstats.Stats(profiler, stream=text).sort_stats("cumulative").print_stats(PROFILED_FUNCTIONS)
+            self.keep("compile-profile", text.getvalue())
