@@ -22,7 +22,7 @@ STARTED = {
     },
     "front/sweep/running.py": {"torchsleuth.search.host.programs_on_ray"},
     "front/sweep/page.py": {"torchsleuth.front.sweep"},  # whose templates are read
-    "front/cli/calibrate.py": {"torchsleuth.torch_core.compare.verdict.calibrate_process"},
+    "front/cli/calibrate.py": {"torchsleuth.torch_core.compare.verdict.calibrate"},
 }
 
 

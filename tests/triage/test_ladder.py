@@ -2,9 +2,9 @@
 
 import torch
 
-from torchsleuth.child.trial import Outcome
 from torchsleuth.core.change_table import AOT
 from torchsleuth.core.criteria import Answer
+from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.experiments import Result
 from torchsleuth.search.blame.ladder import _stage, climb
@@ -34,7 +34,7 @@ class Runner:
 
 def result(experiment, fails, **applied):
     answer = Answer.FAILS if fails else Answer.PASSES
-    return Result(experiment, answer, Outcome(WRONG if fails else None, 0.1, more={"applied": applied}))
+    return Result(experiment, answer, Outcome(WRONG if fails else None, 0.1, seen=Seen(applied=applied)))
 
 
 def captured():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from torchsleuth.child import compile as inside
-from torchsleuth.child.trial import Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.changes import Change
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.tensors import describe_inputs
 

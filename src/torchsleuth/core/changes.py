@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from torchsleuth.core.protocol.codec import from_json, plain
+
 INDUCTOR, DYNAMO = "torch._inductor.config", "torch._dynamo.config"
 CHANGE_VARIABLE = "TORCHSLEUTH_OVERRIDES"
 
@@ -121,7 +123,7 @@ class Change:
         if base is None:
             return self
         config = merged(base.config, self.config)
-        return change_from_json({**base.to_json(), **self.to_json(), "config": config})
+        return Change.from_json({**base.to_json(), **self.to_json(), "config": config})
 
     def to_environment(self) -> dict[str, str]:
         """The variable for a program's environment; none where nothing is changed.
@@ -129,33 +131,30 @@ class Change:
         >>> Change(backend="aot_eager").to_environment()
         {'TORCHSLEUTH_OVERRIDES': '{"backend": "aot_eager"}'}
         """
-        of_graphs = ("eager_nodes", "cut_before", "default_settings", "no_inference_mode", "own_cache")
+        of_graphs = ("cut_before", "default_settings", "no_inference_mode", "own_cache")
         given = {key: value for key, value in self.to_json().items() if key not in of_graphs}
         return {CHANGE_VARIABLE: json.dumps(given)} if given else {}
 
     def to_json(self) -> dict[str, Any]:
-        """What is changed, without words; `change_from_json` reads it back."""
-        data = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
-        changed = {key: value for key, value in data.items() if value != getattr(NOTHING, key)}
-        return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in changed.items()}
+        """What is changed, without words, and without nodes, which stay where their graph is."""
+        unsaid = {each.name for each in fields(self) if not each.compare} | {"eager_nodes"}
+        given = {key: value for key, value in plain(self).items() if key not in unsaid}
+        return {key: value for key, value in given.items() if value != _BLANK[key]}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Change:
+        """What `to_json` wrote: `Change.from_json({"modules": ["act"]})`."""
+        return from_json(Change, document)
 
 
 NOTHING = Change()
-
-
-def change_from_json(document: Mapping[str, Any]) -> Change:
-    """What `to_json` wrote: `change_from_json({"modules": ["act"]})`."""
-    given = dict(document)
-    for key, value in document.items():
-        if isinstance(value, list):
-            given[key] = tuple(tuple(each) if isinstance(each, list) else each for each in value)
-    return Change(**{**given, "eager_nodes": frozenset(given.get("eager_nodes", ()))})
+_BLANK = plain(NOTHING)
 
 
 def change_from_environment(environment: Mapping[str, str] = os.environ) -> Change | None:
     """What this process was started with, or None."""
     text = environment.get(CHANGE_VARIABLE)
-    return change_from_json(json.loads(text)) if text else None
+    return Change.from_json(json.loads(text)) if text else None
 
 
 def merged(*configs: Config) -> dict[str, dict[str, str]]:

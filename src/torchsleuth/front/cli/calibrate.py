@@ -20,7 +20,7 @@ from torchsleuth.core.processes.tree import kill_group
 from torchsleuth.front.cli.options import json_option
 from torchsleuth.front.cli.output import print_json, show, status
 
-_MEASURE = ("-P", "-m", "torchsleuth.torch_core.compare.verdict.calibrate_process")
+_MEASURE = ("-P", "-m", "torchsleuth.torch_core.compare.verdict.calibrate")
 
 
 class NotMeasured(SleuthError):

@@ -8,6 +8,7 @@ import click
 
 from torchsleuth.core.cases.folder import CaseFolder, list_cases, open_case
 from torchsleuth.core.cases.packing import is_packed, read_packed
+from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.cli.options import cases_option, json_option
 from torchsleuth.front.cli.output import print_json, say
 from torchsleuth.front.supervise.leftovers import leftover_spools
@@ -31,7 +32,7 @@ def list_verb(cases_dir: Path, as_json: bool) -> int:
             f"the next `torchsleuth run` with these cases makes a case of it"
         )
     if as_json:
-        print_json([summary.to_json() for summary in found])
+        print_json([to_json(summary) for summary in found])
         return 0
     from torchsleuth.front.report.terminal import show_list
 

@@ -6,11 +6,12 @@ The search needs torch and the runs of the program do not, so this is what goes 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from torchsleuth.core.cases.model import Workaround, read_dataclass
-from torchsleuth.core.changes import Change, change_from_json
+from torchsleuth.core.cases.model import Workaround
+from torchsleuth.core.changes import Change
+from torchsleuth.core.protocol.codec import from_json, plain
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,13 @@ class Attempt:
     def to_json(self) -> dict[str, Any]:
         """Plain values; `attempt_from_json` reads them back."""
         change = None if self.change is None else self.change.to_json()
-        return {"workaround": asdict(self.workaround), "change": change}
+        return {"workaround": plain(self.workaround), "change": change}
 
 
 def attempt_from_json(document: Mapping[str, Any]) -> Attempt:
     """The attempt of a document: `attempt_from_json(attempt.to_json()) == attempt`."""
     change = document["change"]
     return Attempt(
-        read_dataclass(Workaround, document["workaround"]),
-        None if change is None else change_from_json(change),
+        from_json(Workaround, document["workaround"]),
+        None if change is None else Change.from_json(change),
     )

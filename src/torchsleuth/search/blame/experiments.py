@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from torchsleuth.child.trial import Outcome, Trial
 from torchsleuth.core.changes import Change, Config
 from torchsleuth.core.criteria import SAME_BUG, Answer, Criterion
 from torchsleuth.core.processes.limits import Limits, within
+from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.oracle import Questions
@@ -61,7 +61,7 @@ class Result:
 
     def applied(self, subsystem: str) -> list[str]:
         """What of a subsystem the compiler applied, in order."""
-        return list(self.outcome.more.get("applied", {}).get(subsystem, ()))
+        return list(self.outcome.seen.applied.get(subsystem, ()))
 
 
 @dataclass
@@ -149,7 +149,7 @@ class ExperimentRunner:
     def result(self, asked: Asked, trial: Trial, outcome: Outcome) -> Result:
         """What an outcome says."""
         answer = asked.criterion.answer(self.expected, outcome.signature, outcome.error)
-        if outcome.signature is not None and outcome.more.get("not_interpretable"):
+        if outcome.signature is not None and outcome.seen.not_interpretable:
             answer = Answer.CANNOT_TELL
         steps = () if trial.trace is None else unfinished(Path(trial.trace))
         return Result(asked.change, answer, outcome, steps)

@@ -152,7 +152,7 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, bef
         seen = dict(zip(looks, runner.ask_all(asked)))
     eager = seen.get(in_eager)
     if eager is not None and PROGRAMS_OWN.answer(runner.expected, eager.outcome.signature) is Answer.FAILS:
-        node = str(eager.outcome.more.get("node", ""))
+        node = eager.outcome.seen.node or ""
         summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
         said = f"it fails without the compiler, too: {summary}"
         return Finding("program", "operator", said, True, nodes=(node,))

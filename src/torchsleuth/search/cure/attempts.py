@@ -303,7 +303,7 @@ def timed(
     full = Change(name="full compilation")
     asked = [asked_of(original, each, timed=True) for each in (full, *(tried.change for tried in chosen))]
     results = iter(ask_all(runner, list(itertools.chain(*asked)), deadline))
-    full_seconds = next(results).outcome.more.get("run_seconds")
+    full_seconds = next(results).outcome.seen.run_seconds
     found = {
         id(each): replace(each, run_seconds=_run_seconds(original, each.change, [next(results) for _ in own]))
         for each, own in zip(chosen, asked[1:])
@@ -312,7 +312,7 @@ def timed(
 
 
 def _run_seconds(original: Original, change: Change, results: Sequence[Result]) -> float | None:
-    times = [result.outcome.more.get("run_seconds") for result in results]
+    times = [result.outcome.seen.run_seconds for result in results]
     if change.eager_nodes:
         times.append(eager_seconds(original, change.eager_nodes))
     known = [float(each) for each in times if each is not None]

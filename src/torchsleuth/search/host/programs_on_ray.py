@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.changes import change_from_json
+from torchsleuth.core.changes import Change
 from torchsleuth.front.program.runs import CannotRunProgram, Program, ProgramRun, run_program, watch_program
 from torchsleuth.search.workers.cluster import ClusterUnfit, join_cluster, ray_here
 
@@ -59,7 +59,7 @@ def run_there(job: Mapping[str, Any], order: Mapping[str, Any], archive: bytes) 
         # The interpreter of the machine that asks may lie elsewhere here.
         first, *rest = job["command"]
         program = Program((sys.executable if first == order["python"] else first, *rest), folder)
-        change = change_from_json(job["change"])
+        change = Change.from_json(job["change"])
         try:
             if change.uncompiled:
                 run = run_program(program, change, timeout=order["timeout"])

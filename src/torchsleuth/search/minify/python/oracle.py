@@ -10,12 +10,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torchsleuth.child.trial import Outcome, Question, Trial
-from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.criteria import SAME_PLACE, difference_to_eager, types_shown
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Oracle
 from torchsleuth.search.minify.python.program import Program
@@ -115,7 +114,7 @@ class DifferenceOracle(ProgramOracle):
         if last_line(program.text) != self.shows:
             return False
         found = difference_to_eager(
-            held(outcome), lambda fill: held(self._submit(program, UNCOMPILED, fill).result())
+            outcome.seen.wrong, lambda fill: self._submit(program, UNCOMPILED, fill).result().seen.wrong
         )
         if found is None:
             return False
@@ -127,11 +126,6 @@ class DifferenceOracle(ProgramOracle):
 def last_line(text: str) -> str:
     """The last line of a program, however far in: `last_line("a = 1\\nb = 2\\n") == "b = 2"`."""
     return text.rstrip().rpartition("\n")[2].lstrip()
-
-
-def held(outcome: Outcome) -> str | None:
-    """What a program holds as wrong at its end, as text: `held(outcome) == "['int 3']"`."""
-    return outcome.more.get(WRONG)
 
 
 def trial_of(text: str, expected: Signature, folder: Path, change: Change = NOTHING, fill: int = 0) -> Trial:
@@ -153,4 +147,4 @@ def limited(limits: Limits, clock: float | None, cpu: float | None = None) -> Li
 
 def cpu_for(runs: Sequence[Outcome]) -> float:
     """What a smaller program may compute, by what runs of the whole one did: `cpu_for([first, uncompiled])`."""
-    return max(LEAST_CPU, CPU_SLACK * max(float(run.more.get("cpu", 0.0)) for run in runs))
+    return max(LEAST_CPU, CPU_SLACK * max(run.seen.cpu for run in runs))

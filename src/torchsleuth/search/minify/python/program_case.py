@@ -15,16 +15,16 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from torchsleuth.child.trial import Outcome
 from torchsleuth.core.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.core.cases.model import Case, Minified, case_id
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.criteria import SAME, difference_to_eager
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.search.minify.case_state import CannotMinify
-from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower, Keeper
+from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
 from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.python.oracle import (
     LEAST_CLOCK,
@@ -32,7 +32,6 @@ from torchsleuth.search.minify.python.oracle import (
     DifferenceOracle,
     ProgramOracle,
     cpu_for,
-    held,
     last_line,
     limited,
     trial_of,
@@ -186,18 +185,18 @@ def minify_program(
     def script(small: str) -> str:
         return program_script(small, case.signature, oracle.text, case.torch, case.id)
 
-    def files_of(state: Program) -> dict[str, str]:
+    def keep(state: Program) -> None:
         made = script(state.text)
-        return {f"{CHECKPOINTS}/{lines_of(state)}.py": made, REPRO: made}
+        update_case(folder, {f"{CHECKPOINTS}/{lines_of(state)}.py": made, REPRO: made})
 
-    keeper = Keeper(folder, follower, files_of)
     try:
         reduced = reduce_program(
             text,
             oracle,
             width=workers.count,
             budget_seconds=(1 - LEFT_FOR_VERIFYING) * budget_seconds,
-            listener=keeper,
+            listener=follower,
+            keep=keep,
         )
     except DoesNotFail as error:
         other = next(iter(oracle.others), None)
@@ -263,9 +262,9 @@ def _differing_here(
 
     def uncompiled(fill: int) -> str | None:
         runs.append(_ran(questions, text, FIRST_RUN * budget, UNCOMPILED, fill))
-        return held(runs[-1])
+        return runs[-1].seen.wrong
 
-    if difference_to_eager(held(first), uncompiled) is None:
+    if difference_to_eager(first.seen.wrong, uncompiled) is None:
         raise CannotMinify(f"case {case.id} does not differ from eager here; run its original.py to compare")
     every = [first, *runs]
     clock = max(LEAST_CLOCK, SLACK * max(run.seconds for run in every))
