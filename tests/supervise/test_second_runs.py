@@ -14,13 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.cases.spool import WatchedProcess
+from torchsleuth.core.criteria import Answer, answer_of_watched_run
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 from torchsleuth.front.supervise.host import SearchHost
-from torchsleuth.front.supervise.program_blame import FailsAs
 from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.front.supervise.scripts import ScriptRun
 from torchsleuth.front.supervise.settle import NoSecondLook, second_look, settle_graph
@@ -68,8 +67,9 @@ def test_a_hang_is_named_by_the_phase_in_which_its_script_hangs(tmp_path):
     said: list[str] = []
     case = CaseAtWork(folder, Processes(Runner(running), SEARCHES), time.monotonic() + 600, said.append)
     settle_graph(case, process)
-    assert case.case.signature == Signature("hang", "run") and case.case.phase == "run"
-    assert case.case.verified.same_signature
+    folder = case.folder
+    assert folder.case.signature == Signature("hang", "run") and folder.case.phase == "run"
+    assert folder.case.verified.same_signature
     assert "'phase': 'run'" in folder.file("original.py").read_text()
 
 
@@ -96,8 +96,9 @@ def test_a_program_that_passes_this_time_is_said_to_have_passed(tmp_path):
     nothing = ScriptRun(Answer.PASSES, "NOT REPRODUCED", 1.0)
     case = CaseAtWork(folder, Processes(Runner(nothing), SEARCHES), time.monotonic() + 600)
     settle_graph(case, process)
-    assert case.case.verified.reproduced == 0
-    assert "run once more, did not fail in the same way" in case.case.verified.error
+    folder = case.folder
+    assert folder.case.verified.reproduced == 0
+    assert "run once more, did not fail in the same way" in folder.case.verified.error
 
 
 def test_a_watched_run_answers_for_the_failure_of_a_case():
@@ -105,7 +106,7 @@ def test_a_watched_run_answers_for_the_failure_of_a_case():
     wrong = {"signature": Signature("accuracy", "run", outputs=("outputs[0]",)).to_json()}
     other = {"signature": Signature("crash", "run", signal="SIGSEGV").to_json()}
     answers = [
-        FailsAs(case).answer(run)
+        answer_of_watched_run(case.signature, run)
         for run in (
             ProgramRun(0, 1.0),
             ProgramRun(0, 1.0, cases=(wrong,)),

@@ -16,12 +16,12 @@ import click
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.cases.ownership import is_ours, mark_as_ours
+from torchsleuth.core.change_table import OWN_CACHE
 from torchsleuth.core.processes.limits import NO_TIMEOUT
 from torchsleuth.front.cli.options import Function
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.supervise.program_runs import Program, Watch, run_program
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
-from torchsleuth.watched.overrides import Overrides
 
 
 class NotAgreed(SleuthError):
@@ -80,7 +80,7 @@ def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
     watch = Watch(NO_TIMEOUT if kind == "hang" else None, compares=kind == "accuracy")
     say(f"running {script.name} under watch, to have its graph")
     program = Program((sys.executable, str(script)))
-    cases = run_program(program, Overrides(), watch=watch, cases_dir=cases_dir, own_cache=True).cases
+    cases = run_program(program, OWN_CACHE, watch=watch, cases_dir=cases_dir).cases
     if not cases:
         raise NotACase(
             f"{script} was run under watch and nothing failed here, so there is nothing to make smaller; "

@@ -15,12 +15,12 @@ from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case, working_on
 from torchsleuth.core.cases.model import Case
+from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.front.supervise.host import SearchHost
 from torchsleuth.front.supervise.program_runs import Program, Say, program_of
 from torchsleuth.front.supervise.scripts import ScriptRun, ScriptRunner
 from torchsleuth.front.supervise.verification import phase_clock
-from torchsleuth.watched.overrides import Overrides
 
 # In a case, where all steps that try something keep kernels and answers, so that each finds those of the others.
 WORK = "minify"
@@ -64,7 +64,7 @@ def _nothing(_: object) -> None:
 class CaseAtWork:
     """A case and what works on it: `case = CaseAtWork(folder, processes, time.monotonic() + 60, print)`.
 
-    `tell` gets sentences for a person, `hear` what the host tells; `overrides` are those that its program was run with.
+    `tell` gets sentences for a person, `hear` what the host tells; `change` is what its program was run with.
     """
 
     folder: CaseFolder
@@ -72,7 +72,7 @@ class CaseAtWork:
     deadline: float
     tell: Say = _nothing
     hear: Hear = _nothing
-    overrides: Overrides = field(default_factory=Overrides)
+    change: Change = NOTHING
 
     @property
     def case(self) -> Case:
@@ -98,7 +98,7 @@ class CaseAtWork:
     def program(self) -> Program:
         """Its program, as it was run; raises `CannotRunProgram`."""
         known = program_of(self.folder)
-        return Program(known.command, known.cwd, self.overrides)
+        return Program(known.command, known.cwd, self.change)
 
     def run_script(self, name: str, *arguments: str, compiles: bool = True) -> ScriptRun:
         """Runs one of its scripts in a fresh process, under the clock of its failure."""

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import UncaughtError, WatchedProcess, watched_processes
+from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
-from torchsleuth.front.supervise.program_blame import UNCOMPILED, component_by_runs
+from torchsleuth.front.supervise.program_blame import component_by_runs
 from torchsleuth.front.supervise.program_runs import (
     COMPARING,
     Program,
@@ -66,7 +67,7 @@ def look_at_own_error(
         say(f"whether it is the compiler that makes the program fail was not tried: {why}")
         return None
     say(f"the program ended with an error of its own ({error.words}); running it with nothing compiled")
-    uncompiled = run_program(program, UNCOMPILED.overrides, timeout=deadline - time.monotonic())
+    uncompiled = run_program(program, UNCOMPILED, timeout=deadline - time.monotonic())
     if not uncompiled.healthy:
         how = "fails, too: the error is not the compiler's"
         if uncompiled.timed_out or uncompiled.last_word != error.type:

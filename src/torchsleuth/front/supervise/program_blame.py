@@ -17,10 +17,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from torchsleuth.core.cases.answer import Answer
-from torchsleuth.core.cases.flags import PRECISION_CASTS, RANDOM, Flag, config_of
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Case, Rung, Triage, Workaround
+from torchsleuth.core.change_table import (
+    AOT,
+    CAPTURED,
+    DECOMPOSED,
+    EMPTY_CACHE,
+    FAKE_KERNELS_OF_PROGRAM,
+    OWN_CACHE,
+    RUNGS,
+    SAME_NUMBERS,
+    SETTINGS,
+    STATIC,
+    UNCOMPILED,
+    first_that_passes,
+    least_that_fails,
+)
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.criteria import Answer, answer_of_run, answer_of_watched_run
 from torchsleuth.front.supervise.program_runs import (
     Program,
     ProgramRun,
@@ -30,143 +45,56 @@ from torchsleuth.front.supervise.program_runs import (
     run_program,
     watch_for,
 )
-from torchsleuth.script_runtime.signature import fails_the_same_way
-from torchsleuth.watched.overrides import Overrides
 
-DECOMPOSED = "sleuth_aot_eager_decomp_partition"
 MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): .+")
 # Failures that no setting about numbers can be the cause of.
 NOT_NUMBERS = ("compile_error", "crash", "hang", "capture_error", "runtime_error")
 # A run is not begun with less than this left.
 LEAST_SECONDS = 15.0
+AS_IT_IS = replace(NOTHING, what="the program as it is")
 AT_TIMES = "with nothing changed it did not fail again: it fails at times"
 TIME_UP = "the time was up before that was known (--budget)"
-_DYNAMIC = "torch.compile(model, dynamic=False)  # and without mark_dynamic"
-
-
-# -- the ways to run a program
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to run the program, and what it means where it fails or, of a setting, where it passes."""
-
-    what: str
-    component: str
-    part: str | None = None
-    overrides: Overrides = field(default_factory=Overrides)
-    flags: tuple[Flag, ...] = ()
-
-
-UNCOMPILED = Variant("nothing compiled", "program", None, Overrides(uncompiled=True))
-CAPTURED = Variant(
-    "captured by Dynamo and run as it is", "dynamo", "capture", Overrides(backend="sleuth_eager")
-)
-DIFFERENTIATED = Variant(
-    "AOTAutograd with eager kernels", "aot_autograd", None, Overrides(backend="sleuth_aot_eager")
-)
-BEFORE_INDUCTOR = Variant(
-    "AOTAutograd, decompositions and partitioner, with eager kernels",
-    "decompositions",
-    None,
-    Overrides(backend=DECOMPOSED),
-)
-# Inductor's decompositions draw random numbers of their own.
-SAME_NUMBERS = Variant(
-    "the same, with eager's random numbers",
-    "inductor",
-    "random numbers",
-    Overrides(backend=DECOMPOSED, config=config_of([RANDOM])),
-    (RANDOM,),
-)
-CHECKED = Variant(
-    "the same, fake kernels checked",
-    "aot_autograd",
-    "fake kernel",
-    Overrides(backend=f"{DECOMPOSED}_crossref"),
-)
-
-
-def _of(what: str, part: str, *flags: Flag) -> Variant:
-    return Variant(what, "inductor", part, Overrides(config=config_of(flags)), flags)
-
-
-_AS_IT_IS = Variant("the program as it is", "inductor")
-ANEW = Variant("the program as it is, with an empty compile cache", "inductor", "compile cache")
-AS_IT_WAS = Variant("the program as it is, with its compile cache", "inductor")
-STATIC = Variant("full, with fixed sizes", "inductor", "dynamic shapes", Overrides(dynamic=False))
-SETTINGS = (
-    _of("full, with eager's random numbers", "random numbers", RANDOM),
-    _of("full, with precision casts emulated", "precision casts", PRECISION_CASTS),
-    _of(
-        "full, without fusion",
-        "fusion",
-        Flag("max_fusion_size", "1", "fusion of kernels"),
-        Flag("epilogue_fusion", "False", "fusion into matrix products"),
-    ),
-    _of("full, deterministic", "determinism", Flag("deterministic", "True", "choices by measurement")),
-)
 
 
 # -- what counts as the same failure
 
 
 class Criterion(Protocol):
-    """What a run of the program says about the failure, and how it has to be watched for that."""
+    """What a run of a program says about the failure, how it is watched for that, and which answers put the blame on
+    what it compiled with."""
 
     @property
     def watch(self) -> Watch | None: ...
-
-    # Whether a run that fails differently shows that what it compiled with is at fault.
     @property
-    def other_counts(self) -> bool: ...
-
+    def counts(self) -> Sequence[Answer]: ...
     def answer(self, run: ProgramRun) -> Answer: ...
 
 
 @dataclass(frozen=True)
 class EndsAsBadly:
-    """The program ends as it did at first: both not in time, or with one status and type of error.
-
-    >>> EndsAsBadly(ProgramRun(1, 2.0, tail="ValueError: a")).answer(ProgramRun(1, 3.0, tail="ValueError: b"))
-    <Answer.FAILS: 'fails'>
-    """
+    """The program ends as it did at first; ending in another way is no evidence."""
 
     first: ProgramRun
     watch: Watch | None = None
-    other_counts: bool = False
+    counts: Sequence[Answer] = (Answer.FAILS,)
 
     def answer(self, run: ProgramRun) -> Answer:
-        if run.healthy:
-            return Answer.PASSES
-        if self.first.timed_out or run.timed_out:
-            alike = self.first.timed_out and run.timed_out
-        else:
-            alike = self.first.status == run.status and self.first.last_word == run.last_word
-        return Answer.FAILS if alike else Answer.OTHER
+        return answer_of_run(self.first, run)
 
 
 @dataclass(frozen=True)
 class FailsAs:
-    """A watched run of the program reports a failure like that of a case.
-
-    >>> FailsAs(case).answer(ProgramRun(0, 2.0))
-    <Answer.PASSES: 'passes'>
-    """
+    """A run under watch reports a failure like that of the case; a rung has to bring the program to its end."""
 
     case: Case
-    other_counts: bool = True
+    counts: Sequence[Answer] = (Answer.FAILS, Answer.OTHER, Answer.CANNOT_TELL)
 
     @property
     def watch(self) -> Watch:
         return watch_for(self.case)
 
     def answer(self, run: ProgramRun) -> Answer:
-        if run.timed_out:
-            return Answer.CANNOT_TELL
-        if any(fails_the_same_way(self.case.signature, seen) for seen in run.signatures):
-            return Answer.FAILS
-        return Answer.PASSES if run.healthy and not run.signatures else Answer.OTHER
+        return answer_of_watched_run(self.case.signature, run)
 
 
 @dataclass(frozen=True)
@@ -174,7 +102,7 @@ class ScriptReproduces:
     """A script of ours, run as a program, ends with the status for that."""
 
     watch: Watch | None = None
-    other_counts: bool = False
+    counts: Sequence[Answer] = (Answer.FAILS,)
 
     def answer(self, run: ProgramRun) -> Answer:
         return {1: Answer.FAILS, 0: Answer.PASSES}.get(run.status, Answer.OTHER)
@@ -192,7 +120,7 @@ class KnownRuns:
 
 @dataclass
 class ProgramQuestions:
-    """What is asked of one program by one criterion, and the answers so far.
+    """Does the program still fail by this criterion, with this change? Answered by runs, of which all are kept.
 
     `timeout` is how long one run may take, `deadline` when all have to have ended; one that cannot be begun any more
     is not answered.
@@ -205,63 +133,42 @@ class ProgramQuestions:
     timeout: float | None = None
     known: KnownRuns = field(default_factory=KnownRuns)
     rungs: list[Rung] = field(default_factory=list)
-    passed: list[Variant] = field(default_factory=list)
+    passed: list[Change] = field(default_factory=list)
 
-    def ask(self, variant: Variant) -> Answer:
-        """Does the program still fail when it is run in this way?"""
-        run = self.run(variant)
+    def ask(self, change: Change) -> Answer:
+        """The answer of a run with this change."""
+        run = self.run(change)
         return Answer.CANNOT_TELL if run is None else self.criterion.answer(run)
 
-    def run(self, variant: Variant) -> ProgramRun | None:
+    def run(self, change: Change) -> ProgramRun | None:
         """The run that answers; None where there is no time for it."""
         seconds = self.timeout
         if self.deadline is not None:
             seconds = self.deadline - time.monotonic()
             if seconds < LEAST_SECONDS:
                 return None
-        self.say(f"trying: {variant.what}")
-        own_cache, watch = variant is AS_IT_WAS, self.criterion.watch
-        changed = variant.overrides.over(self.program.overrides).to_json()
-        key = (self.program, json.dumps(changed, sort_keys=True), watch, own_cache)
-        run = self.known.runs.get(key) if watch is not None else None
+        self.say(f"trying: {change.what}")
+        watch, changed = self.criterion.watch, change.over(self.program.change).to_json()
+        key = (self.program.command, self.program.cwd, json.dumps(changed, sort_keys=True), watch)
+        run = self.known.runs.get(key)
         if run is None:
-            run = run_program(
-                self.program, variant.overrides, watch=watch, timeout=seconds, own_cache=own_cache
-            )
+            run = run_program(self.program, change, watch=watch, timeout=seconds)
             if watch is not None and not run.timed_out:  # another case may have more time
                 self.known.runs[key] = run
-        self.note(variant, run)
+        self.note(change, run)
         return run
 
-    def note(self, variant: Variant, run: ProgramRun) -> None:
+    def note(self, change: Change, run: ProgramRun) -> None:
         """Keeps the answer of a run, and says it."""
         answer = self.criterion.answer(run)
         how = "" if run.healthy else ", not in time" if run.timed_out else f", status {run.status}"
-        self.say(f"{variant.what}: {answer.value}{how} ({run.seconds:.0f} s)")
-        self.rungs.append(Rung(variant.what, answer.value, run.seconds))
+        self.say(f"{change.what}: {answer.value}{how} ({run.seconds:.0f} s)")
+        self.rungs.append(Rung(change.what, answer.value, run.seconds))
         if answer is Answer.PASSES:
-            self.passed.append(variant)
-
-    def passes_uncompiled(self) -> bool:
-        """Whether the program ends well with nothing compiled, as far as that is not known without running it."""
-        criterion = self.criterion
-        if not isinstance(criterion, FailsAs) or criterion.case.kind == "accuracy":
-            return (
-                True  # was asked first; numbers are wrong against what the program does without the compiler
-            )
-        left = LEAST_SECONDS if self.deadline is None else self.deadline - time.monotonic()
-        if left < LEAST_SECONDS:
-            return True
-        run = run_program(self.program, UNCOMPILED.overrides, timeout=left)
-        self.rungs.append(Rung(UNCOMPILED.what, "passes" if run.healthy else "fails", run.seconds))
-        return run.healthy
+            self.passed.append(change)
 
     def blame(
-        self,
-        component: str | None,
-        part: str | None,
-        detail: str,
-        flags: Sequence[Flag] = (),
+        self, component: str | None, part: str | None, detail: str, flags: Sequence[str] = ()
     ) -> Triage:
         """Who is at fault, with all runs that show it."""
         return Triage(
@@ -269,67 +176,80 @@ class ProgramQuestions:
             part=part,
             detail=detail,
             pinned=component is not None,
-            flags=tuple(flag.line for flag in flags),
+            flags=tuple(flags),
             rungs=tuple(self.rungs),
             trials=len(self.rungs),
             seconds=round(sum(rung.seconds for rung in self.rungs), 2),
         )
 
 
-# -- the ladder
+# -- the climb
 
 
 def _climb(
-    questions: ProgramQuestions, backend: str, settings: Sequence[Variant], checks_fakes: bool
+    questions: ProgramQuestions, backend: str, settings: Sequence[Change], checks_fakes: bool
 ) -> Triage:
     """The least of the compiler that fails; where only all of it does, what of `settings` makes the program pass.
 
     `backend` is the one that the program compiles with; with `checks_fakes` a fake kernel may be what is wrong.
     """
-    ask, blame = questions.ask, questions.blame
-    # Each of these holds the ones before it: where the last passes, the others need not be run.
-    last = ask(BEFORE_INDUCTOR)
-    for variant in (CAPTURED, DIFFERENTIATED, BEFORE_INDUCTOR) if last is not Answer.PASSES else ():
-        answer = last if variant is BEFORE_INDUCTOR else ask(variant)
+    ask, blame, criterion = questions.ask, questions.blame, questions.criterion
+    # Each rung holds the ones before it: where the last passes, the others need not be run.
+    last = ask(DECOMPOSED)
+    rungs = RUNGS if last is not Answer.PASSES else ()
+    found = least_that_fails(rungs, lambda rung: last if rung is DECOMPOSED else ask(rung), criterion.counts)
+    if found is not None:
+        rung, answer = found
         if answer is Answer.CANNOT_TELL:
             return blame(None, None, TIME_UP)
-        if answer is Answer.PASSES or (answer is Answer.OTHER and not questions.criterion.other_counts):
-            continue
-        if variant is CAPTURED and not questions.passes_uncompiled():
+        if rung is CAPTURED and isinstance(criterion, FailsAs) and not _passes_uncompiled(questions):
             return blame("program", None, "it fails when nothing is compiled, too")
         # What is watched is compared with eager graph by graph: random numbers are no reason there.
-        by_end = questions.criterion.watch is None
-        if variant is BEFORE_INDUCTOR and by_end and ask(SAME_NUMBERS) is Answer.PASSES:
+        if rung is DECOMPOSED and criterion.watch is None and ask(SAME_NUMBERS) is Answer.PASSES:
             return _cured(questions, SAME_NUMBERS)
-        detail = f"it fails with this much of the compiler already: {variant.what}"
-        return blame(variant.component, variant.part, detail)
+        return blame(
+            rung.component, rung.part, f"it fails with this much of the compiler already: {rung.what}"
+        )
     # An operator whose fake kernel says something else than the real one shows only when it runs.
-    if checks_fakes and (run := questions.run(CHECKED)) and (found := MISMATCH.search(run.tail)):
-        return blame(CHECKED.component, CHECKED.part, found[0][:300])
+    checked = FAKE_KERNELS_OF_PROGRAM
+    if checks_fakes and (run := questions.run(checked)) and (said := MISMATCH.search(run.tail)):
+        return blame(checked.component, checked.part, said[0][:300])
     if backend not in ("inductor", "none"):
         return blame("backend", backend, f"only the backend {backend} fails")
-    for variant in settings:
-        if ask(variant) is Answer.PASSES:
-            return _not_anew(questions) if variant is ANEW else _cured(questions, variant)
-    return blame("inductor", None, "it fails only with the full compiler")
+    cure = first_that_passes(settings, ask)
+    if cure is None:
+        return blame("inductor", None, "it fails only with the full compiler")
+    return _not_anew(questions) if cure is EMPTY_CACHE else _cured(questions, cure)
 
 
-def _cured(questions: ProgramQuestions, variant: Variant) -> Triage:
-    lines = " and ".join(flag.line for flag in variant.flags) or "dynamic=False"
-    return questions.blame(variant.component, variant.part, f"it passes with {lines}", variant.flags)
+def _passes_uncompiled(questions: ProgramQuestions) -> bool:
+    """Whether a program that fails under watch ends well with nothing compiled, as far as there is time to see that."""
+    criterion, deadline = questions.criterion, questions.deadline or 0.0
+    left = deadline - time.monotonic()
+    if left < LEAST_SECONDS or (isinstance(criterion, FailsAs) and criterion.case.kind == "accuracy"):
+        return True  # numbers are wrong against what the program does without the compiler
+    run = run_program(questions.program, UNCOMPILED, timeout=left)
+    questions.rungs.append(Rung(UNCOMPILED.what, "passes" if run.healthy else "fails", run.seconds))
+    return run.healthy
+
+
+def _cured(questions: ProgramQuestions, change: Change) -> Triage:
+    lines = change.how.splitlines() if change.config else []
+    said = " and ".join(lines) or change.name
+    return questions.blame(change.component, change.part, f"it passes with {said}", lines)
 
 
 def _not_anew(questions: ProgramQuestions) -> Triage:
     """It passes once the compile cache is empty: what lies there is wrong, or it fails only at times."""
-    answer = questions.ask(AS_IT_WAS)
+    answer = questions.ask(OWN_CACHE)
     if answer is Answer.FAILS:
         why = f"it fails with the compiled code that lies in {compile_cache()}, and passes with an empty compile cache"
-        return questions.blame(ANEW.component, ANEW.part, why)
+        return questions.blame(EMPTY_CACHE.component, EMPTY_CACHE.part, why)
     questions.passed.clear()  # that it passes says nothing
     return questions.blame(None, None, TIME_UP if answer is Answer.CANNOT_TELL else AT_TIMES)
 
 
-# -- the three who climb it
+# -- the three who climb
 
 
 @dataclass(frozen=True)
@@ -357,8 +277,8 @@ def component_of_program(
     `component_of_program(["train.py", "--epochs", "1"]).triage.component` says is, for one, "decompositions".
     """
     program = program_named(argv)
-    say(f"trying: {_AS_IT_IS.what}")
-    first = run_program(program, Overrides(), watch=Watch(), timeout=timeout, cases_dir=cases_dir)
+    say(f"trying: {AS_IT_IS.what}")
+    first = run_program(program, AS_IT_IS, watch=Watch(), timeout=timeout, cases_dir=cases_dir)
     triage = component_by_runs(program, first, None, say, timeout, own_cache=False)
     return ProgramBlame(triage, str(first.cases[0]["id"]) if first.cases else None)
 
@@ -377,23 +297,20 @@ def component_by_runs(
     `own_cache` says that the first run could answer from what was compiled before. Used as
     `component_by_runs(program, ProgramRun(1, 9.0, tail="TypeError: no"), ProgramRun(0, 8.0), print, 60)`.
     """
-    criterion = EndsAsBadly(first)
-    questions = ProgramQuestions(program, criterion, say, timeout=timeout)
-    questions.note(_AS_IT_IS, first)
+    questions = ProgramQuestions(program, EndsAsBadly(first), say, timeout=timeout)
+    questions.note(AS_IT_IS, first)
     if first.healthy:
         return questions.blame(None, None, "the program does not fail")
     if uncompiled is not None:
         questions.note(UNCOMPILED, uncompiled)
-        own = criterion.answer(uncompiled)
-    else:
-        own = questions.ask(UNCOMPILED)
+    own = questions.ask(UNCOMPILED) if uncompiled is None else answer_of_run(first, uncompiled)
     if own is Answer.FAILS:
         return questions.blame("program", None, "it fails the same way when nothing is compiled")
     numbers = not first.timed_out and not any(case.get("kind") in NOT_NUMBERS for case in first.cases)
     return _climb(
         questions,
         str(first.cases[0].get("backend")) if first.cases else "inductor",
-        ((ANEW,) if own_cache else ()) + (SETTINGS if numbers else ()),
+        ((EMPTY_CACHE,) if own_cache else ()) + (SETTINGS if numbers else ()),
         checks_fakes=all(case.get("phase") == "run" for case in first.cases),
     )
 
@@ -405,7 +322,7 @@ def ask_program(case: Case, program: Program, deadline: float, say: Say, known: 
     `ask_program(case, program_of(folder), time.monotonic() + 300, print, KnownRuns()).triage.component`.
     """
     questions = ProgramQuestions(program, FailsAs(case), say, deadline, known=known)
-    found = _climb(questions, case.backend, (ANEW, STATIC, *SETTINGS), checks_fakes=False)
+    found = _climb(questions, case.backend, (EMPTY_CACHE, STATIC, *SETTINGS), checks_fakes=False)
     triage = replace(
         found,
         detail=f"{found.detail}; the program was run, since no graph of it fails by itself",
@@ -427,13 +344,13 @@ def blame_call(folder: CaseFolder, script: str, python: str, deadline: float, sa
     questions = ProgramQuestions(program, ScriptReproduces(), say, deadline)
     component = "inductor"
     # The second is less of the compiler than the first: where that passes, so does this.
-    for variant in (BEFORE_INDUCTOR, DIFFERENTIATED):
-        answer = questions.ask(variant)
+    for rung in (DECOMPOSED, AOT):
+        answer = questions.ask(rung)
         if answer is Answer.CANNOT_TELL:
             return None
         if answer is not Answer.FAILS:
             break
-        component = variant.component
+        component = rung.component
     found = questions.blame(component, known.part, known.detail or "")
     return replace(
         known,
@@ -451,20 +368,10 @@ def program_named(argv: Sequence[str]) -> Program:
     return Program((sys.executable, *words) if words[0].endswith(".py") else tuple(words))
 
 
-def _workaround(variant: Variant) -> Workaround:
-    """A variant with which the program passed, as what a person pastes."""
-    backend = variant.overrides.backend
-    if variant is ANEW:
+def _workaround(change: Change) -> Workaround:
+    """What the program passed with, as a person pastes it."""
+    if change is EMPTY_CACHE:
         how = f'import os\nos.environ["TORCHINDUCTOR_CACHE_DIR"] = {f"{compile_cache()}-new"!r}'
         means = "what was compiled before; or remove that folder"
         return Workaround("an empty compile cache", how, True, disables=means, program=True)
-    if backend is not None:
-        name = backend.removeprefix("sleuth_")
-        how = f'torch.compile(model, backend="{name}")'
-        return Workaround(f"backend {name}", how, True, disables="the rest of the compiler", program=True)
-    if variant.overrides.dynamic is False:
-        return Workaround("dynamic=False", _DYNAMIC, True, disables="dynamic shapes", program=True)
-    how = "\n".join(flag.line for flag in variant.flags)
-    means = " and ".join(flag.means for flag in variant.flags)
-    names = ", ".join(flag.key for flag in variant.flags)
-    return Workaround(f"setting {names}", how, True, disables=means, program=True)
+    return Workaround(change.name, change.how, True, disables=change.disables, program=True)

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +27,7 @@ from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Case
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.changes import NOTHING, Change, change_from_environment
 from torchsleuth.core.processes.compiler_probes import hand_probes_to
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.limits import hang_seconds
@@ -35,7 +36,6 @@ from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import RunAgain, Supervised, supervise
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
-from torchsleuth.watched.overrides import Overrides, overrides_from_environment
 
 # Of what a program prints, what is kept to say how it ended.
 TAIL_BYTES = 64 << 10
@@ -58,12 +58,12 @@ class CannotRunProgram(SleuthError):
 class Program:
     """How to start the user's program: `Program(("python", "train.py"), "/home/me")`.
 
-    `overrides` are in force in every run of it: a program that fails under some settings (`sweep`) is asked under them.
+    `change` is made in every run of it: a program that fails under some settings (`sweep`) is asked under them.
     """
 
     command: tuple[str, ...]
     cwd: str | None = None
-    overrides: Overrides = field(default_factory=Overrides, hash=False)
+    change: Change = NOTHING
 
     @property
     def from_stdin(self) -> bool:
@@ -177,21 +177,20 @@ def watch_for(case: Case) -> Watch:
 
 def run_program(
     program: Program,
-    overrides: Overrides,
+    change: Change,
     *,
     watch: Watch | None = None,
     timeout: float | None = None,
     cases_dir: Path | None = None,
     stopped: threading.Event | None = None,
-    own_cache: bool = False,
 ) -> ProgramRun:
     """One run; without `watch` only its end is looked at, with it there are cases for its failures.
 
     Cases lie in a folder that is gone afterwards unless one is given. A run that is waited for in a thread is ended by
-    `stopped`, as no Ctrl-C arrives there. With `own_cache` it may answer from what was compiled before. Used as
-    `run_program(Program(("python", "train.py")), Overrides(backend="sleuth_eager"), timeout=60).healthy`.
+    `stopped`, as no Ctrl-C arrives there. Used as
+    `run_program(Program(("python", "train.py")), Change(backend="sleuth_eager"), timeout=60).healthy`.
     """
-    with recorded(program, overrides, watch, timeout, cases_dir, stopped, own_cache=own_cache) as found:
+    with recorded(program, change, watch, timeout, cases_dir, stopped) as found:
         return found.run
 
 
@@ -207,21 +206,17 @@ class Recorded:
 @contextlib.contextmanager
 def recorded(
     program: Program,
-    overrides: Overrides,
+    change: Change,
     watch: Watch | None,
     timeout: float | None = None,
     cases_dir: Path | None = None,
     stopped: threading.Event | None = None,
-    *,
-    own_cache: bool = False,
 ) -> Iterator[Recorded]:
     """One run as `run_program` makes it, with the records of its graphs until the `with` block ends."""
     started = time.monotonic()
     until = started + timeout if timeout is not None else float("inf")
     with tempfile.TemporaryDirectory(dir=scratch()) as gone, tempfile.TemporaryFile() as err:
-        environment = _changed_environment(
-            overrides.over(program.overrides), None if own_cache else Path(gone)
-        )
+        environment = _changed_environment(change.over(program.change), Path(gone))
         where = cases_dir or Path(gone)
         spool = new_spool(where)
         level = COMPARING if watch is not None and watch.compares else 2
@@ -270,7 +265,7 @@ def run_unseen(
     `environment` is all that it gets where it is not to have ours. Raises `CannotRunProgram` where it does not start.
     """
     again = RunAgain(program.cwd, deadline, enough, environment, stderr)
-    changed = program.overrides.over(overrides_from_environment()) if environment is None else Overrides()
+    changed = program.change.over(change_from_environment()) if environment is None else NOTHING
     try:
         return supervise(
             program.command,
@@ -289,16 +284,16 @@ def _say_nothing(_: str) -> None:
     pass
 
 
-def _changed_environment(overrides: Overrides, cache: Path | None) -> dict[str, str]:
+def _changed_environment(change: Change, gone: Path) -> dict[str, str]:
     # What was asked of us by torch's own names must not start torch's tool of that name.
     ours = ("TORCHSLEUTH_", "TORCHDYNAMO_REPRO_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    wanted = overrides.over(overrides_from_environment())
-    if cache is not None:
-        kept["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "kernels")
-        (cache / "kernels").mkdir()
-        hand_probes_to(cache / "kernels")
-    return {**kept, **wanted.to_environment()}
+    if not change.own_cache:
+        cache = gone / "kernels"
+        cache.mkdir()
+        hand_probes_to(cache)
+        kept["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    return {**kept, **change.over(change_from_environment()).to_environment()}
 
 
 def compile_cache() -> Path:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
-from torchsleuth.watched.overrides import with_lines
+from torchsleuth.core.changes import with_lines
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

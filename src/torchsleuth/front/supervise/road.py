@@ -20,6 +20,7 @@ from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.cases.model import Minified, Triage, best_workaround
 from torchsleuth.core.cases.spool import WatchedProcess
+from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Hear, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
 from torchsleuth.front.supervise.own_error import OnlyCompiled, blame_own_error, look_at_own_error
@@ -53,7 +54,6 @@ from torchsleuth.front.supervise.verification import (
     script_from_json,
     verified_repro,
 )
-from torchsleuth.watched.overrides import Overrides
 
 # Most of a budget is for making the case small; what is not used goes to the next step.
 TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
@@ -84,15 +84,15 @@ def investigate(
     tell: Say,
     hear: Hear,
     known: KnownRuns,
-    overrides: Overrides | None = None,
+    change: Change = NOTHING,
 ) -> Iterator[CaseFolder]:
     """Every step for one case, as long as there is time; yields the case after each.
 
-    Without `workers` nothing is searched. `known` are runs of the whole program, for all of its cases; `overrides` are
-    those that it was run with.
+    Without `workers` nothing is searched. `known` are runs of the whole program, for all of its cases; `change` is
+    what it was run with.
     """
     nothing = Processes()
-    case = CaseAtWork(folder, nothing, deadline, tell, hear, overrides or Overrides())
+    case = CaseAtWork(folder, nothing, deadline, tell, hear, change)
     if case.case.no_repro is not None:
         case.tell(f"case {case.case.id} has no repro: {case.case.no_repro}")
         if workers is not None and case.case.graph is not None:
@@ -471,7 +471,7 @@ def investigate_own_error(
             left = deadline - time.monotonic()
             arguments = found.program.command[2:]
             folder = adopt(processes, found.script, cases_dir, left, tell, arguments=arguments)
-            case = CaseAtWork(folder, processes, deadline, tell, hear, found.program.overrides)
+            case = CaseAtWork(folder, processes, deadline, tell, hear, found.program.change)
             blame_own_error(case, found)
             yield case.folder
             minify(case, case.left * SHARE_FOR_A_PROGRAM)
@@ -498,7 +498,7 @@ def run_and_investigate(
     `timeout` bounds all of it, `budget` what comes after the program's end; each case is handed to `finished`.
     """
     until = time.monotonic() + timeout
-    with recorded(program, Overrides(), watch, timeout, cases_dir) as found:
+    with recorded(program, NOTHING, watch, timeout, cases_dir) as found:
         deadline = min(until, time.monotonic() + budget)
         cases: list[Caught] = found.cases
         own = None
@@ -508,7 +508,7 @@ def run_and_investigate(
             cases, _ = cases_of_run(cases_dir, Path(found.settings.spool), Supervised())
         known, last = KnownRuns(), {folder.path: folder for folder, _ in cases}
         roads = [
-            investigate(folder, process, deadline, workers, _nothing, _nothing, known, program.overrides)
+            investigate(folder, process, deadline, workers, _nothing, _nothing, known, program.change)
             for folder, process in cases
         ]
         if own is not None:

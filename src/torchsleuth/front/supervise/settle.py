@@ -18,16 +18,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.door import text_inside
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.model import Case, Triage, Verified
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.criteria import ONCE_MORE, Answer
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
-from torchsleuth.front.supervise.program_blame import UNCOMPILED
 from torchsleuth.front.supervise.program_runs import (
     SHARE,
     CannotRunProgram,
@@ -37,7 +37,7 @@ from torchsleuth.front.supervise.program_runs import (
     watch_for,
 )
 from torchsleuth.front.supervise.scripts import ScriptRun
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_from_json
+from torchsleuth.script_runtime.signature import signature_from_json
 from torchsleuth.torch_core.repro.assemble import (
     CALL,
     LevelScript,
@@ -174,16 +174,11 @@ def _same_failure(
     same = [
         (Path(each["record"]), process)
         for process, each in [*reported, *lost]
-        if each.get("record") and _alike(case.signature, signature_from_json(each["signature"]))
+        if each.get("record") and ONCE_MORE.same(case.signature, signature_from_json(each["signature"]))
     ]
     wanted = [str(graph) for graph, _ in case.extra.get("calls") or ()]
     same.sort(key=lambda found: read_record(found[0] / "record.json").hash not in wanted)
     return same[0] if same else None
-
-
-def _alike(expected: Signature, seen: Signature) -> bool:
-    """On a busy machine a hang may be found in another phase."""
-    return fails_the_same_way(expected, seen) or expected.kind == seen.kind == "hang"
 
 
 # -- a call that could not be captured
@@ -257,7 +252,7 @@ def check_blame_of_program(case: CaseAtWork, seconds: float) -> None:
     except CannotRunProgram:
         return
     case.say("its graph fails without the compiler, too; running the program with nothing compiled")
-    run = run_program(program, UNCOMPILED.overrides, timeout=max(LEAST_UNCOMPILED, seconds))
+    run = run_program(program, UNCOMPILED, timeout=max(LEAST_UNCOMPILED, seconds))
     if not run.healthy:
         ended = "was not done in time" if run.timed_out else f"ends with status {run.status}"
         detail = f"{blamed.detail}; the program with nothing compiled {ended}"
