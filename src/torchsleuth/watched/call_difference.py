@@ -7,7 +7,9 @@ same bits is the same; the little room there is, is for numbers that Dynamo turn
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -28,6 +30,19 @@ class Difference:
 
     path: str
     sentence: str
+
+
+@dataclass(frozen=True)
+class CallVerdict:
+    """What came of comparing a call: where it differs, in words, by whose doing and whether because it `raises`, and
+    the `call` as a program; or why it could not be compared."""
+
+    why_not: str | None = None
+    how: str = CAPTURED
+    paths: Sequence[str] = ()
+    sentences: Sequence[str] = ()
+    raises: bool = False
+    call: Mapping[str, Any] = field(default_factory=dict)
 
 
 def differences(eager: Leaves, other: Leaves, how: str = CAPTURED) -> list[Difference]:

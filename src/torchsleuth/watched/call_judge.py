@@ -17,7 +17,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,7 +30,7 @@ from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCal
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures, rewritten
-from torchsleuth.watched.call_difference import CAPTURED, COMPILED, Difference, differences
+from torchsleuth.watched.call_difference import CAPTURED, COMPILED, CallVerdict, Difference, differences
 from torchsleuth.watched.call_state import (
     CALL,
     PRINTED,
@@ -165,15 +165,15 @@ def _as_child(work: Callable[[], bytes], answer: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CPU, (int(CALL_SECONDS), int(CALL_SECONDS)))
         _write(answer, work())
     except (CannotSeal, CannotRepeat) as why:
-        _write(answer, _refusal(str(why)))
+        _write(answer, _told(CallVerdict(str(why))))
     except BaseException as error:
-        _write(answer, _refusal(f"internal error: {failures.describe(error)}"))
+        _write(answer, _told(CallVerdict(f"internal error: {failures.describe(error)}")))
     finally:
         os._exit(0)
 
 
-def _refusal(why: str) -> bytes:
-    return json.dumps({"why_not": why}).encode()
+def _told(verdict: CallVerdict) -> bytes:
+    return json.dumps(asdict(verdict)).encode()
 
 
 def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, user: int) -> bytes:
@@ -218,9 +218,15 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
         found = [each for each in found if not any(_related(each.path, other.path) for other in moving)]
     found.sort(key=_is_elsewhere)
     kept = found[:MOST_DIFFERENCES]
-    verdict: dict[str, Any] = {"paths": [each.path for each in kept], "call": source, "how": how}
-    verdict["sentences"] = [each.sentence for each in kept]
-    return json.dumps({**verdict, "raises": any(each.path == CALL for each in found)}).encode()
+    return _told(
+        CallVerdict(
+            how=how,
+            paths=[each.path for each in kept],
+            sentences=[each.sentence for each in kept],
+            raises=any(each.path == CALL for each in found),
+            call=source,
+        )
+    )
 
 
 def _no_lock_of_progress_bars() -> None:
@@ -364,5 +370,5 @@ def _sent(process: int, fd: int) -> Leaves:
 
 def _unpacked(content: bytes) -> Leaves:
     if content.startswith(b"{"):
-        raise CannotRepeat(json.loads(content)["why_not"])
+        raise CannotRepeat(str(CallVerdict(**json.loads(content)).why_not))
     return unpacked(content)

@@ -8,7 +8,6 @@ something has failed. Parameters are never copied while nothing fails.
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.core.cases.scrub import without_secrets
-from torchsleuth.script_runtime.hiding import hide_in_words
 from torchsleuth.torch_core.graphs.identity import structural_hash
 from torchsleuth.torch_core.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.torch_core.graphs.provenance import calling_line, module_and_call, user_lines
@@ -39,7 +37,7 @@ from torchsleuth.torch_internals.saved_code import SavedCode
 from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
 from torchsleuth.watched.embed_slice import CannotEmbed
 from torchsleuth.watched.flight import write_json
-from torchsleuth.watched.startup import started_in
+from torchsleuth.watched.startup import how_started
 from torchsleuth.watched.value_source import embed
 
 # A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
@@ -99,8 +97,7 @@ def record_graph(
         hash=structural_hash(graph),
         source_lines=user_lines(graph),
         placeholders=tuple(p.name for p in placeholders),
-        # How to start the program again, for a workaround that is tried on the whole of it.
-        program={"command": hide_in_words(sys.orig_argv), "cwd": started_in},
+        program=how_started(),
     )
     if not record.source_lines:
         record = replace(record, called_from=calling_line(), modules=_modules(graph))
@@ -135,7 +132,7 @@ def record_without_graph(folder: Path, number: int, code: SavedCode) -> Recorded
         versions=versions(),
         hash="-".join(sorted(code.names)),
         no_repro=why,
-        program={"command": hide_in_words(sys.orig_argv), "cwd": started_in},
+        program=how_started(),
     )
     recorded = RecordedGraph(folder, record)
     recorded.update()

@@ -95,9 +95,7 @@ class GuardedGraph:
                 if not failures.is_repeated(error):
                     failures.keep_inputs(self.record, inputs)
             else:
-                failures.report_failure(
-                    self.watch, self.flight, self.record, error, "runtime_error", "run", inputs
-                )
+                failures.report_failure(self.watch, self.flight, self.record, error, "run", inputs)
 
     def as_captured(self, args: Sequence[Any]) -> Any:
         """What the graph gives with eager's kernels, in a process that judges the capture alone."""

@@ -63,7 +63,11 @@ class Watch:
     """What one watched process knows: its settings, its flight recorder, and which frame is being captured."""
 
     def __init__(
-        self, settings: Settings, *, finish: Callable[[Flight], object] | None = None, everything: bool = True
+        self,
+        settings: Settings,
+        *,
+        finish: Callable[[Flight], object] = lambda flight: None,
+        everything: bool = True,
     ) -> None:
         """`everything` is False where only graphs of one backend object are watched; `finish` makes cases at once."""
         self.settings = settings
@@ -97,7 +101,7 @@ class Watch:
         """This process's recorder; None where its folder cannot be written (said once, on stderr)."""
         if self._flight is None and not self._broken:
             try:
-                self._flight = Flight(self.settings.spool)
+                self._flight = Flight(self.settings.spool, self.finish)
                 atexit.register(self._look_at_device)
             except OSError as error:
                 self._broken = True
@@ -278,9 +282,8 @@ class Watch:
             return
         compiling, compile_id = found
         record = self._captured.get(compile_id or "", latest.record)
-        kind, phase = ("compile_error", "compile") if compiling else ("runtime_error", "run")
         record.update(settings=replace(record.facts.settings, direction="backward"))
-        failures.report_failure(self, latest.flight, record, error, kind, phase, ())
+        failures.report_failure(self, latest.flight, record, error, "compile" if compiling else "run")
 
     def with_outer(self, record: RecordedGraph) -> list[RecordedGraph]:
         """A graph, and the one that Dynamo captured and that it is part of."""
@@ -353,7 +356,7 @@ class Watch:
                 raise
             if not failures.already_reported(error):
                 with self.our_own_work():
-                    failures.report_failure(self, flight, record, error, "compile_error", "compile", ())
+                    failures.report_failure(self, flight, record, error, "compile")
             elif failures.is_repeated(error):
                 failures.forget(record, "compile")
             if self.settings.keep_going and eager is not None:
