@@ -113,12 +113,12 @@ class GuardedGraph:
         """Whether every call is, and not only the first."""
         return self.eager is not None or self.watch.settings.synchronised
 
-    def checks(self, calls: int) -> bool:
-        return self.eager is not None and shadow.is_due(self.watch.settings, calls)
+
+Run = Callable[[list[Any]], Any]  # takes one list and empties it, as the inner compiler's callables do
 
 
-def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Callable[[list[Any]], Any]:
-    """Guards a callable that takes one list and empties it, as the inner compiler returns it."""
+def guard_boxed(compiled: Run, graph: GuardedGraph, inner: bool = True) -> Run:
+    """Guards a callable that takes one list; `inner` where it is part of what a Dynamo backend made."""
     flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
     calls = 0
     attend, kept = graph.is_attended, graph.kept_call
@@ -130,7 +130,7 @@ def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Ca
         flight.counters[slot] += 1
         try:
             if (attend or calls in (1, kept)) and not graph.watch.suspended:
-                return _attended(graph, compiled, args, calls, boxed=True)
+                return _attended(graph, compiled, args, calls, inner)
             return compiled(args)
         except Exception as error:
             graph.failed(error, args or _still_alive(error, graph.record))
@@ -146,36 +146,19 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
 
     A `_boxed_call` flag on such a callable is not to be trusted: torch's own wrappers copy it around.
     """
-    flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
-    calls = 0
-    attend, kept = graph.is_attended, graph.kept_call
+    run = guard_boxed(lambda args: compiled(*args), graph, inner=False)
 
     def call(*args: Any) -> Any:
-        nonlocal calls
-        if graph.watch.judging:
-            return graph.as_captured(args)
-        calls += 1
-        graph.record.calls = calls
-        flight.counters[slot] += 1
-        try:
-            if (attend or calls in (1, kept)) and not graph.watch.suspended:
-                graph.watch.latest = graph
-                return _attended(graph, compiled, args, calls, boxed=False)
-            return compiled(*args)
-        except Exception as error:
-            graph.failed(error, args)
-            raise
-        finally:
-            flight.counters[slot] += 1
+        return graph.as_captured(args) if graph.watch.judging else run(list(args))
 
     return standing_for(call, compiled)
 
 
-def _attended(
-    graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any], calls: int, boxed: bool
-) -> Any:
+def _attended(graph: GuardedGraph, compiled: Run, args: list[Any], calls: int, inner: bool) -> Any:
+    if not inner:
+        graph.watch.latest = graph
     if tracing_under_way():  # by torch.export, say: there are no values, and to look at sizes would fix them
-        return compiled(args) if boxed else compiled(*args)
+        return compiled(args)
     if calls == graph.kept_call:
         with graph.watch.our_own_work():
             failures.keep_everything(graph.record, args)
@@ -183,11 +166,10 @@ def _attended(
         with graph.watch.our_own_work():
             shutil.rmtree(graph.record.folder / "inputs", ignore_errors=True)
             _record_inputs(graph.record, args)
-    check = graph.checks(calls)
     on_accelerator = any(isinstance(a, torch.Tensor) and a.is_cuda for a in args)
-    if check:
-        return shadow.checked_call(graph, compiled, args, boxed)
-    result = compiled(args) if boxed else compiled(*args)
+    if graph.eager is not None and shadow.is_due(graph.watch.settings, calls):
+        return shadow.checked_call(graph, compiled, args, inner)
+    result = compiled(args)
     if on_accelerator:
         torch.cuda.synchronize()
     return result

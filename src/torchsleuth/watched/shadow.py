@@ -136,27 +136,29 @@ def is_due(settings: Settings, calls: int) -> bool:
     return calls <= CHECKED_CALLS
 
 
-def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any], boxed: bool) -> Any:
+def checked_call(
+    graph: GuardedGraph, compiled: Callable[[list[Any]], Any], args: list[Any], inner: bool
+) -> Any:
     """Makes the program's call and judges its result; what the program gets is what the call returned."""
     held = list(args)
     before: list[Any] | None = None
     state: RngState | None = None
     drawn = graph.watch.drawn
-    if not boxed:
+    if not inner:
         drawn.clear()  # of a call that raised
     known_draws = len(drawn)
-    notes = boxed and graph.eager is not None and any(may_draw(n) for n in graph.eager.graph.nodes)
+    notes = inner and graph.eager is not None and any(may_draw(n) for n in graph.eager.graph.nodes)
     with copies_counted(held):
         with graph.watch.our_own_work():
             before, state = clone_inputs(held), save_rng()
             graph.held.take_values()
         failed_before = graph.flight.failed
         with noting_draws(drawn) if notes else nullcontext():
-            result = compiled(args) if boxed else compiled(*args)
+            result = compiled(args)
         own_draws = drawn[known_draws:]
-        if not boxed or graph.record.facts.settings.direction == "backward":
+        if not inner or graph.record.facts.settings.direction == "backward":
             del drawn[known_draws:]  # nobody else asks for them, and masks are as large as values
-        known = not boxed and graph.record.facts.compile_id in graph.watch.wrong_inside
+        known = not inner and graph.record.facts.compile_id in graph.watch.wrong_inside
         if before is None or state is None or known or graph.flight.failed != failed_before:
             return result  # a graph inside this one is to blame, and has been
         with memory_counted_apart(held):
@@ -166,10 +168,10 @@ def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequen
                     verdict, far = found
                     _report(graph, verdict, _diverged(verdict), far, before)
                     facts = graph.record.facts
-                    if boxed and facts.compile_id is not None and facts.settings.direction == "forward":
+                    if inner and facts.compile_id is not None and facts.settings.direction == "forward":
                         # What is captured around it is wrong with it, also in calls in which this is not checked.
                         graph.watch.wrong_inside.add(facts.compile_id)
-            if not boxed and graph.flight.failed == failed_before and _trains(result):
+            if not inner and graph.flight.failed == failed_before and _trains(result):
                 _check_gradients(graph, compiled, before, state)
     return result
 
@@ -333,7 +335,7 @@ def _trains(result: Any) -> bool:
 
 
 def _check_gradients(
-    graph: GuardedGraph, compiled: Callable[..., Any], before: list[Any], state: RngState
+    graph: GuardedGraph, compiled: Callable[[list[Any]], Any], before: list[Any], state: RngState
 ) -> None:
     """Runs forward and backward once more, on copies, compiled and eager, and compares the gradients.
 
@@ -354,7 +356,7 @@ def _check_gradients(
             verdict = judge_gradients(
                 graph.eager,
                 before,
-                lambda *args: compiled(*args),
+                lambda *args: compiled(list(args)),
                 draws=graph.watch.drawn,
                 parameters_of_compiled=graph.held.of_program(),
             )
