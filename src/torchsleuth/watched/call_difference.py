@@ -57,9 +57,9 @@ def differences(eager: Leaves, other: Leaves, how: str = CAPTURED) -> list[Diffe
     for path in [*eager, *(path for path in other if path not in eager)]:
         if any(is_below(path, known.path) for known in found):
             continue
-        said = _how(eager.get(path), other.get(path), wider)
-        if said is not None:
-            found.append(Difference(path, f"{path} {said}"))
+        words = _how(eager.get(path), other.get(path), wider)
+        if words is not None:
+            found.append(Difference(path, f"{path} {words}"))
     return found
 
 
@@ -69,9 +69,8 @@ def _how(eager: Leaf | None, captured: Leaf | None, wider: float) -> str | None:
     if eager.kind.startswith("raises") and {eager.kind, captured.kind} <= SAME_ERRORS:
         return None
     if eager.kind != captured.kind or not _same_text(eager, captured, wider):
-        if eager.kind.startswith(("raises", "returns")):
-            return f"{_said(eager)} in eager and {_said(captured)} when compiled"
-        return f"is {_said(eager)} in eager and {_said(captured)} when compiled"
+        is_ = "" if eager.kind.startswith(("raises", "returns")) else "is "
+        return f"{is_}{_described(eager)} in eager and {_described(captured)} when compiled"
     if eager.tensor is None or captured.tensor is None:
         return None
     return _apart(eager.tensor, captured.tensor, wider)
@@ -87,7 +86,7 @@ def _same_text(eager: Leaf, captured: Leaf, wider: float) -> bool:
     return math.isclose(float(eager.text), float(captured.text), rel_tol=1e-6 * wider)
 
 
-def _said(leaf: Leaf) -> str:
+def _described(leaf: Leaf) -> str:
     if leaf.kind.startswith(("raises", "returns")):
         return f"{leaf.kind}: {leaf.text[:120]}" if leaf.text else leaf.kind
     if leaf.kind == "same object":

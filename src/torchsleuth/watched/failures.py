@@ -10,7 +10,6 @@ import contextlib
 import linecache
 import shutil
 import sys
-import sysconfig
 import time
 import traceback
 import zlib
@@ -34,7 +33,7 @@ from torchsleuth.watched.call_difference import CallVerdict
 from torchsleuth.watched.call_source import Around, call_sources
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.graph_record import RecordedGraph, keep_values
-from torchsleuth.watched.startup import how_started
+from torchsleuth.watched.startup import how_started, is_installed
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
@@ -44,7 +43,6 @@ KEPT_BYTES = 256 << 20
 # Where a script did not fail without them, values are worth more room.
 SECOND_LOOK_BYTES = 4 << 30
 
-_STANDARD = sysconfig.get_paths()["stdlib"]
 _MARK = "__torchsleuth_reported__"
 # In the names of what Dynamo raises where a function was compiled too often.
 _LIMIT = "LimitHit"
@@ -194,11 +192,11 @@ def report_capture_error(
     stack = getattr(error, "real_stack", None) or []
     # The line a person can change: theirs, where the failure is in a library that they call. Where they compiled
     # what a library made, as torch.vmap(f), it is the line that calls it.
-    own = [frame for frame in stack if not _is_installed(frame.filename)]
+    own = [frame for frame in stack if not is_installed(frame.filename)]
     caller = None if own else calling_line()
     user = own[-1] if own else stack[-1] if stack else None
     place = (user.filename, user.lineno or 0) if user else (frame.file, frame.line)
-    if caller is not None and _is_installed(place[0]):
+    if caller is not None and is_installed(place[0]):
         place = (caller.file, caller.line)
     op = seams.failed_call(error)
     recorded: dict[str, Any] = {}
@@ -275,11 +273,6 @@ def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceba
     ]
 
 
-def _is_installed(file: str) -> bool:
-    """Whether a file is a library's, Python's own included."""
-    return "site-packages" in file or "dist-packages" in file or file.startswith(_STANDARD)
-
-
 # ---- tracebacks, in which nothing is ours
 
 
@@ -327,7 +320,7 @@ def attend_uncaught_errors(flight: Callable[[], Flight | None]) -> None:
 
 def _uncaught(error: Exception) -> dict[str, Any]:
     """What `cases.spool.UncaughtError` holds of an error."""
-    own = [each for each in traceback.extract_tb(error.__traceback__) if not _is_installed(each.filename)]
+    own = [each for each in traceback.extract_tb(error.__traceback__) if not is_installed(each.filename)]
     line = own[-1] if own else None
     try:
         message = hide_secrets(str(error))[:500]

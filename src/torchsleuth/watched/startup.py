@@ -12,13 +12,18 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from torchsleuth.script_runtime.hiding import hide_in_words
+
+_STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 # The folder the program was started in; None where that is gone. It may change to another later.
 try:
@@ -30,6 +35,15 @@ except OSError:
 def how_started() -> dict[str, Any]:
     """How to start the program again, for what is tried on the whole of it."""
     return {"command": hide_in_words(sys.orig_argv), "cwd": started_in}
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is a library's, Python's own included.
+
+    >>> is_installed(os.__file__)
+    True
+    """
+    return bool(_INSTALLED.search(file)) or file.startswith(_STANDARD)
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
