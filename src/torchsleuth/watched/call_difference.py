@@ -1,7 +1,7 @@
 """Two calls of one function compared by what they left behind, in words.
 
 Both ran the same kernels in the same order, one after Dynamo's capture and one without it, so almost nothing but the
-same bits is the same; the little room there is, is for numbers that Dynamo turns into tensors.
+same bits is the same; the little that may differ, may do so for numbers that Dynamo turns into tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchsleuth.watched.call_state import Leaf, Leaves, is_below
 # What is compared with eager: the call as Dynamo captures it, or as all of the compiler makes it, which rounds more.
 CAPTURED, COMPILED = "captured", "compiled"
 _WIDER = 100.0
-ROOM = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+MAY_DIFFER = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 # An assertion on a tensor becomes a check inside the graph, which raises this: torch says so in its manual.
 SAME_ERRORS = {"raises AssertionError", "raises RuntimeError"}
 
@@ -102,15 +102,15 @@ def _apart(eager: torch.Tensor, captured: torch.Tensor, wider: float) -> str | N
     """How far two tensors of one shape and type are apart; None where that is not worth a word."""
     if eager.numel() == 0 or same_bits(eager, captured):
         return None
-    room = ROOM.get(eager.dtype, 0.0)
+    share = MAY_DIFFER.get(eager.dtype, 0.0)
     wide = torch.complex128 if eager.is_complex() else torch.float64
     want, got = eager.to(wide), captured.to(wide)
     if eager.is_complex():
-        room = 1e-4
-    room *= wider
+        share = 1e-4
+    share *= wider
     # Measured against the largest number: small ones may be what is left of large ones.
     most = float(want.abs().nan_to_num(0.0, 0.0, 0.0).max())
-    near = torch.isclose(want, got, rtol=room, atol=room * most, equal_nan=True)
+    near = torch.isclose(want, got, rtol=share, atol=share * most, equal_nan=True)
     wrong = int((~near).sum())
     if wrong == 0:
         return None

@@ -72,7 +72,7 @@ def _tensors(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
     return itertools.chain(graph.named_parameters(), graph.named_buffers())
 
 
-# Before a first call: index tensors decide what a kernel touches, so they are worth more room than floats.
+# Before a first call: index tensors decide what a kernel touches, so they are worth more bytes than floats.
 INTEGER_BYTES = 1 << 20
 FLOAT_BYTES = 64 << 10
 TOTAL_BYTES = 16 << 20
@@ -184,7 +184,7 @@ def _record_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
     if settings.direction == "backward":
         static = set()  # there it names saved activations too
     wanted: list[torch.Tensor] = []
-    room = TOTAL_BYTES
+    left = TOTAL_BYTES
     for position, value in enumerate(args):
         if not isinstance(value, torch.Tensor) or value.is_meta:
             continue
@@ -192,9 +192,9 @@ def _record_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
         size = values_nbytes(value)
         if floating and (position in static or isinstance(value, torch.nn.Parameter) or size > FLOAT_BYTES):
             continue
-        if size <= min(INTEGER_BYTES, room):
+        if size <= min(INTEGER_BYTES, left):
             wanted.append(value)
-            room -= size
+            left -= size
     if wanted:
         kept = keep_values(record.inputs, args, wanted, record.folder / "inputs")
         record.update(inputs=kept.to_json())
