@@ -5,43 +5,33 @@ The exception itself is left as it is; a mark on it keeps the outer seam from te
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import linecache
 import shutil
 import sys
 import time
 import traceback
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchsleuth.core.cases.record import AmbientState
 from torchsleuth.script_runtime.hiding import hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_core.graphs.provenance import calling_line
-from torchsleuth.torch_core.tensors import shares_memory
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way
-from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched.call_difference import CallVerdict
 from torchsleuth.watched.call_source import Around, call_sources
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.graph_record import RecordedGraph, keep_values
+from torchsleuth.watched.graph_record import RecordedGraph, keep_inputs
 from torchsleuth.watched.startup import how_started, is_installed
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
-
-# Values beyond this are kept by spec: a case folder should stay something one can copy.
-KEPT_BYTES = 256 << 20
-# Where a script did not fail without them, values are worth more room.
-SECOND_LOOK_BYTES = 4 << 30
 
 _MARK = "__torchsleuth_reported__"
 # In the names of what Dynamo raises where a function was compiled too often.
@@ -84,37 +74,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(current))
         yield current
         queue += [getattr(current, "inner_exception", None), current.__cause__, current.__context__]
-
-
-# ---- what is kept of a graph's inputs
-
-
-def keep_everything(record: RecordedGraph, inputs: Sequence[Any]) -> None:
-    """Keeps all that a call of a graph sees, before the call: every value, and the state of the random numbers."""
-    keep_inputs(record, inputs, SECOND_LOOK_BYTES)
-    settings = record.facts.settings
-    numbers = base64.b64encode(zlib.compress(bytes(torch.get_rng_state().tolist()))).decode()
-    state = replace(settings.state or AmbientState(), rng=numbers)
-    record.update(settings=replace(settings, state=state))
-    record.whole = True
-
-
-def keep_inputs(record: RecordedGraph, inputs: Sequence[Any], most: int = KEPT_BYTES) -> None:
-    """Keeps the values of all inputs that are still there, smallest first, up to `most` bytes."""
-    if record.whole or record.inputs is None or len(inputs) != len(record.facts.placeholders):
-        return
-    wanted: list[torch.Tensor] = []
-    store = record.folder / "inputs"
-    total = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())  # of earlier calls
-    for tensor in sorted((v for v in inputs if isinstance(v, torch.Tensor)), key=values_nbytes):
-        total += values_nbytes(tensor)
-        if total > most:
-            break
-        wanted.append(tensor)
-    kept = keep_values(record.inputs, inputs, wanted, store)
-    # Only a guard that is missing lets such a call through to what was compiled for another.
-    parted = shares_memory(kept) and not shares_memory(record.inputs)
-    record.update(inputs=kept.to_json(), settings=replace(record.facts.settings, parted=parted))
 
 
 # ---- failures of graphs

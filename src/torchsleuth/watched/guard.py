@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +19,10 @@ import torch
 
 from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.modes import tracing_under_way
-from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched import failures, shadow
 from torchsleuth.watched.call_state import CannotRepeat
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.graph_record import RecordedGraph, keep_values
+from torchsleuth.watched.graph_record import RecordedGraph, keep_everything, keep_inputs, keep_small_inputs
 from torchsleuth.watched.startup import standing_for
 
 if TYPE_CHECKING:
@@ -72,12 +70,6 @@ def _tensors(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
     return itertools.chain(graph.named_parameters(), graph.named_buffers())
 
 
-# Before a first call: index tensors decide what a kernel touches, so they are worth more bytes than floats.
-INTEGER_BYTES = 1 << 20
-FLOAT_BYTES = 64 << 10
-TOTAL_BYTES = 16 << 20
-
-
 @dataclass(frozen=True)
 class GuardedGraph:
     """A compiled graph under guard: whose watch, which record, and the graph as eager would run it."""
@@ -93,7 +85,7 @@ class GuardedGraph:
             if failures.already_reported(error):
                 # By a graph inside this one. Should that one not fail by itself, this one's inputs are needed.
                 if not failures.is_repeated(error):
-                    failures.keep_inputs(self.record, inputs)
+                    keep_inputs(self.record, inputs)
             else:
                 failures.report_failure(self.watch, self.flight, self.record, error, "run", inputs)
 
@@ -161,11 +153,10 @@ def _attended(graph: GuardedGraph, compiled: Run, args: list[Any], calls: int, i
         return compiled(args)
     if calls == graph.kept_call:
         with graph.watch.our_own_work():
-            failures.keep_everything(graph.record, args)
+            keep_everything(graph.record, args)
     elif calls == 1 or graph.watch.settings.synchronised:
         with graph.watch.our_own_work():
-            shutil.rmtree(graph.record.folder / "inputs", ignore_errors=True)
-            _record_inputs(graph.record, args)
+            keep_small_inputs(graph.record, args)
     on_accelerator = any(isinstance(a, torch.Tensor) and a.is_cuda for a in args)
     if graph.eager is not None and shadow.is_due(graph.watch.settings, calls):
         return shadow.checked_call(graph, compiled, args, inner)
@@ -173,31 +164,6 @@ def _attended(graph: GuardedGraph, compiled: Run, args: list[Any], calls: int, i
     if on_accelerator:
         torch.cuda.synchronize()
     return result
-
-
-def _record_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
-    """Puts indices and small non-parameter values on disk, for a crash that needs them."""
-    if record.inputs is None or len(args) != len(record.facts.placeholders):
-        return
-    settings = record.facts.settings
-    static = set(settings.compile_kwargs.get("static_input_idxs", ()))
-    if settings.direction == "backward":
-        static = set()  # there it names saved activations too
-    wanted: list[torch.Tensor] = []
-    left = TOTAL_BYTES
-    for position, value in enumerate(args):
-        if not isinstance(value, torch.Tensor) or value.is_meta:
-            continue
-        floating = value.is_floating_point() or value.is_complex()
-        size = values_nbytes(value)
-        if floating and (position in static or isinstance(value, torch.nn.Parameter) or size > FLOAT_BYTES):
-            continue
-        if size <= min(INTEGER_BYTES, left):
-            wanted.append(value)
-            left -= size
-    if wanted:
-        kept = keep_values(record.inputs, args, wanted, record.folder / "inputs")
-        record.update(inputs=kept.to_json())
 
 
 def _still_alive(error: BaseException, record: RecordedGraph) -> list[Any]:
