@@ -1,14 +1,13 @@
 """A search that needs only a part of the compiler asks only for that part."""
 
-import time
 from concurrent.futures import Future
 
 import pytest
 import torch
 from made_graphs import aten, traced
 
-from torchsleuth.child.trial import Outcome, Switches
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome, Switches
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Oracle, OutOfBudget
 from torchsleuth.search.minify.driver import search
@@ -71,7 +70,7 @@ def test_a_hang_is_told_by_a_clock_made_of_what_a_healthy_part_takes(tmp_path):
 
 def test_a_search_asks_nothing_that_could_not_be_answered_in_its_time(tmp_path):
     oracle = oracle_of(lambda _: Outcome(HANG, 60.0), HANG, tmp_path, Limits(compile=60))
-    engine = Engine(oracle, state(), deadline=time.monotonic() + 5)
+    engine = Engine(oracle, state(), budget_seconds=5)
     with pytest.raises(OutOfBudget):
         engine.fails("nodes", "a question of 60 s", state())
     assert oracle.workers.clocks == []
@@ -94,7 +93,7 @@ def test_where_the_passes_hang_a_tiny_compile_is_what_is_healthy(tmp_path):
 
 def test_a_hang_while_running_is_told_by_what_a_run_in_eager_takes(tmp_path):
     hang = Signature("hang", "run")
-    oracle = oracle_of(lambda _: Outcome(hang, 0.0, more={"seconds": 0.01}), hang, tmp_path, Limits(run=60))
+    oracle = oracle_of(lambda _: Outcome(hang, 0.0, value={"seconds": 0.01}), hang, tmp_path, Limits(run=60))
     oracle.questions.eager_seconds = lambda state: 0.01
     quick = oracle.quicker(state())
     assert (quick.limits.compile, quick.limits.run) == (Limits().compile, 2.0)

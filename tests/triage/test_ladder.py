@@ -2,8 +2,8 @@
 
 import torch
 
-from torchsleuth.child.trial import Outcome
 from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.experiments import Result
 from torchsleuth.search.blame.ladder import AOT, _stage, climb
@@ -33,7 +33,7 @@ class Runner:
 
 def result(experiment, fails, **applied):
     answer = Answer.FAILS if fails else Answer.PASSES
-    return Result(experiment, answer, Outcome(WRONG if fails else None, 0.1, more={"applied": applied}))
+    return Result(experiment, answer, Outcome(WRONG if fails else None, 0.1, seen=Seen(applied=applied)))
 
 
 def captured():

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.child.trial import Outcome, Question
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.protocol.trials import Outcome, Question, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.triage_case import MANY_CALLS, PUT_OFF, triage_case
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
@@ -43,8 +43,8 @@ class Compiler(TrialsHere):
         cured = trial.switches.eager or (
             off is not None and "aten.sin.default" in off.get("names", ["aten.sin.default"])
         )
-        applied = {"applied": {"lowerings": ["aten.sin.default at 1"]}}
-        return Outcome(None if cured or "aten.sin" not in trial.graph else self.seen, 0.1, more=applied)
+        shown = Seen(applied={"lowerings": ("aten.sin.default at 1",)})
+        return Outcome(None if cured or "aten.sin" not in trial.graph else self.seen, 0.1, seen=shown)
 
 
 def large(x):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from torchsleuth.child import compile as inside
-from torchsleuth.child.trial import Switches, Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.protocol.trials import Switches, Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.tensors import describe_inputs
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.child.trial import Question, Switches, Trial, trial_from_json, trial_to_json
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.protocol.codec import from_json, to_json
+from torchsleuth.core.protocol.trials import Question, Switches, Trial
 from torchsleuth.script_runtime.signature import Signature
 
 words = st.text("abc.:_ é\n", max_size=4)
@@ -77,5 +78,5 @@ def test_where_the_values_lie_makes_no_other_question(trial, store):
 @settings(max_examples=50)
 @given(trials)
 def test_a_trial_that_came_as_a_message_asks_the_same(trial):
-    again = trial_from_json(json.loads(json.dumps(trial_to_json(trial))))
+    again = from_json(Trial, json.loads(json.dumps(to_json(trial))))
     assert again == trial and again.key == trial.key

@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.child.trial import Outcome, Question
 from torchsleuth.core.cases.folder import open_case, write_case
 from torchsleuth.core.cases.model import Triage, Verified
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.protocol.trials import Outcome, Question, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.experiments import ExperimentRunner
 from torchsleuth.search.cure.attempts import NO_TIME, NotApplicable, Original, Tried, parts_of
@@ -56,7 +56,7 @@ class FakeQueue(TrialsHere):
             return self.answer(trial)
         self.trials.append(trial)
         found = self.fails(trial)
-        return found if isinstance(found, Outcome) else Outcome(found, 0.1, more={"run_seconds": 0.01})
+        return found if isinstance(found, Outcome) else Outcome(found, 0.1, seen=Seen(run_seconds=0.01))
 
 
 def off(trial, subsystem):
@@ -218,7 +218,7 @@ def test_wrong_numbers_come_with_a_cost_against_the_compiled_graph(tmp_path):
     def answer(trial):
         cured = broken_lowering(WRONG)(trial)
         fast = 0.3 if off(trial, "lowerings") else 0.9 if trial.switches.backend else 0.2
-        return Outcome(cured, 0.1, more={"run_seconds": fast} if trial.time_runs else {})
+        return Outcome(cured, 0.1, seen=Seen(run_seconds=fast if trial.time_runs else None))
 
     folder, questions, _ = made(tmp_path, answer, kind="accuracy")
     costs = {w.name: w.cost for w in found_for(folder, questions)}

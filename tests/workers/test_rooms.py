@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from faulty import trial
 
-from torchsleuth.child.trial import Question, Switches
+from torchsleuth.core.protocol.trials import Question, Switches
 from torchsleuth.search.workers.rooms import bring_back, files_in, in_room
 
 WRITTEN = {

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.child.trial import EAGER, Outcome, Switches, Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Seen, Switches, Trial
 from torchsleuth.script_runtime import runner
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
@@ -68,13 +68,14 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
     From outside it is `workers.run(trial).fails_like(trial.expected)`.
     """
     started = time.monotonic()
-    more: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
     try:
         ready = ready_trial(trial)
         if trial.measure_noise:
             announce("run")
-            more["tolerances"] = asdict(noise_of(ready))
-            ready.facts["tolerances"] = {**more["tolerances"]["by_path"], **trial.tolerances}
+            noise = noise_of(ready)
+            seen["tolerances"] = asdict(noise)
+            ready.facts["tolerances"] = {**noise.by_path, **trial.tolerances}
     except runner.CannotTell as why:
         return Outcome(None, time.monotonic() - started, error=str(why))
     see_every_compile()
@@ -87,8 +88,8 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
         if trial.must_pass_in_eager and trial.expected.kind in ("crash", "hang"):
             observed = _fails_in_eager(ready, announce)
         if observed is None:
-            with _changed(trial, more), stopping_after(_last_stage(trial), Decided):
-                observed = _observed(ready, trial, more)
+            with _changed(trial, seen), stopping_after(_last_stage(trial), Decided):
+                observed = _observed(ready, trial, seen)
             if trial.must_pass_in_eager and observed and fails_the_same_way(trial.expected, observed[0]):
                 # A compile that failed may leave modes behind; they belong to its thread.
                 with ThreadPoolExecutor(1) as another:
@@ -96,8 +97,8 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
     except Decided:
         decided = True
     signature, text = observed or (None, "")
-    more["stopped_early"] = decided
-    return Outcome(signature, time.monotonic() - started, text=text, more=more)
+    found = Seen(**seen, stopped_early=decided)
+    return Outcome(signature, time.monotonic() - started, text=text, seen=found)
 
 
 def _fails_in_eager(
@@ -133,8 +134,8 @@ def noise_of(ready: runner.ReproTrial) -> Tolerances:
 
 
 @contextlib.contextmanager
-def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
-    """The compiler with what an experiment of triage changes in it; what it applied is noted in `more`."""
+def _changed(trial: Trial, seen: dict[str, Any]) -> Iterator[None]:
+    """The compiler with what an experiment of triage changes in it; what it applied is noted in `seen`."""
     global _pasted
     switches = trial.switches
     if switches == Switches():
@@ -163,11 +164,11 @@ def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
         try:
             yield
         finally:
-            more["applied"] = {name: found[:MOST_APPLIED] for name, found in applied.names.items()}
-            more["missing"] = applied.missing
+            seen["applied"] = {name: tuple(found[:MOST_APPLIED]) for name, found in applied.names.items()}
+            seen["missing"] = tuple(applied.missing)
 
 
-def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature, str] | None:
+def _observed(ready: Any, trial: Trial, seen: dict[str, Any]) -> tuple[Signature, str] | None:
     """What the run shows; an experiment may leave the compiler out, or be one that cannot be made here."""
     if trial.switches.forward_only:
         ready.differentiate = lambda out: None
@@ -175,26 +176,26 @@ def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature
         names: list[str] = []
         runner._repro_phase("running")
         observed = ready.observe_eager(names)
-        more["node"] = names[-1] if names else None
+        seen["node"] = names[-1] if names else None
         return observed
-    observed = _observed_and_timed(ready, more) if trial.time_runs else ready.observe()
+    observed = _observed_and_timed(ready, seen) if trial.time_runs else ready.observe()
     if (
         observed is not None
         and observed[0].exceptions[-1:]
         and NOT_INTERPRETABLE in observed[0].exceptions[-1]
     ):
-        more["not_interpretable"] = True
+        seen["not_interpretable"] = True
     return observed
 
 
-def _observed_and_timed(ready: Any, more: dict[str, Any]) -> tuple[Signature, str] | None:
-    """As `observe`; where the graph ran to its end, rightly or wrongly, `more` says how long a run takes."""
+def _observed_and_timed(ready: Any, seen: dict[str, Any]) -> tuple[Signature, str] | None:
+    """As `observe`; where the graph ran to its end, rightly or wrongly, `seen` says how long a run takes."""
     from torchsleuth.child.timing import keep_compiled, run_seconds
 
     compiled = keep_compiled(ready)
     observed = ready.observe()
     if compiled and (observed is None or observed[0].kind == "accuracy"):
-        more["run_seconds"] = run_seconds(ready, compiled[-1])
+        seen["run_seconds"] = run_seconds(ready, compiled[-1])
     return observed
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchsleuth.child.child_process import DEVICE, ONCE, SHAPES
-from torchsleuth.child.trial import Question, Trial
 from torchsleuth.core.processes.starting import fresh_environment, sees_devices
+from torchsleuth.core.protocol.trials import Question, Trial
 from torchsleuth.torch_internals.compile_stages import failing_stage
 
 _INDUCTOR = re.compile(r"inductor|compile_fx|torch\.compile")

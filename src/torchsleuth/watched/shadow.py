@@ -22,10 +22,9 @@ import torch
 from torchsleuth.core.cases.record import GraphRecord
 from torchsleuth.core.watching import Settings
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.torch_core.compare.reference.chunks import pieces
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits
-from torchsleuth.torch_core.compare.reference.eager import MUTATED, EagerRun, OtherDraws, handed_over
-from torchsleuth.torch_core.compare.reference.inlining import inlined
+from torchsleuth.torch_core.compare.reference.eager import MUTATED, EagerRun, OtherDraws, handed_over, inlined
+from torchsleuth.torch_core.compare.reference.memory import copies_counted, memory_counted_apart
 from torchsleuth.torch_core.compare.reference.opkinds import may_draw
 from torchsleuth.torch_core.compare.reference.rng import (
     Draw,
@@ -35,8 +34,7 @@ from torchsleuth.torch_core.compare.reference.rng import (
     rng_kept,
     save_rng,
 )
-from torchsleuth.torch_core.compare.reference.room import copies_counted, memory_counted_apart
-from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.reference.trees import leaves, pieces
 from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients, path_of_joint
 from torchsleuth.torch_core.compare.verdict.judge import judge_results
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict

@@ -6,10 +6,11 @@ The search needs torch and the runs of the program do not, so this is what goes 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from torchsleuth.core.cases.model import Workaround, read_dataclass
+from torchsleuth.core.cases.model import Workaround
+from torchsleuth.core.protocol.codec import from_json, plain
 from torchsleuth.watched.overrides import Overrides, overrides_from_json
 
 
@@ -23,13 +24,13 @@ class Attempt:
     def to_json(self) -> dict[str, Any]:
         """Plain values; `attempt_from_json` reads them back."""
         overrides = None if self.overrides is None else self.overrides.to_json()
-        return {"workaround": asdict(self.workaround), "overrides": overrides}
+        return {"workaround": plain(self.workaround), "overrides": overrides}
 
 
 def attempt_from_json(document: Mapping[str, Any]) -> Attempt:
     """The attempt of a document: `attempt_from_json(attempt.to_json()) == attempt`."""
     overrides = document["overrides"]
     return Attempt(
-        read_dataclass(Workaround, document["workaround"]),
+        from_json(Workaround, document["workaround"]),
         None if overrides is None else overrides_from_json(overrides),
     )

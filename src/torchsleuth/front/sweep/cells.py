@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.core.cases.model import WrongShape, read_dataclass
+from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.front.program.runs import ProgramRun
 from torchsleuth.front.sweep.grid import Setting, SweptProgram
 from torchsleuth.script_runtime.signature import Signature, fingerprint
@@ -183,9 +183,9 @@ class SweepLog:
             if "bucket" in document:
                 self.looked_into[str(document["bucket"])] = document
             else:
-                cell = read_dataclass(Cell, document)
+                cell = from_json(Cell, document)
                 self.cells[cell.key] = cell
-        except (ValueError, TypeError, WrongShape):
+        except (ValueError, TypeError):
             pass
 
     def add_cell(self, cell: Cell) -> None:

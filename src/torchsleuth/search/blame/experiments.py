@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torchsleuth.child.trial import Outcome, Switches, Trial
 from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.processes.limits import Limits, within
+from torchsleuth.core.protocol.trials import Outcome, Switches, Trial
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.oracle import Questions
@@ -35,7 +35,7 @@ class Experiment:
     """One change to the failing run, in words and as data.
 
     `config` are settings as Python text by module; `off`, `backend`, `interpret`, `eager`, `stop_after`, `forward_only`
-    and `snippet` are those of `trials.trial.Switches`; `kind` and `tolerances` replace those of the failure looked for.
+    and `snippet` are those of `trials.Switches`; `kind` and `tolerances` replace those of the failure looked for.
     """
 
     what: str
@@ -75,7 +75,7 @@ class Result:
 
     def applied(self, subsystem: str) -> list[str]:
         """What of a subsystem the compiler applied, in order."""
-        return list(self.outcome.more.get("applied", {}).get(subsystem, ()))
+        return list(self.outcome.seen.applied.get(subsystem, ()))
 
 
 @dataclass
@@ -178,7 +178,7 @@ class ExperimentRunner:
         steps = () if trace is None else unfinished(trace)
         if outcome.signature is None:
             answer = Answer.PASSES if outcome.error is None else Answer.CANNOT_TELL
-        elif outcome.more.get("not_interpretable"):
+        elif outcome.seen.not_interpretable:
             answer = Answer.CANNOT_TELL
         elif same_bug(self.expected, outcome.signature):
             answer = Answer.FAILS

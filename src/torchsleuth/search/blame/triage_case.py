@@ -149,7 +149,7 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, bef
         seen = dict(zip(looks, runner.ask(start.state, looks)))
     eager = seen.get(in_eager)
     if eager is not None and _fails_in_eager(case, eager):
-        node = str(eager.outcome.more.get("node", ""))
+        node = eager.outcome.seen.node or ""
         summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
         said = f"it fails without the compiler, too: {summary}"
         return Finding("program", "operator", said, True, nodes=(node,))

@@ -342,7 +342,7 @@ def timed(
     control = replace(as_it_was(original), what="time of: full compilation", time_runs=True)
     asked = [_asked(original, each.candidate, timed=True) for each in chosen]
     results = iter(ask_pairs(runner, [(original.state, control), *itertools.chain(*asked)], deadline))
-    full = next(results).outcome.more.get("run_seconds")
+    full = next(results).outcome.seen.run_seconds
     found = {
         id(each): replace(
             each, run_seconds=_run_seconds(original, each.candidate, [next(results) for _ in own])
@@ -353,7 +353,7 @@ def timed(
 
 
 def _run_seconds(original: Original, candidate: Candidate, results: Sequence[Result]) -> float | None:
-    times = [result.outcome.more.get("run_seconds") for result in results]
+    times = [result.outcome.seen.run_seconds for result in results]
     if candidate.change.without:
         times.append(eager_seconds(original, candidate.change.without))
     known = [float(each) for each in times if each is not None]

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.child.compile import tiny_trial
-from torchsleuth.child.trial import EAGER, Outcome, Question, Switches, Trial
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.processes.limits import LEAST_HANG, SECONDS_A_CALL, Limits, within
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Question, Switches, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint
-from torchsleuth.search.minify.contract import Oracle, State, state_key
+from torchsleuth.search.minify.contract import Oracle, State
 from torchsleuth.search.minify.states import Shapes, trial_of
 from torchsleuth.search.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.search.workers.queue import TrialQueue
@@ -67,7 +67,7 @@ class Questions:
 
         A graph that cannot be run is described by its shapes, where values play no part.
         """
-        key = state_key(state)
+        key = state.key
         if key not in self._recordings:
             expected = Signature("compile_error", "compile") if state.any_values else _ANYTHING
             trial = trial_of(state, expected, self.store)
@@ -82,7 +82,7 @@ class Questions:
 
     def shapes(self, state: State) -> Shapes:
         """What each node of a state's graph yields by shape, and why they do not go together, where they do not."""
-        key = state_key(state.having(inputs=tuple(replace(i, value=None) for i in state.inputs)))
+        key = state.having(inputs=tuple(replace(i, value=None) for i in state.inputs)).key
         if key not in self._shapes:
             try:
                 told = self._told(trial_of(state, _ANYTHING, self.store, values=False), Question.SHAPES)
@@ -137,7 +137,7 @@ class Questions:
         if outcome.error is not None or outcome.signature is not None:
             died = outcome.signature is not None
             raise NoAnswer(f"{question.value}: {_how(outcome, limits)}", died=died)
-        return dict(outcome.more)
+        return dict(outcome.value)
 
     def _limits(self, seconds: float | None) -> Limits:
         limits = within(self.workers.limits, self.deadline)
@@ -149,7 +149,7 @@ def _how(outcome: Outcome, limits: Limits) -> str:
     signature = outcome.signature
     if outcome.error is not None or signature is None:
         return outcome.error or ""
-    if "ended_for" in outcome.more:
+    if outcome.seen.ended_for is not None:
         return outcome.text.partition("\n")[0]
     if signature.kind == "hang":
         return f"it was not done after {limits.seconds(signature.phase):g} s"
@@ -258,7 +258,7 @@ class TrialOracle(Oracle):
         """How far rounding alone moves the results of a state, where that matters."""
         if self.expected.kind != "accuracy":
             return Tolerances()
-        key = state_key(state)
+        key = state.key
         if key not in self.tolerances:
             self.tolerances[key] = self.questions.tolerances(state)
         return self.tolerances[key]
@@ -390,8 +390,8 @@ class TrialOracle(Oracle):
         if outcome.fails_like(self.expected):
             self.suspects = _wrong_nodes(outcome.signature, state)
             self.text = outcome.text
-            if "tolerances" in outcome.more:
-                self.tolerances[state_key(state)] = Tolerances(**outcome.more["tolerances"])
+            if outcome.seen.tolerances is not None:
+                self.tolerances[state.key] = Tolerances(**outcome.seen.tolerances)
             return True
         cut_short = outcome.signature is not None and outcome.signature.kind == "hang" != self.expected.kind
         if cut_short:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torchsleuth.child.trial import Question, Trial
 from torchsleuth.core.cases.door import NotRead, inside
+from torchsleuth.core.protocol.files import write_whole
+from torchsleuth.core.protocol.trials import Question, Trial
 
 STORE, TRACE = "store", "trace"
 # Of an analysis, what is told on the way, and the values it compared.
@@ -54,6 +55,4 @@ def bring_back(trial: Trial, files: Mapping[str, bytes]) -> None:
             raise NotRead(f"{name!r} is no file that the trial was to write")
         path = places[kind] / inside(rest) if rest else places[kind]
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_bytes(data)
-        part.replace(path)
+        write_whole(path, data)

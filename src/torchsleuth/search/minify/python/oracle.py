@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, Question, Switches, Trial
-from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome, Question, Switches, Trial
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.search.minify.contract import Oracle
 from torchsleuth.search.minify.python.program import Program
@@ -132,9 +131,9 @@ def difference_to_eager(compiled: Outcome, uncompiled: Callable[[int], Outcome])
 
     `uncompiled(byte)` runs it so, fresh memory filled with that.
     """
-    held = compiled.more.get(WRONG)
-    expected = None if held is None else uncompiled(0x55).more.get(WRONG)
-    if held is None or expected in (None, held) or uncompiled(0xAA).more.get(WRONG) != expected:
+    held = compiled.seen.wrong
+    expected = None if held is None else uncompiled(0x55).seen.wrong
+    if held is None or expected in (None, held) or uncompiled(0xAA).seen.wrong != expected:
         return None
     return held, str(expected)
 
@@ -169,7 +168,7 @@ def limited(limits: Limits, clock: float | None, cpu: float | None = None) -> Li
 
 def cpu_for(runs: Sequence[Outcome]) -> float:
     """What a smaller program may compute, by what runs of the whole one did: `cpu_for([first, uncompiled])`."""
-    return max(LEAST_CPU, CPU_SLACK * max(float(run.more.get("cpu", 0.0)) for run in runs))
+    return max(LEAST_CPU, CPU_SLACK * max(run.seen.cpu for run in runs))
 
 
 def same_failure(expected: Signature, seen: Signature) -> bool:

@@ -16,13 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome
 from torchsleuth.core.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.core.cases.model import Case, Minified, case_id
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, fingerprint
 from torchsleuth.search.minify.case_state import CannotMinify
-from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower, Keeper
+from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
 from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.python.oracle import (
     LEAST_CLOCK,
@@ -184,18 +184,18 @@ def minify_program(
     def script(small: str) -> str:
         return program_script(small, case.signature, oracle.text, case.torch, case.id)
 
-    def files_of(state: Program) -> dict[str, str]:
+    def keep(state: Program) -> None:
         made = script(state.text)
-        return {f"{CHECKPOINTS}/{lines_of(state)}.py": made, REPRO: made}
+        update_case(folder, {f"{CHECKPOINTS}/{lines_of(state)}.py": made, REPRO: made})
 
-    keeper = Keeper(folder, follower, files_of)
     try:
         reduced = reduce_program(
             text,
             oracle,
             width=workers.count,
             budget_seconds=(1 - LEFT_FOR_VERIFYING) * budget_seconds,
-            listener=keeper,
+            listener=follower,
+            keep=keep,
         )
     except DoesNotFail as error:
         other = next(iter(oracle.others), None)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from torchsleuth.torch_core.compare.reference import room as rooms
-from torchsleuth.torch_core.compare.reference.room import (
+from torchsleuth.torch_core.compare.reference import memory as memory
+from torchsleuth.torch_core.compare.reference.memory import (
     EXTRA,
     LEAST,
     copies_counted,
     memory_counted_apart,
+    memory_left,
     note_run,
-    room,
 )
 
 CPU = torch.device("cpu")
@@ -31,22 +31,22 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     made = Machine()
-    monkeypatch.setattr(rooms, "_peak_bytes", lambda device: made.peak)
-    monkeypatch.setattr(rooms, "_bytes_now", lambda device: made.now)
-    monkeypatch.setattr(rooms, "_program", {})
-    monkeypatch.setattr(rooms, "_copied", {})
+    monkeypatch.setattr(memory, "_peak_bytes", lambda device: made.peak)
+    monkeypatch.setattr(memory, "_bytes_now", lambda device: made.now)
+    monkeypatch.setattr(memory, "_program", {})
+    monkeypatch.setattr(memory, "_copied", {})
     return made
 
 
 def test_a_check_may_take_what_the_program_takes_and_a_gibibyte(machine):
     with memory_counted_apart([]):
-        assert room(CPU) == 100 * MIB + EXTRA
+        assert memory_left(CPU) == 100 * MIB + EXTRA
 
 
 def test_what_a_check_takes_does_not_raise_what_the_next_may(machine):
     for _ in range(3):
         with memory_counted_apart([]):
-            assert room(CPU) == 100 * MIB + EXTRA
+            assert memory_left(CPU) == 100 * MIB + EXTRA
             machine.take(900 * MIB)
             machine.now -= 900 * MIB
 
@@ -55,7 +55,7 @@ def test_a_check_inside_a_check_sees_the_same_program(machine):
     with memory_counted_apart([]):
         machine.take(800 * MIB)
         with memory_counted_apart([]):
-            assert room(CPU) == 2 * 100 * MIB + EXTRA - 900 * MIB
+            assert memory_left(CPU) == 2 * 100 * MIB + EXTRA - 900 * MIB
         machine.now -= 800 * MIB
 
 
@@ -65,13 +65,13 @@ def test_a_program_that_grows_gives_more_room(machine):
         machine.now -= 300 * MIB
     machine.take(600 * MIB)
     with memory_counted_apart([]):
-        assert room(CPU) == 700 * MIB + EXTRA
+        assert memory_left(CPU) == 700 * MIB + EXTRA
 
 
 def test_some_room_there_always_is(machine):
     with memory_counted_apart([]):
         machine.take(4 << 30)
-        assert room(CPU) == LEAST
+        assert memory_left(CPU) == LEAST
 
 
 def test_copies_of_inputs_are_not_the_programs(machine):
@@ -80,7 +80,7 @@ def test_copies_of_inputs_are_not_the_programs(machine):
         with copies_counted(inputs):
             machine.take(200 * MIB)
             with memory_counted_apart(inputs):
-                assert room(CPU) == 2 * 100 * MIB + EXTRA - 300 * MIB
+                assert memory_left(CPU) == 2 * 100 * MIB + EXTRA - 300 * MIB
             machine.now -= 200 * MIB
 
 
@@ -91,12 +91,12 @@ def test_what_an_earlier_check_took_is_not_the_programs_when_it_peaks_again(mach
     machine.take(1000 * MIB)  # a peak of ours and the program's that nobody can tell apart
     machine.now -= 1000 * MIB
     with copies_counted([]), memory_counted_apart([]):
-        assert room(CPU) == 100 * MIB + EXTRA
+        assert memory_left(CPU) == 100 * MIB + EXTRA
 
 
 def test_of_a_run_beside_copies_the_copies_do_not_count(machine, monkeypatch):
     device = torch.device("cuda", 0)
-    monkeypatch.setattr(rooms, "_bytes_by_device", lambda copies: {CPU: 5 * MIB, device: 40 * MIB})
+    monkeypatch.setattr(memory, "_bytes_by_device", lambda copies: {CPU: 5 * MIB, device: 40 * MIB})
     machine.take(200 * MIB)
     note_run([])
-    assert rooms._program == {device: 260 * MIB}
+    assert memory._program == {device: 260 * MIB}

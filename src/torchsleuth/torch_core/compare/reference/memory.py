@@ -139,10 +139,10 @@ def _empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def room(device: torch.device) -> int:
+def memory_left(device: torch.device) -> int:
     """Bytes that a check may still take on a device.
 
-    >>> room(torch.device("cpu")) >= LEAST
+    >>> memory_left(torch.device("cpu")) >= LEAST
     True
     """
     program = _program.get(device) or _peak_bytes(device)

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_core.compare.compat.same import differences
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits, tensors_in
 from torchsleuth.torch_core.compare.reference.float64 import cast_to_fp64
 from torchsleuth.torch_core.compare.reference.rng import restore_rng, rng_kept
 from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.same import differences
 
 log = logging.getLogger(__name__)
 

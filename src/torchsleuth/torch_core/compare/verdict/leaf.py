@@ -1,4 +1,4 @@
-"""How far noisy runs of a graph lie from the truth, element by element, folded together run by run.
+"""One value of a graph's result, and how far noisy runs of the graph lie from its truth, folded together run by run.
 
 A run is as large as all results in float64. So none is kept: of float results the mean square of the differences, how
 far the furthest lay, and a thinned-out sample of each run; of other results which elements changed at all.
@@ -7,6 +7,7 @@ far the furthest lay, and a thinned-out sample of each run; of other results whi
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ SAMPLE = 1 << 16
 
 USUAL, AMPLIFIED, REVERSED, EQUIVALENT = "usual", "amplified", "reversed", "equivalent"
 """Runs with rounding noise, with stronger noise, ones that decide comparisons the other way, and eager's other ways."""
+
+AMPLIFICATION = 8.0
+"""How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
 
 
 def thinned(tensor: torch.Tensor) -> Any:
@@ -158,3 +162,36 @@ class Spread:
             self.most_flips = max(self.most_flips, count)
         known = self.flips.get(place)
         self.flips[place] = flipped if known is None else known.logical_or_(flipped)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of the result: its path, eager's value, the truth, and what the noisy runs gave."""
+
+    path: str
+    eager: Any
+    truth: Any
+    spread: Spread
+    random: bool = False
+    fallbacks: tuple[str, ...] = ()
+    means_nothing: bool = False
+    """Whether it is memory that nobody wrote, returned for a reason that does not apply here."""
+    unwritten: torch.Tensor | None = None
+    """Which elements come from memory that the graph asks for and does not write."""
+
+    def on_cpu(self) -> Leaf:
+        """The same leaf where there is more memory."""
+        self.spread.to_cpu()
+        return replace(self, eager=self.eager.cpu(), truth=self.truth.cpu())
+
+    def with_zeros_for_unwritten(self) -> Leaf:
+        """The same leaf where what comes from memory that nobody wrote is zero."""
+        if self.unwritten is None:
+            return self
+        eager, truth = (with_zeros(value, self.unwritten) for value in (self.eager, self.truth))
+        return replace(self, eager=eager, truth=truth, unwritten=None)
+
+
+def with_zeros(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """The values with zeros at some places: `with_zeros(torch.ones(2), torch.tensor([True, False]))`."""
+    return value.masked_fill(where.to(value.device), 0)
