@@ -138,7 +138,7 @@ def cpu() -> float:
 
 def yardstick(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> dict[str, float]:
     """CPU seconds of one eager float64 run, of two compiled runs, and of the compile."""
-    from torchsleuth.torch_core.compare.divergence.compiling import aten_ways
+    from torchsleuth.torch_core.compare.divergence.parts import aten_ways
     from torchsleuth.torch_core.compare.reference.float64 import widen_graph, widen_inputs
 
     with torch.no_grad():

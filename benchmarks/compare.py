@@ -30,13 +30,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from planted_faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
-from torchsleuth.torch_core.compare.compat.same import same
 from torchsleuth.torch_core.compare.reference.eager import result_of
 from torchsleuth.torch_core.compare.reference.float64 import widen_graph, widen_inputs
 from torchsleuth.torch_core.compare.reference.rng import save_rng
-from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.torch_core.compare.same import same
+from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED, HealthyGraph, healthy_graph
 from torchsleuth.torch_core.compare.verdict.evidence import Evidence, gather
-from torchsleuth.torch_core.compare.verdict.healthy import HealthyGraph, healthy_graph
 from torchsleuth.torch_core.compare.verdict.judge import judge_results, weigh
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -3,18 +3,17 @@ import json
 import pytest
 import torch
 
-from torchsleuth.torch_core.compare.verdict.calibrate import calibrate
-from torchsleuth.torch_core.compare.verdict.calibration import (
+from torchsleuth.torch_core.compare.verdict.calibrate import calibrate, healthy_graph
+from torchsleuth.torch_core.compare.verdict.judge import judge
+from torchsleuth.torch_core.compare.verdict.limits import (
     Calibration,
     Quantiles,
     calibration_from,
     calibration_path,
+    limits_for,
     load_calibration,
     save_calibration,
 )
-from torchsleuth.torch_core.compare.verdict.healthy import healthy_graph
-from torchsleuth.torch_core.compare.verdict.judge import judge
-from torchsleuth.torch_core.compare.verdict.verdict_limits import limits_for
 
 MEASURED = Calibration("a machine", torch.__version__, {"cpu/float32": Quantiles(9, 0, 1.0, 2.0, 40.0, 3.0)})
 

@@ -2,12 +2,11 @@ import pytest
 import torch
 from torch import fx
 
-from torchsleuth.torch_core.compare.compat.same import differences, same
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.compare.reference.other_ways import _cut_factors
 from torchsleuth.torch_core.compare.reference.rng import rng_kept
-from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED, judge_compiled
-from torchsleuth.torch_core.compare.verdict.healthy import healthy_graph
+from torchsleuth.torch_core.compare.same import differences, same
+from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED, healthy_graph, judge_compiled
 from torchsleuth.torch_core.compare.verdict.judge import judge
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, LESS_PRECISE, WITHIN_NOISE
 

@@ -1,7 +1,7 @@
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from torchsleuth.torch_core.compare.reference.inlining import inlined
+from torchsleuth.torch_core.compare.reference.eager import inlined
 from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED
 from torchsleuth.torch_core.compare.verdict.judge import judge
 from torchsleuth.torch_core.compare.verdict.verdict import WITHIN_NOISE

@@ -11,9 +11,8 @@ from torch import fx
 from planted_faults import VISIBLE_ULPS, effect_in_ulps, faults, run_fused
 from torchsleuth.torch_core.compare.reference import float64
 from torchsleuth.torch_core.compare.reference.rng import save_rng
-from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED
+from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED, healthy_graph
 from torchsleuth.torch_core.compare.verdict.evidence import gather
-from torchsleuth.torch_core.compare.verdict.healthy import healthy_graph
 from torchsleuth.torch_core.compare.verdict.judge import judge, judge_results
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, EAGER_SUSPECT, INCONCLUSIVE, WITHIN_NOISE
 

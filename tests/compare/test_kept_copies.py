@@ -5,13 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchsleuth.torch_core.compare.reference.cloning import same_bits, snapshot
-from torchsleuth.torch_core.compare.reference.kept_copies import KeptCopies
-from torchsleuth.torch_core.compare.reference.written import (
+from torchsleuth.torch_core.compare.reference.cloning import (
+    KeptCopies,
     alone_in_memory,
     for_one_run,
     memory_of,
     positions_written,
+    same_bits,
+    snapshot,
 )
 
 aten = torch.ops.aten

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from torch import fx
 
 from torchsleuth.torch_core.compare.reference.rng import save_rng
+from torchsleuth.torch_core.compare.verdict.calibrate import healthy_graph
 from torchsleuth.torch_core.compare.verdict.evidence import gather
-from torchsleuth.torch_core.compare.verdict.healthy import healthy_graph
 from torchsleuth.torch_core.compare.verdict.noise import FOOTPRINT, NoiseSource, Perturbation, half_ulp
 
 

@@ -27,7 +27,7 @@ def inputs():
 
 @pytest.fixture
 def little_room(monkeypatch):
-    monkeypatch.setattr(evidence, "room", lambda device: 4 * 64 * 64 * evidence.BYTES_PER_ELEMENT)
+    monkeypatch.setattr(evidence, "memory_left", lambda device: 4 * 64 * 64 * evidence.BYTES_PER_ELEMENT)
 
 
 def traced():
@@ -42,7 +42,7 @@ def test_pieces_say_what_the_whole_says(little_room, monkeypatch):
     given = inputs()
     graph = traced()
     parts = judge_results(graph, given, None, graph(*inputs()), calibration=UNCALIBRATED)
-    monkeypatch.setattr(evidence, "room", lambda device: 1 << 40)
+    monkeypatch.setattr(evidence, "memory_left", lambda device: 1 << 40)
     whole = judge_results(graph, given, None, graph(*inputs()), calibration=UNCALIBRATED)
     assert [leaf.path for leaf in parts.leaves] == [leaf.path for leaf in whole.leaves]
     assert {leaf.kind for leaf in parts.leaves} == {leaf.kind for leaf in whole.leaves} == {WITHIN_NOISE}

@@ -8,10 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.torch_core.compare.compat.close import close, rmse
-from torchsleuth.torch_core.compare.compat.same import differences, same
-from torchsleuth.torch_core.compare.reference.chunks import pieces
-from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.reference.trees import leaves, pieces
+from torchsleuth.torch_core.compare.same import close, differences, rmse, same
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 DTYPES = st.sampled_from(
@@ -241,7 +239,7 @@ def test_a_fake_tensor_is_told_apart_from_a_wrong_value():
 )
 @settings(max_examples=40)
 def test_pieces_cover_every_element_once(rows, columns, layout):
-    import torchsleuth.torch_core.compare.reference.chunks as chunks
+    import torchsleuth.torch_core.compare.reference.trees as chunks
 
     base = torch.arange(rows * columns * 2.0).view(rows, columns * 2)
     tensor = {

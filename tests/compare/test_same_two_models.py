@@ -4,7 +4,7 @@ import logging
 import pytest
 import torch
 
-from torchsleuth.torch_core.compare.compat.models import (
+from torchsleuth.torch_core.compare.two_models import (
     NotReducible,
     reduce_to_scalar_loss,
     run_fwd_maybe_bwd,

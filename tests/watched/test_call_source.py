@@ -19,8 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torchsleuth.torch_core.repro.program import program_of_call
 from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way
 from torchsleuth.torch_internals.configuration import global_state
-from torchsleuth.watched.call_source import Around, call_sources
-from torchsleuth.watched.earlier_calls import EarlierCalls
+from torchsleuth.watched.call_source import Around, EarlierCalls, call_sources
 
 
 class Colour(enum.Enum):

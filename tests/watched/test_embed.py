@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from torchsleuth.watched.embed import CannotEmbed, Embedded, embed
+from torchsleuth.core.cases.record import Embedded
+from torchsleuth.watched.embed_slice import CannotEmbed
+from torchsleuth.watched.value_source import embed
 
 
 @pytest.fixture
@@ -230,7 +232,7 @@ def test_names_set_only_under_the_main_guard_are_taken_from_the_live_module(tmp_
             label = "ab"
             def extra(x): return 1000
             raise_if_pasted = [1 / 1]
-            from torchsleuth.watched.embed import embed
+            from torchsleuth.watched.value_source import embed
             e = embed({{"backend": backend}})
             json.dump([e.source, e.imports, e.notes], open({str(out)!r}, "w"))
         """)

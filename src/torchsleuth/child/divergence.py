@@ -15,19 +15,17 @@ from typing import Any
 import torch
 
 from torchsleuth.child.compile import ready_trial
-from torchsleuth.child.trial import Trial
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime import runner
-from torchsleuth.torch_core.compare.divergence.analysis import Wishes, analyze
-from torchsleuth.torch_core.compare.divergence.compiling import AOT_ALONE, aten_ways, captured_ways
-from torchsleuth.torch_core.compare.divergence.exposed import analyze_exposed
+from torchsleuth.torch_core.compare.divergence.analysis import Wishes, analyze, analyze_exposed
 from torchsleuth.torch_core.compare.divergence.gradients import PHASE, wrong_gradient
 from torchsleuth.torch_core.compare.divergence.measure import Keep, Subject, written_inputs
-from torchsleuth.torch_core.compare.divergence.parts import Compilers
+from torchsleuth.torch_core.compare.divergence.parts import AOT_ALONE, Compilers, aten_ways, captured_ways
 from torchsleuth.torch_core.compare.divergence.steps import run_once
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
-from torchsleuth.torch_core.compare.reference.room import memory_beside
+from torchsleuth.torch_core.compare.reference.memory import memory_beside
 from torchsleuth.torch_core.tensors import ContentStoreWriter
 from torchsleuth.torch_internals.generated_code import CompiledCode, Observed, observed_code
 from torchsleuth.torch_internals.kernel_builds import without_idle_work

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.torch_internals.places import replaced
 
 MOST_TOGETHER = 16
@@ -318,9 +319,7 @@ def note_answers(answers: Mapping[str, bool]) -> None:
     try:
         path = _notes()
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(dict(answers)), encoding="utf-8")
-        part.replace(path)
+        write_whole(path, json.dumps(dict(answers)))
     except OSError:  # a home that cannot be written to costs seconds, no more
         pass
 

@@ -2,6 +2,10 @@
 
 Made in the user's process from live objects, while the call is under way. Of the values that hold their own name at the
 top of a file the statement that made them is taken, or, in a second form, all are rebuilt from what they are now.
+
+Some failures come only after others: a limit of recompilations is reached, or a guard is missing that would have told
+two calls apart. So the calls that made Dynamo compile something are kept, lightly: tensors by their form, with their
+numbers where those are few, objects as long as others do.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -18,16 +23,98 @@ import torch
 from torchsleuth.core.cases.record import WRONG, AmbientState
 from torchsleuth.torch_internals.compiled_calls import CallUnderWay
 from torchsleuth.torch_internals.configuration import changed_settings
-from torchsleuth.watched.call_difference import MOST_ITEMS, PRINTED, is_below, iterator_of
-from torchsleuth.watched.earlier_calls import EarlierCall, values_read
+from torchsleuth.watched.call_state import (
+    CALL,
+    CLOSURE,
+    DEFAULT,
+    GLOBAL,
+    GRADIENT,
+    MOST_ITEMS,
+    PRINTED,
+    RANDOM_NUMBERS,
+    is_below,
+    iterator_of,
+    roots_of,
+    user_function,
+)
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed
-from torchsleuth.watched.value_source import ValueSource
+from torchsleuth.watched.value_source import ValueSource, kept
+
+# ---- earlier calls
+
+
+# Of one function, and functions in all.
+MOST_CALLS, MOST_FUNCTIONS = 12, 256
+_ATOMS = (bool, int, float, complex, str, type(None))
+
+
+@dataclass(frozen=True)
+class EarlierCall:
+    """A call that compiled something, its arguments kept, and the plain values that it could read besides them."""
+
+    call: CallUnderWay
+    form: str
+    read: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class EarlierCalls:
+    """What is known of the calls of this process: `calls.note(call)`, later `calls.before(call)`."""
+
+    calls: dict[CodeType, list[EarlierCall]] = field(default_factory=dict)
+
+    def note(self, call: CallUnderWay) -> None:
+        """Keeps a call that compiled something, unless one like it came right before."""
+        function = user_function(call.function)
+        if function is None or (function.__code__ not in self.calls and len(self.calls) >= MOST_FUNCTIONS):
+            return
+        known = self.calls.setdefault(function.__code__, [])
+        read = values_read(call)
+        form = repr((id(call.function), *map(_form, (call.args, call.kwargs)), read))
+        if not known or known[-1].form != form:
+            args, kwargs = tuple(map(kept, call.args)), {name: kept(v) for name, v in call.kwargs.items()}
+            known.append(EarlierCall(replace(call, args=args, kwargs=kwargs, options={}), form, read))
+            del known[:-MOST_CALLS]
+
+    def before(self, call: CallUnderWay) -> list[EarlierCall]:
+        """The calls of the same function, the earliest first."""
+        function = user_function(call.function)
+        known = [] if function is None else self.calls.get(function.__code__, [])
+        return list(known)
+
+
+def values_read(call: CallUnderWay) -> dict[str, Any]:
+    """Numbers, texts and flags that a call reads by name, globals and attributes: `{"scale (global)": 2.0}`."""
+    function = call.function
+    owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+    attributes = {f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
+    found = {**attributes, **dict(roots_of(function, (), {}))}
+    return {
+        path: value
+        for path, value in found.items()
+        if type(value) in _ATOMS and (path.startswith("self.") or path.endswith(GLOBAL))
+    }
+
+
+def _form(value: Any) -> str:
+    """Equal for values that Dynamo would most likely not tell apart."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{tuple(value.shape)}{value.requires_grad}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}{[_form(item) for item in value]}"
+    if isinstance(value, dict):
+        return str({str(key): _form(item) for key, item in value.items()})
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    return str(id(value))
+
+
+# ---- the call as a script
+
 
 _PRINTS = ("import contextlib", "import io")
 _SAID = "printed.getvalue()"
-_GRADIENT = "the gradient of "
-_CLOSURE = " (closure)"
 _CELLS = "inspect.getclosurevars"
 # In a script: the items of an iterator, then what it returns; in the line that is not made smaller.
 _DRAW = "(lambda steps: (yield (yield from steps)))("
@@ -46,9 +133,6 @@ class CallSource:
     call: tuple[str, ...]
     notes: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -90,7 +174,6 @@ def call_sources(call: CallUnderWay, around: Around) -> tuple[list[CallSource], 
 def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSource:
     paste = Paste(by_value=(torch.Tensor, torch.nn.Module) if rebuilt else (torch.Tensor,))
     values = ValueSource(paste)
-    paste.write_value = values.expression
     function = paste.expression(call.function, _name_of(call.function))
     how = list(_compile_arguments(call, paste))
     switches = list(_switches(around.state))
@@ -166,7 +249,7 @@ def _bound(given: Sequence[str], made: list[str]) -> list[str]:
 
 def _call_lines(call: str, wrong: Sequence[str], shown: Sequence[str]) -> list[str]:
     """The statements of the call; where one of the two raises and the other does not, that is its result."""
-    if "the call" in wrong:
+    if CALL in wrong:
         return ["try:", f"    result = {call}", "except Exception as error:", "    result = type(error)"]
     if _SAID in shown:
         return ["printed = io.StringIO()", "with contextlib.redirect_stdout(printed):", f"    {call}"]
@@ -179,14 +262,14 @@ def _shown(
     """Expressions for what differs, by the paths under which `watched/call_state.py` knows it."""
     names = {f"kwargs[{text.partition('=')[0]!r}]": text.partition("=")[2] for text in given if "=" in text}
     names |= {f"args[{place}]": text for place, text in enumerate(given)}
-    names |= {"the call": "result", "the state of torch's random numbers": "torch.rand(1)"}
+    names |= {CALL: "result", RANDOM_NUMBERS: "torch.rand(1)"}
     names |= {"self": function.rpartition(".")[0] or function}
     found = []
     for path in wrong:
-        if " (default)" in path:
+        if DEFAULT in path:
             continue
-        if _CLOSURE in path:
-            name, _, below = path.partition(_CLOSURE)
+        if CLOSURE in path:
+            name, _, below = path.partition(CLOSURE)
             if name in closed_over:  # of other functions than the compiled one, a script has no name
                 found.append(f"{_CELLS}({function}).nonlocals[{name!r}]{below}")
             continue
@@ -194,10 +277,10 @@ def _shown(
             found.append(f"[repr(step) for _, step in zip(range({MOST_ITEMS}), {_DRAW}{steps}))]")
             continue
         root = next((name for name in names if is_below(path, name)), None)
-        text = path.replace(" (global)", "", 1) if root is None else names[root] + path[len(root) :]
+        text = path.replace(GLOBAL, "", 1) if root is None else names[root] + path[len(root) :]
         found += [text] if _is_expression(text) else []
     if not found:  # these take lines of their own, and a result of one tensor
-        of = [path.removeprefix(_GRADIENT) for path in wrong if path.startswith(_GRADIENT)]
+        of = [path.removeprefix(GRADIENT) for path in wrong if path.startswith(GRADIENT)]
         inputs = [text for path in of for text in _shown([path], function, given)]
         found = [f"torch.autograd.grad(result.sum(), {text}, allow_unused=True)[0]" for text in inputs]
     if not found and PRINTED in wrong:

@@ -1,8 +1,9 @@
-"""All that a call of a function can leave behind, as flat leaves: its result, its arguments, and what it reaches.
+"""All that a call of a function can leave behind, as flat leaves by path, which one process can send to another.
 
-What it reaches: the object it is a method of, its closure, the globals that it and the functions it names use,
-attributes of their classes; modules with parameters, buffers and attributes. Leaves are plain values, so one process
-can send them to another.
+There is what the function reaches: its arguments, the object it is a method of, its closure, the globals that it and
+the functions it names use, attributes of their classes; modules with parameters, buffers and attributes. And there is
+what only a process that is there for nothing else can tell: how the call ended, what it printed, gradients, torch's
+modes and random numbers, and what comes out of iterators that it returned.
 """
 
 from __future__ import annotations
@@ -10,17 +11,36 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import io
+import re
+import signal
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
 import torch
 
+from torchsleuth.core.processes.sealed import run_openmp_alone
+from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng
 from torchsleuth.torch_core.compare.reference.trees import is_numpy
+from torchsleuth.torch_internals.compiled_calls import CompiledCall, is_dynamos_own
+from torchsleuth.torch_internals.modes import outside_all_modes
+
+# Paths, where they are no expression of a program: how the call ended, what is known of a function by name, and what
+# only a call in a process of its own can tell.
+CALL = "the call"
+CLOSURE, GLOBAL, DEFAULT = " (closure)", " (global)", " (default)"
+PRINTED = "what it prints"
+GRADIENT = "the gradient of "
+RANDOM_NUMBERS = "the state of torch's random numbers"
+# Of an iterator: so many items are looked at, then what it returns at its end, or how else it ends.
+MOST_ITEMS = 64
+ITEMS, RETURNED, ENDED = "list({})", "the return value of {}", "the end of {}"
 
 MOST_LEAVES = 20_000
 MOST_FUNCTIONS = 200
@@ -32,9 +52,13 @@ ITERATOR = "iterator"
 _NUMBERS = (int, float, complex, bool)
 _NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)
 _ATOMS: tuple[type, ...] = (str, bytes, type(None), range, slice, *_NUMBERS, *_NAMES)
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _OF_EVERY_MODULE = set(vars(torch.nn.Module())) - {"training"}
 _TORCH, _STANDARD = str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"]
+
+
+class CannotRepeat(BaseException):
+    """A call cannot be made again to be compared; says why. No `except Exception` of the user's sees it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +73,25 @@ class Leaf:
 
 Leaves = dict[str, Leaf]
 Root = tuple[str, Any]
+
+
+def iterator_of(path: str) -> str | None:
+    """The path of the iterator that something came out of.
+
+    >>> iterator_of("list(result[1])[0].x"), iterator_of("the return value of result"), iterator_of("result")
+    ('result[1]', 'result', None)
+    """
+    found = re.match(r"list\((.*?)\)(?:[.\[]|$)|the (?:return value|end) of (.*?)(?:$)", path)
+    return found and (found[1] or found[2])
+
+
+def is_below(path: str, above: str) -> bool:
+    """Whether a value is part of another one, by their paths.
+
+    >>> is_below("result[0].a", "result[0]"), is_below("result[01]", "result[0")
+    (True, False)
+    """
+    return path.startswith(above) and path[len(above) : len(above) + 1] in ("", "[", ".")
 
 
 def user_function(function: Any) -> types.FunctionType | None:
@@ -130,7 +173,7 @@ def _of_a_library(file: str | None) -> bool:
 def _names_of(function: types.FunctionType) -> Iterator[Root]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
-            yield f"{name} (closure)", cell.cell_contents
+            yield name + CLOSURE, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
     codes = [function.__code__]
@@ -140,55 +183,35 @@ def _names_of(function: types.FunctionType) -> Iterator[Root]:
         for name in code.co_names:
             value = function.__globals__.get(name)
             if value is not None and not isinstance(value, types.ModuleType):
-                yield f"{name} (global)", value
+                yield name + GLOBAL, value
     for name, value in (function.__kwdefaults__ or {}).items():
-        yield f"{name} (default)", value
+        yield name + DEFAULT, value
     for position, value in enumerate(function.__defaults__ or ()):
         yield f"default {position}", value
     if vars(function):
         yield f"attributes of {function.__name__}", dict(vars(function))
 
 
-def versions_of(roots: list[Root]) -> dict[int, int]:
-    """How often each tensor was written to so far, by the tensor's identity."""
-    found = tensors_of(roots).values()
-    return {id(tensor): tensor._version for tensor in found if not tensor.is_inference()}
-
-
-def tensors_of(roots: list[Root]) -> dict[str, torch.Tensor]:
-    """Every tensor below `roots`, by its path.
-
-    >>> list(tensors_of([("result", [1, torch.ones(2)])]))
-    ['result[1]']
-    """
-    walk = _Walk({})
-    for name, value in roots:
-        walk.visit(name, value)
-    return walk.tensors
-
-
-def iterators_of(roots: list[Root]) -> dict[str, Iterator[Any]]:
-    """Every iterator below `roots`, by its path.
-
-    >>> list(iterators_of([("result", [1, iter([2])])]))
-    ['result[1]']
-    """
-    walk = _Walk({})
-    for name, value in roots:
-        walk.visit(name, value)
-    return walk.iterators
-
-
-def leaves_of(roots: list[Root], before: Mapping[int, int]) -> Leaves:
-    """Every value below `roots`; `before` is what `versions_of` said before the call.
+def leaves_of(roots: Iterable[Root], before: Mapping[int, int]) -> Leaves:
+    """Every value below `roots`; `before` is how often each tensor, by its identity, was written to before the call.
 
     >>> leaves_of([("result", (1, [2.5]))], {})["result[1][0]"]
     Leaf(kind='float', text='2.5', tensor=None, shown='')
     """
-    walk = _Walk(before)
+    return _walked(roots, before).leaves
+
+
+def _walked(roots: Iterable[Root], before: Mapping[int, int] | None = None) -> _Walk:
+    """All that is below `roots`, tensors and iterators by their paths as well.
+
+    >>> found = _walked([("result", [1, torch.ones(2), iter([2])])])
+    >>> list(found.tensors), list(found.iterators)
+    (['result[1]'], ['result[2]'])
+    """
+    walk = _Walk(before or {})
     for name, value in roots:
         walk.visit(name, value)
-    return walk.leaves
+    return walk
 
 
 @dataclass
@@ -199,7 +222,7 @@ class _Walk:
     seen: dict[int, str] = field(default_factory=dict)
     iterators: dict[str, Iterator[Any]] = field(default_factory=dict)
     held: list[Any] = field(default_factory=list)
-    room: int = MOST_BYTES
+    bytes_left: int = MOST_BYTES
 
     def visit(self, path: str, value: Any) -> None:
         if len(self.leaves) >= MOST_LEAVES or path in self.leaves:
@@ -230,12 +253,12 @@ class _Walk:
         grad = ", requires grad" if value.requires_grad else ""
         dtype = str(value.dtype).removeprefix("torch.")
         text = f"{dtype} tensor of shape {_shape(value)}{grad}"
-        size = value.numel() * value.element_size() if type(value) in _PLAIN_TENSORS else 0
+        size = value.numel() * value.element_size() if type(value) in PLAIN_TENSORS else 0
         touched = version is None or self.before.get(id(value)) != version
         numbers = None
-        if (touched or size <= SMALL_BYTES) and size <= self.room:
+        if (touched or size <= SMALL_BYTES) and size <= self.bytes_left:
             numbers = _numbers(value)
-            self.room -= size
+            self.bytes_left -= size
         self.leaves[path] = Leaf(_name(type(value)), text, numbers)
         for name, attribute in getattr(value, "__dict__", {}).items():
             if not name.startswith("_"):
@@ -252,7 +275,7 @@ def _shape(value: torch.Tensor) -> str:
 
 
 def _numbers(value: torch.Tensor) -> torch.Tensor | None:
-    plain = type(value) in _PLAIN_TENSORS and value.device.type == "cpu" and not value.is_quantized
+    plain = type(value) in PLAIN_TENSORS and value.device.type == "cpu" and not value.is_quantized
     if not plain or value.layout != torch.strided:
         return None
     return value.detach().resolve_conj().resolve_neg()
@@ -319,3 +342,132 @@ def _atom(value: Any) -> str:
 def _name(kind: Callable[..., Any]) -> str:
     module = kind.__module__
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+# ---- what a call leaves, made in a process that is there for nothing else
+
+
+# What it may take to look into iterators.
+DRAIN_SECONDS = 10.0
+
+
+def leaves_after(call: CompiledCall, run: Callable[[], Any], rng: RngState) -> Leaves:
+    """Makes the call; what it leaves behind."""
+    if not run_openmp_alone():
+        torch.set_num_threads(1)  # the other threads did not come along
+    # oneDNN's kernels are made for so many threads, which wait for each other.
+    torch.backends.mkldnn.enabled = False
+    before = {  # without a hold on them: the call may be what lets go of them
+        id(tensor): tensor._version
+        for tensor in _walked(roots_of(call.function, call.args, call.kwargs)).tensors.values()
+        if not tensor.is_inference()
+    }
+    printed = sys.stdout = io.StringIO()
+    restore_rng(rng)  # Python's own generator is seeded anew in every fork
+    result: Any = None
+    ended = Leaf("returns")
+    try:
+        result = run()
+    except Exception as error:
+        if is_dynamos_own(error):
+            raise CannotRepeat("Dynamo does not capture it") from error
+        ended = Leaf(f"raises {type(error).__name__}", str(error)[:200])
+    grad = torch.is_grad_enabled()
+    with outside_all_modes():
+        roots = roots_of(call.function, call.args, call.kwargs)
+        leaves = {
+            CALL: ended,
+            **leaves_of([*roots, ("result", result)], before),
+            PRINTED: Leaf("str", repr(re.sub(r"0x[0-9a-f]+", "0x", printed.getvalue()))),
+            RANDOM_NUMBERS: Leaf("Tensor", "", torch.get_rng_state()),
+            "torch.is_grad_enabled()": Leaf("bool", str(grad)),
+            "torch.get_default_dtype()": Leaf("torch.dtype", str(torch.get_default_dtype())),
+        }
+        leaves.update(_gradients(roots, result) if grad else {})
+    # Last, for it runs what the program would run after the call, and in the modes of the program.
+    return {**leaves, **_drained(result)}
+
+
+def _gradients(roots: list[tuple[str, Any]], result: Any) -> Leaves:
+    """The gradients of the result with respect to what it was made from, where it has any."""
+    found = _walked([("result", result)]).tensors.values()
+    outputs = [tensor for tensor in found if tensor.requires_grad and tensor.is_floating_point()]
+    inputs = {path: tensor for path, tensor in _walked(roots).tensors.items() if tensor.requires_grad}
+    # What an earlier call made is as far back as this one goes.
+    made_before = {path: tensor for path, tensor in inputs.items() if not tensor.is_leaf}
+    wanted = made_before or inputs
+    if not outputs or not wanted:
+        return {}
+    try:
+        scales = [torch.linspace(0.5, 1.5, o.numel(), device=o.device).reshape(o.shape) for o in outputs]
+        total = [(o * scale).sum() for o, scale in zip(outputs, scales)]
+        grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    except Exception:  # a call that went through its own backward has none left
+        return {}
+    return {GRADIENT + p: Leaf("Tensor", "", g) for p, g in zip(wanted, grads) if g is not None}
+
+
+def _drained(result: Any) -> Leaves:
+    """What comes out of the iterators of a result, which nobody needs afterwards."""
+    # Dynamo gives such iterators for others; what others do when they are asked for an item, only they know.
+    found = {
+        path: iterator
+        for path, iterator in _walked([("result", result)]).iterators.items()
+        if isinstance(iterator, GeneratorType) or type(iterator).__module__ in ("builtins", "itertools")
+    }
+    if not found:
+        return {}
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.setitimer(signal.ITIMER_REAL, DRAIN_SECONDS)
+    try:
+        return {key: leaf for path, it in found.items() for key, leaf in _drain(path, it).items()}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _too_long(*_: Any) -> None:
+    raise CannotRepeat(f"the iterator that it returns takes more than {DRAIN_SECONDS:.0f} s")
+
+
+def _drain(path: str, iterator: Iterator[Any]) -> Leaves:
+    leaves: Leaves = {}
+    returned: Any = None
+    how = Leaf("returns")
+    try:
+        for place in range(MOST_ITEMS):
+            item = next(iterator)
+            with outside_all_modes():
+                leaves |= {
+                    # A generator may write to what it has given away.
+                    at: leaf if leaf.tensor is None else replace(leaf, tensor=leaf.tensor.clone())
+                    for at, leaf in leaves_of([(f"{ITEMS.format(path)}[{place}]", item)], {}).items()
+                }
+    except StopIteration as end:
+        returned = end.value
+    except Exception as error:
+        how = Leaf(f"raises {type(error).__name__}", str(error)[:200])
+    with outside_all_modes():
+        return {**leaves, **leaves_of([(RETURNED.format(path), returned)], {}), ENDED.format(path): how}
+
+
+def values_only(leaves: Leaves) -> Leaves:
+    """Of what a call leaves behind, the values: without how it ended, what it printed, modes and gradients.
+
+    >>> list(values_only({CALL: Leaf("returns"), "result": Leaf("int", "1")}))
+    ['result']
+    """
+    others = ("the ", "torch.", "list(", PRINTED)
+    return {path: leaf for path, leaf in leaves.items() if not path.startswith(others)}
+
+
+def packed(leaves: Mapping[str, Leaf]) -> bytes:
+    """Leaves as one process sends them to another: `unpacked(packed(leaves)) == leaves`."""
+    buffer = io.BytesIO()
+    torch.save({path: tuple(vars(leaf).values()) for path, leaf in leaves.items()}, buffer)
+    return buffer.getvalue()
+
+
+def unpacked(content: bytes) -> Leaves:
+    """The leaves that another process has sent."""
+    sent = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return {path: Leaf(*parts) for path, parts in sent.items()}

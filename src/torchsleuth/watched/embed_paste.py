@@ -10,34 +10,36 @@ import copy
 import functools
 import importlib.util
 import inspect
+import linecache
 import os
 import re
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchsleuth.core.cases.record import Embedded
-from torchsleuth.watched.embed_origin import (
-    defined_in,
-    global_name,
-    importable_from,
-    installed,
-    maker_of,
-    same_literal,
-    third_party,
-)
 from torchsleuth.watched.embed_slice import (
     CannotEmbed,
     SourceFile,
     Statement,
     closed_slice,
+    defined_in,
     find_class,
     find_function,
+    global_name,
+    has_source,
+    importable_from,
+    installed,
+    maker_of,
     names_used,
+    package_of,
+    registers,
+    same_literal,
     source_file,
+    third_party,
 )
 
 # Values of torch whose repr, with `torch.` in front where it lacks, is an expression for them.
@@ -88,6 +90,32 @@ class Paste:
             self.imports[f"from {module} import {root}" + (f" as {name}" if name != root else "")] = None
             return
         self.bound[name] = (value, self.expression(value, name))
+
+    def register(self, op: str, modules: Iterable[types.ModuleType] | None, libraries: Sequence[str]) -> None:
+        """Adds the statements of the user's files that register an op, or the import or library that does."""
+        space = op.partition("::")[0]
+        found = False
+        for module in list(sys.modules.values() if modules is None else modules):
+            if not has_source(module):
+                continue
+            text = "" if installed(module.__dict__) else "".join(linecache.getlines(str(module.__file__)))
+            if space in text and registers(source_file(str(module.__file__)), op, module.__dict__):
+                self.want(module.__dict__).ops.add(op)
+                found = True
+        if found:
+            return
+        if (package := package_of(op, len(sys.modules))) is not None:
+            self.simple(package)
+        elif libraries:
+            self.imports["import torch"] = None
+            for path in sorted(map(str, libraries)):
+                self.head[f"torch.ops.load_library({path!r})"] = None
+                self.notes[f"loads the shared library {os.path.basename(path)}, which must be there"] = None
+        else:
+            raise CannotEmbed(
+                f"no file of the program registers the custom op {op} in a way that can be read off its source; "
+                "register it at the top level of a file, with its name written out."
+            )
 
     def expression(self, value: Any, hint: str) -> str:
         """An expression that yields this value once the slices and the tail so far have run."""

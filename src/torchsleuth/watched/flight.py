@@ -18,11 +18,13 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import STACKS_SIGNAL
 from torchsleuth.script_runtime.hiding import hide_in_words
 
@@ -40,7 +42,9 @@ COUNTERS_BYTES = 16 * (MAX_GRAPHS + 1)
 class Flight:
     """The records of one process. Created at the first compile, so that other processes leave no trace."""
 
-    def __init__(self, spool: str) -> None:
+    def __init__(self, spool: str, finish: Callable[[Flight], object] = lambda flight: None) -> None:
+        """`finish` makes cases of what was reported at once, where nobody outside does so in the end."""
+        self.finish = finish
         self.pid = os.getpid()
         self.folder = Path(spool) / f"p{self.pid}-{time.time_ns() % 10**9:09d}"
         self.folder.mkdir(mode=0o700, parents=True)
@@ -126,13 +130,13 @@ class Flight:
         """How often something failed so far, known or not: whoever calls a graph sees by it whether one inside did."""
         return self.failures + self.repeats
 
-    def report(self, failure: dict[str, Any]) -> Path:
+    def report(self, failure: dict[str, Any]) -> None:
         """Keeps one failure; the supervisor makes a case of it."""
         with self.lock:
             self.failures += 1
             path = self.folder / f"failure-{self.failures}.json"
         write_json(path, failure)
-        return path
+        self.finish(self)
 
     def log(self, text: str) -> None:
         """One line in this process's log; never raises."""
@@ -178,9 +182,7 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON so that a reader sees the whole file or none."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, json.dumps(value))
 
 
 def _process_facts() -> dict[str, Any]:
@@ -188,7 +190,7 @@ def _process_facts() -> dict[str, Any]:
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or os.environ.get("OMPI_COMM_WORLD_RANK")
     return {
         "pid": os.getpid(),
-        "identity": this_process().to_json(),
+        "identity": to_json(this_process()),
         "parent": os.getppid(),
         "argv": hide_in_words(sys.argv),
         "rank": int(rank) if rank and rank.isdigit() else None,

@@ -1,4 +1,4 @@
-"""Expressions for the values a call works on: tensors, modules, objects of the user's classes, containers of them.
+"""Source text for live values: what the user's program defined and a script needs, and what a call works on.
 
 A tensor is written by its shape, dtype and strides, with its values where they are few; a module of torch by its
 constructor; a model of a library by its configuration; any other object by its class and its attributes, so that none
@@ -17,21 +17,24 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
 
+from torchsleuth.core.cases.record import Embedded
 from torchsleuth.torch_core.graphs.attributes import module_expression
 from torchsleuth.torch_core.graphs.spelling import Unprintable, Vocabulary
 from torchsleuth.torch_core.repro.small_inputs import TooLarge, input_expression
-from torchsleuth.torch_core.tensors import TensorSpec, describe_tensor
+from torchsleuth.torch_core.tensors import TensorSpec, Unsupported, describe_tensor
 from torchsleuth.torch_internals.tensors import has_no_values
-from torchsleuth.watched.earlier_calls import FEW_VALUES, KeptObject, KeptTensor
-from torchsleuth.watched.embed_origin import installed
+from torchsleuth.watched.call_state import PLAIN_TENSORS
 from torchsleuth.watched.embed_paste import Paste
-from torchsleuth.watched.embed_slice import CannotEmbed
+from torchsleuth.watched.embed_slice import CannotEmbed, installed
 
+# Up to this many numbers of a tensor are kept and written out; of others the form is enough, mostly.
+FEW_VALUES = 16
 _MARKS_OF_TORCH = ("_torchdynamo", "_is_torch_compile", "_compiled_call_impl")
 _DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
 _LOCKS = {type(threading.Lock()): "Lock", type(threading.RLock()): "RLock"}
@@ -45,11 +48,54 @@ _HOOKS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class KeptTensor:
+    """A tensor as it was in a call; `value` where its numbers are few."""
+
+    spec: TensorSpec
+    value: torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptObject:
+    """An object that may be gone by now: `kept.get()` is None then."""
+
+    get: Callable[[], Any]
+
+
+def kept(value: Any) -> Any:
+    """A value to be written later, kept lightly: tensors by their form, with their numbers where those are few."""
+    if isinstance(value, torch.Tensor):
+        return _kept_tensor(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(kept, value))
+    if type(value) is dict:
+        return {key: kept(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, type)):
+        return value
+    try:
+        return KeptObject(weakref.ref(value))
+    except TypeError:
+        return value
+
+
+def _kept_tensor(tensor: torch.Tensor) -> Any:
+    if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
+        return KeptObject(weakref.ref(tensor))
+    try:
+        spec = describe_tensor(tensor)
+    except Unsupported:
+        return KeptObject(weakref.ref(tensor))
+    few = tensor.numel() <= FEW_VALUES and not has_no_values(tensor)
+    return KeptTensor(spec, tensor.detach().clone() if few else None)
+
+
 class ValueSource:
     """Writes values into a paste: each tensor and object once, under a name, so that what is shared stays shared."""
 
     def __init__(self, paste: Paste) -> None:
         self.paste = paste
+        paste.write_value = self.expression
         self.replaced: list[str] = []
         self._names: set[str] = set()
 
@@ -329,3 +375,28 @@ def _is_written_in_c(cls: type) -> bool:
     return cls.__new__ is not object.__new__ and not any(
         isinstance(each, types.FunctionType) for each in vars(cls).values()
     )
+
+
+def embed(
+    objects: Mapping[str, object],
+    custom_ops: Sequence[str] = (),
+    modules: Iterable[types.ModuleType] | None = None,
+    loaded_libraries: Iterable[str] = (),
+) -> Embedded:
+    """Source that binds each name to an object like the given one: `embed({"backend": my_backend}).source`.
+
+    `custom_ops` are registered by the same text, so that a file that both need is pasted once.
+    """
+    paste = Paste()
+    values = ValueSource(paste)
+    for name, value in objects.items():
+        try:
+            paste.bind(name, value)
+            if values.replaced:
+                raise CannotEmbed(values.replaced[0])
+        except CannotEmbed as reason:
+            title = getattr(value, "__qualname__", None) or type(value).__name__
+            raise CannotEmbed(f"{name!r} ({title}) cannot be put into a script: {reason}") from None
+    for op in sorted({op.partition(".")[0] for op in custom_ops}):
+        paste.register(op, modules, tuple(loaded_libraries))
+    return paste.finish()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +14,8 @@ import click
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import error_of_oserror
+from torchsleuth.core.protocol.files import write_whole
+from torchsleuth.front.cli.doctor import ask_torch
 from torchsleuth.front.cli.ending import AskedToEnd
 from torchsleuth.front.cli.options import (
     budget_option,
@@ -25,7 +26,7 @@ from torchsleuth.front.cli.options import (
     workers_option,
 )
 from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.cli.torch_check import ask_torch
+from torchsleuth.front.report.html import write_report
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
 from torchsleuth.front.sweep.page import others_in_words, write_page
@@ -123,7 +124,9 @@ def sweep_verb(
         "check_accuracy": check_accuracy,
     }
     limits = Limits(started + budget * share, timeout, each)
-    sweep = Sweep(programs, settings, log, limits, cases_dir, about, workers, check_accuracy, _say)
+    sweep = Sweep(
+        programs, settings, log, limits, cases_dir, about, workers, check_accuracy, _say, write_report
+    )
     _say(f"{len(programs)} programs, {len(settings)} settings: {len(sweep.jobs())} runs")
     stopped: KeyboardInterrupt | AskedToEnd | None = None
     try:
@@ -164,9 +167,7 @@ def _written(out: Path, document: dict[str, Any], cases_dir: Path) -> Path:
     looked_into = {bucket["key"]: bucket["case"] for bucket in document["buckets"] if bucket["case"]}
     scripts = {key: text for key, case in looked_into.items() if (text := repro_of(cases_dir, case))}
     try:
-        part = out / ".sweep.json.part"
-        part.write_text(json.dumps(document, indent=1), encoding="utf-8")
-        os.replace(part, out / "sweep.json")
+        write_whole(out / "sweep.json", json.dumps(document, indent=1))
         return write_page(out, document, scripts)
     except OSError as failure:
         raise error_of_oserror(out, failure) from failure

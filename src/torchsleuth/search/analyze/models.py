@@ -19,18 +19,17 @@ from torch.fx import GraphModule
 from torchsleuth.core.cases.analysis import Analysis
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.search.analyze.answer import analysis_of
-from torchsleuth.torch_core.compare.compat.models import reduce_to_scalar_loss
-from torchsleuth.torch_core.compare.divergence.analysis import Wishes, analyze
-from torchsleuth.torch_core.compare.divergence.compiling import AOT_ALONE, aten_ways, captured_ways
+from torchsleuth.torch_core.compare.divergence.analysis import Wishes, analyze, analyze_exposed
 from torchsleuth.torch_core.compare.divergence.distance import distance
-from torchsleuth.torch_core.compare.divergence.exposed import analyze_exposed
 from torchsleuth.torch_core.compare.divergence.gradients import OF_AOTAUTOGRAD, wrong_gradient
 from torchsleuth.torch_core.compare.divergence.measure import Subject, written_inputs
-from torchsleuth.torch_core.compare.divergence.parts import Compilers
+from torchsleuth.torch_core.compare.divergence.parts import AOT_ALONE, Compilers, aten_ways, captured_ways
 from torchsleuth.torch_core.compare.divergence.steps import run_once
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import (
+    KeptCopies,
     Snapshot,
+    called_again,
     changed,
     clone_inputs,
     map_tensors,
@@ -38,10 +37,10 @@ from torchsleuth.torch_core.compare.reference.cloning import (
     same_bits,
     snapshot,
 )
-from torchsleuth.torch_core.compare.reference.kept_copies import KeptCopies, called_again
+from torchsleuth.torch_core.compare.reference.memory import memory_beside, memory_counted_apart, note_run
 from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
-from torchsleuth.torch_core.compare.reference.room import memory_beside, memory_counted_apart, note_run
 from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.two_models import reduce_to_scalar_loss
 from torchsleuth.torch_core.compare.verdict.judge import judge_results
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
 from torchsleuth.torch_core.graphs.provenance import source_line

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_core.compare.reference.chunks import SMALL, pieces
+from torchsleuth.torch_core.compare.reference.trees import SMALL, pieces
 
 FAR = 16.0
 """Beyond so many times what rounding explains, a value is worth a second look (as `verdict.tolerances`)."""

@@ -1,30 +1,36 @@
 """What one kernel computes as a graph of its own, on eager's values: is it wrong by itself, and at which node?
 
-The calls between a wrong value and those before it that were seen and are right. A part is judged with rounding noise
-that is measured for it. Inside, each node's value is returned: as lowered first, without code; then compiled; and where
-returning values undoes the fusion that the fault needs, by ever longer beginnings of the part, returning the last only.
-Of nodes at which an error begins the culprit is the one without whose error the part is right: another may be just as
-wrong, and what it makes matter to nobody.
+The calls between a wrong value and those before it that were seen and are right. A part is compiled as the graph was,
+after AOTAutograd or as Dynamo captured it, and judged with rounding noise that is measured for it. Inside, each node's
+value is returned: as lowered first, without code; then compiled; and where returning values undoes the fusion that the
+fault needs, by ever longer beginnings of the part, returning the last only. Of nodes at which an error begins the
+culprit is the one without whose error the part is right: another may be just as wrong, and matter to nobody.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from torchsleuth.script_runtime.compiling import aten_compiler, captured_compiler
+from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
 from torchsleuth.torch_core.compare.divergence.steps import EagerMemory, EagerSteps, needed_by
-from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, tensors_in
+from torchsleuth.torch_core.compare.reference.cloning import alone_in_memory, clone_inputs, tensors_in
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
-from torchsleuth.torch_core.compare.reference.room import room
-from torchsleuth.torch_core.compare.reference.written import alone_in_memory
+from torchsleuth.torch_core.compare.reference.memory import memory_left
 from torchsleuth.torch_core.compare.verdict.judge import JUDGING_BYTES, judge
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, Verdict
+from torchsleuth.torch_core.tensors import describe_inputs
+from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering, without_caches
+from torchsleuth.torch_internals.kernel_builds import with_believed_instructions, without_idle_work
 from torchsleuth.torch_internals.schemas import may_write
 
 MOST_EXPOSED = 256 << 20
@@ -326,6 +332,71 @@ def _tensors_of(part: Part) -> tuple[list[str], bool]:
             taken += value.numel() * value.element_size()
             largest = max(largest, value.numel())
             found.append(name)
-    left = min((room(t.device) for t in tensors_in(list(part.inputs))[:1]), default=MOST_EXPOSED)
+    left = min((memory_left(t.device) for t in tensors_in(list(part.inputs))[:1]), default=MOST_EXPOSED)
     # Of each there is the compiled value and eager's; they are judged one after the other.
     return found, taken <= MOST_EXPOSED and 2 * taken + JUDGING_BYTES * largest <= left
+
+
+AOT_ALONE = "aot_eager_decomp_partition"
+"""The backend of torch's that does all of AOTAutograd and hands its graphs to eager's kernels."""
+
+Ambience = Callable[[], contextlib.AbstractContextManager[Any]]
+Make = Callable[[GraphModule, Sequence[Any]], Callable[[], Callable[[list[Any]], Any]]]
+# Of what Inductor was told about a graph, what holds for its parts as well.
+_OF_PARTS = ("is_inference", "is_backward")
+
+
+def aten_ways(
+    kwargs: Mapping[str, Any],
+    compiler: Any = None,
+    ambience: Ambience = contextlib.nullcontext,
+    description: Mapping[str, Any] | None = None,
+) -> Compilers:
+    """For aten graphs, which go to Inductor or to `compiler`: `aten_ways({}).compiled(part, [x])`.
+
+    `description` is that of the whole graph's inputs, where it is known.
+    """
+    own = {key: value for key, value in kwargs.items() if key in _OF_PARTS}
+
+    def making(described: Mapping[str, Any] | None) -> Make:
+        def make(graph: GraphModule, values: Sequence[Any]) -> Callable[[], Callable[[list[Any]], Any]]:
+            given = described or describe_inputs(list(values)).to_json()
+            fakes, mode = symbolic_inputs(dict(given), list(values))
+            return aten_compiler(copy.deepcopy(graph), fakes, mode, {}, own, compiler)
+
+        return make
+
+    return replace(_ways(making(None), ambience), whole=_ways(making(description), ambience).compiled)
+
+
+def captured_ways(
+    backend: Any, options: Mapping[str, Any], ambience: Ambience = contextlib.nullcontext
+) -> Compilers:
+    """For captured graphs, which go to `backend`: `captured_ways("inductor", {}).lowered(part, [x])`."""
+
+    def make(graph: GraphModule, values: Sequence[Any]) -> Callable[[], Callable[[list[Any]], Any]]:
+        return captured_compiler(copy.deepcopy(graph), list(values), backend, dict(options))
+
+    return _ways(make, ambience)
+
+
+def _ways(make: Make, ambience: Ambience) -> Compilers:
+    def compiled(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        def build() -> Callable[[list[Any]], Any]:
+            compile_it = make(graph, values)
+            with ambience(), without_caches(), without_idle_work():
+                return compile_it()
+
+        run = with_believed_instructions(build)
+
+        def call(given: list[Any]) -> Any:
+            with ambience():
+                return run(given)
+
+        return call
+
+    def lowered(graph: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        with interpreted_lowering():
+            return compiled(graph, values)
+
+    return Compilers(compiled, lowered)

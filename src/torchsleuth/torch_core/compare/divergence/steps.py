@@ -18,7 +18,12 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from torchsleuth.torch_core.compare.reference import opkinds
-from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, tensors_in
+from torchsleuth.torch_core.compare.reference.cloning import (
+    clone_inputs,
+    for_one_run,
+    positions_written,
+    tensors_in,
+)
 from torchsleuth.torch_core.compare.reference.eager import EagerRun, substitutes
 from torchsleuth.torch_core.compare.reference.float64 import (
     Float64Run,
@@ -27,8 +32,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
     widen_graph,
     widen_inputs,
 )
-from torchsleuth.torch_core.compare.reference.room import room, trim
-from torchsleuth.torch_core.compare.reference.written import for_one_run, positions_written
+from torchsleuth.torch_core.compare.reference.memory import memory_left, trim
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 MOST_WAITING = 1 << 30
@@ -157,7 +161,7 @@ class Steps(abc.ABC):
             return
         kept = tensors_in([self.env.get(node), self._as_made.get(node)])
         self._idle[node] = sum(t.untyped_storage().nbytes() for t in kept if t.layout == torch.strided)
-        if sum(self._idle.values()) > min([MOST_WAITING, *(room(t.device) // 2 for t in kept[:1])]):
+        if sum(self._idle.values()) > min([MOST_WAITING, *(memory_left(t.device) // 2 for t in kept[:1])]):
             self.dropped.add(node.name)
             self.done(node.name)
 
@@ -221,7 +225,7 @@ class EagerMemory:
         if name in self.values or not plain or value.device.type != "cpu":
             return
         if self.most is None:
-            self.most = min(MOST_REMEMBERED, room(value.device) // 4)
+            self.most = min(MOST_REMEMBERED, memory_left(value.device) // 4)
         size = value.untyped_storage().nbytes()
         if self.taken + size <= self.most:
             self.taken += size

@@ -2,17 +2,23 @@
 
 The idea: the unit of copying is the storage, not the tensor. Tensors that share memory share it again
 in the copy, with the same strides and offsets; grad-ness, parameter-ness and containers survive too.
+Weights are large, and most graphs only read them: `positions_written` says which inputs have to be copied for a run,
+and `KeptCopies` gives a copy taken once to call after call, as long as the tensor still has its bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from torchsleuth.script_runtime.inputs import as_computed
+from torchsleuth.torch_internals.schemas import may_write, written_arguments
 from torchsleuth.torch_internals.tensors import form_of
 
 ALIGN = 64
@@ -169,3 +175,142 @@ def _clone(tensor: torch.Tensor, memory: dict[StorageKey, tuple[torch.UntypedSto
     if tensor.requires_grad and not tensor.is_leaf:
         return as_computed(copy)
     return copy.requires_grad_(tensor.requires_grad)
+
+
+def positions_written(graph: GraphModule, inputs: Sequence[Any]) -> set[int]:
+    """Which inputs the graph may write, those that share memory with one included; all, where that is not told.
+
+    >>> positions_written(gm, [torch.ones(2)])
+    set()
+    """
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    writers = [n for n in graph.graph.nodes if may_write(n)]
+    if not writers:
+        return set()
+    if any(n.op == "call_module" or n.target is not torch.ops.aten.copy_.default for n in writers):
+        return set(range(len(inputs)))
+    targets = {arg for n in writers for arg in written_arguments(n)}
+    if not targets <= set(placeholders):
+        return set(range(len(inputs)))
+    written = {i for i, n in enumerate(placeholders) if n in targets}
+    memory = {memory_of(inputs[i]) for i in written} - {0}
+    return written | {i for i, value in enumerate(inputs) if memory_of(value) in memory}
+
+
+def for_one_run(graph: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """Inputs for one run of the graph by eager's kernels: copies of those that it may write, the others themselves.
+
+    Used as `gm(*for_one_run(gm, inputs))`.
+    """
+    written = sorted(positions_written(graph, inputs))
+    copies = dict(zip(written, clone_inputs([inputs[i] for i in written])))
+    return [copies.get(i, value) for i, value in enumerate(inputs)]
+
+
+def alone_in_memory(values: Sequence[Any]) -> list[int]:
+    """The positions of plain tensors with whose memory no other of the values has to do.
+
+    >>> alone_in_memory([torch.ones(2), 3])
+    [0]
+    """
+    shared = Counter(map(memory_of, values))
+    alone = [i for i, value in enumerate(values) if memory_of(value) and shared[memory_of(value)] == 1]
+    return [i for i in alone if has_plain_memory(values[i])]
+
+
+def memory_of(value: Any) -> int:
+    """The address of a tensor's memory, whatever view of it the tensor is; 0 where there is none.
+
+    >>> memory_of(3)
+    0
+    """
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.device.type == "meta":
+        return 0
+    try:
+        return value.untyped_storage().data_ptr()
+    except RuntimeError:  # a subclass that wraps other tensors
+        return 0
+
+
+Place = tuple[Any, ...]
+
+
+class KeptCopies:
+    """Copies of the values that a graph is given, which nobody may write; those of `taken` are at hand.
+
+    Used as `KeptCopies(snapshot(weights)).of([x, *weights])`.
+    """
+
+    def __init__(self, taken: Snapshot) -> None:
+        self._of_weights = {
+            _place(t): c for t, c in zip(taken.originals, taken.copies) if has_plain_memory(t)
+        }
+        self._known = dict(self._of_weights)
+
+    def of(self, values: Sequence[Any]) -> list[Any]:
+        """For each value one like it, in memory of its own."""
+        found = {place: self._at_hand(values[place]) for place in alone_in_memory(values)}
+        rest = [place for place in range(len(values)) if found.get(place) is None]
+        found |= dict(zip(rest, clone_inputs([values[place] for place in rest])))
+        return [found[place] for place in range(len(values))]
+
+    def weights_among(self, values: Sequence[Any]) -> list[int]:
+        """The positions of those of which a copy was at hand from the beginning."""
+        return [place for place in alone_in_memory(values) if _place(values[place]) in self._of_weights]
+
+    @contextlib.contextmanager
+    def remembered(self, values: Sequence[Any], copies: Sequence[Any]) -> Iterator[None]:
+        """Inside, these copies are at hand, too: for the graphs that are made of one."""
+        before = self._known
+        pairs = {_place(values[place]): copies[place] for place in alone_in_memory(values)}
+        self._known = {**before, **pairs}
+        try:
+            yield
+        finally:
+            self._known = before
+
+    def _at_hand(self, value: torch.Tensor) -> torch.Tensor | None:
+        copy = self._known.get(_place(value))
+        computed = value.requires_grad and not value.is_leaf
+        if copy is None or computed or not same_bits(value, copy):
+            return None
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(copy.detach(), requires_grad=value.requires_grad)
+        return copy.detach().requires_grad_(value.requires_grad)
+
+
+@contextlib.contextmanager
+def called_again(
+    live: Sequence[Any], before: Sequence[Any], weights: Sequence[int]
+) -> Iterator[Callable[[], list[Any]]]:
+    """Makes the inputs of one more call: the model's own weights as they lie in memory, the others as copies.
+
+    Whatever a call writes into weights is taken back before the next, and at the end. Used as
+    `with called_again(given, copies, weights) as fresh: compiled(fresh())`.
+    """
+    at_end = [copy if same_bits(live[i], copy) else live[i].clone() for i in weights for copy in (before[i],)]
+
+    def fresh() -> list[Any]:
+        _put([live[i] for i in weights], [before[i] for i in weights])
+        others = [i for i in range(len(live)) if i not in weights]
+        given = dict(zip(others, clone_inputs([before[i] for i in others])))
+        return [given[i] if i in given else live[i] for i in range(len(live))]
+
+    try:
+        yield fresh
+    finally:
+        _put([live[i] for i in weights], at_end)
+
+
+def _put(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Gives tensors these values where they have others; autograd, which may have kept them, is not told."""
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values):
+            if not same_bits(tensor, value):
+                tensor.data.copy_(value)
+
+
+def _place(tensor: torch.Tensor) -> Place:
+    """What two tensors have in common that are the same elements of the same memory."""
+    layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    return (tensor.device, memory_of(tensor), *layout)

@@ -1,17 +1,26 @@
-"""Run a captured graph as it is, and remember what its float64 twin must know: dtypes and random draws."""
+"""Run a captured graph as it is, and remember what its float64 twin must know: dtypes and random draws.
+
+Rounding is modelled node by node, so a nested graph that always runs, like a checkpointed layer, is written into the
+graph that calls it (`inlined`); branches and loops stay calls, because which of their nodes run depends on values.
+What random numbers were drawn is given again to other runs: those that the compiled code drew to eager
+(`handed_over`), those of eager to float64 (`substitutes`). Memory that a graph asks for and does not write holds
+anything in eager, too: a run with zeros in it is the reference, and what another filling changes is not compared.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import (
     clone_inputs,
+    for_one_run,
     restore,
     same_bits,
     snapshot,
@@ -27,11 +36,74 @@ from torchsleuth.torch_core.compare.reference.float64 import (
     narrow,
     widen,
 )
+from torchsleuth.torch_core.compare.reference.opkinds import plain_name
 from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, noting_draws, restore_rng, save_rng
 from torchsleuth.torch_core.compare.reference.trees import leaves
-from torchsleuth.torch_core.compare.reference.written import for_one_run
 from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.torch_internals.tensors import transforms_ended
+
+ALWAYS_RUN = frozenset(["invoke_subgraph", "tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint"])
+"""Higher-order ops that call their graph once with their operands and return what it returns."""
+
+
+def inlined(graph: GraphModule) -> GraphModule:
+    """The graph with every nested graph that always runs written out; the graph itself when there is none.
+
+    Example: `inlined(captured)(*inputs)` gives what `captured(*inputs)` gives.
+    """
+    if not any(_called_graph(graph, node) for node in graph.graph.nodes):
+        return graph
+    flat = Graph()
+    outputs = _copy(graph, graph, "", flat, None)
+    flat.output(outputs)
+    attributes = {
+        str(n.target): fetch(graph, str(n.target)) for n in flat.nodes if n.op in ("get_attr", "call_module")
+    }
+    return GraphModule(attributes, flat)
+
+
+def _called_graph(owner: GraphModule, node: Node) -> GraphModule | None:
+    if node.op != "call_function" or getattr(node.target, "__name__", "") not in ALWAYS_RUN or not node.args:
+        return None
+    first = node.args[0]
+    called = fetch(owner, str(first.target)) if isinstance(first, Node) and first.op == "get_attr" else None
+    if not isinstance(called, GraphModule):
+        return None
+    wanted = sum(n.op == "placeholder" for n in called.graph.nodes)
+    return called if wanted == len(_operands(node)) else None
+
+
+def _operands(node: Node) -> list[Any]:
+    # invoke_subgraph names its graph in a string between the graph and its operands.
+    return [a for a in node.args[1:] if not isinstance(a, str)]
+
+
+def _copy(root: GraphModule, owner: GraphModule, prefix: str, flat: Graph, operands: list[Any] | None) -> Any:
+    """Copy a graph's nodes into `flat`; returns what its output stands for there."""
+    env: dict[Node, Any] = {}
+    given = iter(operands or [])
+
+    def look_up(node: Node) -> Any:
+        return env[node]
+
+    for node in owner.graph.nodes:
+        called = _called_graph(owner, node)
+        if node.op == "placeholder" and operands is not None:
+            env[node] = next(given)
+        elif node.op == "output":
+            return torch.fx.map_arg(node.args[0], look_up)
+        elif called is not None:
+            inner = [torch.fx.map_arg(a, look_up) for a in _operands(node)]
+            path = f"{prefix}{node.args[0].target}."
+            env[node] = _copy(root, called, path, flat, inner)
+        elif node.target is operator.getitem and isinstance(env[node.args[0]], (list, tuple)):
+            env[node] = env[node.args[0]][node.args[1]]
+        elif not (node.op == "get_attr" and all(_called_graph(owner, user) for user in node.users)):
+            env[node] = flat.node_copy(node, look_up)
+            if node.op in ("get_attr", "call_module"):
+                env[node].target = prefix + str(node.target)
+    raise ValueError("a graph without an output cannot be judged")
+
 
 MUTATED = " (mutated)"
 """How the path of an input ends whose value after the run is a result of it."""
@@ -259,3 +331,48 @@ def _drawn_again(node: Node, dtypes: Dtypes, state: RngState, places: Places) ->
         return places.moved_here(widen(node.target(*own, **named)))
 
     return draw
+
+
+_MAKES = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+# What no program writes by itself, and what does not disappear beside other numbers.
+_OTHER = 1.7e30
+
+
+def filled_memory(graph: GraphModule, zeros: bool) -> dict[str, Callable[..., Any]]:
+    """For each call that only asks for memory, a function that gives it full of zeros, or of something else.
+
+    >>> list(filled_memory(torch.fx.symbolic_trace(lambda x: x.new_empty(2) + x), zeros=True))
+    ['new_empty']
+    """
+    return {node.name: _filled(node, zeros) for node in graph.graph.nodes if plain_name(node) in _MAKES}
+
+
+def _filled(node: Node, zeros: bool) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if node.op == "call_method":
+            memory = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            memory = node.target(*args, **kwargs)
+        wide = memory.is_floating_point() or memory.is_complex()
+        return widen(memory.fill_(0 if zeros else _OTHER if wide else 1))
+
+    return make
+
+
+def of_unwritten_memory(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """By path, which elements are others where the memory holds something else; paths without any are left out.
+
+    >>> of_unwritten_memory({"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 3.0])})
+    {'a': tensor([False,  True])}
+    """
+    found = {}
+    for path, value in values.items():
+        other = others.get(path)
+        if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+            if value.shape != other.shape:
+                found[path] = torch.ones_like(value, dtype=torch.bool)
+                continue
+            differs = (value != other) & ~((value != value) & (other != other))
+            if bool(differs.any()):
+                found[path] = differs
+    return found

@@ -15,9 +15,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchsleuth.torch_core.compare.reference import opkinds
-from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, map_tensors, tensors_in
+from torchsleuth.torch_core.compare.reference.cloning import (
+    alone_in_memory,
+    clone_inputs,
+    map_tensors,
+    tensors_in,
+)
 from torchsleuth.torch_core.compare.reference.eager import EagerRun, Given, RunResult, as_drawn, run_eager
-from torchsleuth.torch_core.compare.reference.written import alone_in_memory
 from torchsleuth.torch_internals.decompositions import decomposition_of
 from torchsleuth.torch_internals.modes import watching_ops
 from torchsleuth.torch_internals.operators import is_view, short_name

@@ -1,6 +1,8 @@
-"""Trees of values: what is a container, what are its parts, and how a person writes the path to a part.
+"""Values walked part by part: containers by named parts, tensors by pieces that fit into the cache.
 
-The idea: every rule about containers lives here, so that the rules about leaves never see one.
+Every rule about containers lives here, with how a person writes the path to a part, so that the rules about leaves
+never see one. Every comparison of tensors is a fold over pieces, so its extra memory is one piece, and a piece that
+stays in the processor's cache costs little more than reading its operands once.
 """
 
 from __future__ import annotations
@@ -64,3 +66,63 @@ def leaves(value: Any, path: str = "outputs") -> Iterator[Part]:
         return
     for suffix, item in inner:
         yield from leaves(item, path + suffix)
+
+
+CHUNK = 1 << 22
+"""Elements in a piece, 16 MiB of float32: each piece waits for all threads twice, which costs dearly on a busy machine.
+
+On 1 GiB pairs, seconds for 2^18, 2^20, 2^22 elements: 0.094, 0.083, 0.094 (reading both: 0.066)."""
+
+GPU_CHUNK = 1 << 22
+"""Elements in a piece on an accelerator, where a launch costs more than a cache miss; 16 MiB of float32."""
+
+
+SMALL = 1 << 19
+"""Elements in a piece for rules that need several float64 temporaries, 4 MiB each."""
+
+
+def piece_size(tensor: torch.Tensor) -> int:
+    """How many elements one piece of `tensor` has."""
+    return CHUNK if tensor.device.type == "cpu" else GPU_CHUNK
+
+
+def pieces(*tensors: torch.Tensor, size: int | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Views that together cover tensors of one shape, each of at most `size` elements.
+
+    Example: `sum((a * b).sum() for a, b in pieces(x, y))` is a dot product with bounded memory.
+    """
+    if not tensors or tensors[0].numel() == 0:
+        return
+    flat = _flattened(tensors)
+    size = size or piece_size(tensors[0])
+    if flat is not None:
+        length = flat[0].numel()
+        for start in range(0, length, size):
+            stop = min(start + size, length)
+            yield tuple(t[start:stop] for t in flat)
+        return
+    yield from _split(tensors, size)
+
+
+def _flattened(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+    """One-dimensional views that keep elements paired, when the memory order of all tensors is the same."""
+    first = tensors[0]
+    if all(t.is_contiguous() for t in tensors):
+        return tuple(t.view(-1) for t in tensors)
+    if any(t.stride() != first.stride() for t in tensors):
+        return None
+    order = sorted(range(first.dim()), key=lambda d: -first.stride(d))
+    permuted = tuple(t.permute(order) for t in tensors)
+    return tuple(t.view(-1) for t in permuted) if permuted[0].is_contiguous() else None
+
+
+def _split(tensors: tuple[torch.Tensor, ...], size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    first = tensors[0]
+    if first.numel() <= size:
+        yield tensors
+        return
+    axis = max(range(first.dim()), key=lambda d: first.shape[d])
+    step = max(1, first.shape[axis] * size // first.numel())
+    for start in range(0, first.shape[axis], step):
+        length = min(step, first.shape[axis] - start)
+        yield from _split(tuple(t.narrow(axis, start, length) for t in tensors), size)

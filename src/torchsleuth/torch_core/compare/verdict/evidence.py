@@ -21,6 +21,7 @@ from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import (
     clone_inputs,
     map_tensors,
+    positions_written,
     restore,
     snapshot,
     tensors_in,
@@ -29,8 +30,11 @@ from torchsleuth.torch_core.compare.reference.eager import (
     EagerRun,
     OtherDraws,
     RunResult,
+    filled_memory,
     graph_state,
     handed_over,
+    inlined,
+    of_unwritten_memory,
     result_of,
     run_eager,
     substitutes,
@@ -45,23 +49,22 @@ from torchsleuth.torch_core.compare.reference.float64 import (
     widen_inputs,
     widen_late,
 )
-from torchsleuth.torch_core.compare.reference.inlining import inlined
+from torchsleuth.torch_core.compare.reference.memory import memory_left, trim
 from torchsleuth.torch_core.compare.reference.other_ways import equivalent_runs
 from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, rng_kept, save_rng
-from torchsleuth.torch_core.compare.reference.room import room, trim
 from torchsleuth.torch_core.compare.reference.trees import leaves
-from torchsleuth.torch_core.compare.reference.unwritten import filled_memory, of_unwritten_memory
-from torchsleuth.torch_core.compare.reference.written import positions_written
 from torchsleuth.torch_core.compare.verdict.decisions import COMPARE, GATE
-from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, noisy_graph
-from torchsleuth.torch_core.compare.verdict.spread import (
+from torchsleuth.torch_core.compare.verdict.leaf import (
+    AMPLIFICATION,
     AMPLIFIED,
     EQUIVALENT,
     REVERSED,
     USUAL,
+    Leaf,
     Spread,
     sampled,
 )
+from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, noisy_graph
 from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, Textbook, TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 from torchsleuth.torch_internals.tensors import transforms_ended
@@ -75,9 +78,6 @@ RUNS_LARGE = 5
 LARGE = 1 << 18
 """Output elements above which a result is large."""
 
-AMPLIFICATION = 8.0
-"""How much stronger the second kind of noise is: it finds decisions that lie within 8 rounding errors."""
-
 SAME_FLOAT64 = 1e-4
 """Of the size of values, and of their noise in the graph's own format: within it two float64 runs count as the same."""
 
@@ -86,34 +86,6 @@ NOISY_SHARE = 0.7
 
 BYTES_PER_ELEMENT = 24
 """What is kept of one element of a leaf beside samples: the truth, the size of its noise, how far runs reached."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One value of the result: its path, eager's value, the truth, and what the noisy runs gave."""
-
-    path: str
-    eager: Any
-    truth: Any
-    spread: Spread
-    random: bool = False
-    fallbacks: tuple[str, ...] = ()
-    means_nothing: bool = False
-    """Whether it is memory that nobody wrote, returned for a reason that does not apply here."""
-    unwritten: torch.Tensor | None = None
-    """Which elements come from memory that the graph asks for and does not write."""
-
-    def on_cpu(self) -> Leaf:
-        """The same leaf where there is more memory."""
-        self.spread.to_cpu()
-        return replace(self, eager=self.eager.cpu(), truth=self.truth.cpu())
-
-    def with_zeros_for_unwritten(self) -> Leaf:
-        """The same leaf where what comes from memory that nobody wrote is zero."""
-        if self.unwritten is None:
-            return self
-        eager, truth = (with_zeros(value, self.unwritten) for value in (self.eager, self.truth))
-        return replace(self, eager=eager, truth=truth, unwritten=None)
 
 
 @dataclass(frozen=True)
@@ -164,7 +136,7 @@ class Reference:
 
     def pieces(self) -> list[list[str]]:
         """The paths of all leaves, parted so that the evidence on each part fits into the memory there is for it."""
-        budget = room(self.device) // 6  # the rest is for the runs themselves
+        budget = memory_left(self.device) // 6  # the rest is for the runs themselves
         parts: list[list[str]] = [[]]
         taken = 0
         for path in self.eager.values:
@@ -175,11 +147,6 @@ class Reference:
             parts[-1].append(path)
             taken += size
         return parts
-
-
-def with_zeros(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """The values with zeros at some places: `with_zeros(torch.ones(2), torch.tensor([True, False]))`."""
-    return value.masked_fill(where.to(value.device), 0)
 
 
 def reference_run(
@@ -310,7 +277,7 @@ def _gather_wide(
         return NotImplemented if draw is None else draw(*args, **kwargs)
 
     kept = sum(reference.bytes_of(path) for path in wanted)
-    left = room(reference.device) if places.here is None else 0
+    left = memory_left(reference.device) if places.here is None else 0
     # Noisy runs take a little more than the first, and what is kept of them grows meanwhile.
     watch = _memory_watch(reference.device, int(NOISY_SHARE * (left - kept)))
     watch_noisy = _memory_watch(reference.device, left)
@@ -398,8 +365,8 @@ def _agree(values: dict[str, Any], truth: dict[str, Any], spreads: dict[str, Spr
         if value.shape != wanted.shape or value.dtype != wanted.dtype:
             return False
         # Where terms cancel, nothing but the noise says how much a difference means.
-        room = SAME_FLOAT64 * max(_size(wanted), spread.largest)
-        if not torch.allclose(value, wanted, SAME_FLOAT64, room, equal_nan=True):
+        least = SAME_FLOAT64 * max(_size(wanted), spread.largest)
+        if not torch.allclose(value, wanted, SAME_FLOAT64, least, equal_nan=True):
             return False
     return True
 

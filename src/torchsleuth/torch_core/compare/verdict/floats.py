@@ -1,23 +1,33 @@
-"""Judge one float leaf: is the compiled value further from the truth than rounding noise explains?
+"""Judge one tensor: is the compiled value further from the truth than rounding noise explains?
 
-The idea: scale every error by the noise measured at its element, then ask four questions, each against what
-noisy runs and eager itself show: one element far out, all elements shifted or scaled together, one row or lane
-shifted, all elements too noisy. One clear yes is enough.
+Floats: scale every error by the noise measured at its element, then ask four questions, each against what noisy runs
+and eager itself show: one element far out, all elements too noisy, all of them shifted or scaled together, one row or
+lane shifted. One clear yes is enough. A mean over many elements has far less noise than one element, and noisy runs
+show how much less, so the last two find faults where every element looks innocent.
+Integers and booleans: exact, but for an element whose value flips when rounding noise is varied. There rounding
+decided, and eager and compiled may both be right: comparisons, casts, and ties in sort, top-k and argmax alike.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from torchsleuth.torch_core.compare.compat.close import unravel
-from torchsleuth.torch_core.compare.reference.chunks import pieces
-from torchsleuth.torch_core.compare.verdict.evidence import AMPLIFICATION, Leaf
-from torchsleuth.torch_core.compare.verdict.patterns import Errors, whitened, worst_lane
-from torchsleuth.torch_core.compare.verdict.patterns import bias as bias_of
-from torchsleuth.torch_core.compare.verdict.spread import AMPLIFIED, EQUIVALENT, REVERSED, as_real
+from torchsleuth.torch_core.compare.reference.trees import pieces
+from torchsleuth.torch_core.compare.same import unravel
+from torchsleuth.torch_core.compare.verdict.leaf import (
+    AMPLIFICATION,
+    AMPLIFIED,
+    EQUIVALENT,
+    REVERSED,
+    USUAL,
+    Leaf,
+    as_real,
+    thinned,
+)
+from torchsleuth.torch_core.compare.verdict.limits import VerdictLimits
 from torchsleuth.torch_core.compare.verdict.verdict import (
     DIVERGED,
     EAGER_SUSPECT,
@@ -25,7 +35,6 @@ from torchsleuth.torch_core.compare.verdict.verdict import (
     WITHIN_NOISE,
     LeafVerdict,
 )
-from torchsleuth.torch_core.compare.verdict.verdict_limits import VerdictLimits
 
 ROW_SHARE = 0.5
 """An element's noise is at least this share of its row's: eight runs underrate one element in hundreds by half."""
@@ -182,7 +191,7 @@ def _not_finite(leaf: Leaf, compiled: torch.Tensor, draft: LeafVerdict) -> LeafV
     other = ~finite_result & ~finite_eager & ~finite_truth & stable
     other &= (kinds[0] != kinds[1]) & (kinds[0] != kinds[2]) & (kinds[1] == kinds[2])
     for mask, rule, text in (
-        (made, "made non-finite", "is {c} where eager ({e}) and float64 ({t}) are finite"),
+        (made, "made non-finite", "is {c} where eager ({e:.6g}) and float64 ({t}) are finite"),
         (lost, "lost non-finite", "is {c} where eager and float64 agree on {t}"),
         (other, "other non-finite", "is {c} where eager and float64 agree on {t}"),
     ):
@@ -205,24 +214,21 @@ def _point(
     rule: str,
     text: str,
 ) -> LeafVerdict:
+    """Names the first element of a mask; `text` has places for compiled (`c`), eager (`e`) and truth (`t`)."""
     where = int(mask.reshape(-1).to(torch.uint8).argmax())
-    c, e, t = (float(v.reshape(-1)[where]) for v in (result, eager, truth))
+    c, e, t = (v.reshape(-1)[where].item() for v in (result, eager, truth))
     index = unravel(where, tuple(mask.shape))
     count = int(mask.sum())
-    sentence = (
-        f"element {list(index)} "
-        + text.format(c=c, e=f"{e:.6g}", t=t)
-        + f" ({count} of {mask.numel()} elements)"
-    )
+    said = text.format(c=c, e=e, t=t)
     return replace(
         draft,
         kind=DIVERGED,
-        sentence=sentence,
+        sentence=f"element {list(index)} {said} ({count} of {mask.numel()} elements)",
         rule=rule,
         index=index,
-        compiled=c,
-        eager=e,
-        truth=t,
+        compiled=float(c),
+        eager=float(e),
+        truth=float(t),
         share=count / mask.numel(),
     )
 
@@ -297,7 +303,7 @@ def _broken_rule(
             f"errors are {rmse:.1f} times the rounding noise overall (eager: {eager_rmse:.1f})",
             None,
         )
-    size, significance, eager_significance, name = bias_of(sample)
+    size, significance, eager_significance, name = worst_bias(sample)
     guard = 2.0
     if (
         significance > limits.bias_z * stretch
@@ -348,3 +354,140 @@ def _harmless(draft: LeafVerdict) -> str:
         f"within rounding noise: at most {draft.z:.1f} noise units off (limit {draft.limit:.1f}), "
         f"error {ratio:.2f} times eager's"
     )
+
+
+@dataclass(frozen=True)
+class Errors:
+    """One leaf in float64: truth, noise scale, and the errors of compiled and eager."""
+
+    truth: torch.Tensor
+    noise: torch.Tensor
+    bare: torch.Tensor
+    compiled: torch.Tensor
+    eager: torch.Tensor
+    samples: tuple[torch.Tensor, ...]
+    """Of each noisy run, the elements at `thinned`."""
+    usable: torch.Tensor
+    steady: torch.Tensor
+    """Those of the usable ones that no decision within rounding of its corner moves."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Errors over noise for a part of a leaf, flat: compiled, eager, and one row per noisy run."""
+
+    compiled: torch.Tensor
+    eager: torch.Tensor
+    noisy: torch.Tensor
+    truth: torch.Tensor
+    shape: tuple[int, ...]
+
+
+SMALLEST = 64
+"""Fewer elements than this have no meaningful mean."""
+
+
+def whitened(errors: Errors) -> Sample | None:
+    """The errors of a leaf over their noise; `None` for a leaf too small to have patterns."""
+    truth = errors.truth
+    if truth.numel() < SMALLEST or not errors.samples:
+        return None
+    cut = thinned(truth)
+    weight = torch.where(errors.steady[cut], 1.0 / errors.bare[cut], 0.0)
+    rows = torch.empty((len(errors.samples) + 3, *weight.shape), dtype=truth.dtype, device=truth.device)
+    thin = (errors.compiled[cut], errors.eager[cut], truth[cut], *errors.samples)
+    for row, values in zip(rows, thin):
+        torch.mul(values, weight, out=row)
+    if not math.isfinite(float(rows.sum())):
+        rows.nan_to_num_(0.0, 0.0, 0.0)
+    flat = rows.view(len(rows), -1)
+    return Sample(flat[0], flat[1], flat[3:], flat[2], tuple(weight.shape))
+
+
+LEAST_SPREAD = 0.6
+"""Noise of a mean is at least this share of what independent errors give: rounding is not always random."""
+
+
+def worst_bias(sample: Sample) -> tuple[float, float, float, str]:
+    """The strongest common error: its size per element, its significance, eager's, and its name."""
+    count = sample.compiled.numel()
+    best = (0.0, 0.0, 0.0, "shifted")
+    for name, direction in (("scaled", sample.truth), ("shifted", torch.ones_like(sample.truth))):
+        length = direction.norm()
+        if float(length) == 0.0 or not math.isfinite(float(length)):
+            continue
+        along = direction / length
+        spread = torch.clamp((sample.noisy @ along).square().mean().sqrt(), min=LEAST_SPREAD)
+        amount = (sample.compiled @ along).abs()
+        significance = float(amount / spread)
+        if significance > best[1]:
+            eager = float((sample.eager @ along).abs() / spread)
+            best = (float(amount) / math.sqrt(count), significance, eager, name)
+    return best
+
+
+def worst_lane(sample: Sample) -> tuple[float, float, float, int, int] | None:
+    """The row or lane with the most significant mean error: significance, size, eager's, dimension, index."""
+    dims = len(sample.shape)
+    if dims < 2:
+        return None
+    best: tuple[float, float, float, int, int] | None = None
+    for axis in sorted({0, 1, dims - 1}):
+        others = [d for d in range(dims) if d != axis]
+        count = sample.compiled.numel() // max(sample.shape[axis], 1)
+        if count < 8 or sample.shape[axis] < 2:
+            continue
+        mean, eager = (v.view(sample.shape).mean(others) for v in (sample.compiled, sample.eager))
+        noisy = sample.noisy.view(-1, *sample.shape).mean([d + 1 for d in others])
+        spread = noisy.square().mean(0).sqrt()
+        floor = max(float(spread.square().mean().sqrt()) * 0.7, LEAST_SPREAD / math.sqrt(count))
+        spread = spread.clamp_min(floor)
+        where = int((mean.abs() / spread).argmax())
+        found = float(mean[where].abs() / spread[where])
+        if best is None or found > best[0]:
+            best = (found, float(mean[where].abs()), float((eager.abs() / spread).max()), axis, where)
+    return best
+
+
+UNDECIDED = 0.5
+"""When more than this share of a leaf flips under noise, agreement and disagreement mean nothing."""
+
+UNSEEN = 0.5
+"""Per element that one noisy run flips, this many may differ that no run flipped: a dozen runs do not show all."""
+
+
+UNCHANGED = "is {c}, eager and float64 say {e} and {t}; no rounding within 8 times the noise changes it"
+
+
+def judge_discrete(leaf: Leaf, compiled: torch.Tensor) -> LeafVerdict:
+    """The verdict on an integer or boolean leaf of matching shape and dtype.
+
+    Example: `judge_discrete(leaf, compiled).kind` for the output of `x > 0`.
+    """
+    truth = leaf.truth.to(leaf.eager.device)
+    result = compiled.to(leaf.eager.device)
+    draft = LeafVerdict(
+        leaf.path,
+        WITHIN_NOISE,
+        "equal to eager",
+        dtype=str(compiled.dtype).removeprefix("torch."),
+        shape=tuple(compiled.shape),
+        random=leaf.random,
+        fallbacks=leaf.fallbacks,
+    )
+    wrong = result != leaf.eager
+    if not bool(wrong.any()):
+        return replace(draft, share=0.0)
+    wrong &= result != truth
+    for seen in leaf.spread.flips.values():
+        wrong &= ~seen.to(wrong.device)
+    if int(wrong.sum()) > UNSEEN * leaf.spread.most_flips:
+        return _point(draft, wrong, result, leaf.eager, truth, "exact", UNCHANGED)
+    flips = leaf.spread.flips.get(USUAL)
+    unstable = 0.0 if flips is None else float(flips.double().mean())
+    if unstable > UNDECIDED:
+        text = f"{unstable:.0%} of these decisions flip within rounding noise: nothing can be told"
+        return replace(draft, kind=INCONCLUSIVE, rule="undecided", sentence=text)
+    count = int((result != leaf.eager).sum())
+    text = f"{count} of {result.numel()} elements differ from eager, where the deciding floats tie or are within noise"
+    return replace(draft, sentence=text, share=count / result.numel(), rule="straddle")

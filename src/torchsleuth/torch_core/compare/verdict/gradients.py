@@ -14,11 +14,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
-from torchsleuth.torch_core.compare.reference.inlining import inlined
+from torchsleuth.torch_core.compare.reference.eager import inlined
 from torchsleuth.torch_core.compare.reference.rng import Draw, restore_rng, rng_kept, save_rng
 from torchsleuth.torch_core.compare.reference.trees import leaves
-from torchsleuth.torch_core.compare.verdict.calibration import Calibration
 from torchsleuth.torch_core.compare.verdict.judge import judge_results
+from torchsleuth.torch_core.compare.verdict.limits import Calibration
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.torch_core.compare.verdict.verdict import Verdict, inconclusive
 

@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits, tensors_in
 from torchsleuth.torch_core.compare.reference.eager import MUTATED, RunResult, result_of
 from torchsleuth.torch_core.compare.reference.float64 import MEMORY_ERRORS
+from torchsleuth.torch_core.compare.reference.memory import memory_left
 from torchsleuth.torch_core.compare.reference.rng import (
     Draw,
     RngState,
@@ -29,19 +30,15 @@ from torchsleuth.torch_core.compare.reference.rng import (
     same_state,
     save_rng,
 )
-from torchsleuth.torch_core.compare.reference.room import room
-from torchsleuth.torch_core.compare.verdict.calibration import Calibration, load_calibration
-from torchsleuth.torch_core.compare.verdict.discrete import judge_discrete
 from torchsleuth.torch_core.compare.verdict.evidence import (
     Evidence,
-    Leaf,
     Reference,
     evidence_on,
     reference_run,
-    with_zeros,
 )
-from torchsleuth.torch_core.compare.verdict.floats import judge_floats
-from torchsleuth.torch_core.compare.verdict.spread import REVERSED, Spread, as_real
+from torchsleuth.torch_core.compare.verdict.floats import judge_discrete, judge_floats
+from torchsleuth.torch_core.compare.verdict.leaf import REVERSED, Leaf, Spread, as_real, with_zeros
+from torchsleuth.torch_core.compare.verdict.limits import Calibration, limits_for, load_calibration
 from torchsleuth.torch_core.compare.verdict.verdict import (
     DIVERGED,
     EAGER_SUSPECT,
@@ -53,7 +50,6 @@ from torchsleuth.torch_core.compare.verdict.verdict import (
     gravest,
     inconclusive,
 )
-from torchsleuth.torch_core.compare.verdict.verdict_limits import limits_for
 
 DRAWS_ITS_OWN = (
     "this leaf depends on random numbers that could not be shown to be eager's, so only what holds for any of them was "
@@ -386,7 +382,7 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
         leaf, compiled = leaf.with_zeros_for_unwritten(), with_zeros(compiled, leaf.unwritten)
     if not (compiled.is_floating_point() or compiled.is_complex()):
         return judge_discrete(leaf, compiled)
-    if JUDGING_BYTES * compiled.numel() > room(compiled.device):
+    if JUDGING_BYTES * compiled.numel() > memory_left(compiled.device):
         leaf, compiled = leaf.on_cpu(), compiled.cpu()
     dtype = leaf.eager.dtype
     healthy = calibration.healthy_z(compiled.device.type, dtype) if calibration is not None else None

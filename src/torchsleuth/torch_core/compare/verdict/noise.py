@@ -19,7 +19,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchsleuth.torch_core.compare.reference import opkinds
-from torchsleuth.torch_core.compare.reference.chunks import CHUNK, pieces
 from torchsleuth.torch_core.compare.reference.cloning import map_tensors
 from torchsleuth.torch_core.compare.reference.float64 import (
     HERE,
@@ -31,6 +30,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
     narrow,
     widen,
 )
+from torchsleuth.torch_core.compare.reference.trees import CHUNK, pieces
 from torchsleuth.torch_core.compare.verdict.decisions import (
     COMPARE,
     GATE,

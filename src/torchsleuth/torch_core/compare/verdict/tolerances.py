@@ -16,7 +16,8 @@ import torch
 
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
 from torchsleuth.torch_core.compare.reference.rng import save_rng
-from torchsleuth.torch_core.compare.verdict.evidence import Leaf, gather
+from torchsleuth.torch_core.compare.verdict.evidence import gather
+from torchsleuth.torch_core.compare.verdict.leaf import Leaf
 
 # Noisy runs of each candidate: the largest of four is a fair scale, and a search asks often.
 RUNS = 4

@@ -1,1 +1,0 @@
-"""PyTorch's own comparisons under their own names and arguments: `same`, `same_two_models` and what they rest on."""

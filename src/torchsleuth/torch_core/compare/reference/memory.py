@@ -1,0 +1,175 @@
+"""How much memory a check may take: what the program itself needs once more, and a gibibyte.
+
+The peak that torch and the system report is the program's alone only until we first take something. From then on the
+program counts as large as it was at its largest when a check began, less the copies that we held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchsleuth.torch_core.compare.reference.cloning import tensors_in
+
+EXTRA = 1 << 30
+"""Bytes beyond twice the program's own peak."""
+
+BLOCKS = 0.85
+"""Of the bytes that a process may hold, what tensors may take: the rest is lost between the allocator's blocks."""
+
+SPARE = 256 << 20
+"""Bytes of unused blocks that a check may leave to the program."""
+
+LEAST = 128 << 20
+"""Bytes a check may always take: below that, pieces would cost more time than they spare memory."""
+
+
+RETAINED = 64 << 20
+"""Bytes that a check may still hold at its end: graphs refer to themselves and wait for a collection."""
+
+UNUSED = 32 << 20
+"""Bytes of unused blocks that are worth giving back: that waits for the device, and blocks are dear to take anew."""
+
+_program: dict[torch.device, int] = {}
+_copied: dict[torch.device, int] = {}
+_checking: set[torch.device] = set()
+
+
+@contextlib.contextmanager
+def copies_counted(inputs: Any) -> Iterator[None]:
+    """Around copying a call's inputs and the call itself: the copies are ours, whatever the program takes is not."""
+    sizes = _bytes_by_device(inputs)
+    for device in sizes:
+        _note_program(device)
+    for device, size in sizes.items():
+        _copied[device] = _copied.get(device, 0) + size
+    try:
+        yield
+    finally:
+        for device, size in sizes.items():
+            _copied[device] -= size
+
+
+def note_run(copies: Any) -> None:
+    """The program has run as it does without us, but that copies as large as these were held beside it."""
+    for device, size in _bytes_by_device(copies).items():
+        if device.type == "cuda":
+            _program[device] = max(_program.get(device, 0), _peak_bytes(device) - size)
+
+
+def _bytes_by_device(tree: Any) -> dict[torch.device, int]:
+    sizes = {torch.device("cpu"): 0}
+    for tensor in tensors_in(tree):
+        if tensor.device.type in ("cpu", "cuda"):
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
+    return sizes
+
+
+@contextlib.contextmanager
+def memory_beside(run: Callable[[], Any], inputs: Any) -> Iterator[None]:
+    """What is allocated inside is ours, beside a program that does nothing but `run`: on a device it runs once before.
+
+    Used as `with memory_beside(lambda: compiled(inputs), inputs): …`.
+    """
+    if any(tensor.device.type == "cuda" for tensor in tensors_in(inputs)):
+        run()
+        note_run(inputs)
+    with memory_counted_apart(inputs):
+        del inputs  # which may be all that holds them
+        yield
+
+
+@contextlib.contextmanager
+def memory_counted_apart(inputs: Any) -> Iterator[None]:
+    """What is allocated inside is a check's, not the program's, on the devices of these inputs and on the CPU."""
+    devices = {torch.device("cpu"), *(t.device for t in tensors_in(inputs) if t.device.type == "cuda")}
+    del inputs
+    for device in devices:
+        _note_program(device)
+    # A graph that is checked inside another's check, in whatever thread: what is taken is the outer check's.
+    devices -= _checking
+    _checking.update(devices)
+    before = {device: _bytes_now(device) for device in devices}
+    try:
+        yield
+    finally:
+        _checking.difference_update(devices)
+        for device in devices:
+            if device.type == "cuda":
+                if _bytes_now(device) > before[device] + RETAINED:
+                    gc.collect()
+                _give_back(device)
+
+
+def _note_program(device: torch.device) -> None:
+    if device in _checking:
+        return
+    if device not in _program:
+        _program[device] = _peak_bytes(device)
+    _program[device] = max(_program[device], _bytes_now(device) - _copied.get(device, 0))
+
+
+def trim(device: torch.device) -> None:
+    """Gives unused blocks back where the process holds nearly all that it may while a check is under way.
+
+    The allocator does so only where the device itself is full. Used as `trim(value.device)` between two steps.
+    """
+    if device.type != "cuda" or device not in _checking:
+        return
+    limit = 2 * _program[device] + EXTRA
+    if torch.cuda.memory_reserved(device) > BLOCKS * limit and _unused(device) > UNUSED:
+        _empty_cache()
+
+
+def _give_back(device: torch.device) -> None:
+    """Blocks that only the check needed would stay with the process, and the program may need other sizes."""
+    if _unused(device) > SPARE:
+        _empty_cache()
+
+
+def _empty_cache() -> None:
+    with contextlib.suppress(RuntimeError):  # while a CUDA graph is being captured, nothing may be freed
+        torch.cuda.empty_cache()
+
+
+def memory_left(device: torch.device) -> int:
+    """Bytes that a check may still take on a device.
+
+    >>> memory_left(torch.device("cpu")) >= LEAST
+    True
+    """
+    program = _program.get(device) or _peak_bytes(device)
+    left = 2 * program + EXTRA - _bytes_now(device)
+    if device.type == "cuda":
+        left = int(BLOCKS * (2 * program + EXTRA)) - _bytes_now(device)
+        left = min(left, torch.cuda.mem_get_info(device)[0] + _unused(device))
+    return max(LEAST, left)
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Kibibytes on Linux, bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _bytes_now(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):  # no such file outside Linux
+        return _peak_bytes(device)
+    return pages * resource.getpagesize()
+
+
+def _unused(device: torch.device) -> int:
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
