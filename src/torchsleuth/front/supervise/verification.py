@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.core.cases.model import Case, Verified
+from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.limits import seconds_of_a_hang
 from torchsleuth.core.protocol.host import CHECKPOINTS, ScriptToVerify
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
