@@ -162,8 +162,8 @@ def test_a_triage_whose_host_dies_twice_leaves_its_reason_and_the_next_step_runs
     assert found.case.triage.component == "inductor" and found.case.triage.error is None
     assert any("died of SIGSEGV" in said and "starting it again" in said for said in killer.said)
     killer = Killer(processes.host, "trying", signal.SIGKILL)
-    folder, attempts = workaround_step(found, processes, 90, killer.say, heard=killer.hear)
-    assert any(attempt["workaround"]["verified"] for attempt in attempts)
+    folder, _ = workaround_step(found, processes, 90, killer.say, heard=killer.hear)
+    assert any(each.verified for each in folder.case.workarounds)
 
 
 def test_a_host_that_hangs_past_its_budget_is_ended(processes, folder):

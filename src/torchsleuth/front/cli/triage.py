@@ -12,10 +12,10 @@ import click
 
 from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
+from torchsleuth.core.changes import Change
 from torchsleuth.front.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.wanted import agree_to, case_to_execute, yes_option
-from torchsleuth.front.program.attempt import Attempt, attempt_from_json
 from torchsleuth.front.program.own_workarounds import try_on_program
 from torchsleuth.front.program.runs import program_of
 from torchsleuth.front.program.workarounds import on_program as run_program
@@ -159,8 +159,8 @@ def workaround_verb(
     else:
         folder, found = _tried(folder, workers, budget)
     if on_program:
-        found = run_program(folder, found, deadline=time.monotonic() + budget, everything=everything, say=say)
-        folder = update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
+        ran = run_program(folder, found, deadline=time.monotonic() + budget, everything=everything, say=say)
+        folder = update_case(folder, workarounds=tuple(ran))
     kept = folder.case.workarounds or ()
     best = best_workaround(kept)
     if as_json:
@@ -170,15 +170,14 @@ def workaround_verb(
     return 0 if best is not None else 1
 
 
-def _tried(folder: CaseFolder, workers: str, budget: float) -> tuple[CaseFolder, list[Attempt]]:
+def _tried(folder: CaseFolder, workers: str, budget: float) -> tuple[CaseFolder, list[Change]]:
     started = time.monotonic()
     with processes_for(folder, workers) as processes:
         if folder.case.triage is None:
             say("nobody has said yet who is at fault; that comes first")
             folder = triage_step(folder, processes, budget * SHARE_FOR_TRIAGE, say, sentences(say))
         left = max(1.0, budget - (time.monotonic() - started))
-        folder, found = workaround_step(folder, processes, left, say, sentences(say))
-        return folder, [attempt_from_json(each) for each in found]
+        return workaround_step(folder, processes, left, say, sentences(say))
 
 
 def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround | None) -> None:

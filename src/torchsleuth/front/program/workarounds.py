@@ -11,42 +11,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.core.cases.model import Case
+from torchsleuth.core.cases.model import Case, Workaround
+from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import why_not_cured
 from torchsleuth.core.processes.limits import hang_seconds
-from torchsleuth.front.program.attempt import Attempt
 from torchsleuth.front.program.runs import program_of, watch_program
 
 
 def on_program(
     folder: CaseFolder,
-    found: Sequence[Attempt],
+    changes: Sequence[Change],
     *,
     deadline: float,
     everything: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> list[Attempt]:
+) -> list[Workaround]:
     """Runs the program with each verified workaround, best first, until one passes (`everything`: with each of them).
 
-    What came of it is in `on_program(folder, attempts, deadline=time.monotonic() + 300)[0].workaround.program`.
+    `changes` are what was changed for each workaround of the case. What came of it is in
+    `on_program(folder, changes, deadline=time.monotonic() + 300)[0].program`.
     """
     program = program_of(folder)
     options = watch_options(folder.case)
-    done: list[Attempt] = []
+    done: list[Workaround] = []
     passed = False
-    for attempt in found:
+    for tried, change in zip(folder.case.workarounds or (), changes):
         left = deadline - time.monotonic()
-        tried = attempt.workaround
-        if not tried.verified or attempt.change is None or (passed and not everything) or left <= 0:
-            done.append(attempt)
+        if not tried.verified or not change.for_programs or (passed and not everything) or left <= 0:
+            done.append(tried)
             continue
         say(f"running the program with: {tried.name}")
-        run = watch_program(program, attempt.change, options=options, timeout=left)
+        run = watch_program(program, change, options=options, timeout=left)
         why = why_not_cured(folder.case.signature, run)
         say(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
         passed = passed or why is None
-        tried = replace(tried, program=why is None, error=tried.error if why is None else why)
-        done.append(replace(attempt, workaround=tried))
+        done.append(replace(tried, program=why is None, error=tried.error if why is None else why))
     return done
 
 

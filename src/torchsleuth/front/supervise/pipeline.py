@@ -18,6 +18,7 @@ from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case, working_on
 from torchsleuth.core.cases.model import Minified, Triage, Workaround, best_workaround
 from torchsleuth.core.cases.spool import WatchedProcess
+from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.front.program.acquittal import acquitted
 from torchsleuth.front.program.call_component import blame_call
@@ -240,11 +241,11 @@ def _with_minified(
 
 def workaround_step(
     folder: CaseFolder, processes: Processes, budget: float, say: Say, heard: Hear = _nothing
-) -> tuple[CaseFolder, list[dict[str, Any]]]:
-    """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
+) -> tuple[CaseFolder, list[Change]]:
+    """What makes the graph pass, written into the case, and what was changed for each; may raise `StepRefused`."""
     assert processes.host is not None
     told = processes.host.ask("workaround", budget, said=say, heard=heard, case=str(folder.path.absolute()))
-    return reopened(folder), told["attempts"]
+    return reopened(folder), [Change.from_json(each) for each in told["changes"]]
 
 
 def analyze_step(

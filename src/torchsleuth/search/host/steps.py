@@ -109,10 +109,10 @@ def analyze(
 
 
 def workaround(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
-    """What makes the graph pass, with how to run a whole program so."""
+    """What makes the graph pass: what was changed for each workaround that the case then has."""
     front.begins("trying workarounds")
     found = find_workarounds(_folder(case), questions, budget_seconds=budget, say=front.said)
-    return {"attempts": [attempt.to_json() for attempt in found]}
+    return {"changes": [change.to_json() for change in found]}
 
 
 STEPS: dict[str, Callable[..., dict[str, Any]]] = {
