@@ -99,7 +99,7 @@ class Questions:
             told = self._told(trial_of(state, _ANYTHING, self.store), Question.NOISE, EAGER_SECONDS)
         except NoAnswer:
             return Tolerances()
-        return Tolerances(**told["tolerances"])
+        return Tolerances(**told["noise"])
 
     def passes_in_eager(self, state: State, expected: Signature) -> bool:
         """Whether a state's graph runs without the compiler; it is asked as triage asks, and answered once."""
