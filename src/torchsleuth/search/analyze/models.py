@@ -42,7 +42,7 @@ from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng, 
 from torchsleuth.torch_core.compare.reference.trees import leaves
 from torchsleuth.torch_core.compare.two_models import reduce_to_scalar_loss
 from torchsleuth.torch_core.compare.verdict.judge import judge_results
-from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
+from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE
 from torchsleuth.torch_core.graphs.provenance import source_line
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import compiled_anew
@@ -271,7 +271,7 @@ class _Watcher:
                     rng_matched=True,
                     rng_state=state,
                 )
-                self._note(level, direction, graph, verdict)
+                self._note(level, direction, graph, verdict.kind, verdict.sentence)
                 if verdict.kind == DIVERGED and self.analysis is None:
                     self.analysis = analysed()
         finally:
@@ -281,9 +281,9 @@ class _Watcher:
     def _wrong(self) -> list[GraphComparison]:
         return [graph for graph in self.graphs if graph.verdict == DIVERGED]
 
-    def _note(self, level: str, direction: str, graph: GraphModule, verdict: Verdict) -> None:
+    def _note(self, level: str, direction: str, graph: GraphModule, verdict: str, sentence: str) -> None:
         calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
-        self.graphs.append(GraphComparison(level, direction, calls, verdict.kind, verdict.sentence))
+        self.graphs.append(GraphComparison(level, direction, calls, verdict, sentence))
 
     def _exposed(self, graph: GraphModule, call: seams.BackendCall, given: list[Any]) -> Analysis | None:
         """A captured graph that is wrong as a whole, compiled once more with every value returned."""
@@ -298,9 +298,7 @@ class _Watcher:
             culprit = wrong_gradient(graph, given, _ways_of(call), lambda message: None, None, alone)
             if culprit is not None:
                 self.analysis = finished(graph, {"culprit": culprit})
-                calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
-                sentence = self.analysis.words
-                self.graphs.append(GraphComparison("dynamo", "backward", calls, DIVERGED, sentence))
+                self._note("dynamo", "backward", graph, DIVERGED, self.analysis.words)
                 return
 
 
@@ -411,7 +409,11 @@ def ran(
         for name, tensor in named.items():
             found[_own_name(name)] = _plain(tensor) if id(tensor) in written else tensor.detach()
         if backward:
-            wanting = [(f"inputs[{p}].grad", v) for p, v in enumerate(given) if _wants_gradient(v)]
+            wanting = [
+                (f"inputs[{p}].grad", v)
+                for p, v in enumerate(given)
+                if isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf
+            ]
             wanting += [(f"{_own_name(name)}.grad", named[name]) for name in gradients]
             found |= {name: clone_inputs(value.grad) for name, value in wanting if value.grad is not None}
         return found
@@ -425,10 +427,6 @@ def named_tensors(models: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Parameters and buffers of those of the models that are modules: `named_tensors([torch.nn.Linear(2, 2)])`."""
     held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
     return {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
-
-
-def _wants_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 
 def _own_name(name: str) -> str:
