@@ -11,6 +11,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,10 +125,10 @@ def compare_models(
         gradients = any(path.endswith(".grad") for path in in_all)
         if gradients and not by_capture and all(graph.verdict != DIVERGED for graph in watcher.graphs):
             watcher.trace_gradients()
-    return _told(watcher, by_capture, in_all)
+    return _comparison(watcher, by_capture, in_all)
 
 
-def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelComparison:
+def _comparison(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelComparison:
     graphs = tuple(watcher.graphs)
     if by_capture:
         words = (
@@ -135,9 +136,8 @@ def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelC
             f"{', '.join(by_capture[:3])}; every graph may agree with eager, the function does not"
         )
         return ModelComparison(False, words, "dynamo", differences=tuple(by_capture), graphs=graphs)
-    wrong = next((graph for graph in graphs if graph.verdict == DIVERGED and graph.level == "aot"), None)
-    wrong = wrong or next((graph for graph in graphs if graph.verdict == DIVERGED), None)
-    if wrong is None:
+    wrong = sorted((graph for graph in graphs if graph.verdict == DIVERGED), key=lambda g: g.level != "aot")
+    if not wrong:
         count = sum(graph.level == "dynamo" for graph in graphs)
         if not graphs:
             different = f"they differ in {', '.join(in_all[:3])}" if in_all else "they agree"
@@ -154,11 +154,11 @@ def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelC
     found = watcher.analysis
     culprit = found.culprit if found is not None else None
     of_aot = watcher.inner or (culprit is not None and culprit.how == OF_AOTAUTOGRAD)
-    component = {"aot": "inductor"}.get(wrong.level, "aot_autograd" if of_aot else "backend")
-    where = found.words if found is not None else wrong.sentence
+    component = {"aot": "inductor"}.get(wrong[0].level, "aot_autograd" if of_aot else "backend")
+    where = found.words if found is not None else wrong[0].sentence
     return ModelComparison(
         False,
-        f"{component}, {wrong.direction}: {where}",
+        f"{component}, {wrong[0].direction}: {where}",
         component,
         culprit.module if culprit is not None else None,
         culprit.node if culprit is not None else None,
@@ -196,15 +196,8 @@ class _Watcher:
             if self.backward:
                 self.captured.append((graph, call, before))
             with self.copies.remembered(args, before):
-                return self._judged(
-                    "dynamo",
-                    "forward",
-                    graph,
-                    compiled,
-                    args,
-                    before,
-                    lambda: self._exposed(graph, call, before),
-                )
+                exposed = partial(self._exposed, graph, call, before)
+                return self._judged("dynamo", "forward", graph, compiled, args, before, exposed)
 
         return run
 
@@ -409,13 +402,10 @@ def ran(
         for name, tensor in named.items():
             found[_own_name(name)] = _plain(tensor) if id(tensor) in written else tensor.detach()
         if backward:
-            wanting = [
-                (f"inputs[{p}].grad", v)
-                for p, v in enumerate(given)
-                if isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf
-            ]
-            wanting += [(f"{_own_name(name)}.grad", named[name]) for name in gradients]
-            found |= {name: clone_inputs(value.grad) for name, value in wanting if value.grad is not None}
+            leaves_given = {p: v for p, v in enumerate(given) if isinstance(v, torch.Tensor) and v.is_leaf}
+            wanting = {f"inputs[{place}].grad": value.grad for place, value in leaves_given.items()}
+            wanting |= {f"{_own_name(name)}.grad": named[name].grad for name in gradients}
+            found |= {path: clone_inputs(grad) for path, grad in wanting.items() if grad is not None}
         return found
     finally:
         restore(before)
