@@ -15,6 +15,7 @@ import click
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import error_of_oserror
 from torchsleuth.core.protocol.files import write_whole
+from torchsleuth.front.cli.doctor import ask_torch
 from torchsleuth.front.cli.ending import AskedToEnd
 from torchsleuth.front.cli.options import (
     budget_option,
@@ -25,7 +26,6 @@ from torchsleuth.front.cli.options import (
     workers_option,
 )
 from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.cli.torch_check import ask_torch
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
 from torchsleuth.front.sweep.page import others_in_words, write_page

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Case, Minified
+from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.criteria import SAME, difference_to_eager
 from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
-from torchsleuth.script_runtime.signature import fails_the_same_way
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
 from torchsleuth.search.minify.oracle import Questions
@@ -25,7 +27,6 @@ from torchsleuth.search.minify.python.oracle import (
     DifferenceOracle,
     ProgramOracle,
     cpu_for,
-    difference_to_eager,
     last_line,
     run_whole,
 )
@@ -122,18 +123,18 @@ def _oracle_of(case: Case, questions: Questions, text: str, budget: float) -> Pr
         return oracle
     runs: list[Outcome] = []
 
-    def run(**switches: bool | int) -> Outcome:
-        runs.append(run_whole(questions, text, FIRST_RUN * budget, **switches))
+    def run(change: Change, fill: int = 0) -> Outcome:
+        runs.append(run_whole(questions, text, FIRST_RUN * budget, change, fill))
         return runs[-1]
 
-    seen = run().signature
+    seen = run(NOTHING).signature
     if case.kind == "accuracy":
-        if difference_to_eager(runs[0], lambda fill: run(eager=True, fill=fill)) is None:
+        if difference_to_eager(runs[0].seen.wrong, lambda fill: run(UNCOMPILED, fill).seen.wrong) is None:
             raise _not_as_it_did(case, None, "does not differ from eager here")
-    elif seen is None or not fails_the_same_way(case.signature, seen):
+    elif seen is None or not SAME.same(case.signature, seen):
         raise _not_as_it_did(case, seen.summary if seen else None, "does not fail here")
     else:
         oracle.expected = seen
-        oracle.eager_passes = run(eager=True).signature is None
+        oracle.eager_passes = run(UNCOMPILED).signature is None
     oracle.clock, oracle.cpu = max(LEAST_CLOCK, SLACK * max(each.seconds for each in runs)), cpu_for(runs)
     return oracle

@@ -18,6 +18,7 @@ from typing import Any
 from torchsleuth.core.cases.folder import CaseFolder, now, write_case
 from torchsleuth.core.cases.model import Case, GraphFacts, case_id
 from torchsleuth.core.cases.record import Embedded, GraphRecord
+from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.search.minify.case_state import CannotMinify
@@ -160,7 +161,7 @@ def case_of_program(
     seen = first.signature
     if seen is None:
         raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
-    uncompiled = run_whole(questions, text, clock, eager=True)
+    uncompiled = run_whole(questions, text, clock, UNCOMPILED)
     passes = uncompiled.signature is None
     # A hang takes its clock in each trial that shows it, and nothing else should take much longer than the whole did.
     slowest = uncompiled.seconds if passes or seen.kind == "hang" else max(first.seconds, uncompiled.seconds)

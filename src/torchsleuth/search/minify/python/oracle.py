@@ -5,16 +5,17 @@ A program that fails without the compiler, too, shows another bug than one that 
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.criteria import SAME_PLACE, difference_to_eager, types_shown
 from torchsleuth.core.processes.limits import Limits
-from torchsleuth.core.protocol.trials import Outcome, Question, Switches, Trial
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.core.protocol.trials import Outcome, Question, Trial
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.oracle import AsksTrials, Questions
 from torchsleuth.search.minify.python.program import Program
@@ -55,11 +56,11 @@ class ProgramOracle(AsksTrials):
 
     def submit(self, state: Program) -> Future[Outcome]:
         # Where capture fails nothing has to be compiled to see it.
-        return self.run(state, capture_only=self.expected.phase == "capture")
+        return self.run(state, Change(capture_only=self.expected.phase == "capture"))
 
-    def run(self, program: Program, **switches: Any) -> Future[Outcome]:
-        """Asks for a run of a program: `oracle.run(program, eager=True).result()`."""
-        trial = trial_of(program.text, self.expected, self.folder, **switches)
+    def run(self, program: Program, change: Change, fill: int = 0) -> Future[Outcome]:
+        """Asks for a run of a program: `oracle.run(program, UNCOMPILED).result()`."""
+        trial = trial_of(program.text, self.expected, self.folder, change, fill)
         return self.workers.submit(trial, limits=limited(self.workers.limits, self.clock, self.cpu))
 
     def judge(self, outcome: Outcome, state: Program) -> bool:
@@ -74,12 +75,12 @@ class ProgramOracle(AsksTrials):
         seen = outcome.signature
         if seen is None:
             return False
-        if not same_failure(self.expected, seen):
+        if not SAME_PLACE.same(self.expected, seen):
             self.others.setdefault(seen.summary, outcome.text)
             return False
         if not self.eager_passes:
             return True
-        uncompiled = self.run(program, eager=True).result()
+        uncompiled = self.run(program, UNCOMPILED).result()
         self.trial_seconds += uncompiled.seconds
         return uncompiled.signature is None and uncompiled.error is None
 
@@ -100,7 +101,9 @@ class DifferenceOracle(ProgramOracle):
         """Whether what a program holds as wrong is different without the compiler, and of the same types."""
         if last_line(program.text) != self.shows:
             return False
-        found = difference_to_eager(outcome, lambda fill: self.run(program, eager=True, fill=fill).result())
+        found = difference_to_eager(
+            outcome.seen.wrong, lambda fill: self.run(program, UNCOMPILED, fill).result().seen.wrong
+        )
         if found is None:
             return False
         types = types_shown(found[0]), types_shown(found[1])
@@ -113,44 +116,23 @@ def last_line(text: str) -> str:
     return text.rstrip().rpartition("\n")[2].lstrip()
 
 
-def difference_to_eager(compiled: Outcome, uncompiled: Callable[[int], Outcome]) -> tuple[str, str] | None:
-    """What a program holds when it is compiled, and in two runs without the compiler; None where that is the same.
-
-    `uncompiled(byte)` runs it so, fresh memory filled with that.
-    """
-    held = compiled.seen.wrong
-    expected = None if held is None else uncompiled(0x55).seen.wrong
-    if held is None or expected in (None, held) or uncompiled(0xAA).seen.wrong != expected:
-        return None
-    return held, str(expected)
-
-
-def types_shown(held: str) -> list[str]:
-    """The types of what a program holds, by the text that shows it (`trials/program.py`).
-
-    >>> types_shown("['Tensor tensor([1.])', 'int 3']")
-    ['Tensor', 'int']
-    """
-    try:
-        return [each.partition(" ")[0] for each in ast.literal_eval(held)]
-    except (SyntaxError, ValueError):
-        return [held]
-
-
-def trial_of(text: str, expected: Signature, folder: Path, **switches: Any) -> Trial:
-    """The question that a program stands for: `trial_of(text, expected, folder, eager=True)`."""
+def trial_of(text: str, expected: Signature, folder: Path, change: Change = NOTHING, fill: int = 0) -> Trial:
+    """The question that a program stands for: `trial_of(text, expected, folder, UNCOMPILED)`."""
     return Trial(
         text,
         expected,
-        switches=Switches(**switches),
+        change=change,
+        fill=fill,
         store=str(folder / SCRIPT),
         question=Question.PROGRAM,
     )
 
 
-def run_whole(questions: Questions, text: str, clock: float, **switches: Any) -> Outcome:
+def run_whole(
+    questions: Questions, text: str, clock: float, change: Change = NOTHING, fill: int = 0
+) -> Outcome:
     """A run of a whole program, of which nothing in particular is expected: `run_whole(questions, text, 60.0)`."""
-    trial = trial_of(text, Signature("runtime_error", "run"), questions.store, **switches)
+    trial = trial_of(text, Signature("runtime_error", "run"), questions.store, change, fill)
     outcome = questions.workers.run(trial, limits=limited(questions.workers.limits, clock), fresh=True)
     if outcome.error is not None:
         raise CannotMinify(f"the script cannot be tried here: {outcome.error}")
@@ -165,18 +147,3 @@ def limited(limits: Limits, clock: float | None, cpu: float | None = None) -> Li
 def cpu_for(runs: Sequence[Outcome]) -> float:
     """What a smaller program may compute, by what runs of the whole one did: `cpu_for([first, uncompiled])`."""
     return max(LEAST_CPU, CPU_SLACK * max(run.seen.cpu for run in runs))
-
-
-def same_failure(expected: Signature, seen: Signature) -> bool:
-    """Whether two programs show one bug: the same signature, raised in the same place of torch.
-
-    >>> same_failure(Signature("crash", "run", signal="SIGABRT"), Signature("crash", "run", signal="SIGSEGV"))
-    False
-    """
-    return fails_the_same_way(expected, seen) and _place(expected) == _place(seen)
-
-
-def _place(signature: Signature) -> str:
-    """The innermost frame where that is torch's; functions of the program may move."""
-    innermost = "".join(signature.frames[:1])
-    return innermost if "/" in innermost else ""
