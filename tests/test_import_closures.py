@@ -16,7 +16,7 @@ PROCESSES = {
 }
 # Process -> modules of other processes' rooms that it still holds.
 KNOWN: dict[str, set[str]] = {
-    "host": {"front.bisect", "front.program", "front.supervise"},
+    "host": {"front.bisect", "front.supervise"},
 }
 
 
