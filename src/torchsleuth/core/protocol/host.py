@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchsleuth.core.changes import Change
+
 CHECKPOINTS = "checkpoints"
 
 
@@ -122,7 +124,7 @@ class Done:
     """The step is done: what the front needs of it at once and cannot read from the case.
 
     `case` is where an adopted script became one. Of a search: a row for each reducer, seconds by what took them, what
-    may vary, what else was seen. `attempts` are workarounds that were tried (`program.attempt`).
+    may vary, what else was seen. `changes` are what was changed for each workaround that the case then has.
     """
 
     case: str = ""
@@ -130,7 +132,7 @@ class Done:
     seconds: Mapping[str, float] = field(default_factory=dict)
     explanation: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
-    attempts: tuple[Mapping[str, Any], ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
 Seen = Begins | Says | SearchBegins | Asked | Smaller | Analyzing | ScriptsWritten

@@ -150,21 +150,19 @@ class Outcome:
         return self.signature is not None and SAME.same(expected, self.signature)
 
     def to_json(self) -> dict[str, Any]:
-        """As messages and logs of trials have it: what was seen, and the value, are `more`.
+        """As messages and logs of trials have it, which hold what was seen as `more`, and no more of it than there is.
 
         >>> Outcome(None, 0.1, seen=Seen(cpu=2.0)).to_json()["more"]
         {'cpu': 2.0}
         """
         seen = {name: given for name, given in plain(self.seen).items() if given != _NOTHING_SEEN[name]}
-        doc = {**plain(self), "seconds": round(self.seconds, 4), "more": {**seen, **self.value}}
-        return {name: doc[name] for name in ("signature", "seconds", "error", "text", "more")}
+        doc = {**plain(self), "seconds": round(self.seconds, 4), "more": seen}
+        return {name: doc[name] for name in ("signature", "seconds", "error", "text", "more", "value")}
 
     @staticmethod
     def from_json(doc: Mapping[str, Any]) -> Outcome:
         """What `to_json` wrote: `Outcome.from_json(Outcome(None, 0.1).to_json()).seconds == 0.1`."""
-        more = doc["more"]
-        value = {name: given for name, given in more.items() if name not in _NOTHING_SEEN}
-        return from_json(Outcome, {**doc, "seen": more, "value": value})
+        return from_json(Outcome, {**doc, "seen": doc["more"]})
 
 
 # -- what is asked of the server of trials, and what it says

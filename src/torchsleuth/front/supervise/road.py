@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -374,13 +374,11 @@ def shrink(case: CaseAtWork, left: float) -> None:
 # -- cure
 
 
-def find_workarounds(
-    case: CaseAtWork, seconds: float, hear: Hear | None = None
-) -> Sequence[Mapping[str, Any]]:
+def find_workarounds(case: CaseAtWork, seconds: float, hear: Hear | None = None) -> list[Change]:
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
     told = case.ask_host("workaround", seconds, hear)
     case.reopen()
-    return told.attempts
+    return list(told.changes)
 
 
 def cure(case: CaseAtWork, left: float) -> None:
