@@ -154,9 +154,6 @@ def _respelled(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
             node.type = int
         elif node.op == "call_function":
             node.target = getattr(node.target, "overloadpacket", node.target)
-            node.kwargs = {name: _plain(value) for name, value in node.kwargs.items()}
+            plain = {k: str(v) if isinstance(v, torch.device) else v for k, v in node.kwargs.items()}
+            node.kwargs = plain
     return torch.fx.GraphModule(gm, graph)
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, torch.device) else value

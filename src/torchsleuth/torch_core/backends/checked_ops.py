@@ -233,7 +233,7 @@ def differences(
 ) -> Iterator[Difference]:
     """Everything in which the fake answer and the real result differ, the most telling first."""
     if fake.error is not None:
-        raised = f"{type(fake.error).__name__} ({_one_line(fake.error)})"
+        raised = f"{type(fake.error).__name__} ({' '.join(str(fake.error).split())[:200]})"
         yield Difference("exception", "the call", raised, "a result", _FIX_FAKE)
         return
     fakes, reals = tensors_in(fake.outputs), tensors_in(result)
@@ -294,7 +294,3 @@ def _can_be_faked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors_in(values))
     # The fake of an object that lives in C++ is a matter between torch and its class.
     return plain and not any(isinstance(value, torch.ScriptObject) for value in values)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
