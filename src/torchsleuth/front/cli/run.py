@@ -232,12 +232,12 @@ def _cases(
     processes = watched_processes(spool)
     found: dict[Path, tuple[CaseFolder, WatchedProcess]] = {}
     # What a process reports once it has been found hanging comes of its being ended.
-    ended = {process.folder: failure["time"] for process, failure in result.lost}
+    ended = {process.folder: failure.time for process, failure in result.lost}
     reported = [
         (process, failure)
         for process in processes
         for failure in process.failures()
-        if failure["time"] < ended.get(process.folder, float("inf"))
+        if failure.time < ended.get(process.folder, float("inf"))
     ]
     unwritten = 0
     for process, failure in [*reported, *result.lost]:

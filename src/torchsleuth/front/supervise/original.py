@@ -19,6 +19,8 @@ from torchsleuth.core.cases.model import Triage, Verified
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.criteria import Answer
+from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.failures import RecordedCall
 from torchsleuth.front.program.oracle import WatchedRuns, ask_program
 from torchsleuth.front.supervise.scripts import ScriptRun, ScriptRunner
 from torchsleuth.front.supervise.second_look import second_look
@@ -74,9 +76,9 @@ def verify_original(
 def verify_call(folder: CaseFolder, deadline: float, say: Say, runner: ScriptRunner) -> CaseFolder:
     """Runs the script of a recorded call; where it does not fail by itself, those of its other forms."""
     run = _tried(folder, ORIGINAL, deadline, say, runner)
-    call = json.loads(text_inside(folder.path, CALL))
+    call = from_json(RecordedCall, json.loads(text_inside(folder.path, CALL)))
     text = text_inside(folder.path, "traceback.txt")
-    for form in range(1, len(call["forms"])):
+    for form in range(1, len(call.forms)):
         if run.reproduced or time.monotonic() > deadline:
             break
         say(f"case {folder.case.id}: trying the call in another form")

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
@@ -25,10 +24,10 @@ from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.criteria import ONCE_MORE
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.limits import hang_seconds
+from torchsleuth.core.protocol.failures import Failure
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.program.runs import Program, program_of
 from torchsleuth.front.supervise.program import RunAgain, supervise
-from torchsleuth.script_runtime.signature import signature_from_json
 
 # Of the time that is left, the share for a second run of the program.
 SHARE = 0.5
@@ -115,14 +114,14 @@ def _seconds_to_failure(case: Case, process: WatchedProcess) -> float:
 
 
 def _same_failure(
-    case: Case, spool: str, lost: list[tuple[WatchedProcess, dict[str, Any]]] | None = None
+    case: Case, spool: str, lost: list[tuple[WatchedProcess, Failure]] | None = None
 ) -> tuple[Path, WatchedProcess] | None:
     """Where the failing graph's record lies; one of the very graph first, if the failure came in several."""
     reported = [(process, each) for process in watched_processes(Path(spool)) for each in process.failures()]
     same = [
-        (Path(each["record"]), process)
+        (Path(each.record), process)
         for process, each in [*reported, *(lost or ())]
-        if each.get("record") and ONCE_MORE.same(case.signature, signature_from_json(each["signature"]))
+        if each.record and ONCE_MORE.same(case.signature, each.signature)
     ]
     wanted = [str(graph) for graph, _ in case.extra.get("calls") or ()]
     same.sort(key=lambda found: read_record(found[0] / "record.json").hash not in wanted)
