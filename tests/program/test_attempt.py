@@ -6,7 +6,7 @@ import pytest
 
 from torchsleuth.core.cases.model import Workaround
 from torchsleuth.core.changes import Change
-from torchsleuth.front.program.attempt import Attempt, attempt_from_json
+from torchsleuth.front.supervise.attempt import Attempt, attempt_from_json
 
 
 @pytest.mark.parametrize(

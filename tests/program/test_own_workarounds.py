@@ -13,10 +13,11 @@ from made import make
 
 from torchsleuth.core.cases.folder import update_case, write_case
 from torchsleuth.core.cases.model import Triage, Workaround
-from torchsleuth.front.program import own_workarounds
-from torchsleuth.front.program.acquittal import acquitted
-from torchsleuth.front.program.own_workarounds import gives_up, program_attempts, try_on_program
-from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.supervise import program_cures
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
+from torchsleuth.front.supervise.program_cures import gives_up, program_attempts, try_on_program
+from torchsleuth.front.supervise.program_runs import ProgramRun
+from torchsleuth.front.supervise.settle import check_blame_of_program
 
 MODEL = """class Net:
     def forward(self, x):
@@ -120,9 +121,10 @@ def test_the_first_with_which_the_program_passes_ends_the_search_and_comes_first
         asked.append(change)
         return ProgramRun(0 if "forward" in str(change.functions) else 1, 0.1)
 
-    monkeypatch.setattr(own_workarounds, "watch_program", run)
-    done = try_on_program(capture_case, time.monotonic() + 60, lambda text: None)
-    first, other = done.case.workarounds
+    monkeypatch.setattr(program_cures, "run_program", run)
+    case = CaseAtWork(capture_case, Processes(), time.monotonic() + 60)
+    try_on_program(case)
+    first, other = case.case.workarounds
     assert (first.name, first.verified, first.program) == ("function Net.forward eager", True, True)
     assert (other.name, other.verified) == ("function inner eager", False) and "status 1" in other.error
     assert len(asked) == 2
@@ -140,6 +142,8 @@ def test_a_program_is_at_fault_only_if_it_fails_when_nothing_is_compiled(capture
     blamed = Triage(component="program", part="operator", detail="it fails without the compiler, too")
     extra = {"program": {**capture_case.case.extra["program"], "command": command}}
     folder = replace(capture_case, case=replace(capture_case.case, triage=blamed, extra=extra))
-    found = acquitted(folder, time.monotonic() + 60, lambda text: None).case.triage
+    case = CaseAtWork(folder, Processes(), time.monotonic() + 60)
+    check_blame_of_program(case, 60)
+    found = case.case.triage
     assert found.component == component
     assert ("passes when nothing is compiled" in found.detail) is (component == "dynamo")

@@ -1,31 +1,37 @@
-"""Workarounds that only the whole program can try: a line written another way, a function that stays eager.
+"""Workarounds that the whole program tries: a line written another way, a function that stays eager, what a graph took.
 
-They are for failures of capture and of tracing, where no graph can be run with something changed, and for a graph that
-nothing smaller than another backend makes pass. Each is put into the program from outside and counts only if the
-program then ends as a healthy run would.
+The first are for failures of capture and of tracing, where no graph can be run with something changed, and for a graph
+that nothing smaller than another backend makes pass. Each is put into the program from outside and counts only if the
+program then ends as a healthy run would: status 0, and under watch no failure at all; where the failure was wrong
+numbers, or something could become wrong, every graph is compared with eager while the program runs.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from textwrap import dedent
 
-from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Workaround
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.changes import DYNAMO, Change, Place
 from torchsleuth.core.criteria import why_not_cured
-from torchsleuth.front.program.attempt import Attempt
-from torchsleuth.front.program.python_twins import python_twin
-from torchsleuth.front.program.rewrites import Rewrite, rewrites_of
-from torchsleuth.front.program.runs import CannotRunProgram, program_of, watch_program
-from torchsleuth.front.program.workarounds import watch_options
+from torchsleuth.front.supervise.attempt import Attempt
+from torchsleuth.front.supervise.case_at_work import CaseAtWork
+from torchsleuth.front.supervise.program_runs import (
+    CannotRunProgram,
+    Watch,
+    run_program,
+    watch_for,
+)
+from torchsleuth.front.supervise.rewrites import Rewrite, rewrites_of
 
 # Runs of the whole program, each with one workaround.
 MOST_RUNS = 6
@@ -36,7 +42,6 @@ MORE_COMPILES = 64
 # Of the functions around a fault, how many are tried as one step of the graph; rewrites that are tried.
 MOST_TRACED = 2
 MOST_REWRITTEN = 2
-CHECKED = "--check-accuracy"
 TRACEBACK = "traceback.txt"
 _LIMIT = "LimitHit"
 # "Set `torch._dynamo.config.capture_scalar_outputs = True`"; a value that is only told of is the present one.
@@ -60,24 +65,23 @@ def gives_up(found: Sequence[Workaround]) -> bool:
     return not any(each.verified and not each.name.startswith("backend ") for each in found)
 
 
-def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], None]) -> CaseFolder:
-    """The case with the first workaround that makes its program pass put before the others, and those that did not."""
+def try_on_program(case: CaseAtWork) -> None:
+    """Puts the first workaround that makes the program pass before the others, and those that did not after them."""
     try:
-        program = program_of(folder)
+        program = case.program()
     except CannotRunProgram as error:
-        say(f"case {folder.case.id}: {error}")
-        return folder
+        case.say(str(error))
+        return
     tried: list[Workaround] = []
-    for attempt in list(program_attempts(folder))[:MOST_RUNS]:
-        left = deadline - time.monotonic()
-        if left < LEAST_SECONDS or attempt.change is None:
+    for attempt in list(program_attempts(case.folder))[:MOST_RUNS]:
+        if case.left < LEAST_SECONDS or attempt.change is None:
             break
-        say(f"case {folder.case.id}: running the program with: {attempt.workaround.name}")
+        case.say(f"running the program with: {attempt.workaround.name}")
         # What is not looked into may become a constant, what is rewritten another thing: a comparison shows that.
         compared = attempt.change.traced or attempt.change.rewritten or attempt.change.snippet
-        options = [CHECKED] if compared else watch_options(folder.case)
-        run = watch_program(program, attempt.change, options=options, timeout=left)
-        why = why_not_cured(folder.case.signature, run)
+        watch = Watch(compares=True) if compared else watch_for(case.case)
+        run = run_program(program, attempt.change, watch=watch, timeout=case.left)
+        why = why_not_cured(case.case.signature, run)
         passed = why is None
         tried.append(
             replace(attempt.workaround, verified=passed, program=passed, error=why, seconds=run.seconds)
@@ -86,7 +90,7 @@ def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], Non
             break
     good = [each for each in tried if each.verified]
     bad = [each for each in tried if not each.verified]
-    return update_case(folder, workarounds=(*good, *(folder.case.workarounds or ()), *bad))
+    case.write(workarounds=(*good, *(case.case.workarounds or ()), *bad))
 
 
 def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
@@ -276,3 +280,57 @@ def _around(file: str, function: str, line: int) -> tuple[str, int | None]:
 
 def _attempt(name: str, how: str, disables: str, change: Change) -> Attempt:
     return Attempt(Workaround(name, how, False, disables=disables), change)
+
+
+def try_found_on_program(case: CaseAtWork, found: Sequence[Attempt], everything: bool = False) -> None:
+    """Runs the program with each verified workaround, best first, until one passes (`everything`: with each)."""
+    program = case.program()
+    done: list[Workaround] = []
+    passed = False
+    for attempt in found:
+        tried = attempt.workaround
+        wanted = tried.verified and case.left > 0 and (everything or not passed)
+        if wanted and attempt.change is not None:
+            case.tell(f"running the program with: {tried.name}")
+            run = run_program(program, attempt.change, watch=watch_for(case.case), timeout=case.left)
+            why = why_not_cured(case.case.signature, run)
+            case.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
+            passed = passed or why is None
+            tried = replace(tried, program=why is None, error=tried.error if why is None else why)
+        done.append(tried)
+    case.write(workarounds=tuple(done))
+
+
+def python_twin(c_module: str, function: str) -> str | None:
+    """Lines that let Dynamo capture the Python text of this function, or None where there is no such text.
+
+    >>> print(python_twin("_bisect", "bisect_right").splitlines()[1])
+    @torch.compiler.substitute_in_graph(bisect.bisect_right)
+    >>> python_twin("_socket", "gethostname") is python_twin("numpy", "sort") is None
+    True
+    """
+    module = c_module.removeprefix("_")
+    if module == c_module or module not in sys.stdlib_module_names:
+        return None
+    found = PathFinder.find_spec(module)
+    if found is None or not (found.origin or "").endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(str(found.origin)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    defined = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
+    twin = defined.get(function)
+    if twin is None or not _stands_alone(twin):
+        return None
+    if len(twin.body) > 1 and ast.get_docstring(twin) is not None:
+        del twin.body[0]
+    return f"import {module}\n@torch.compiler.substitute_in_graph({module}.{function})\n{ast.unparse(twin)}"
+
+
+def _stands_alone(function: ast.FunctionDef) -> bool:
+    """Whether it reads nothing but its arguments, what it makes itself and Python's built-in functions."""
+    names = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
+    arguments = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+    own = arguments | {each.id for each in names if not isinstance(each.ctx, ast.Load)}
+    return all(each.id in own or hasattr(builtins, each.id) for each in names)
