@@ -28,7 +28,6 @@ from torchsleuth.core.protocol.codec import from_json, to_json
 from torchsleuth.core.protocol.failures import RecordedCall
 from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
 from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCall
-from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures, rewritten
 from torchsleuth.watched.call_difference import CAPTURED, COMPILED, CallVerdict, Difference, differences
@@ -46,6 +45,7 @@ from torchsleuth.watched.call_state import (
     unpacked,
     values_only,
 )
+from torchsleuth.watched.graph_record import state_now
 from torchsleuth.watched.startup import unwarned
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def _eager(
 
 def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> RecordedCall:
     """The call as a program; where capture alone is wrong, no backend is needed to see it."""
-    state = global_state()
+    state = state_now()
     under_way = call.under_way
     if how == CAPTURED:
         of_dynamo = {name: value for name, value in under_way.options.items() if name == GUARD_FILTER}

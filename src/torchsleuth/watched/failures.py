@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchsleuth.core.cases.record import AmbientState
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import Failure, RecordedCall, WrongCall
 from torchsleuth.script_runtime.hiding import hide_secrets
@@ -134,11 +135,11 @@ def _report_graph(
 
 
 def report_capture_error(
-    watch: Watch, flight: Flight, frame: seams.FrameCapture, error: BaseException, state: Mapping[str, Any]
+    watch: Watch, flight: Flight, frame: seams.FrameCapture, error: BaseException, state: AmbientState
 ) -> None:
     """Dynamo failed before there was a graph: the call is kept instead, and a bug of the program told apart.
 
-    `state` is that of the program when the frame was looked at: its modes (`configuration.global_state`).
+    `state` is that of the program when the frame was looked at: its modes.
     """
     signature = signature_of_exception(error, "capture_error", "capture")
     with contextlib.suppress(AttributeError):
@@ -206,7 +207,7 @@ def _report_call(flight: Flight, failure: Failure, place: tuple[str, int]) -> No
 def recorded_call(
     watch: Watch,
     call: CallUnderWay | None,
-    state: Mapping[str, Any],
+    state: AmbientState,
     error: BaseException | None = None,
     wrong: Sequence[str] = (),
 ) -> RecordedCall:
