@@ -64,7 +64,7 @@ from torchsleuth.torch_core.compare.verdict.leaf import (
     Spread,
     sampled,
 )
-from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, noisy_graph
+from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, NoisyRun
 from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, Textbook, TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 from torchsleuth.torch_internals.tensors import transforms_ended
@@ -301,12 +301,9 @@ def _gather_wide(
         draws |= memory
     run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
     source = NoiseSource(places.here or reference.device, seed=reference.seed, before_each=watch_noisy)
-    noisy: Callable[..., Any]
-    if textbook:
-        by_the_book = TextbookRun(wide, graph, recorder.dtypes, run.findings, substitute, places, source)
-        noisy = by_the_book.run
-    else:
-        noisy = noisy_graph(wide, graph, recorder.dtypes, run.findings, source, draws, places)
+    how = (wide, graph, recorder.dtypes, run.findings, substitute, places, source)
+    by_the_book = TextbookRun(*how) if textbook else None
+    noisy = by_the_book or NoisyRun(*how)
     kinds = {path: _dtype(reference.eager.values[path]) for path in wanted}
     spreads = {path: Spread(truth.get(path), dtype) for path, dtype in kinds.items()}
 
@@ -314,7 +311,7 @@ def _gather_wide(
         source.scale = scale
         for _ in range(count):
             given = fresh_inputs()
-            outputs = noisy(*given)
+            outputs = noisy.run(*given)
             # Inputs may lie in one memory, and differences are taken in place.
             after = [each.clone() if place in mutated else each for place, each in enumerate(given)]
             values = result_of(_owned(outputs, [given, *held]), after, mutated).values
@@ -327,7 +324,7 @@ def _gather_wide(
 
     runs = textbook.usual if textbook else reference.runs
     made = 1 + bool(memory) + perturbed(USUAL, 1.0, runs)
-    if textbook:
+    if by_the_book is not None:
         source.scale = 0.0
         if not _agree(values_of(by_the_book), truth, spreads):
             by_the_book.take_whole()
