@@ -27,7 +27,7 @@ from torchsleuth.torch_core.compare.divergence.steps import (
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, tensors_in
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_core.compare.reference.float64 import widen_graph
-from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.reference.trees import leaves, returned_nodes
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
 
 MOST_KEPT = 16 << 20
@@ -69,8 +69,7 @@ class Subject:
     @property
     def returned(self) -> list[tuple[str, str]]:
         """Path and node of each result of the graph."""
-        output = self.graph.graph.output_node().args[0]
-        return [(path, leaf.name) for path, leaf in leaves(output) if isinstance(leaf, torch.fx.Node)]
+        return [(path, node.name) for path, node in returned_nodes(self.graph).items()]
 
 
 def written_inputs(graph: GraphModule) -> dict[str, str]:

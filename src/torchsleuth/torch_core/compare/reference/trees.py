@@ -68,6 +68,16 @@ def leaves(value: Any, path: str = "outputs") -> Iterator[Part]:
         yield from leaves(item, path + suffix)
 
 
+def returned_nodes(graph: torch.fx.GraphModule) -> dict[str, torch.fx.Node]:
+    """The nodes that a graph returns, by the path of each result.
+
+    >>> returned_nodes(gm)
+    {'outputs[0]': relu}
+    """
+    found = leaves(graph.graph.output_node().args[0])
+    return {path: leaf for path, leaf in found if isinstance(leaf, torch.fx.Node)}
+
+
 CHUNK = 1 << 22
 """Elements in a piece, 16 MiB of float32: each piece waits for all threads twice, which costs dearly on a busy machine.
 

@@ -54,6 +54,16 @@ def as_real(value: torch.Tensor) -> torch.Tensor:
     return value.double()
 
 
+def largest(value: torch.Tensor) -> float:
+    """The largest magnitude among the finite elements; 0 where there is none.
+
+    >>> largest(torch.tensor([1.0, -3.0, math.inf]))
+    3.0
+    """
+    sizes = value.detach().abs().nan_to_num(0.0, 0.0, 0.0)
+    return float(sizes.max()) if sizes.numel() else 0.0
+
+
 class Spread:
     """What the noisy runs of one leaf showed; `add` each run, then read.
 
