@@ -32,13 +32,11 @@ from torchsleuth.torch_core.compare.divergence.parts import (
     MOST_BEGINNINGS,
     Compilers,
     Inside,
+    Whole,
     beginnings,
-    calls_between,
-    look_inside,
-    part_of,
-    right_without,
+    tensors_among,
 )
-from torchsleuth.torch_core.compare.divergence.steps import EagerMemory, EagerSteps, Float64Steps
+from torchsleuth.torch_core.compare.divergence.steps import EagerSteps, Float64Steps
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_internals.hooks import target_name
 
@@ -76,8 +74,9 @@ def analyze(subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes | None
 
 class _Analysis:
     def __init__(self, subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes) -> None:
-        self.subject, self.ways, self.told, self.wishes = subject, ways, tell, wishes
-        self.nodes: dict[str, Node] = {n.name: n for n in subject.graph.graph.nodes}
+        self.subject, self.told, self.wishes = subject, tell, wishes
+        self.whole = Whole(subject.graph, subject.inputs, ways, subject.drawn, subject.memory)
+        self.nodes = self.whole.nodes
         self.parts: dict[str, Any] = {"seconds": {}}
         # Whether the results were right with eager's values in the place of these.
         self.recovered: dict[frozenset[str], bool | None] = {}
@@ -119,16 +118,7 @@ class _Analysis:
         return {"calls": len(calls), "seen": len(self.subject.seen), "why_not": self.subject.code.blind}
 
     def _tell_values(self, name: str, measured: Measured) -> None:
-        rows = [
-            {
-                "node": v.node,
-                "op": operator_of(self.nodes[v.node]),
-                "kernel": v.kernel,
-                **_numbers(v.distance),
-            }
-            for v in measured.values.values()
-        ]
-        self._tell(name, rows)
+        self._tell(name, [_row(self.nodes, v.node, v.kernel, v.distance) for v in measured.values.values()])
         if measured.fallbacks:
             self._tell("fallbacks", dict(measured.fallbacks))
         if measured.skipped:
@@ -182,7 +172,7 @@ class _Analysis:
 
     def _calls(self, name: str, own: Measured) -> tuple[str, ...]:
         """The calls that a kernel makes a value of."""
-        return calls_between(self.subject.graph, name, own.values.keys())
+        return self.whole.calls_between(name, own.values.keys())
 
     def _made_with(self, calls: Collection[str], value: Value, own: Measured) -> frozenset[str]:
         """The values that one kernel makes with any of these calls; others that it makes beside say nothing of them."""
@@ -192,14 +182,7 @@ class _Analysis:
     def _inside(self, name: str, own: Measured) -> Inside | None:
         """What the kernel's calls are by themselves; None where that is left out."""
         calls = self._calls(name, own)
-
-        def look(tick: Callable[[int, int], None]) -> Inside:
-            subject = self.subject
-            return look_inside(
-                subject.graph, subject.inputs, name, calls, self.ways, subject.drawn, subject.memory
-            )
-
-        return self._phase(INSIDE, look)
+        return self._phase(INSIDE, lambda tick: self.whole.look_inside(name, calls))
 
     def _described(
         self, name: str, own: Measured, inside: Inside | None, free: Measured | None
@@ -212,18 +195,8 @@ class _Analysis:
         if node != name and inside is not None and recovery["recovers"]:
             # Eager's value was put in the place of what its kernel makes with it.
             recovery["recovers"] = inside.recovers
-        return {
-            "node": node,
-            "op": operator_of(self.nodes[node]),
-            "seen_at": name,
-            "kernel": value.kernel,
-            "calls": list(self._calls(name, own)),
-            **_numbers(value.distance),
-            "confirmed": inside is not None and inside.diverges,
-            "how": inside.how if inside is not None else "",
-            "verdict": inside.sentence if inside is not None else "",
-            **recovery,
-        }
+        calls = self._calls(name, own)
+        return culprit(self.nodes, name, calls, value.distance, inside, value.kernel, **recovery)
 
     def _recovery(
         self, replaced: Collection[str], also: Sequence[Value], own: Measured, free: Measured | None
@@ -262,9 +235,37 @@ def operator_of(node: Node) -> str:
     return target_name(wrapped)
 
 
+def _row(nodes: Mapping[str, Node], name: str, kernel: str, off: Distance) -> dict[str, Any]:
+    return {"node": name, "op": operator_of(nodes[name]), "kernel": kernel, **_numbers(off)}
+
+
 def _numbers(off: Distance) -> dict[str, Any]:
     found = asdict(off)
     return {key: value for key, value in found.items() if value or key in ("off", "noise", "times")}
+
+
+def culprit(
+    nodes: Mapping[str, Node],
+    seen_at: str,
+    calls: Sequence[str],
+    off: Distance,
+    inside: Inside | None,
+    kernel: str = "",
+    recovers: bool | None = None,
+    also: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The part `culprit` of an answer: the node at fault among the `calls` of which the value `seen_at` is made."""
+    inside = inside or Inside(False)
+    return {
+        **_row(nodes, inside.node or seen_at, kernel, off),
+        "seen_at": seen_at,
+        "calls": list(calls),
+        "confirmed": inside.diverges,
+        "how": inside.how,
+        "verdict": inside.sentence,
+        "recovers": recovers,
+        "also": list(also),
+    }
 
 
 HOW = "every value returned, which changes fusion"
@@ -281,12 +282,12 @@ def analyze_exposed(
     """The parts of the answer, as `analysis.analyze` gives them; `why` says why the code itself shows nothing."""
     started = time.monotonic()
     calls = [n.name for n in graph.graph.nodes if n.op.startswith("call_")]
-    memory = EagerMemory()
-    tensors = _tensors(graph, inputs, calls, drawn, memory)
+    whole = Whole(graph, inputs, ways, drawn)
+    tensors = list(tensors_among(graph, inputs, calls, drawn, whole.memory))
     tell({"phase": "accumulated", "done": 0, "of": len(tensors)})
-    part = part_of(graph, inputs, calls, tensors, drawn, memory)
+    part = whole.part(calls, tensors)
     results = ways.compiled(part.graph, list(part.inputs))([*inputs_of(part.inputs)])
-    eager = EagerSteps(graph, inputs, tensors, drawn, memory)
+    eager = EagerSteps(graph, inputs, tensors, drawn, whole.memory)
     truth = Float64Steps(graph, inputs, tensors, eager.dtypes, drawn)
     rows = []
     with torch.no_grad():
@@ -302,41 +303,25 @@ def analyze_exposed(
             eager.done(name)
             truth.done(name)
             tell({"phase": "accumulated", "done": place + 1, "of": len(tensors)})
-    nodes = {n.name: n for n in graph.graph.nodes}
-    told = [{"node": name, "op": operator_of(nodes[name]), "kernel": "", **asdict(off)} for name, off in rows]
+    told = [_row(whole.nodes, name, "", off) for name, off in rows]
     parts: dict[str, Any] = {
         "seen": {"calls": len(calls), "seen": len(rows), "why_not": f"{why}; seen with {HOW}"},
         "accumulated": told,
         "seconds": {},
+        "culprit": None,
     }
     far = {name: off for name, off in rows if off.far}
     begin = beginnings(graph, far, dict(rows)) if far else []
-    culprit = None
     if begin:
         name, recovers = begin[0], None
         for each in begin[:MOST_BEGINNINGS] if len(begin) > 1 else ():
-            right = right_without(graph, inputs, calls, each, ways, drawn, memory)
+            right = whole.right_without(calls, each)
             recovers = right if each == name else recovers
             if right:
                 name, recovers = each, True
                 break
-        off = far[name]
-        between = calls_between(graph, name, set(tensors))
-        inside = look_inside(graph, inputs, name, between, ways, drawn, memory)
-        culprit = {
-            "node": inside.node or name,
-            "op": operator_of(nodes[inside.node or name]),
-            "seen_at": name,
-            "kernel": "",
-            "calls": [name],
-            **asdict(off),
-            "confirmed": inside.diverges,
-            "how": inside.how,
-            "verdict": inside.sentence,
-            "recovers": recovers,
-            "also": [],
-        }
-    parts["culprit"] = culprit
+        inside = whole.look_inside(name, whole.calls_between(name, tensors))
+        parts["culprit"] = culprit(whole.nodes, name, [name], far[name], inside, recovers=recovers)
     parts["seconds"]["accumulated"] = round(time.monotonic() - started, 3)
     for key, value in parts.items():
         tell({"part": key, "value": value})
@@ -346,20 +331,3 @@ def analyze_exposed(
 def inputs_of(values: Sequence[Any]) -> list[Any]:
     """A fresh copy of each tensor: a compiled function may write into what it is given."""
     return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
-
-
-def _tensors(
-    graph: GraphModule,
-    given: Sequence[Any],
-    calls: Sequence[str],
-    drawn: EagerRun | None,
-    memory: EagerMemory,
-) -> list[str]:
-    steps = EagerSteps(graph, given, calls, drawn, memory)
-    found = []
-    with torch.no_grad():
-        for name in calls:
-            if isinstance(steps.value(name), torch.Tensor):
-                found.append(name)
-            steps.done(name)
-    return found
