@@ -16,13 +16,13 @@ STARTED = {
     "core/processes/prepared.py": {"torchsleuth.child.interpreter"},
     "front/supervise/host.py": {"torchsleuth.search.host.main"},
     "front/supervise/replay.py": {"torchsleuth.child.replay"},
-    "front/cli/torch_check.py": {
+    "front/cli/doctor.py": {
         "torchsleuth.torch_internals.check",
         "torchsleuth.torch_internals.private_names",
+        "torchsleuth.torch_core.compare.verdict.calibrate",
     },
     "front/sweep/running.py": {"torchsleuth.search.host.programs_on_ray"},
     "front/sweep/page.py": {"torchsleuth.front.sweep"},  # whose templates are read
-    "front/cli/calibrate.py": {"torchsleuth.torch_core.compare.verdict.calibrate"},
 }
 
 

@@ -17,7 +17,7 @@ _WHERE = {
     "explain": "torchsleuth.explained",
     "ExplainOutput": "torchsleuth.explained",
     "ExplainWithBackend": "torchsleuth.explained",
-    "CompileProfiler": "torchsleuth.compile_profiler",
+    "CompileProfiler": "torchsleuth.explained",
     "compile_times": "torchsleuth.recorded_times",
     "record_compile_times": "torchsleuth.recorded_times",
     "no_graph_breaks": "torchsleuth.assertions",

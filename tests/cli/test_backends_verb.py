@@ -2,7 +2,7 @@ import json
 
 from click.testing import CliRunner
 
-from torchsleuth.front.cli.backends import backends_verb
+from torchsleuth.front.cli.doctor import backends_verb
 from torchsleuth.torch_core.backends import CATALOG
 
 

@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from program_runs import environment
-from torchsleuth.front.cli import calibrate
-from torchsleuth.front.cli.calibrate import NotMeasured, calibrate_verb
+from torchsleuth.front.cli import doctor
+from torchsleuth.front.cli.doctor import NotMeasured, calibrate_verb
 
 STARTS = 'import os, sys, time\nprint(\'{"done": 1, "total": 3}\', flush=True)\n'
 MEASURED = {"measured": {"cpu/float32": {"graphs": 1, "z_max": 2.5}}, "path": "/somewhere.json"}
 
 
 def measured(monkeypatch, program, *arguments):
-    monkeypatch.setattr(calibrate, "_MEASURE", ("-c", program))
+    monkeypatch.setattr(doctor, "_MEASURE", ("-c", program))
     return CliRunner().invoke(calibrate_verb, list(arguments), standalone_mode=False)
 
 

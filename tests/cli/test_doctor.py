@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from torchsleuth.front.cli import doctor, torch_check
+from torchsleuth.front.cli import doctor
 from torchsleuth.front.cli.main import main
 
 TORCH = {"torch": "2.13.0", "built_for": None, "device": None, "device_error": None, "triton": None}
@@ -68,7 +68,7 @@ def test_a_compiler_that_compiles_nothing_is_as_good_as_none(checks, monkeypatch
 )
 def test_a_torch_that_cannot_be_asked_is_a_sentence(monkeypatch, printed, error, says):
     answer = subprocess.CompletedProcess([], 1, printed, error)
-    monkeypatch.setattr(torch_check.subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: answer)
     assert says in doctor._torch()[0].text and not doctor._torch()[0].good
 
 
@@ -91,6 +91,6 @@ def test_a_missing_torch_name_is_said_with_what_rests_on_it(monkeypatch, capsys)
 
 def test_a_torch_that_cannot_be_asked_for_names_is_a_sentence(monkeypatch, capsys):
     answer = subprocess.CompletedProcess([], 1, "", "ImportError: libcudart.so: cannot open")
-    monkeypatch.setattr(torch_check.subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: answer)
     assert main(["doctor", "--torch-names"]) == 2
     assert "torch: its compiler cannot be watched here: ImportError" in capsys.readouterr().err

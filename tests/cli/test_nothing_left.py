@@ -11,6 +11,7 @@ import pytest
 
 from program_runs import environment, write_program
 from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise.leftovers import sweep_scratch
 
 # A script as torchsleuth writes them, or a program, that never ends, and something that it started.
@@ -67,7 +68,7 @@ def test_a_front_that_is_ended_leaves_nothing(tmp_path, verb, number):
 
 def test_the_folder_of_a_dead_torchsleuth_is_swept_and_nobody_elses(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    me = this_process().to_json()
+    me = to_json(this_process())
     owners = {"dead": {**me, "started": 1}, "alive": me, "elsewhere": {**me, "started": 1, "host": "another"}}
     for name, owner in owners.items():
         (tmp_path / f"torchsleuth-{name}").mkdir()

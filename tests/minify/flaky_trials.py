@@ -2,7 +2,7 @@
 
 import os
 
-from torchsleuth.child.trial import Outcome
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.script_runtime.signature import Signature
 
 FAILS = Signature("runtime_error", "run", ("ValueError",), "now and then it fails")

@@ -7,7 +7,7 @@ import pytest
 
 from program_runs import environment, sleuth, write_program
 from torchsleuth.core.cases.folder import open_case
-from torchsleuth.front.cli.verify import expected_of_script
+from torchsleuth.front.cli.wanted import expected_of_script
 from torchsleuth.front.supervise.pipeline import minify_step, processes_for
 from torchsleuth.front.supervise.scripts import ScriptRunner
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions

@@ -16,7 +16,7 @@ from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, search_start, state_of_record
-from torchsleuth.search.minify.contract import Silence
+from torchsleuth.search.minify.contract import Listener
 from torchsleuth.search.minify.minify_case import minify_case
 from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.states import trial_of
@@ -44,7 +44,7 @@ def minified(tmp_path, questions, record, inputs, expected, device="cpu"):
     case = make(device=device, kind=expected.kind, phase=expected.phase, signature=expected, triage=None)
     folder = write_case(tmp_path / "cases", case, {})
     state = state_of_record(record, GRAPH, inputs, tmp_path, expected, questions)
-    return minify_case(folder, SearchStart(state, expected, record, ""), questions, Silence())
+    return minify_case(folder, SearchStart(state, expected, record, ""), questions, Listener())
 
 
 @pytest.mark.parametrize("expected", [IN_THE_RUN, IN_THE_COMPILE])

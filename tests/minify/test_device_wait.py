@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from torchsleuth.child.trial import Outcome
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.search.minify.case_state import CannotMinify, wait_for_device
 
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from torchsleuth.child.trial import Outcome
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
 from torchsleuth.search.minify.minify_case import Follower
@@ -226,8 +226,8 @@ def test_a_tensor_that_is_wrong_does_not_become_a_function_that_is_called_otherw
 
         def submit(self, trial, limits):
             ticket = Future()
-            shown = held[trial.graph][trial.switches.eager]
-            ticket.set_result(Outcome(None, 0.1, more={"wrong": shown}))
+            shown = held[trial.graph][trial.change.uncompiled]
+            ticket.set_result(Outcome(None, 0.1, seen=Seen(wrong=shown)))
             return ticket
 
     signature = Signature("accuracy", "capture", outputs=("result",))

@@ -4,7 +4,7 @@ import torch
 from made_graphs import Oracle, aten, holds, traced
 
 from torchsleuth.search.minify.driver import search
-from torchsleuth.search.minify.engine import Engine, settle
+from torchsleuth.search.minify.engine import Engine
 from torchsleuth.search.minify.reducers.calls import plainer_calls
 
 
@@ -33,7 +33,7 @@ def test_a_call_that_matters_itself_stays():
 def test_functions_are_replaced_by_functions():
     state = traced(lambda x: torch.relu(torch.softmax(x, -1)), torch.ones(3))
     engine = Engine(Oracle(lambda s: holds(s, torch.relu)), state)
-    assert holds(settle(engine, "calls", plainer_calls, state), torch.relu, torch.neg)
+    assert holds(engine.settle("calls", plainer_calls), torch.relu, torch.neg)
 
 
 def test_one_call_by_itself_is_not_touched():

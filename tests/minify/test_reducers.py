@@ -7,7 +7,7 @@ import torch
 from made_graphs import Oracle, aten, holds, node, shapes, traced
 
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
-from torchsleuth.search.minify.engine import Engine, settle
+from torchsleuth.search.minify.engine import Engine
 from torchsleuth.search.minify.reducers.calls import (
     bypass,
     drop_outputs,
@@ -16,7 +16,7 @@ from torchsleuth.search.minify.reducers.calls import (
     plainer_arguments,
 )
 from torchsleuth.search.minify.reducers.nodes import reduce_nodes
-from torchsleuth.search.minify.reducers.settings import default_settings, for_inference, lift
+from torchsleuth.search.minify.reducers.settings import compile_the_whole_way, default_settings, for_inference
 from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes
 from torchsleuth.search.minify.reducers.tensors import (
     contiguous,
@@ -34,7 +34,7 @@ from torchsleuth.torch_internals.fake_kernels import fake_results
 
 def settled(reducer, state, fails):
     oracle = Oracle(fails)
-    found = settle(Engine(oracle, state), "test", reducer, state)
+    found = Engine(oracle, state).settle("test", reducer)
     assert fails(found)
     assert checked(found) is found
     return found
@@ -172,7 +172,7 @@ def test_sizes_shrink_to_the_least_that_fails(least):
         lambda x, y: aten.cat.default([x, y], 1), torch.ones(1, 192, 4, 4), torch.ones(1, 192, 4, 4)
     )
     oracle = Oracle(lambda s: shapes(s)[0][1] >= least)
-    found = settle(Engine(oracle, state), "shapes", smaller_sizes, state)
+    found = Engine(oracle, state).settle("shapes", smaller_sizes)
     assert shapes(found) == [(1, least, 1, 1), (1, 1, 1, 1)]
     assert len(oracle.asked) <= 60
 
@@ -413,11 +413,11 @@ def test_a_graph_is_lifted_to_the_whole_compiler_where_it_fails_there_too():
         level="aot",
         compile_kwargs={"is_backward": True},
     ).having(static_names=("x",))
-    found = settled(lift, state, lambda s: True)
+    found = settled(compile_the_whole_way, state, lambda s: True)
     assert found.settings.level == "dynamo"
     assert found.settings.compile_kwargs == {}
     assert found.static_names is None
-    assert settled(lift, state, lambda s: s.settings.level == "aot").settings.level == "aot"
+    assert settled(compile_the_whole_way, state, lambda s: s.settings.level == "aot").settings.level == "aot"
 
 
 def test_values_are_recorded_under_the_autocast_the_graph_ran_under():

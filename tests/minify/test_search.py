@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from made_graphs import Oracle, aten, holds, traced
 
 from torchsleuth.search.minify import contract
-from torchsleuth.search.minify.contract import Silence
+from torchsleuth.search.minify.contract import Listener
 from torchsleuth.search.minify.driver import minify, search
-from torchsleuth.search.minify.engine import Engine, settle
+from torchsleuth.search.minify.engine import Engine
 from torchsleuth.search.minify.states import real_inputs
 
 OPS = [aten.sin.default, aten.cos.default, aten.relu.default, aten.exp.default]
@@ -169,7 +169,7 @@ def test_the_end_of_the_budget_leaves_the_best_so_far():
     found = search(whole, slow, budget_seconds=0.12)
     assert not found.complete
     assert holds(found.state, "relu")
-    assert search(whole, slow, most_queries=0).state is whole
+    assert search(whole, slow, budget_seconds=0.0).state is whole
 
 
 def traced_state_of(gm):
@@ -179,7 +179,7 @@ def traced_state_of(gm):
 
 
 def test_the_listener_hears_of_every_smaller_state_at_once():
-    class Watching(Silence):
+    class Watching(Listener):
         def __init__(self):
             self.sizes = []
 
@@ -216,7 +216,7 @@ def test_a_dial_is_turned_as_low_as_it_goes_with_any_number_of_workers(width, le
 
     state = traced(lambda x: x.relu(), torch.ones(192))
     oracle = Oracle(lambda s: s.inputs[0].spec.shape[0] >= least)
-    found = settle(Engine(oracle, state, width=width), "shapes", smaller_sizes, state)
+    found = Engine(oracle, state, width=width).settle("shapes", smaller_sizes)
     assert found.inputs[0].spec.shape == (least,)
 
 
@@ -226,7 +226,7 @@ def test_a_size_that_matters_by_what_divides_it_goes_down_to_that(size, divisor)
 
     state = traced(lambda x: x.relu(), torch.ones(size))
     oracle = Oracle(lambda s: s.inputs[0].spec.shape[0] % divisor == 0)
-    found = settle(Engine(oracle, state, width=2), "shapes", smaller_sizes, state)
+    found = Engine(oracle, state, width=2).settle("shapes", smaller_sizes)
     assert found.inputs[0].spec.shape == (divisor,)
 
 
@@ -236,7 +236,7 @@ def test_a_dial_costs_few_questions_whether_it_moves_or_not(least, most):
 
     state = traced(lambda x: x.relu(), torch.ones(1024))
     engine = Engine(Oracle(lambda s: s.inputs[0].spec.shape[0] >= least), state)
-    settle(engine, "shapes", smaller_sizes, state)
+    engine.settle("shapes", smaller_sizes)
     assert engine.queries <= most
 
 

@@ -3,7 +3,7 @@
 import torch
 from made_graphs import aten, traced
 
-from torchsleuth.child.trial import Outcome
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Oracle
 from torchsleuth.search.minify.driver import search

@@ -11,7 +11,7 @@ from made_cases import WORKAROUNDS, accuracy, hang
 from program_runs import run_watched
 from torchsleuth.core.cases.errors import NotWritable
 from torchsleuth.front.cli import run as run_module
-from torchsleuth.front.cli.progress import StatusLine
+from torchsleuth.front.cli.output import StatusLine
 from torchsleuth.front.program.oracle import WatchedRuns
 from torchsleuth.front.supervise import pipeline
 

@@ -18,6 +18,7 @@ from torchsleuth.core.cases.folder import list_cases
 from torchsleuth.core.cases.spool import read_process
 from torchsleuth.core.processes.identity import this_process
 from torchsleuth.core.processes.tree import end_all, started_at
+from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise.leftovers import OWNER, adopt_leftovers, leftover_spools, new_spool
 
 HERE = this_process()
@@ -31,7 +32,7 @@ def leave(cases: Path, identity=DEAD, name: str = "20260101-000000-abcdef", **fa
     (process / "g1").mkdir(parents=True)
     known = {
         "pid": identity.pid,
-        "identity": identity.to_json(),
+        "identity": to_json(identity),
         "started": 0.0,
         "argv": ["x.py"],
         "python": "3",
@@ -47,7 +48,7 @@ def leave(cases: Path, identity=DEAD, name: str = "20260101-000000-abcdef", **fa
     }
     (process / "g1" / "record.json").write_text(json.dumps(record))
     (process / "g1" / "graph.py").write_text("")
-    (process.parent / OWNER).write_text(json.dumps(identity.to_json()))
+    (process.parent / OWNER).write_text(json.dumps(to_json(identity)))
     return process.parent
 
 

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise.program import _crashed
 
 # Says which signals it got, and ends with the second.
@@ -103,7 +104,7 @@ def died(tmp_path):
     def spool(stacks):
         folder = tmp_path / "p1"
         (folder / "g1").mkdir(parents=True)
-        gone = {**this_process().to_json(), "started": 1}
+        gone = {**to_json(this_process()), "started": 1}
         facts = {"pid": os.getpid(), "identity": gone, "started": 0.0, "argv": []}
         (folder / "process.json").write_text(json.dumps(facts))
         (folder / "g1" / "record.json").write_text(json.dumps({"level": "aot"}))

@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise import program as supervise
 from torchsleuth.front.supervise.program import _Watchdog
 
@@ -17,7 +18,7 @@ def stuck(tmp_path, monkeypatch):
     folder = tmp_path / "p1"
     (folder / "g1").mkdir(parents=True)
     (folder / "process.json").write_text(
-        json.dumps({"pid": os.getpid(), "identity": this_process().to_json(), "started": 0.0, "argv": []})
+        json.dumps({"pid": os.getpid(), "identity": to_json(this_process()), "started": 0.0, "argv": []})
     )
     (folder / "g1" / "record.json").write_text(json.dumps({"level": "aot"}))
     (folder / "stacks.txt").write_text("Thread 1 (most recent call first):")

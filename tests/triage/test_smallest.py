@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 from made import make
 from made_graphs import aten, traced
 
-from torchsleuth.child.trial import Outcome, Question
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.protocol.trials import Outcome, Question, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.triage_case import MANY_CALLS, PUT_OFF, triage_case
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
@@ -39,12 +39,12 @@ class Compiler(TrialsHere):
         if trial.question is not Question.FAILS:
             return self.answer(trial)
         self.trials.append(trial)
-        off = trial.switches.off.get("lowerings")
-        cured = trial.switches.eager or (
+        off = trial.change.off.get("lowerings")
+        cured = trial.change.uncompiled or (
             off is not None and "aten.sin.default" in off.get("names", ["aten.sin.default"])
         )
-        applied = {"applied": {"lowerings": ["aten.sin.default at 1"]}}
-        return Outcome(None if cured or "aten.sin" not in trial.graph else self.seen, 0.1, more=applied)
+        shown = Seen(applied={"lowerings": ("aten.sin.default at 1",)})
+        return Outcome(None if cured or "aten.sin" not in trial.graph else self.seen, 0.1, seen=shown)
 
 
 def large(x):
@@ -85,7 +85,7 @@ def test_of_a_large_graph_that_hangs_the_component_is_known_at_once_and_its_time
     folder, questions = made(tmp_path, workers, HANG)
     found = triage_case(folder, questions, before_minify=True).case.triage
     assert (found.component, found.error) == ("inductor", PUT_OFF)
-    asked = [trial.switches.stop_after for trial in workers.trials if trial.switches.trace]
+    asked = [trial.change.stop_after for trial in workers.trials if trial.trace]
     assert asked == ["codegen"], "one look, which ends before the C++ compiler"
 
 

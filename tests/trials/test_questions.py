@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchsleuth.child.trial import Question
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.tree import descendants_of, marked_processes
+from torchsleuth.core.protocol.trials import Question
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, state_of_record, wait_for_device
 from torchsleuth.search.minify.oracle import NoAnswer, Questions

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from torchsleuth.child.trial import Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.torch_core.tensors import describe_inputs
@@ -89,7 +89,7 @@ def test_a_graph_that_lowers_is_decided_without_the_cpp_compiler(workers):
     kernels = set((workers.folder / "kernels").rglob("*.main.so"))
     outcome = workers.run(aten_trial("sinh.default(a)"))
     assert outcome.signature is None and outcome.error is None
-    assert outcome.more["stopped_early"]
+    assert outcome.seen.stopped_early
     # The one kernel that may be there is the server's own.
     assert len(set((workers.folder / "kernels").rglob("*.main.so")) - kernels) <= 1
 
@@ -102,7 +102,7 @@ def test_a_joint_graph_whose_passes_end_is_decided_before_either_of_its_parts_is
     trained = describe_inputs([torch.zeros(8, requires_grad=True)]).to_json()
     outcome = workers.run(dataclasses.replace(trial, inputs=trained))
     assert outcome.signature is None and outcome.error is None
-    assert outcome.more["stopped_early"]
+    assert outcome.seen.stopped_early
 
 
 def test_what_one_trial_changes_is_gone_in_the_next(workers):
@@ -137,7 +137,7 @@ def test_a_backend_of_the_program_is_tried_on_the_captured_graph(workers):
     expected = Signature("compile_error", "compile", ("KeyError",), "'b'", ("trial.py:backend",))
     assert workers.run(_trial("torch.relu(a)", expected, BACKEND, backend="backend")).fails_like(expected)
     passed = workers.run(_trial("torch.neg(a)", expected, BACKEND, backend="backend"))
-    assert passed.signature is None and passed.more["stopped_early"]
+    assert passed.signature is None and passed.seen.stopped_early
 
 
 def test_definitions_that_cannot_be_set_up_tell_nothing_about_the_bug(workers):
@@ -161,7 +161,7 @@ def test_an_isolated_trial_is_a_fork_of_the_server_and_finds_the_compiler_loaded
 def test_the_whole_way_is_gone_where_the_failure_is_expected_in_the_run(workers):
     expected = Signature("runtime_error", "run", ("RuntimeError",), "whatever")
     outcome = workers.run(aten_trial("sinh.default(a)", expected, ""))
-    assert outcome.signature is None and not outcome.more["stopped_early"]
+    assert outcome.signature is None and not outcome.seen.stopped_early
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_an_error_of_the_scheduler_is_found_and_its_absence_decided_before_the_c
     assert found.signature.exceptions[-1] == "AssertionError"
     expected = dataclasses.replace(found.signature, frames=("torch/_inductor/graph.py:codegen",))
     passed = workers.run(aten_trial("cosh.default(a)", expected, ""))
-    assert passed.signature is None and passed.more["stopped_early"]
+    assert passed.signature is None and passed.seen.stopped_early
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.child.trial import Question, Switches, Trial, trial_from_json, trial_to_json
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.changes import Change
+from torchsleuth.core.protocol.codec import from_json, to_json
+from torchsleuth.core.protocol.trials import Question, Trial
 from torchsleuth.script_runtime.signature import Signature
 
 words = st.text("abc.:_ é\n", max_size=4)
@@ -37,13 +39,17 @@ FIELDS = {
     "constants": mappings,
     "tolerances": st.dictionaries(words, st.floats(0, 1), max_size=2),
     "kind": maybe,
-    "switches": st.builds(
-        Switches,
-        st.dictionaries(words, mappings, max_size=2),
-        maybe,
-        *(st.booleans(), st.booleans()),
-        *(maybe, maybe),
+    "change": st.builds(
+        Change,
+        off=st.dictionaries(words, mappings, max_size=2),
+        backend=maybe,
+        interpret=st.booleans(),
+        uncompiled=st.booleans(),
+        stop_after=maybe,
+        snippet=words,
     ),
+    "trace": maybe,
+    "fill": st.integers(0, 255),
     "time_runs": st.booleans(),
     "embedded": words,
     "imports": tuples,
@@ -77,5 +83,5 @@ def test_where_the_values_lie_makes_no_other_question(trial, store):
 @settings(max_examples=50)
 @given(trials)
 def test_a_trial_that_came_as_a_message_asks_the_same(trial):
-    again = trial_from_json(json.loads(json.dumps(trial_to_json(trial))))
+    again = from_json(Trial, json.loads(json.dumps(to_json(trial))))
     assert again == trial and again.key == trial.key

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, Trial
 from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.workers.pool import Workers
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchsleuth.child.trial import Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.torch_core.tensors import describe_inputs

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from faulty import FAILS, trial
 
-from torchsleuth.child.trial import Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.workers.cluster import (
     ClusterUnfit,

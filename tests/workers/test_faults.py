@@ -114,7 +114,7 @@ def test_a_process_that_takes_too_much_memory_is_ended_before_the_machine_suffer
     outcome = workers.run(trial("eat"), limits=Limits(memory=limit))
     assert outcome.signature == Signature("crash", "run", signal="SIGKILL")
     assert "memory" in outcome.text
-    assert limit < outcome.more["peak_memory"] < 3 * limit
+    assert limit < outcome.seen.peak_memory < 3 * limit
 
 
 def test_a_gigabyte_of_stderr_fills_neither_memory_nor_disk(workers, tmp_path):

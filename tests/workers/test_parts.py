@@ -16,19 +16,17 @@ from hypothesis import strategies as st
 
 from torchsleuth.child.environment import needs_kernels, trial_environment, uses_accelerator
 from torchsleuth.child.kernel_cache import drop_torn
-from torchsleuth.child.trial import (
-    Outcome,
-    Switches,
-    Trial,
-    outcome_from_json,
-    outcome_to_json,
-    trial_from_json,
-    trial_to_json,
-)
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.bounded_output import BoundedOutput
-from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
-from torchsleuth.core.processes.limits import Limits, clock_of_a_hang, limits_from_json
+from torchsleuth.core.processes.limits import Limits, clock_of_a_hang
+from torchsleuth.core.protocol.codec import from_json, to_json
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.protocol.trials import (
+    Outcome,
+    Seen,
+    Trial,
+)
 from torchsleuth.script_runtime.signature import Signature
 
 LOWERING = Signature("compile_error", "compile", ("torch._inductor.exc.LoweringException", "KeyError"))
@@ -60,16 +58,16 @@ def test_trial_and_outcome_come_back_equal():
         {"names": []},
         {"outputs[0]": 0.5},
         "accuracy",
-        Switches({"fusion": {"skip": [1]}}, "eager", stop_after="lowering"),
+        Change(off={"fusion": {"skip": [1]}}, backend="eager", stop_after="lowering"),
         True,
         "source",
         ("import os",),
         "store",
         False,
     )
-    assert trial_from_json(json.loads(json.dumps(trial_to_json(trial)))) == trial
-    outcome = Outcome(LOWERING, 0.5, None, "text", more={"peak_memory": 3})
-    assert outcome_from_json(outcome_to_json(outcome)) == outcome
+    assert from_json(Trial, json.loads(json.dumps(to_json(trial)))) == trial
+    outcome = Outcome(LOWERING, 0.5, None, "text", seen=Seen(peak_memory=3))
+    assert Outcome.from_json(outcome.to_json()) == outcome
 
 
 def test_trials_that_ask_something_else_have_another_key_wherever_their_values_lie():
@@ -81,7 +79,7 @@ def test_trials_that_ask_something_else_have_another_key_wherever_their_values_l
         "constants": {"names": []},
         "tolerances": {"outputs[0]": 0.5},
         "kind": "accuracy",
-        "switches": Switches(interpret=True),
+        "change": Change(interpret=True),
         "time_runs": True,
         "embedded": "x = 1",
         "imports": ("import os",),
@@ -182,5 +180,5 @@ def test_what_is_to_hang_while_it_runs_has_all_the_time_to_be_compiled():
 
 
 def test_an_end_of_everything_reaches_another_process_as_what_is_left():
-    limits = limits_from_json({**Limits().to_json(), "deadline": 5.0})
+    limits = Limits.from_json({**Limits().to_json(), "deadline": 5.0})
     assert 4.0 < limits.to_json()["deadline"] <= 5.0

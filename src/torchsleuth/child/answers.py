@@ -2,7 +2,7 @@
 
 "fails" is the question of a search. The others are what a search has to know and may not find out itself, because
 finding out can end the process: eager values, rounding noise, shapes, the user's definitions, a stranger's script.
-Their answers are in `Outcome.more`; a signature says that the process failed at it.
+Their answers are in `Outcome.value`; a signature says that the process failed at it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from torchsleuth.child.compile import namespace_of, noise_of, ready_trial, run_trial
 from torchsleuth.child.program import run_program
-from torchsleuth.child.trial import Outcome, Question, Trial
+from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.runner import CannotTell
@@ -44,12 +44,12 @@ def answer(trial: Trial, announce: Announce = lambda phase: None) -> Outcome:
     started = time.monotonic()
     announce("run")
     try:
-        more = _ANSWERS[trial.question](trial)
+        value = _ANSWERS[trial.question](trial)
     except CannotTell as why:
         return Outcome(None, time.monotonic() - started, error=str(why))
     except Exception as error:
         return Outcome(None, time.monotonic() - started, error=f"{type(error).__name__}: {error}")
-    return Outcome(None, time.monotonic() - started, more=more)
+    return Outcome(None, time.monotonic() - started, value=value)
 
 
 def _record(trial: Trial) -> dict[str, Any]:

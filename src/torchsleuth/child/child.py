@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import json
 import os
 import signal
 import sys
@@ -15,10 +16,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, Trial, outcome_to_json, trial_from_json
-from torchsleuth.core.processes.frames import Frames, frame, write_all
-from torchsleuth.core.processes.limits import limits_from_json
+from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.tree import be_first_to_go, bound_processes, die_with
+from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.frames import Frames, frame, write_all
+from torchsleuth.core.protocol.trials import Outcome, Trial
 
 # Asks a process that takes too long where it is; Python's handler answers even while the GIL is held.
 WHERE_ARE_YOU = signal.SIGUSR2
@@ -55,13 +57,13 @@ def trials_from(commands: int) -> Iterator[Trial]:
         for message in frames.feed(data):
             if not bounded:
                 be_first_to_go()
-                limits = limits_from_json(message["limits"])
+                limits = Limits.from_json(message["limits"])
                 bound_processes(limits.processes)
                 signal.setitimer(signal.ITIMER_PROF, limits.cpu or 0.0)  # ends the process when it rings
                 faulthandler.enable()
                 faulthandler.register(WHERE_ARE_YOU, all_threads=True)
                 bounded = True
-            yield trial_from_json(message["trial"])
+            yield from_json(Trial, json.loads(message["trial"]))
 
 
 def run_and_tell(call: str, trial: Trial, results: int) -> None:
@@ -83,4 +85,4 @@ def run_and_tell(call: str, trial: Trial, results: int) -> None:
             stream.flush()
         except Exception:  # the trial may have closed or replaced it
             pass
-    write_all(results, frame({"outcome": outcome_to_json(outcome)}))
+    write_all(results, frame({"outcome": outcome.to_json()}))

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchsleuth.child.trial import Outcome, outcome_to_json
 from torchsleuth.core.cases.crash import signature_of_crash
 from torchsleuth.core.processes.bounded_output import BoundedOutput
-from torchsleuth.core.processes.frames import BrokenFrame, Frames
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.stopwatch import Stopwatch
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames
+from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
 
 SETUP = "setup"
@@ -37,7 +37,7 @@ class Job:
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     phase: str = SETUP
-    outcome: dict[str, Any] | None = None
+    outcome: Outcome | None = None
     # Why we ended it, where we did: hang, late, memory, processes or cancel.
     ended: str | None = None
     peak: int = 0
@@ -106,7 +106,7 @@ class ChildProcess:
         if "phase" in message:
             self.job.enter(str(message["phase"]))
         elif "outcome" in message and self.job.ended is None:
-            self.job.outcome = message["outcome"]
+            self.job.outcome = Outcome.from_json(message["outcome"])
             self.job.enter(SETUP)
             return self.serves == ONCE
         elif "learned" in message:
@@ -134,33 +134,31 @@ def read_some(descriptor: int) -> bytes | None:
         return b""
 
 
-def outcome_of(job: Job, status: int | None, printed: str) -> dict[str, Any]:
-    """What came of a job whose process said so, was ended by us, or ended with `status`; as a message.
+def outcome_of(job: Job, status: int | None, printed: str) -> Outcome:
+    """What came of a job whose process said so, was ended by us, or ended with `status`.
 
-    >>> outcome_of(Job(1, Limits(), phase="run"), -11, "")["signature"]["signal"]
+    >>> outcome_of(Job(1, Limits(), phase="run"), -11, "").signature.signal
     'SIGSEGV'
     """
-    seconds = time.monotonic() - job.started
-    more: dict[str, Any] = {"peak_memory": job.peak, "had": round(job.had + job.watch.seconds, 4)}
+    seconds, had = time.monotonic() - job.started, round(job.had + job.watch.seconds, 4)
     if job.outcome is not None:
-        return {**job.outcome, "seconds": round(seconds, 4), "more": {**job.outcome["more"], **more}}
-    signature: Signature | None = None
-    error = None
+        seen = replace(job.outcome.seen, had=had, peak_memory=job.peak)
+        return replace(job.outcome, seconds=seconds, seen=seen)
+    seen = Seen(had, job.peak)
     if job.ended == "late":
-        return outcome_to_json(Outcome(None, seconds, TIME_WAS_UP, printed, more=more))
+        return Outcome(None, seconds, TIME_WAS_UP, printed, seen=seen)
     if job.ended == "hang":
-        more["clock"] = job.limits.seconds(job.phase)
+        seen = replace(seen, clock=job.limits.seconds(job.phase))
         if job.phase == SETUP:
             error = f"the trial was not ready to compile after {job.limits.setup:g} s"
-        else:
-            signature = Signature("hang", job.phase)
-        return outcome_to_json(Outcome(signature, seconds, error, printed, more=more))
+            return Outcome(None, seconds, error, printed, seen=seen)
+        return Outcome(Signature("hang", job.phase), seconds, None, printed, seen=seen)
     signature = signature_of_crash(-9 if job.ended else (status or 0), job.phase)
     if job.ended in _WHY:
         said = _WHY[job.ended].format(memory=(job.limits.memory or 0) >> 20, processes=job.limits.processes)
         printed = f"{said}\n{printed}"
-        more["ended_for"] = job.ended
+        seen = replace(seen, ended_for=job.ended)
     if job.phase == SETUP:
         error = f"the trial's process ended before it could compile ({signature.signal})"
-        signature = None
-    return outcome_to_json(Outcome(signature, seconds, error, printed, more=more))
+        return Outcome(None, seconds, error, printed, seen=seen)
+    return Outcome(signature, seconds, None, printed, seen=seen)

@@ -22,11 +22,13 @@ from typing import Any
 
 import torch
 
-from torchsleuth.child.trial import EAGER, Outcome, Switches, Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.criteria import SAME
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Seen, Trial
 from torchsleuth.script_runtime import runner
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.verdict.gradients import gradient_tolerances
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.torch_core.repro.script import script_facts
@@ -68,13 +70,14 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
     From outside it is `workers.run(trial).fails_like(trial.expected)`.
     """
     started = time.monotonic()
-    more: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
     try:
         ready = ready_trial(trial)
         if trial.measure_noise:
             announce("run")
-            more["tolerances"] = asdict(noise_of(ready))
-            ready.facts["tolerances"] = {**more["tolerances"]["by_path"], **trial.tolerances}
+            noise = noise_of(ready)
+            seen["tolerances"] = asdict(noise)
+            ready.facts["tolerances"] = {**noise.by_path, **trial.tolerances}
     except runner.CannotTell as why:
         return Outcome(None, time.monotonic() - started, error=str(why))
     see_every_compile()
@@ -87,17 +90,17 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
         if trial.must_pass_in_eager and trial.expected.kind in ("crash", "hang"):
             observed = _fails_in_eager(ready, announce)
         if observed is None:
-            with _changed(trial, more), stopping_after(_last_stage(trial), Decided):
-                observed = _observed(ready, trial, more)
-            if trial.must_pass_in_eager and observed and fails_the_same_way(trial.expected, observed[0]):
+            with _changed(trial, seen), stopping_after(_last_stage(trial), Decided):
+                observed = _observed(ready, trial, seen)
+            if trial.must_pass_in_eager and observed and SAME.same(trial.expected, observed[0]):
                 # A compile that failed may leave modes behind; they belong to its thread.
                 with ThreadPoolExecutor(1) as another:
                     observed = another.submit(_fails_in_eager, ready, announce).result() or observed
     except Decided:
         decided = True
     signature, text = observed or (None, "")
-    more["stopped_early"] = decided
-    return Outcome(signature, time.monotonic() - started, text=text, more=more)
+    found = Seen(**seen, stopped_early=decided)
+    return Outcome(signature, time.monotonic() - started, text=text, seen=found)
 
 
 def _fails_in_eager(
@@ -133,11 +136,11 @@ def noise_of(ready: runner.ReproTrial) -> Tolerances:
 
 
 @contextlib.contextmanager
-def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
-    """The compiler with what an experiment of triage changes in it; what it applied is noted in `more`."""
+def _changed(trial: Trial, seen: dict[str, Any]) -> Iterator[None]:
+    """The compiler with what an experiment of triage changes in it; what it applied is noted in `seen`."""
     global _pasted
-    switches = trial.switches
-    if switches == Switches():
+    change = trial.change
+    if change == NOTHING and trial.trace is None:
         yield
         return
     # Only experiments need these, and a server has to start fast.
@@ -146,55 +149,55 @@ def _changed(trial: Trial, more: dict[str, Any]) -> Iterator[None]:
     from torchsleuth.torch_internals.compiler_switches import switched
 
     with contextlib.ExitStack() as stack:
-        if switches.snippet:
+        if change.snippet:
             _pasted = True
-            run_snippet(switches.snippet)
-        if switches.trace is not None:
-            stack.enter_context(traced(switches.trace))
-        if switches.passes_alone:
+            run_snippet(change.snippet)
+        if trial.trace is not None:
+            stack.enter_context(traced(trial.trace))
+        if change.passes_alone:
             from torchsleuth.torch_internals.compile_stages import passes_alone
 
             stack.enter_context(passes_alone())
-        elif switches.interpret:
+        elif change.interpret:
             from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
 
             stack.enter_context(interpreted_lowering())
-        applied = stack.enter_context(switched(switches.off))
+        applied = stack.enter_context(switched(change.off))
         try:
             yield
         finally:
-            more["applied"] = {name: found[:MOST_APPLIED] for name, found in applied.names.items()}
-            more["missing"] = applied.missing
+            seen["applied"] = {name: tuple(found[:MOST_APPLIED]) for name, found in applied.names.items()}
+            seen["missing"] = tuple(applied.missing)
 
 
-def _observed(ready: Any, trial: Trial, more: dict[str, Any]) -> tuple[Signature, str] | None:
+def _observed(ready: Any, trial: Trial, seen: dict[str, Any]) -> tuple[Signature, str] | None:
     """What the run shows; an experiment may leave the compiler out, or be one that cannot be made here."""
-    if trial.switches.forward_only:
+    if trial.change.forward_only:
         ready.differentiate = lambda out: None
-    if trial.switches.eager:
+    if trial.change.uncompiled:
         names: list[str] = []
         runner._repro_phase("running")
         observed = ready.observe_eager(names)
-        more["node"] = names[-1] if names else None
+        seen["node"] = names[-1] if names else None
         return observed
-    observed = _observed_and_timed(ready, more) if trial.time_runs else ready.observe()
+    observed = _observed_and_timed(ready, seen) if trial.time_runs else ready.observe()
     if (
         observed is not None
         and observed[0].exceptions[-1:]
         and NOT_INTERPRETABLE in observed[0].exceptions[-1]
     ):
-        more["not_interpretable"] = True
+        seen["not_interpretable"] = True
     return observed
 
 
-def _observed_and_timed(ready: Any, more: dict[str, Any]) -> tuple[Signature, str] | None:
-    """As `observe`; where the graph ran to its end, rightly or wrongly, `more` says how long a run takes."""
+def _observed_and_timed(ready: Any, seen: dict[str, Any]) -> tuple[Signature, str] | None:
+    """As `observe`; where the graph ran to its end, rightly or wrongly, `seen` says how long a run takes."""
     from torchsleuth.child.timing import keep_compiled, run_seconds
 
     compiled = keep_compiled(ready)
     observed = ready.observe()
     if compiled and (observed is None or observed[0].kind == "accuracy"):
-        more["run_seconds"] = run_seconds(ready, compiled[-1])
+        seen["run_seconds"] = run_seconds(ready, compiled[-1])
     return observed
 
 
@@ -239,7 +242,7 @@ def namespace_of(trial: Trial) -> dict[str, Any]:
 
 def _options(trial: Trial) -> argparse.Namespace:
     return argparse.Namespace(
-        backend=trial.switches.backend,
+        backend=trial.change.backend,
         accuracy=None,
         tracing_mode=None,
         save_dir=trial.store or os.devnull,
@@ -260,8 +263,8 @@ def _teller(trial: Trial, announce: Callable[[str], None]) -> Callable[[str], No
 
 def _last_stage(trial: Trial) -> str | None:
     """The stage after which a compile of this trial is decided; None where all of it must run."""
-    if trial.switches.stop_after and _one_compile(trial):
-        return trial.switches.stop_after
+    if trial.change.stop_after and _one_compile(trial):
+        return trial.change.stop_after
     if not trial.stop_early or trial.expected.kind != "compile_error":
         return None
     stage = failing_stage(trial.expected.exceptions, trial.expected.frames)

@@ -11,9 +11,9 @@ import os
 import sys
 
 from torchsleuth.child.child import named_function, run_and_tell, trials_from
-from torchsleuth.child.trial import Question
-from torchsleuth.core.processes.frames import frame, write_all
 from torchsleuth.core.processes.tree import die_with
+from torchsleuth.core.protocol.frames import frame, write_all
+from torchsleuth.core.protocol.trials import Question
 
 
 def main(arguments: list[str]) -> None:

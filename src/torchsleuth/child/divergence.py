@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchsleuth.child.compile import ready_trial
-from torchsleuth.child.trial import Trial
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime import runner
 from torchsleuth.torch_core.compare.divergence.analysis import Wishes, analyze, analyze_exposed
 from torchsleuth.torch_core.compare.divergence.gradients import PHASE, wrong_gradient

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchsleuth.child.child_process import DEVICE, ONCE, SHAPES
-from torchsleuth.child.trial import Question, Trial
 from torchsleuth.core.processes.starting import fresh_environment, sees_devices
+from torchsleuth.core.protocol.trials import Question, Trial
 from torchsleuth.torch_internals.compile_stages import failing_stage
 
 _INDUCTOR = re.compile(r"inductor|compile_fx|torch\.compile")
@@ -72,7 +72,7 @@ def needs_kernels(trial: Trial) -> bool:
     """
     expected = trial.expected
     if trial.question is Question.PROGRAM:
-        return expected.kind != "capture_error" and not trial.switches.eager
+        return expected.kind != "capture_error" and not trial.change.uncompiled
     if trial.question is not Question.FAILS:
         return False
     if trial.settings.backend != "inductor" and not _INDUCTOR.search(trial.embedded):

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from torchsleuth.child.compile import use_threads
-from torchsleuth.child.trial import Outcome, Trial
 from torchsleuth.core.cases.crash import signature_of_crash
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.processes.sealed import fill_fresh_memory
+from torchsleuth.core.protocol.trials import Outcome, Seen, Trial
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_core.repro.program import NO_MATTER
 from torchsleuth.torch_internals.hooks import hook_backend_calls
@@ -33,15 +33,15 @@ _COMPILERS = ("BackendCompilerFailed", "InductorError")
 
 
 def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: None) -> Outcome:
-    """What comes of the program `trial.graph`, kept as `trial.store`; with `switches.eager` nothing is compiled."""
+    """What comes of the program `trial.graph`, kept as `trial.store`; with `change.uncompiled` nothing is compiled."""
     started = time.monotonic()
     name = str(trial.store)
     use_threads()
-    if trial.switches.eager:
+    if trial.change.uncompiled:
         torch.compiler.set_stance("force_eager")
-    if trial.switches.fill:
-        fill_fresh_memory(trial.switches.fill)
-    if trial.switches.capture_only:
+    if trial.fill:
+        fill_fresh_memory(trial.fill)
+    if trial.change.capture_only:
         hook_backend_calls(lambda call: call.graph)
     namespace = as_main(trial.graph, name)
     announce("run")
@@ -56,10 +56,9 @@ def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: No
     except BaseException as error:
         forget_this_frame(error)
         signature, text = signature_of_failure(error), traceback.format_exc()
-    more: dict[str, Any] = {"cpu": round(time.process_time(), 3)}
-    if WRONG in namespace and signature is None:
-        more[WRONG] = shown(namespace[WRONG])
-    return Outcome(signature, time.monotonic() - started, text=text, more=more)
+    wrong = shown(namespace[WRONG]) if WRONG in namespace and signature is None else None
+    seen = Seen(cpu=round(time.process_time(), 3), wrong=wrong)
+    return Outcome(signature, time.monotonic() - started, text=text, seen=seen)
 
 
 def shown(values: Any) -> str:

@@ -27,8 +27,7 @@ from torchsleuth.child.child import WHERE_ARE_YOU, named_function, run_and_tell,
 from torchsleuth.child.child_process import DEVICE, ONCE, ChildProcess, Job, outcome_of, read_some
 from torchsleuth.child.child_start import Work, fork_child, spawn_child
 from torchsleuth.child.kernel_cache import drop_torn
-from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame, write_all
-from torchsleuth.core.processes.limits import Limits, limits_from_json
+from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.core.processes.tree import (
     TOKEN,
@@ -41,6 +40,8 @@ from torchsleuth.core.processes.tree import (
     resident_bytes,
     tasks_running,
 )
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame, write_all
 
 # Memory grows by at most a gigabyte or two per second, a fork bomb by some hundred processes: both stay bounded.
 TICK = 0.05
@@ -246,7 +247,7 @@ class Server:
         serves = message["serves"]
         child = next((c for c in self.children.values() if c.ready and c.serves == serves), None)
         child = child or self.made(serves)
-        child.take(Job(message["number"], limits_from_json(message["limits"]), child.pid))
+        child.take(Job(message["number"], Limits.from_json(message["limits"]), child.pid))
         self.tell({"started": message["number"], "pid": child.pid})
         try:
             write_all(child.commands, frame(message))
@@ -327,7 +328,7 @@ class Server:
         job, child.job = child.job, None
         if job is not None:
             outcome = None if job.ended == "cancel" else outcome_of(job, status, child.printed.text())
-            self.tell({"done": job.number, "outcome": outcome, "phase": job.phase})
+            self.tell({"done": job.number, "outcome": to_json(outcome), "phase": job.phase})
 
     def kill(self, child: ChildProcess, why: str) -> None:
         if child.job is None or child.job.ended is not None:

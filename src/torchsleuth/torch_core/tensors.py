@@ -14,14 +14,14 @@ import json
 import math
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, BinaryIO, Protocol
 
 import torch
 
+from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.script_runtime.inputs import InputsDamaged, read_storage, storage_bytes, view_storage
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.torch_internals.tensors import (
@@ -347,7 +347,7 @@ class ContentStoreWriter:
         digest = hashlib.sha256(data).hexdigest()
         path = self.folder / "storages" / f"{digest}.safetensors"
         if not path.exists():
-            _write_atomically(path, lambda file: _write_safetensors(file, data))
+            _write_private(path, lambda file: _write_safetensors(file, data))
         return digest
 
     def write_tensor(self, name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -355,7 +355,7 @@ class ContentStoreWriter:
         spec = self.compute_tensor_metadata(tensor)
         spec = replace(spec, storage=self.write_storage(tensor.untyped_storage()))
         text = json.dumps(asdict(spec), indent=1).encode()
-        _write_atomically(_tensor_file(self.folder, name), lambda file: file.write(text))
+        _write_private(_tensor_file(self.folder, name), text)
         return spec
 
 
@@ -418,14 +418,6 @@ def _write_safetensors(file: IO[bytes], data: memoryview) -> None:
     file.write(data)
 
 
-def _write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """A reader sees the whole file or none, also after a crash in the middle."""
+def _write_private(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, content, mode=0o600)

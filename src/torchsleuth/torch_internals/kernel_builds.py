@@ -31,6 +31,8 @@ from typing import Any
 
 import torch
 
+from torchsleuth.core.protocol.files import write_whole
+
 MOST_TOGETHER = 16
 """Kernels in one source file; more files are built side by side."""
 
@@ -337,9 +339,7 @@ def note_answers(answers: Mapping[str, bool]) -> None:
     try:
         path = _notes()
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(dict(answers)), encoding="utf-8")
-        part.replace(path)
+        write_whole(path, json.dumps(dict(answers)))
     except OSError:  # a home that cannot be written to costs seconds, no more
         pass
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import STACKS_SIGNAL
 from torchsleuth.script_runtime.hiding import hide_in_words
 
@@ -178,9 +180,7 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON so that a reader sees the whole file or none."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, json.dumps(value))
 
 
 def _process_facts() -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _process_facts() -> dict[str, Any]:
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or os.environ.get("OMPI_COMM_WORLD_RANK")
     return {
         "pid": os.getpid(),
-        "identity": this_process().to_json(),
+        "identity": to_json(this_process()),
         "parent": os.getppid(),
         "argv": hide_in_words(sys.argv),
         "rank": int(rank) if rank and rank.isdigit() else None,

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchsleuth.core.cases.errors import DamagedCase, SleuthError
-from torchsleuth.core.cases.model import Analyzed, Case, WrongShape, read_dataclass
+from torchsleuth.core.cases.model import Analyzed, Case
+from torchsleuth.core.protocol import codec
 
 
 class NotNumerical(SleuthError):
@@ -172,10 +173,7 @@ class Analysis:
 
     def to_json(self) -> dict[str, Any]:
         """The document: `json.dumps(analysis.to_json())`."""
-        doc = {each.name: getattr(self, each.name) for each in fields(self)}
-        doc["values"] = [_plain(value) for value in self.values]
-        doc["nondeterministic"] = [_plain(each) for each in self.nondeterministic]
-        doc["culprit"] = None if self.culprit is None else _plain(self.culprit)
+        doc = codec.plain(self)
         return {"schema": doc.pop("schema"), "words": self.words, **doc}
 
     def summary(self) -> Analyzed:
@@ -232,8 +230,8 @@ def analysis_from_json(doc: object, where: str = FILE) -> Analysis:
     if not isinstance(doc, dict) or doc.get("schema") != SCHEMA:
         raise DamagedCase(where, f"it is not an analysis of schema {SCHEMA}")
     try:
-        return read_dataclass(Analysis, doc)
-    except WrongShape as failure:
+        return codec.from_json(Analysis, doc)
+    except codec.WrongShape as failure:
         raise DamagedCase(where, str(failure)) from None
 
 
@@ -292,14 +290,6 @@ def _rest(culprit: Culprit) -> str:
 def _short(op: str) -> str:
     parts = op.split(".")
     return parts[1] if len(parts) == 3 and parts[0] in ("aten", "prims") else op
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for each in fields(value):
-        given = getattr(value, each.name)
-        found[each.name] = list(given) if isinstance(given, tuple) else given
-    return found
 
 
 def merged_values(

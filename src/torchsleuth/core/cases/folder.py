@@ -31,6 +31,7 @@ from torchsleuth.core.cases.model import ID, Case, case_from_json
 from torchsleuth.core.cases.ownership import is_ours, key_file, mark_as_ours
 from torchsleuth.core.cases.reading import case_document, read_case
 from torchsleuth.core.cases.scrub import scrubbed
+from torchsleuth.core.protocol.files import growing, write_whole
 
 try:
     import fcntl
@@ -202,7 +203,7 @@ def _put_document(folder: Path, doc: Mapping[str, Any]) -> CaseFolder:
 
 
 def _put(folder: Path, name: str, content: str | Path) -> None:
-    """Writes text by rename, so that a reader never sees half of it; links or copies a path in."""
+    """Writes text, of which a reader never sees half; links or copies a path in."""
     path = folder / inside(name)
     for above in [p for p in path.parents if p != folder and p.is_relative_to(folder)]:
         if above.is_symlink():
@@ -216,16 +217,11 @@ def _put(folder: Path, name: str, content: str | Path) -> None:
                 if is_file_inside(at, each):  # what a link points to is not the program's to give away
                     _put(folder, f"{name}/{Path(at, each).relative_to(content).as_posix()}", Path(at, each))
         return
-    part = path.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        if isinstance(content, Path):
+    if isinstance(content, Path):
+        with growing(path) as part:
             _link_or_copy(content, part)
-        else:
-            with open(part, "x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-                file.write(scrubbed(name, content))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    else:
+        write_whole(path, scrubbed(name, content))
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -1,7 +1,6 @@
 """The list of cases: what lies in the folder, read anew each time, so that there is nothing to keep in step."""
 
 import contextlib
-import dataclasses
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,10 +32,6 @@ class CaseSummary:
     last_seen: str | None = None
     rank: str | None = None
     error: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """A JSON-able dict, the path as text."""
-        return {**dataclasses.asdict(self), "path": str(self.path)}
 
 
 def list_cases(cases_dir: Path | str) -> list[CaseSummary]:

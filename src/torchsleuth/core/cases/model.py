@@ -8,19 +8,17 @@ it does not know in `extra`, because a case may come from a later torchsleuth of
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import re
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.errors import DamagedCase, NewerSchema
-from torchsleuth.script_runtime.signature import Signature, signature_from_json
+from torchsleuth.core.protocol import codec
+from torchsleuth.script_runtime.signature import Signature
 
 SCHEMA = 1
 KINDS = ("compile_error", "runtime_error", "accuracy", "crash", "hang", "capture_error")
@@ -176,9 +174,9 @@ class Case:
 
     def to_json(self) -> dict[str, Any]:
         """The document of the contract: `json.dumps(case.to_json())`."""
-        doc = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "extra"}
-        doc["signature"] = {**self.signature.to_json()}
-        return {"schema": doc.pop("schema"), **doc, **{k: v for k, v in self.extra.items() if k not in doc}}
+        doc = codec.plain(self)
+        extra = doc.pop("extra")
+        return {"schema": doc.pop("schema"), **doc, **{k: v for k, v in extra.items() if k not in doc}}
 
 
 def case_id(fingerprint: str, graph_hash: str, rank: str | int | None = None, *more: str) -> str:
@@ -197,8 +195,8 @@ def case_from_json(doc: object, where: Path | str = "case.json") -> Case:
     if schema > SCHEMA:
         raise NewerSchema(where, min(schema, 10**9), SCHEMA)
     try:
-        case = read_dataclass(Case, {**doc, "extra": {}})
-    except WrongShape as failure:
+        case = codec.from_json(Case, {**doc, "extra": {}})
+    except codec.WrongShape as failure:
         raise DamagedCase(where, str(failure)) from None
     known = {f.name for f in dataclasses.fields(Case)}
     case = dataclasses.replace(case, extra={k: v for k, v in doc.items() if k not in known})
@@ -209,63 +207,6 @@ def case_from_json(doc: object, where: Path | str = "case.json") -> Case:
     if not ID.fullmatch(case.id):
         raise DamagedCase(where, "its 'id' is not eight hexadecimal digits")
     return case
-
-
-class WrongShape(Exception):
-    """A document that does not have the shape of the dataclass it should be."""
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-_hints = functools.cache(typing.get_type_hints)
-
-
-def read_dataclass(cls: type, doc: Mapping[str, Any], path: str = "") -> Any:
-    """An instance from a document, every field's type checked: `read_dataclass(Verified, {"times": 3})`."""
-    hints = _hints(cls)
-    values = {}
-    for f in dataclasses.fields(cls):
-        where = f"{path}{f.name}"
-        if f.name in doc:
-            values[f.name] = _value(hints[f.name], doc[f.name], where)
-        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise WrongShape(f"{where!r} is missing")
-    return cls(**values)
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return None if value is None else _value(next(a for a in args if a is not type(None)), value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise WrongShape(f"{where!r} is not a list")
-        if args[0] is str and all(type(item) is str for item in value):
-            return tuple(value)  # of which a stranger's case may have a million
-        return tuple(_value(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if kind is Signature:
-        return _signature(value, where)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise WrongShape(f"{where!r} is not an object")
-        return read_dataclass(typing.cast(type, kind), value, f"{where}.")
-    wanted = {float: (int, float)}.get(kind, dict if origin is not None else kind)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        raise WrongShape(f"{where!r} is {type(value).__name__}, not {getattr(kind, '__name__', 'object')}")
-    return value
-
-
-def _signature(value: Any, where: str) -> Signature:
-    try:
-        return signature_from_json(value if isinstance(value, dict) else {"kind": value})
-    except TypeError as failure:
-        raise WrongShape(f"{where!r} is not a signature ({failure})") from None
 
 
 def best_workaround(found: Sequence[Workaround]) -> Workaround | None:

@@ -21,6 +21,7 @@ from torchsleuth.core.cases.errors import CaseError, DamagedCase, error_of_oserr
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import ID, MAX_BYTES, Case, case_from_json
 from torchsleuth.core.cases.scrub import scrubbed
+from torchsleuth.core.protocol.files import growing
 
 CONTENTS = "CONTENTS.txt"
 # Kernels, answers of trials and scripts on the way: of use on this machine only.
@@ -67,18 +68,14 @@ def pack_case(folder: CaseFolder, target: Path) -> Packed:
         raise NotPacked(f"The case in {folder.path} cannot be packed: its case.json cannot be read.")
     files = tuple((name, len(data)) for name, data in contents.items())
     packed = Packed(target, files, tuple(removed))
-    part = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with zipfile.ZipFile(part, "x", zipfile.ZIP_DEFLATED) as archive:
+        with growing(target) as part, zipfile.ZipFile(part, "x", zipfile.ZIP_DEFLATED) as archive:
             for name, data in [(CONTENTS, str(packed).encode()), *contents.items()]:
                 archive.writestr(
                     zipfile.ZipInfo(f"{folder.case.id}/{name}", _DATE), data, zipfile.ZIP_DEFLATED
                 )
-        os.replace(part, target)
     except OSError as failure:
         raise error_of_oserror(target, failure) from failure
-    finally:
-        part.unlink(missing_ok=True)
     return packed
 
 

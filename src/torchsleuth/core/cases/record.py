@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.door import NotRead, json_inside
+from torchsleuth.core.protocol.codec import plain
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 # A script hands the object of this name to torch.compile, in place of a backend's name.
@@ -74,7 +75,7 @@ class CompileSettings:
             "options": dict(self.options),
             "compile_kwargs": dict(self.compile_kwargs),
             "config": {module: dict(values) for module, values in self.config.items()},
-            "state": {} if self.state is None else asdict(self.state),
+            "state": {} if self.state is None else plain(self.state),
             "parted": self.parted,
             "forward_only": self.forward_only,
             "output_meta": {} if visible is None else {"user_visible_output_idxs": list(visible)},
@@ -157,13 +158,11 @@ class GraphRecord:
         >>> GraphRecord.from_json(record.to_json()) == record
         True
         """
-        doc = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "settings"}
-        doc["nodes"] = {name: asdict(line) for name, line in self.nodes.items()}
-        doc["called_from"] = None if self.called_from is None else asdict(self.called_from)
-        doc["embedded"] = None if self.embedded == Embedded() else asdict(self.embedded)
+        doc = plain(self)
+        doc.update(embedded=None if self.embedded == Embedded() else doc["embedded"])
         seldom = ("called_from", "modules", "embedded", "inputs")
         kept = {key: value for key, value in doc.items() if key not in seldom or value}
-        return {"number": self.number, **self.settings.to_json(), **kept}
+        return {"number": kept.pop("number"), **kept.pop("settings"), **kept}
 
     @staticmethod
     def from_json(doc: Mapping[str, Any]) -> GraphRecord:

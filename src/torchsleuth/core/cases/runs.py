@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.errors import error_of_oserror
 from torchsleuth.core.cases.scrub import scrubbed
+from torchsleuth.core.protocol.files import write_whole
 
 RUNS = "runs"
 
@@ -30,10 +30,8 @@ def write_result(folder: Path, name: str, result: Any) -> Path:
     """
     text = result if isinstance(result, str) else json.dumps(result, indent=1)
     path = folder / name
-    part = path.with_name(f".{name}.part")
     try:
-        part.write_text(scrubbed(name, text), encoding="utf-8", errors="backslashreplace")
-        os.replace(part, path)
+        write_whole(path, scrubbed(name, text))
     except OSError as failure:
         raise error_of_oserror(folder, failure) from failure
     return path

@@ -12,6 +12,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchsleuth.core.protocol.files import growing
+
 # The probes are below 25 KB; a kernel's library carries `.main.` in its name and starts at twice that.
 PROBE_BYTES = 40 << 10
 SOURCE_BYTES = 2 << 10
@@ -39,9 +41,8 @@ def _copy(source: Path, target: Path) -> None:
             wanted = target / file.relative_to(source)
             if not wanted.exists():
                 wanted.parent.mkdir(parents=True, exist_ok=True)
-                part = wanted.with_name(f".{wanted.name}.{os.getpid()}")
-                shutil.copyfile(file, part)
-                os.replace(part, wanted)
+                with growing(wanted) as part:
+                    shutil.copyfile(file, part)
     except OSError:
         return
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
 from torchsleuth.core.processes.tree import is_alive, started_at
+from torchsleuth.core.protocol.codec import from_json
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,6 @@ class ProcessIdentity:
         """
         return self.is_here and is_alive(self.pid) and started_at(self.pid) == self.started
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def this_process() -> ProcessIdentity:
     """The process that asks: `this_process().pid == os.getpid()`."""
@@ -50,16 +48,14 @@ def this_process() -> ProcessIdentity:
 
 
 def identity_from_json(doc: Mapping[str, Any]) -> ProcessIdentity:
-    """What `to_json` wrote; raises ValueError where that is something else.
+    """Which process a document names; raises ValueError where it names none, or says too little of it.
 
-    >>> identity_from_json(this_process().to_json()) == this_process()
+    >>> identity_from_json(vars(this_process())) == this_process()
     True
     """
-    values = [doc.get(each.name) if isinstance(doc, Mapping) else None for each in fields(ProcessIdentity)]
-    kinds = (int, int, str, str, str, int)
-    if any(not isinstance(value, kind) or isinstance(value, bool) for value, kind in zip(values, kinds)):
+    if not isinstance(doc, Mapping) or not {each.name for each in fields(ProcessIdentity)} <= doc.keys():
         raise ValueError("it does not say which process it belongs to")
-    return ProcessIdentity(*values)  # type: ignore[arg-type]
+    return from_json(ProcessIdentity, doc)
 
 
 @cache

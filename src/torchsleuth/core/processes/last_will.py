@@ -20,6 +20,7 @@ from pathlib import Path
 
 from torchsleuth.core.processes.identity import this_process
 from torchsleuth.core.processes.tree import started_at
+from torchsleuth.core.protocol.codec import to_json
 
 PREFIX = "torchsleuth-"
 OWNER = "owner.json"
@@ -112,7 +113,7 @@ def scratch() -> Path:
     if will.folder is None or not will.folder.is_dir():
         will.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         will.add("folder", str(will.folder))
-        (will.folder / OWNER).write_text(json.dumps(this_process().to_json()), encoding="utf-8")
+        (will.folder / OWNER).write_text(json.dumps(to_json(this_process())), encoding="utf-8")
     return will.folder
 
 

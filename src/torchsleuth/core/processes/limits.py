@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+from torchsleuth.core.protocol.codec import from_json, plain
 
 # A trial's own memory, where nothing was said: it must leave room for the search and for the user's programs.
 SHARE_OF_FREE_MEMORY = 0.8
@@ -51,7 +53,13 @@ class Limits:
     def to_json(self) -> dict[str, Any]:
         """As a message to another process, maybe on another machine, whose clock reads something else."""
         left = None if self.deadline is None else self.deadline - time.monotonic()
-        return {**asdict(self), "deadline": left}
+        return {**plain(self), "deadline": left}
+
+    @staticmethod
+    def from_json(doc: Mapping[str, Any]) -> Limits:
+        """What `to_json` wrote: `Limits.from_json(Limits().to_json()) == Limits()`."""
+        given = from_json(Limits, doc)
+        return given if given.deadline is None else replace(given, deadline=time.monotonic() + given.deadline)
 
 
 def hang_seconds(timeout: object) -> float:
@@ -95,12 +103,6 @@ def within(limits: Limits, deadline: float | None, least: float = 5.0) -> Limits
     True
     """
     return limits if deadline is None else replace(limits, deadline=max(deadline, time.monotonic() + least))
-
-
-def limits_from_json(doc: Mapping[str, Any]) -> Limits:
-    """What `Limits.to_json` wrote: `limits_from_json(Limits().to_json()) == Limits()`."""
-    left = doc.get("deadline")
-    return Limits(**{**doc, "deadline": None if left is None else time.monotonic() + left})
 
 
 def fair_memory(workers: int) -> int | None:

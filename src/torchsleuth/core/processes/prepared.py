@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.starting import (
     fresh_environment,
@@ -39,6 +38,7 @@ from torchsleuth.core.processes.tree import (
     send,
     started_at,
 )
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 
 POLL_SECONDS = 0.02
 # For a killed process to be gone, so that nothing writes into its folder any more.

@@ -7,18 +7,18 @@ so whoever stops the search loses only the runs under way.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchsleuth.core.cases.answer import Answer
-from torchsleuth.core.cases.model import Case, WrongShape, read_dataclass
+from torchsleuth.core.cases.model import Case
+from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.tree import descendants_of, kill_group
+from torchsleuth.core.protocol.codec import WrongShape, from_json, plain
 from torchsleuth.front.bisect.environments import CannotBuild, Stopped
 from torchsleuth.front.bisect.release_names import Range, is_name, release_named
 from torchsleuth.front.bisect.schedule import ReleaseFinding, finding_of, most_runs, next_to_try
@@ -109,7 +109,7 @@ class Bisection(ReleaseFinding):
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `bisection_of` reads them back."""
-        return json.loads(json.dumps(asdict(self)))
+        return plain(self)
 
 
 class Runner(Protocol):
@@ -205,7 +205,7 @@ def bisection_of(case: Case) -> Bisection | None:
     """The result that a case holds, None where `bisect` was not run or its section cannot be read."""
     section = case.extra.get("bisect")
     try:
-        return read_dataclass(Bisection, section) if isinstance(section, Mapping) else None
+        return from_json(Bisection, section) if isinstance(section, Mapping) else None
     except WrongShape:
         return None
 

@@ -20,10 +20,9 @@ from torchsleuth.core.cases.analysis import (
 from torchsleuth.core.cases.door import NotRead
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
-from torchsleuth.front.cli.agreement import agree_to, yes_option
-from torchsleuth.front.cli.minify import adopted, known_case
 from torchsleuth.front.cli.options import Function, budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show, status
+from torchsleuth.front.cli.wanted import adopted, agree_to, known_case, yes_option
 from torchsleuth.front.report.png import NoPng, png_writer
 from torchsleuth.front.supervise.pipeline import analyze_step, processes_for
 

@@ -1,9 +1,14 @@
-"""`doctor`: what of this machine torchsleuth can use, and what is missing. Each line is something that was tried."""
+"""`doctor`, `backends`, `calibrate`: what of this machine torchsleuth can use, and what it measures here.
+
+Each line of `doctor` is something that was tried. What torch itself says, and the graphs that `calibrate` compiles, run
+in processes of their own: a broken torch must not take the front down.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -11,15 +16,20 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from torchsleuth._version import __version__
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.processes.tree import kill_group
 from torchsleuth.front.cli.options import cases_option, json_option
-from torchsleuth.front.cli.output import print_json, show
-from torchsleuth.front.cli.torch_check import TorchUnfit, ask_torch, ask_torch_names
+from torchsleuth.front.cli.output import print_json, show, status
+from torchsleuth.torch_core.backends.catalog import CATALOG
 
 # As Inductor's kernels: shared, with OpenMP.
 _KERNEL = """
@@ -210,3 +220,137 @@ def _folder(cases_dir: Path) -> Check:
 def _stacks() -> Check:
     known = hasattr(signal, "SIGRTMAX")
     return Check("stacks of hanging processes", True, "by a real-time signal" if known else "by SIGUSR2")
+
+
+_CHECK = "torchsleuth.torch_internals.check"
+_PRIVATE_NAMES = "torchsleuth.torch_internals.private_names"
+SECONDS = 300
+
+
+class TorchUnfit(SleuthError):
+    """There is no torch here whose compiler can be watched."""
+
+
+def ask_torch() -> dict[str, Any]:
+    """Version, device, Triton, backends and modes, once every hook was put in: `ask_torch()["torch"]`."""
+    return _ask(_CHECK)
+
+
+def ask_torch_names() -> dict[str, Any]:
+    """How many private names of torch we rest on, and which are missing here: `ask_torch_names()["missing"]`."""
+    return _ask(_PRIVATE_NAMES)
+
+
+def _ask(module: str) -> dict[str, Any]:
+    command = [sys.executable, "-P", "-m", module]
+    if importlib.util.find_spec("torch") is None:
+        raise TorchUnfit("not installed here: pip install 'torch>=2.11'")
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise TorchUnfit(f"its compiler cannot be watched here: no answer in {SECONDS} s") from None
+    try:
+        return dict(json.loads(asked.stdout.strip().splitlines()[-1]))
+    except (ValueError, IndexError, TypeError):
+        reason = " ".join(asked.stderr.strip().splitlines()[-1:]) or f"status {asked.returncode}"
+        raise TorchUnfit(f"its compiler cannot be watched here: {reason}; install it anew") from None
+
+
+@click.command("backends")
+@cases_option
+@json_option
+def backends_verb(cases_dir: Path, as_json: bool) -> int:
+    """The debugging backends: torch.compile(f, backend=NAME), no import of torchsleuth needed.
+
+    \b
+    torchsleuth backends
+    torchsleuth backends --json
+    """
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": each.name,
+                    "description": each.line,
+                    "options": [{"name": option.name, "description": option.line} for option in each.options],
+                }
+                for each in CATALOG
+            ]
+        )
+        return 0
+    width = max(len(each.name) for each in CATALOG)
+    for each in CATALOG:
+        show(f"{each.name:{width}}  {each.line}")
+        for option in each.options:
+            show(f'{"":{width}}    options={{"{option.name}": …}}: {option.line}')
+    return 0
+
+
+_MEASURE = ("-P", "-m", "torchsleuth.torch_core.compare.verdict.calibrate")
+
+
+class NotMeasured(SleuthError):
+    """The process that compiles the healthy graphs did not come to its end."""
+
+
+@click.command("calibrate")
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option(
+    "--graphs", type=click.IntRange(1), default=20, show_default=True, help="Healthy graphs per dtype."
+)
+@click.option("--dry-run", is_flag=True, help="Measure and show, but keep nothing.")
+@json_option
+def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> int:
+    """Measure false alarms and rounding noise over healthy graphs, compiled on this machine.
+
+    The numbers are kept in your cache folder, and every later verdict (`run --check-accuracy`) goes by them. Ctrl-C
+    ends it and keeps nothing. A graph takes some seconds to compile.
+
+    \b
+    torchsleuth calibrate
+    torchsleuth calibrate --device cuda --graphs 60
+    """
+    started = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        left = (time.monotonic() - started) / done * (total - done)
+        status(f"torchsleuth: {done} of {total} graphs, about {left:.0f} s left")
+
+    found = _measured([*_MEASURE, device, str(graphs), "try" if dry_run else "keep"], tell)
+    if as_json:
+        print_json(found)
+        return 0
+    for name, quantiles in found["measured"].items():
+        show(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in quantiles.items())}")
+    show(f"kept in {found['path']}" if found["path"] else "nothing kept")
+    return 0
+
+
+def _measured(arguments: list[str], tell: Callable[[int, int], None]) -> dict[str, Any]:
+    """The last line of the measuring process; each line before it is told."""
+    said: dict[str, Any] = {}
+    with tempfile.TemporaryFile() as err:
+        child = subprocess.Popen(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=err, start_new_session=True
+        )
+        try:
+            for line in child.stdout or ():
+                said = json.loads(line)
+                if "done" in said:
+                    tell(said["done"], said["total"])
+            child.wait()
+        finally:
+            kill_group(child.pid)  # with the compile workers it started
+            child.wait()
+            status("")
+        if child.returncode or "measured" not in said:
+            err.seek(0)
+            raise NotMeasured(_why(child.returncode, said, err.read().decode("utf-8", errors="replace")))
+    return said
+
+
+def _why(code: int, said: dict[str, Any], wrote: str) -> str:
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+    where = f"after {said['done']} of {said['total']} graphs" if "done" in said else "before the first graph"
+    last = (wrote.strip().splitlines() or ["it said nothing"])[-1]
+    return f"The process that compiles the healthy graphs {how} {where} ({last}), so nothing was kept."

@@ -1,17 +1,25 @@
-"""`explain`: where a program's graphs break, why, what that costs and what to write instead."""
+"""`explain`, `recompiles`, `profile`: a run of a program, looked at.
+
+Where its graphs break and what to write instead; what is compiled again, which guards say no and what cures it; where
+the compile time goes.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 
 import click
 
-from torchsleuth.front.cli.nothing_compiled import say_no_graph
-from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, program_to_observe
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, program_to_observe, say_no_graph
+from torchsleuth.front.cli.options import ProgramCommand, budget_option
 from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.cli.program_line import ProgramCommand
 from torchsleuth.front.observe.breaks import break_lines, breaks_of
-from torchsleuth.watched.overrides import Overrides
+from torchsleuth.front.observe.profile import profile_of
+from torchsleuth.front.observe.profile_text import profile_files, profile_lines
+from torchsleuth.front.observe.recompiles import recompile_lines, recompiles_of
+from torchsleuth.front.supervise.cures import with_tried_cures
 
 
 @click.command("explain", cls=ProgramCommand)
@@ -29,7 +37,7 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool) -> int:
     torchsleuth explain --for 60 -m mypackage.train
     torchsleuth explain --fullgraph infer.py
     """
-    with observed_run(program, ("breaks",), overrides=Overrides(fullgraph=fullgraph)) as run:
+    with observed_run(program, ("breaks",), change=Change(fullgraph=fullgraph)) as run:
         found = breaks_of(run.events)
         document = {**run.facts(), **found.to_json()}
         run.keep("breaks.json", document)
@@ -48,3 +56,75 @@ def shorter(path: str) -> str:
     """A path as a person would type it in this folder: `shorter("/home/me/model.py")`."""
     near = os.path.relpath(path)
     return near if len(near) < len(path) and not near.startswith("../..") else path
+
+
+@click.command("recompiles", cls=ProgramCommand)
+@click.option(
+    "--no-try",
+    is_flag=True,
+    help="Run the program once; else it is run again with each cure that can be tried.",
+)
+@budget_option(120, "Seconds for trying cures; a program that takes longer is not run again.", least=0)
+@program_to_observe
+def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> int:
+    """Every recompilation: the guards that failed with expected and actual value, the cause, the seconds, the cure.
+
+    Cures that need no change of the program's text are tried: the program runs again, unseen, with the change in
+    place. Its exit status is passed on.
+
+    \b
+    torchsleuth recompiles train.py --epochs 1
+    torchsleuth recompiles --no-try --only forward serve.py
+    """
+    with observed_run(program, ("recompiles",)) as run:
+        found = recompiles_of(run.events)
+        if found.count and not no_try and run.program_status == 0 and not run.late:
+            if run.seconds > budget:
+                say(f"no cure is tried: the program took {run.seconds:.0f} s, and --budget is {budget:.0f}")
+            else:
+                found = with_tried_cures(
+                    found,
+                    program.line,
+                    program.cases_dir,
+                    base=program.changed(NOTHING),
+                    deadline=time.monotonic() + budget,
+                    note=say,
+                )
+        document = {**run.facts(), **found.to_json()}
+        run.keep("recompiles.json", document)
+        if not found.compiles and not found.functions:
+            say_no_graph(program, run)
+        if program.as_json:
+            print_json(document)
+        elif found.compiles:
+            for line in recompile_lines(found, shorter):
+                show(line)
+        say(f"all of it is in {shorter(str(run.folder / 'recompiles.json'))}")
+    return run.status
+
+
+@click.command("profile", cls=ProgramCommand)
+@program_to_observe
+def profile_verb(program: ProgramToObserve) -> int:
+    """Where the compile time of a program goes: by phase, by function and by graph.
+
+    The program runs as it does without torchsleuth, its caches included. Beside the table, the run's folder gets
+    times.json, times.csv, profile.svg, and profile-trace.json for https://ui.perfetto.dev.
+
+    \b
+    torchsleuth profile train.py --epochs 1
+    torchsleuth profile --for 120 train.py
+    """
+    with observed_run(program, ("times",)) as run:
+        profile = profile_of(run.events, only_known=program.only is not None)
+        files = {"times.json": {**run.facts(), **profile.to_json()}, **profile_files(profile)}
+        for name, result in files.items():
+            run.keep(name, result)
+        if not profile.steps:
+            say_no_graph(program, run)
+        if program.as_json:
+            print_json({**files["times.json"], "files": list(files)})
+        elif profile.steps:
+            show("\n".join(profile_lines(profile)), lines=True)
+            say(f"kept in {run.folder}: {', '.join(files)}")
+    return run.status

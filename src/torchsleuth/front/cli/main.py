@@ -25,56 +25,32 @@ from torchsleuth.front.cli.ending import (
 )
 from torchsleuth.front.cli.output import say
 
-# Verb -> the module that holds it, and the line `--help` shows without importing that module.
+# Verb -> the module here that holds it, and the line `--help` shows without importing that module.
 VERBS = {
-    "run": ("torchsleuth.front.cli.run", "Run a program under watch; every failure becomes a case."),
-    "list": ("torchsleuth.front.cli.look", "The cases here, newest first."),
-    "show": ("torchsleuth.front.cli.look", "One case: what failed, where, and what is known about it."),
-    "triage": (
-        "torchsleuth.front.cli.triage",
-        "Which part of the compiler, which operator and which line of the program.",
-    ),
-    "workaround": (
-        "torchsleuth.front.cli.workaround",
-        "What makes the program pass: tried, verified, cheapest first.",
-    ),
-    "analyze": (
-        "torchsleuth.front.cli.analyze",
-        "Where a wrong result begins: the first kernel and node that are off.",
-    ),
-    "minify": ("torchsleuth.front.cli.minify", "The smallest graph, or program, that fails the same way."),
-    "verify": ("torchsleuth.front.cli.verify", "Run a repro in fresh processes and compare how it fails."),
-    "replay": ("torchsleuth.front.cli.replay", "Run one recorded frame again, in a fresh process."),
-    "report": ("torchsleuth.front.cli.report", "report.html to look at and attach, issue.md to file."),
-    "pack": ("torchsleuth.front.cli.pack", "One file to share, with the list of what is in it."),
-    "unpack": ("torchsleuth.front.cli.pack", "A packed case among the cases here."),
-    "explain": (
-        "torchsleuth.front.cli.explain",
-        "Where graphs break, why, what it costs and what to write instead.",
-    ),
-    "recompiles": (
-        "torchsleuth.front.cli.recompiles",
-        "What is compiled again, which guards say no, and what cures it.",
-    ),
-    "sweep": (
-        "torchsleuth.front.cli.sweep",
-        "Many programs under many settings: failures in buckets, one of each made small.",
-    ),
-    "bisect": ("torchsleuth.front.cli.bisect", "The torch release that brought or fixed the failure."),
-    "profile": ("torchsleuth.front.cli.profile", "Where compile time goes: by phase, by function, by graph."),
-    "trace": (
-        "torchsleuth.front.cli.trace",
-        "What the capture did, frame by frame; every graph at every stage.",
-    ),
-    "backends": ("torchsleuth.front.cli.backends", "The debugging backends."),
+    "run": ("run", "Run a program under watch; every failure becomes a case."),
+    "list": ("look", "The cases here, newest first."),
+    "show": ("look", "One case: what failed, where, and what is known about it."),
+    "triage": ("triage", "Which part of the compiler, which operator and which line of the program."),
+    "workaround": ("triage", "What makes the program pass: tried, verified, cheapest first."),
+    "analyze": ("analyze", "Where a wrong result begins: the first kernel and node that are off."),
+    "minify": ("minify", "The smallest graph, or program, that fails the same way."),
+    "verify": ("verify", "Run a repro in fresh processes and compare how it fails."),
+    "replay": ("verify", "Run one recorded frame again, in a fresh process."),
+    "report": ("look", "report.html to look at and attach, issue.md to file."),
+    "pack": ("look", "One file to share, with the list of what is in it."),
+    "unpack": ("look", "A packed case among the cases here."),
+    "explain": ("explain", "Where graphs break, why, what it costs and what to write instead."),
+    "recompiles": ("explain", "What is compiled again, which guards say no, and what cures it."),
+    "sweep": ("sweep", "Many programs under many settings: failures in buckets, one of each made small."),
+    "bisect": ("bisect", "The torch release that brought or fixed the failure."),
+    "profile": ("explain", "Where compile time goes: by phase, by function, by graph."),
+    "trace": ("trace", "What the capture did, frame by frame; every graph at every stage."),
+    "backends": ("doctor", "The debugging backends."),
     "calibrate": (
-        "torchsleuth.front.cli.calibrate",
+        "doctor",
         "Measure the rounding noise of healthy graphs on this machine, for later verdicts.",
     ),
-    "doctor": (
-        "torchsleuth.front.cli.doctor",
-        "What of this machine torchsleuth can use, and what is missing.",
-    ),
+    "doctor": ("doctor", "What of this machine torchsleuth can use, and what is missing."),
 }
 
 
@@ -85,7 +61,9 @@ class _Verbs(click.Group):
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        return getattr(importlib.import_module(VERBS[name][0]), name.replace("-", "_") + "_verb")
+        module = importlib.import_module(f"torchsleuth.front.cli.{VERBS[name][0]}")
+        command: click.Command = getattr(module, f"{name}_verb")
+        return command
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +9,7 @@ from typing import Any
 import click
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.folder import CaseFolder, open_case
-from torchsleuth.core.processes.limits import NO_TIMEOUT
-from torchsleuth.front.cli.agreement import agree_to, yes_option
+from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.front.cli.options import (
     budget_option,
     cases_option,
@@ -24,15 +18,15 @@ from torchsleuth.front.cli.options import (
     seconds_option,
     workers_option,
 )
-from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.cli.progress import StatusLine
-from torchsleuth.front.program.runs import run_apart
-from torchsleuth.front.supervise.pipeline import MinifyOutcome, Processes, minify_step, processes_for
+from torchsleuth.front.cli.output import StatusLine, print_json, say, show
+from torchsleuth.front.cli.wanted import (
+    adopted,
+    agree_to,
+    known_case,
+    yes_option,
+)
+from torchsleuth.front.supervise.pipeline import MinifyOutcome, minify_step, processes_for
 from torchsleuth.front.supervise.verification import REPRO
-
-
-class NotACase(SleuthError):
-    """A script that does not fail here."""
 
 
 class NotWritten(SleuthError):
@@ -116,14 +110,6 @@ def _put_out(folder: CaseFolder, out: Path) -> None:
         ) from error
 
 
-def adopted(script: Path, cases_dir: Path, processes: Processes, budget: float, **how: Any) -> CaseFolder:
-    """The case that a script of someone else's, or a program, becomes."""
-    assert processes.host is not None
-    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
-    told = processes.host.ask("adopt", budget, said=say, **places, **how)
-    return open_case(cases_dir, told["case"])
-
-
 def _for_programs(outcome: MinifyOutcome) -> dict[str, Any]:
     """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
     return {
@@ -132,36 +118,6 @@ def _for_programs(outcome: MinifyOutcome) -> dict[str, Any]:
         "seconds": {**outcome.told.get("seconds", {}), "whole": outcome.seconds},
         "reducers": outcome.told.get("reducers", []),
     }
-
-
-def known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
-    """The case that is meant; None for a script that has yet to become one."""
-    path = Path(wanted)
-    if path.suffix != ".py" or not path.is_file():
-        return open_case(cases_dir, wanted)
-    if (path.parent / "case.json").is_file():
-        return open_case(cases_dir, str(path.parent))
-    text = path.read_text(encoding="utf-8", errors="replace")
-    kind = re.search(r"(?m)^EXPECTED = \{'kind': '(\w+)'", text)
-    return None if kind is None or re.search(r"(?m)^FACTS = ", text) else _recorded(path, kind[1], cases_dir)
-
-
-def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
-    """A short repro is a program like any other: run under watch, it leaves its case."""
-    more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", f"{NO_TIMEOUT:g}"]}.get(kind, [])
-    command = [sys.executable, "-P", "-m", "torchsleuth", "run", "--json", "--record-only", *more]
-    say(f"running {script.name} under watch, to have its graph")
-    _, said = run_apart([*command, "--cases", str(cases_dir), str(script)], None, os.environ)
-    try:
-        cases = json.loads(said)["cases"]
-    except (ValueError, KeyError):
-        cases = []
-    if not cases:
-        raise NotACase(
-            f"{script} was run under watch and nothing failed here, so there is nothing to make smaller; "
-            f"try `torchsleuth verify {script}`"
-        )
-    return open_case(cases_dir, cases[-1]["path"])
 
 
 def show_result(outcome: MinifyOutcome) -> None:

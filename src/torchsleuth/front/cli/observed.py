@@ -19,7 +19,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,15 @@ from typing import Any
 import click
 
 from torchsleuth.core.cases.runs import run_folder, write_result
+from torchsleuth.core.change_table import RANDOM
+from torchsleuth.core.changes import NOTHING, Change, merged
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
-from torchsleuth.front.cli.options import cases_option, json_option
+from torchsleuth.front.cli.options import STDERR, cases_option, json_option, module_option, program_line
 from torchsleuth.front.cli.output import say
-from torchsleuth.front.cli.program_line import STDERR, module_option, program_line
+from torchsleuth.front.observe.compile_places import compile_places
 from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import Supervised, supervise
-from torchsleuth.watched.overrides import Overrides
-
-# With this, Inductor's kernels draw the numbers that eager would draw.
-SAME_RANDOM = Overrides(config={"torch._inductor.config": {"fallback_random": "True"}})
 
 MOST_FAILURES_SAID = 5
 
@@ -60,11 +58,11 @@ class ProgramToObserve:
     ends_after: float | None = None
     same_random: bool = False
 
-    def changed(self, overrides: Overrides) -> Overrides:
-        """These overrides, and those that the person asked for."""
+    def changed(self, change: Change) -> Change:
+        """This change, and what the person asked for."""
         if not self.same_random:
-            return overrides
-        return replace(overrides, config={**SAME_RANDOM.config, **overrides.config})
+            return change
+        return replace(change, config=merged(RANDOM.config, change.config))
 
 
 @dataclass(frozen=True)
@@ -154,11 +152,11 @@ def observed_run(
     program: ProgramToObserve,
     collectors: Sequence[str],
     *,
-    overrides: Overrides | None = None,
+    change: Change = NOTHING,
     watches_failures: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[ObservedRun]:
-    """Runs the program to its end with these collectors, and with its compiles changed by `overrides`.
+    """Runs the program to its end with these collectors, and with its compiles changed by `change`.
 
     `environment` is what the collectors are told beside that. The spool is gone after the block.
     """
@@ -167,7 +165,7 @@ def observed_run(
     given = {
         **(environment or {}),
         OBSERVE_VARIABLE: ",".join(("frames", *collectors)),
-        **(program.changed(overrides or Overrides()).to_environment()),
+        **(program.changed(change).to_environment()),
     }
     try:
         started = time.monotonic()
@@ -224,3 +222,43 @@ def _say_how_it_ended(result: Supervised, program: ProgramToObserve) -> None:
         say(f"the program was ended by {name}; {until}. `torchsleuth run` makes a case of such an end")
     elif result.status:
         say(f"the program ended with status {result.status}; {until}")
+
+
+def say_no_graph(program: ProgramToObserve, run: ObservedRun) -> None:
+    """Says that this run has no graph to tell of, and why; compiles that failed were told before."""
+    if program.only is not None:
+        say(f"no function called {program.only} was compiled; without --only all that are compiled are told")
+    elif failed_compiles(run.events):
+        say("no other graph was compiled")
+    elif stopped := capture_stopped(run.events):
+        names = ", ".join(f"`{name}`" for name in stopped[:3])
+        say(
+            f"no graph came of {names}: `torchsleuth explain {shlex.join(program.line[1:])}` shows where capture stops"
+        )
+    else:
+        say_nothing_compiled(program.line)
+
+
+def capture_stopped(events: Iterable[Event]) -> tuple[str, ...]:
+    """The functions whose capture was given up, each once; one without tensors is skipped, not given up.
+
+    >>> [broke, skipped] = [{"function": "f", "outcome": "Unsupported"}, {"function": "g", "outcome": "skipped"}]
+    >>> capture_stopped([Event("frame", 0.0, 7, broke), Event("frame", 1.0, 7, skipped)])
+    ('f',)
+    """
+    given_up = (
+        e for e in events if e.kind == "frame" and e.fields.get("outcome") not in ("compiled", "skipped")
+    )
+    return tuple(dict.fromkeys(str(event.fields.get("function")) for event in given_up))
+
+
+def say_nothing_compiled(line: Sequence[str]) -> None:
+    """Says so, why that may be, and where torch.compile would go in the script of this command line."""
+    say(
+        "nothing was compiled: torch.compile was given no function or module of the program's own that works on "
+        "tensors. (torch compiles nothing for `.compile()` on a module of torch.nn itself, such as nn.Sequential: "
+        "compile a function or module of yours that calls it)"
+    )
+    script = next((Path(word) for word in line[1:2] if word.endswith(".py")), None)
+    for place in compile_places(script) if script is not None else ():
+        say(f"torch.compile could go here: {place}")

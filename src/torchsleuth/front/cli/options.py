@@ -1,15 +1,21 @@
-"""Options that several verbs share, so that they mean and read the same everywhere."""
+"""Options that several verbs share, so that they mean and read the same everywhere.
+
+And the program that a person names after them: `script.py ARGS`, `-m module ARGS`, `-- launcher …`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.watching import LOG_VARIABLE
 from torchsleuth.front.cli.output import say
+from torchsleuth.front.supervise.program import resolve_command
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -106,3 +112,95 @@ def path_option(
         metavar="DIR" if folder else "FILE",
         help=about,
     )
+
+
+# Where the program's standard output goes while ours is one JSON document.
+STDERR = 2
+
+
+class NoSuchProgram(SleuthError):
+    """There is nothing to run under that name."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(
+            f"there is no script {word!r} here and no command of that name; "
+            "give a Python file, `-m module`, or `-- launcher …`"
+        )
+
+
+class ProgramCommand(click.Command):
+    """Ends our own options after `-m MODULE`, as Python does: what follows belongs to the program."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["context_settings"] = {
+            "allow_interspersed_args": False,
+            **(kwargs.get("context_settings") or {}),
+        }
+        super().__init__(*args, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with_value = {o for p in self.params if not getattr(p, "is_flag", False) for o in p.opts}
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] != "--":
+            if args[position] == "-m":
+                args = [*args[: position + 2], "--", *args[position + 2 :]]
+                break
+            position += 2 if args[position] in with_value else 1
+        return super().parse_args(ctx, args)
+
+
+module_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "-m", "module", metavar="MODULE", help="Run a module as a script, like `python -m`."
+)
+
+
+def program_line(module: str | None, command: Sequence[str]) -> list[str]:
+    """The command line to start; raises where there is none: `program_line(None, ["train.py", "--epochs", "1"])`."""
+    if not command and module is None:
+        raise click.UsageError("say what to run: a script, or -m MODULE")
+    line = resolve_command(module, command)
+    if line is None:
+        raise NoSuchProgram(command[0])
+    return line
+
+
+PARTS = ("dynamo", "aot", "inductor", "dynamic", "distributed")
+# As TORCH_LOGS says it: summarised steps, or every instruction.
+LEVELS = {"info": "", "debug": "+"}
+
+
+def _checked_levels(_ctx: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+    levels: dict[str, str] = {}
+    for word in (each for words in given for each in words.split(",") if each):
+        part, _, level = word.partition("=")
+        level = level or "info"
+        if part not in PARTS or level not in LEVELS:
+            raise click.BadParameter(
+                f"{word!r}; it must be PART=LEVEL with a part of {', '.join(PARTS)} and the level info or debug."
+            )
+        levels[part] = level
+    return levels
+
+
+log_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--log",
+    "log_levels",
+    multiple=True,
+    callback=_checked_levels,
+    metavar="PART=LEVEL",
+    envvar="TORCHSLEUTH_LOG_LEVELS",
+    help=f"What a part of the compiler ({', '.join(PARTS)}) logs at level info or debug: on stderr, and kept.",
+)
+
+
+def log_environment(levels: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """What the program's environment gets for that, beside what the person has in TORCH_LOGS.
+
+    >>> log_environment({"dynamo": "debug", "aot": "info"}, {"TORCH_LOGS": "graph_breaks"})
+    {'TORCH_LOGS': 'graph_breaks,+dynamo,aot', 'TORCHSLEUTH_LOG': 'dynamo,aot'}
+    """
+    if not levels:
+        return {}
+    own = [environment["TORCH_LOGS"]] if environment.get("TORCH_LOGS") else []
+    wanted = [LEVELS[level] + part for part, level in levels.items()]
+    return {"TORCH_LOGS": ",".join([*own, *wanted]), LOG_VARIABLE: ",".join(levels)}

@@ -14,20 +14,24 @@ import click
 from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
-from torchsleuth.front.cli.log_option import log_environment, log_option
-from torchsleuth.front.cli.nothing_compiled import say_nothing_compiled
-from torchsleuth.front.cli.observed import SAME_RANDOM, same_random_option
+from torchsleuth.front.cli.observed import same_random_option, say_nothing_compiled
 from torchsleuth.front.cli.options import (
+    STDERR,
+    ProgramCommand,
     budget_option,
     cases_option,
     json_option,
+    log_environment,
+    log_option,
+    module_option,
+    program_line,
     seconds_option,
     workers_option,
 )
 from torchsleuth.front.cli.output import print_json, say
-from torchsleuth.front.cli.program_line import STDERR, ProgramCommand, module_option, program_line
 from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
 from torchsleuth.front.program.runs import ProgramRun
 from torchsleuth.front.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
@@ -153,7 +157,7 @@ def run_verb(
     collectors = (*(KINDS if explain else ()), *(("logs",) if log_levels else ()))
     environment = {OBSERVE_VARIABLE: ",".join(collectors), **log_environment(log_levels, os.environ)}
     if same_random:
-        environment.update(SAME_RANDOM.to_environment())
+        environment.update(RANDOM.to_environment())
     started = time.monotonic()
     result = supervise(
         line,
@@ -348,7 +352,7 @@ def _finish(
 
     An interrupt leaves what was done so far.
     """
-    from torchsleuth.front.cli.progress import StatusLine
+    from torchsleuth.front.cli.output import StatusLine
     from torchsleuth.front.program.oracle import WatchedRuns
     from torchsleuth.front.supervise.pipeline import investigate
 
@@ -375,7 +379,7 @@ def _whole_program(
     found: OnlyCompiled, cases_dir: Path, deadline: float, workers: str | None
 ) -> list[tuple[CaseFolder, WatchedProcess]]:
     """The case of a program that fails only when it is compiled, though nothing of it does; an interrupt keeps it."""
-    from torchsleuth.front.cli.progress import StatusLine
+    from torchsleuth.front.cli.output import StatusLine
     from torchsleuth.front.supervise.own_error import case_of_own_error
 
     case: list[tuple[CaseFolder, WatchedProcess]] = []

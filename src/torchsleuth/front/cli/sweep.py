@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +14,8 @@ import click
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import error_of_oserror
+from torchsleuth.core.protocol.files import write_whole
+from torchsleuth.front.cli.doctor import ask_torch
 from torchsleuth.front.cli.ending import AskedToEnd
 from torchsleuth.front.cli.options import (
     budget_option,
@@ -25,7 +26,6 @@ from torchsleuth.front.cli.options import (
     workers_option,
 )
 from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.cli.torch_check import ask_torch
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
 from torchsleuth.front.sweep.page import others_in_words, write_page
@@ -164,9 +164,7 @@ def _written(out: Path, document: dict[str, Any], cases_dir: Path) -> Path:
     looked_into = {bucket["key"]: bucket["case"] for bucket in document["buckets"] if bucket["case"]}
     scripts = {key: text for key, case in looked_into.items() if (text := repro_of(cases_dir, case))}
     try:
-        part = out / ".sweep.json.part"
-        part.write_text(json.dumps(document, indent=1), encoding="utf-8")
-        os.replace(part, out / "sweep.json")
+        write_whole(out / "sweep.json", json.dumps(document, indent=1))
         return write_page(out, document, scripts)
     except OSError as failure:
         raise error_of_oserror(out, failure) from failure

@@ -9,11 +9,9 @@ import click
 
 from torchsleuth.core.watching import ARTEFACTS_VARIABLE, INSTRUCTIONS_VARIABLE
 from torchsleuth.front.cli.debug_folder import DEBUG, write_debug_folder
-from torchsleuth.front.cli.log_option import log_environment, log_option
-from torchsleuth.front.cli.nothing_compiled import say_no_graph
-from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, program_to_observe
+from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, program_to_observe, say_no_graph
+from torchsleuth.front.cli.options import ProgramCommand, log_environment, log_option
 from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.cli.program_line import ProgramCommand
 from torchsleuth.front.observe.trace import trace_lines, trace_of, trace_page
 
 # What the debug folder can hold; the last two only on request.

@@ -1,18 +1,25 @@
-"""`triage`: which part of the compiler, which operator and which line of the program is at fault."""
+"""`triage` and `workaround`: which part, operator and line is at fault, and what was tried and helps."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from torchsleuth.core.cases.model import Triage
-from torchsleuth.front.cli.agreement import case_to_execute, yes_option
+from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
 from torchsleuth.front.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.supervise.pipeline import processes_for, sentences, triage_step
+from torchsleuth.front.cli.wanted import agree_to, case_to_execute, yes_option
+from torchsleuth.front.program.attempt import Attempt, attempt_from_json
+from torchsleuth.front.program.own_workarounds import try_on_program
+from torchsleuth.front.program.runs import program_of
+from torchsleuth.front.program.workarounds import on_program as run_program
+from torchsleuth.front.supervise.pipeline import processes_for, sentences, triage_step, workaround_step
 
 
 @click.command("triage", context_settings={"ignore_unknown_options": True})
@@ -50,7 +57,7 @@ def triage_verb(
     folder = case_to_execute(cases_dir, case_or_script, yes)
     with processes_for(folder, workers) as processes:
         left = max(1.0, budget - (time.monotonic() - started))
-        folder = triage_step(folder, processes, left, _say, sentences(_say))
+        folder = triage_step(folder, processes, left, _say_triage, sentences(_say_triage))
     if as_json:
         print_json({**folder.case.to_json(), "path": str(folder.path)})
     else:
@@ -63,7 +70,7 @@ def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> 
     """The ladder for a whole program; a case that it leaves is named for what comes next."""
     from torchsleuth.front.program.component import component_of_program
 
-    found = component_of_program(argv, cases_dir=cases_dir, say=_say, timeout=budget)
+    found = component_of_program(argv, cases_dir=cases_dir, say=_say_triage, timeout=budget)
     if as_json:
         print_json({"program": argv, "case": found.case, "triage": dataclasses.asdict(found.triage)})
     else:
@@ -74,7 +81,7 @@ def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> 
     return 0 if found.triage.pinned else 1
 
 
-def _say(text: str) -> None:
+def _say_triage(text: str) -> None:
     say(f"triage: {text}")
 
 
@@ -105,3 +112,125 @@ def show_triage(found: Triage) -> None:
         show(f"labels      {', '.join(found.labels)}")
     if found.trials is not None and found.seconds is not None:
         show(f"            {found.trials} trials, {found.seconds:.1f} s")
+
+
+# Of the time to spend, where the case has not been triaged yet.
+SHARE_FOR_TRIAGE = 0.4
+
+
+@click.command("workaround")
+@click.argument("case", default="last")
+@click.option("--program", "on_program", is_flag=True, help="Also run the whole program with the best one.")
+@click.option("--all", "everything", is_flag=True, help="With --program: run it with every verified one.")
+@budget_option(300, "Seconds to spend; with --program the runs of the program have as long again.")
+@yes_option
+@workers_option
+@cases_option
+@json_option
+def workaround_verb(
+    case: str,
+    on_program: bool,
+    everything: bool,
+    budget: float,
+    yes: bool,
+    workers: str,
+    cases_dir: Path,
+    as_json: bool,
+) -> int:
+    """Try what could make the failing graph pass, and show the cheapest way that works.
+
+    Each is tried on the whole captured graph: it must compile, run to its end and give eager's numbers. --program
+    runs your program, unchanged, with the workaround put in from outside, and shows its command first. Executes the
+    case, and asks once about one that was not made here (--yes). Status 0 with a verified one, 1 without.
+
+    \b
+    torchsleuth workaround last
+    torchsleuth workaround 3f9a --program
+    """
+    if everything and not on_program:
+        raise click.UsageError("--all says which workarounds to run the program with: add --program")
+    folder = open_case(cases_dir, case)
+    if on_program or folder.case.graph is None:  # before minutes are spent on the rest
+        program = program_of(folder)
+        say(f"this runs, in {program.cwd}: {shlex.join(program.command)}")
+    agree_to(folder, yes)
+    if folder.case.graph is None:  # there is only the program to try anything on
+        folder, on_program = try_on_program(folder, time.monotonic() + budget, say), False
+    else:
+        folder, found = _tried(folder, workers, budget)
+    if on_program:
+        found = run_program(folder, found, deadline=time.monotonic() + budget, everything=everything, say=say)
+        folder = update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
+    kept = folder.case.workarounds or ()
+    best = best_workaround(kept)
+    if as_json:
+        print_json({**folder.case.to_json(), "path": str(folder.path)})
+    else:
+        show_workarounds(folder.case, kept, best)
+    return 0 if best is not None else 1
+
+
+def _tried(folder: CaseFolder, workers: str, budget: float) -> tuple[CaseFolder, list[Attempt]]:
+    started = time.monotonic()
+    with processes_for(folder, workers) as processes:
+        if folder.case.triage is None:
+            say("nobody has said yet who is at fault; that comes first")
+            folder = triage_step(folder, processes, budget * SHARE_FOR_TRIAGE, say, sentences(say))
+        left = max(1.0, budget - (time.monotonic() - started))
+        folder, found = workaround_step(folder, processes, left, say, sentences(say))
+        return folder, [attempt_from_json(each) for each in found]
+
+
+def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround | None) -> None:
+    """For a person: the user's line, under it the best workaround with what to paste, then what else was tried."""
+    _show_line(case)
+    if best is None:
+        show("no workaround was verified")
+    else:
+        show(f"paste: {best.name}")
+        show()
+        for line in best.how.splitlines():
+            show(f"    {line}")
+        show()
+        show(f"  switches off: {best.disables or '-'}")
+        show(f"  cost: {_cost(best)}")
+        show(f"  verified: {_verified(case, best)}")
+    others = [each for each in found if each is not best]
+    if others:
+        show()
+        show("also tried")
+    for each in others:
+        works = each.verified and each.program is not False
+        what = each.how.splitlines()[-1] if works else each.error or ""
+        show(f"  {'works' if works else 'no':<6}{each.name:<44} {_times(each):<7} {what}")
+
+
+def _show_line(case: Case) -> None:
+    triage = case.triage
+    place = triage.user_line if triage else None
+    if place is None and case.graph is not None and len(case.graph.source_lines) == 1:
+        place = case.graph.source_lines[0]
+    if place:
+        code = f"    {triage.code.strip()}" if triage and triage.code else ""
+        show(f"{place}{code}")
+    show(f"{case.kind}: {case.signature.summary}")
+    show()
+
+
+def _times(each: Workaround) -> str:
+    return "" if each.cost is None else f"{each.cost:.2f}x"
+
+
+def _cost(each: Workaround) -> str:
+    if each.cost is None:
+        return "not known, as the graph does not run when it is fully compiled"
+    return f"{each.cost:.2f} times the run of the fully compiled graph"
+
+
+def _verified(case: Case, each: Workaround) -> str:
+    if case.graph is None:
+        return "the whole program passes"
+    graph = "the whole captured graph compiles, runs and gives eager's numbers"
+    if each.program:
+        return f"{graph}, and the whole program passes"
+    return f"{graph}; the program itself was not run with it (--program does)"

@@ -1,25 +1,26 @@
-"""`verify`: run a repro in fresh processes and compare how it fails with how the case failed."""
+"""`verify` and `replay`: run what a case keeps again, in fresh processes, and compare how it fails."""
 
 from __future__ import annotations
 
-import ast
+import sys
 from pathlib import Path
 
 import click
 
-from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.core.cases.folder import update_case
 from torchsleuth.core.cases.model import Verified
-from torchsleuth.front.cli.agreement import agree_to, yes_option
+from torchsleuth.core.criteria import Answer
 from torchsleuth.front.cli.options import cases_option, json_option, seconds_option
 from torchsleuth.front.cli.output import print_json, say, show
+from torchsleuth.front.cli.wanted import (
+    agree_to,
+    case_to_execute,
+    script_of,
+    yes_option,
+)
+from torchsleuth.front.supervise.replay import Replay, replay_case
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 from torchsleuth.front.supervise.verification import fails_in_eager, passes_in_eager, phase_clock
-from torchsleuth.script_runtime.signature import Signature, signature_from_json
-
-
-class NoRepro(SleuthError):
-    """The case has no script to run."""
 
 
 @click.command("verify")
@@ -92,28 +93,53 @@ def _words(run: ScriptRun) -> str:
     return f"{run.words}: {run.summary} ({run.seconds:.1f} s)"
 
 
-def script_of(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Signature]:
-    """The script to run, the failure it shows, and its case where it has one."""
-    path = Path(wanted)
-    if path.suffix == ".py" and path.is_file():
-        folder = open_case(cases_dir, str(path.parent)) if (path.parent / "case.json").is_file() else None
-        return folder, path, folder.case.signature if folder else expected_of_script(path)
-    folder = open_case(cases_dir, wanted)
-    for name in ("repro.py", "original.py"):
-        if folder.has(name):
-            return folder, folder.file(name), folder.case.signature
-    raise NoRepro(
-        f"case {folder.case.id} has no repro to run: {folder.case.no_repro or 'its script is missing'}"
-    )
+_WORDS = {
+    Answer.FAILS: "the same failure",
+    Answer.OTHER: "a different failure",
+    Answer.PASSES: "nothing failed",
+}
 
 
-def expected_of_script(path: Path) -> Signature:
-    """The failure a written script expects, read from its text without running it."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "EXPECTED":
-                return signature_from_json(ast.literal_eval(node.value))
-    except (OSError, SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise NoRepro(f"{path} cannot be read as a repro ({error})") from error
-    raise NoRepro(f"{path} is not a script written by torchsleuth: it names no expected failure")
+@click.command("replay")
+@click.argument("case", default="last")
+@click.option("--eager", is_flag=True, help="Compile nothing: does the frame run without the compiler?")
+@click.option(
+    "--pdb", "debugger", is_flag=True, help="Python's debugger where it fails; with --eager, at the call."
+)
+@seconds_option("--timeout", "Seconds after which it counts as a hang.")
+@yes_option
+@cases_option
+@json_option
+def replay_verb(
+    case: str,
+    eager: bool,
+    debugger: bool,
+    timeout: float | None,
+    yes: bool,
+    cases_dir: Path,
+    as_json: bool,
+) -> int:
+    """Run one recorded frame again, in a fresh process: the function with its arguments, nothing of the program.
+
+    Executes the recorded code; a case that was not made here is asked about once (--yes). What the frame prints, and
+    its traceback, are shown as they come. Status 0 where it fails as the case says (with --eager: where nothing
+    fails), 1 otherwise, 2 where the case holds no frame.
+
+    \b
+    torchsleuth replay last
+    torchsleuth replay 3f9a1c07 --pdb
+    """
+    folder = case_to_execute(cases_dir, case, yes)
+    output = sys.stderr.buffer if as_json else None
+    found = replay_case(folder, eager=eager, debugger=debugger, timeout=timeout, output=output)
+    if as_json:
+        print_json({"answer": found.answer.value, "summary": found.summary, "seconds": found.seconds})
+    else:
+        show(_sentence(found, eager))
+    return 0 if found.answer is (Answer.PASSES if eager else Answer.FAILS) else 1
+
+
+def _sentence(found: Replay, eager: bool) -> str:
+    how = " without the compiler" if eager else ""
+    said = f": {found.summary}" if found.seen is not None else ""
+    return f"{_WORDS[found.answer]}{how} after {found.seconds:.1f} s{said}"

@@ -23,12 +23,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.processes.last_will import goes_with_us, scratch
 from torchsleuth.core.processes.limits import fair_memory
 from torchsleuth.core.processes.prepared import Forked, NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import fresh_environment, python_command
 from torchsleuth.core.processes.tree import kill_group, resident_bytes
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 
 HOST = "torchsleuth.search.host.main"
 # Of the time for a step, what the host is not told of: it ends its trials then, and writes what it found.

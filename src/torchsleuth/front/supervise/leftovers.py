@@ -21,6 +21,7 @@ from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import crash_failure, watched_processes
 from torchsleuth.core.processes.identity import identity_from_json, this_process
 from torchsleuth.core.processes.last_will import OWNER, PREFIX
+from torchsleuth.core.protocol.codec import to_json
 
 SPOOL = ".spool"
 UNSUPERVISED = "watch-"
@@ -40,7 +41,7 @@ def new_spool(cases_dir: Path) -> Path:
                 f"{above} is not a folder of yours, so nothing can be recorded there; name --cases DIR."
             )
         spool.mkdir(mode=0o700)
-        write_json(spool / OWNER, this_process().to_json())
+        write_json(spool / OWNER, to_json(this_process()))
     except OSError as error:
         raise error_of_oserror(cases_dir, error) from error
     return spool

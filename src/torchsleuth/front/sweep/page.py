@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from torchsleuth.core.cases.printable import printable
+from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.script_runtime.hiding import hide_secrets
 
 # Of a repro, what is shown on the page; all of it lies in the case.
@@ -71,9 +72,7 @@ def others_in_words(document: Mapping[str, Any]) -> list[str]:
 
 
 def write_page(folder: Path, document: Mapping[str, Any], scripts: Mapping[str, str]) -> Path:
-    """Writes sweep.html by rename, so that a browser never sees half of it; where it lies."""
+    """Writes sweep.html, of which a browser never sees half; where it lies."""
     path = folder / "sweep.html"
-    part = path.with_suffix(".part")
-    part.write_text(page_of(document, scripts), encoding="utf-8", errors="backslashreplace")
-    part.replace(path)
+    write_whole(path, page_of(document, scripts))
     return path

@@ -19,11 +19,11 @@ from typing import Any
 
 from jinja2 import Environment
 
-from torchsleuth.child.trial import Outcome, Question
 from torchsleuth.core.cases.analysis import FILE, PICTURE, Analysis, ValueAnalysis, require_numbers
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Case
 from torchsleuth.core.processes.limits import within
+from torchsleuth.core.protocol.trials import Outcome, Question
 from torchsleuth.search.analyze.answer import analysis_of
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, wait_for_device
 from torchsleuth.search.minify.states import trial_of
@@ -75,7 +75,7 @@ def analyze_case(
         if outcome is not None:
             break
     whole = not _stopped(outcome)
-    found = _analysis(folder, start, {**parts.known, **(outcome.more if whole else {})})
+    found = _analysis(folder, start, {**parts.known, **(outcome.value if whole else {})})
     found = replace(found, complete=whole, error=None if found.culprit else _stopped(outcome))
     if found.within_rounding and (
         unseen := [path for path in case.signature.outputs if not path.startswith("outputs")]

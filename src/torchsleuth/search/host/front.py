@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any
 
-from torchsleuth.core.processes.frames import Frames, frame
+from torchsleuth.core.protocol.frames import Frames, frame
 
 
 class Front:

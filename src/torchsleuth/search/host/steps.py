@@ -18,7 +18,7 @@ from torchsleuth.search.cure.find import find_workarounds
 from torchsleuth.search.host.front import Front
 from torchsleuth.search.minify.case_state import CaseQuestions
 from torchsleuth.search.minify.contract import State
-from torchsleuth.search.minify.minify_case import minify_case
+from torchsleuth.search.minify.minify_case import Follower, minify_case
 from torchsleuth.search.minify.python.program_case import FirstRun, is_program, lines_of, minify_program
 from torchsleuth.search.minify.script_cases import case_of_script
 from torchsleuth.torch_core.graphs.cut import calls_of
@@ -132,7 +132,7 @@ def _folder(case: str) -> CaseFolder:
     return open_case(Path(case).parent, case)
 
 
-class _Told:
+class _Told(Follower):
     """A listener of the search that passes everything on to the front."""
 
     def __init__(self, front: Front, amount: Callable[[Any], int], unit: str) -> None:

@@ -9,13 +9,13 @@ dtypes, values), and the printed length last.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -26,8 +26,25 @@ from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.recording import Recording
 from torchsleuth.torch_core.tensors import InputsDescription, ScalarSpec, SymbolSpec, TensorSpec
 
-# What is made smaller: a graph as a State here, a program as text in `minify.python`.
-S = TypeVar("S")
+# The plainest dtype first.
+_DTYPES = ("float32", "int64", "bool", "float64", "int32", "bfloat16", "float16")
+# Values are never changed in place, so each is hashed once; by address, a later tensor could pass for an earlier one.
+_DIGESTS = WeakTensorKeyDictionary()
+
+
+class Reducible(Protocol):
+    """What is made smaller: a graph as a `State` here, a program as text in `minify.python`."""
+
+    @property
+    def size(self) -> tuple[Any, ...]:
+        """Smaller for what is simpler; its first number is how much there is to read."""
+
+    @property
+    def key(self) -> str:
+        """Equal where the same question is asked."""
+
+
+S = TypeVar("S", bound=Reducible)
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,40 @@ class State:
         """The inputs as they go to a trial, without values."""
         return InputsDescription(tuple(i.spec for i in self.inputs), self.symbols)
 
+    @cached_property
+    def size(self) -> tuple[Any, ...]:
+        """A key that is smaller for a simpler state: `state.size < other.size`; its first number is its calls."""
+        graph = self.graph.graph
+        tensors = [i.spec for i in self.inputs if isinstance(i.spec, TensorSpec)]
+        return (
+            calls_of(self.graph),
+            self.settings.level == "aot",
+            len(graph.output_node().all_input_nodes),
+            len(self.inputs),
+            sum(t.device != "cpu" for t in tensors),
+            len(self.symbols),
+            sum(isinstance(i.spec, ScalarSpec) for i in self.inputs),
+            _unusual(self.settings),
+            sum(math.prod(t.shape) for t in tensors),
+            sum(len(t.shape) for t in tensors),
+            sum(not _is_contiguous(t) for t in tensors),
+            sum(t.requires_grad or t.is_parameter for t in tensors),
+            sum(_DTYPES.index(t.dtype) if t.dtype in _DTYPES else len(_DTYPES) for t in tensors),
+            sum(_value_rank(i, self.any_values) for i in self.inputs),
+            sum(_weight((n.args, n.kwargs)) for n in graph.nodes if n.op != "output"),
+            # The positions of inputs used twice count too: f(x, x) is simpler than f(x, y).
+            sum(len(str(n.args)) + len(str(n.kwargs)) for n in graph.nodes),
+        )
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for states that ask the same question: the same graph, inputs, values and settings."""
+        graphs = [str(part.graph) for part in self.graph.modules() if isinstance(part, torch.fx.GraphModule)]
+        values = [_digest(i.value) for i in self.inputs]
+        how = [self.settings.to_json(), self.static_names, self.interpreted]
+        parts = [graphs, self.description.to_json(), values, how]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
     def having(self, **changes: Any) -> State:
         """This state with other fields: `state.having(symbols={})`."""
         return replace(self, **changes)
@@ -74,6 +125,64 @@ class State:
     def setting(self, **changes: Any) -> State:
         """This state under other settings: `state.setting(config={})`."""
         return replace(self, settings=replace(self.settings, **changes))
+
+
+def _unusual(settings: CompileSettings) -> int:
+    """How many settings differ from what torch starts with; a graph that trains is more than one that does not."""
+    count = sum(len(values) for values in settings.config.values()) + len(settings.options)
+    kwargs = settings.compile_kwargs or {"is_inference": True}
+    count += sum(bool(v) for k, v in kwargs.items() if k != "is_inference") + (not kwargs.get("is_inference"))
+    world = settings.state
+    if world is None:
+        return count
+    return count + sum(map(bool, (world.grad, world.inference_mode, world.deterministic, world.autocast)))
+
+
+def _is_contiguous(spec: TensorSpec) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.stride)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return spec.storage_offset == 0 and spec.alias_of is None
+
+
+def _value_rank(given: Input, play_no_part: bool) -> int:
+    """Ones and zeros before any value from a seed, then small whole numbers, whole numbers, anything."""
+    if not given.is_tensor:
+        return 0
+    if given.value is None:
+        return 0 if play_no_part else 3
+    value = given.value.detach()
+    if bool((value == 1).all()):
+        return 1
+    if bool((value == 0).all()):
+        return 2
+    if value.is_complex() or not bool((value == value.double().round()).all()):
+        return 6
+    return 4 if bool((value.double().abs() <= 8).all()) else 5
+
+
+def _weight(value: Any) -> int:
+    """How much there is to read in an argument: literals count, nodes do not."""
+    if isinstance(value, (list, tuple)):
+        return sum(map(_weight, value)) + len(value)
+    if isinstance(value, dict):
+        return sum(map(_weight, value.values())) + len(value)
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (int, float)):
+        return 0 if value in (0, 1, -1) else 1
+    return 0
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    if value not in _DIGESTS:
+        storage = value.untyped_storage().cpu()
+        _DIGESTS[value] = hashlib.sha256(storage_bytes(storage)).hexdigest()
+    return _DIGESTS[value]
 
 
 @dataclass(frozen=True)
@@ -90,8 +199,8 @@ class Edit(Generic[S]):
 
 
 @dataclass(frozen=True)
-class Dial(Generic[S]):
-    """A number that may be turned down, from `high` where it stands to `low`."""
+class NumberEdit(Generic[S]):
+    """A number that may become smaller, from `high` where it stands down to `low`."""
 
     what: str
     low: int
@@ -99,22 +208,21 @@ class Dial(Generic[S]):
     function: Callable[..., S | None]
     arguments: tuple[Any, ...] = ()
 
-    def turn(self, state: S, number: int) -> S | None:
+    def at(self, state: S, number: int) -> S | None:
         """The state with the number set, or None where that does not fit."""
         return self.function(state, number, *self.arguments)
 
     def apply(self, state: S) -> S | None:
-        """The dial at its lowest."""
-        return self.turn(state, self.low)
+        """The state with the number at its lowest."""
+        return self.at(state, self.low)
 
 
-Reducer = Callable[[S], Iterable[Edit[S] | Dial[S]]]
+Reducer = Callable[[S], Iterable[Edit[S] | NumberEdit[S]]]
 
 Answers = Callable[[Sequence[S]], Sequence[bool | None]]
 
 
-@runtime_checkable
-class Oracle(Protocol):
+class Oracle:
     """Says which states fail the way the original did; one derived from this has no more to say, unless it does so."""
 
     # The nodes whose results were wrong in the last state that failed.
@@ -122,6 +230,7 @@ class Oracle(Protocol):
 
     def __call__(self, states: Sequence[Any]) -> Sequence[bool | None]:
         """Whether each state fails; None where it was not worth finding out, because an earlier one does."""
+        raise NotImplementedError
 
     def each(self, states: Sequence[Any]) -> Sequence[bool | None]:
         """The same, for whoever wants all answers."""
@@ -176,28 +285,24 @@ def as_oracle(answers: Answers) -> Oracle:
     return answers if isinstance(answers, Oracle) else _FunctionOracle(answers)
 
 
-class Listener(Protocol):
-    """Someone who is told how the search goes; every method may do nothing, as these do."""
+class Listener:
+    """Someone who follows a search; every method may do nothing, as these do."""
 
     def begins(self, doing: str) -> bool:
-        """Told what comes next; False where that is to be left out."""
+        """Called before each step; False where that is to be left out."""
         return True
 
     def started(self, state: Any) -> None:
-        return
+        """A search begins from this state."""
 
     def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
-        return
+        """Questions were answered."""
 
     def smaller(self, reducer: str, state: Any) -> None:
-        return
+        """A smaller state fails; its files are on disk."""
 
     def said(self, text: str) -> None:
-        return
-
-
-class Silence(Listener):
-    """A listener that does nothing."""
+        """A sentence for the person."""
 
 
 @dataclass(frozen=True)
@@ -212,10 +317,13 @@ class ReducerStatistics:
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """The end of a search: the smallest state found, and how it was found. `complete` is False where time ran out."""
+class Reduction(Generic[S]):
+    """The end of a search: the smallest state found, and how it was found. `complete` is False where time ran out.
 
-    state: State
+    `calls` are those of a graph; of a program, what its size counts first.
+    """
+
+    state: S
     calls: int
     queries: int
     seconds: float
@@ -224,123 +332,4 @@ class Reduction:
 
 
 class OutOfBudget(Exception):
-    """The time or the number of questions is used up; the best state so far stands."""
-
-
-_DTYPES = ("float32", "int64", "bool", "float64", "int32", "bfloat16", "float16")
-
-
-@functools.singledispatch
-def size_of(state: Any) -> tuple[Any, ...]:
-    """A key that is smaller for a simpler state; its first number is how much there is to read, calls of a graph.
-
-    >>> size_of(state) < size_of(state_of(gm, [torch.ones(9)]))
-    True
-    """
-    raise TypeError(f"nobody said how large a {type(state).__name__} is")
-
-
-@size_of.register
-def _(state: State) -> tuple[Any, ...]:
-    graph = state.graph.graph
-    tensors = [i.spec for i in state.inputs if isinstance(i.spec, TensorSpec)]
-    return (
-        calls_of(state.graph),
-        state.settings.level == "aot",
-        len(graph.output_node().all_input_nodes),
-        len(state.inputs),
-        sum(t.device != "cpu" for t in tensors),
-        len(state.symbols),
-        sum(isinstance(i.spec, ScalarSpec) for i in state.inputs),
-        _settings(state),
-        sum(math.prod(t.shape) for t in tensors),
-        sum(len(t.shape) for t in tensors),
-        sum(not _is_contiguous(t) for t in tensors),
-        sum(t.requires_grad or t.is_parameter for t in tensors),
-        sum(_dtype_rank(t.dtype) for t in tensors),
-        sum(_value_rank(i, state.any_values) for i in state.inputs),
-        sum(_weight((n.args, n.kwargs)) for n in graph.nodes if n.op != "output"),
-        # The positions of inputs used twice count too: f(x, x) is simpler than f(x, y).
-        sum(len(str(n.args)) + len(str(n.kwargs)) for n in graph.nodes),
-    )
-
-
-def _settings(state: State) -> int:
-    settings = state.settings
-    count = sum(len(values) for values in settings.config.values()) + len(settings.options)
-    kwargs = settings.compile_kwargs or {"is_inference": True}
-    count += sum(bool(v) for k, v in kwargs.items() if k != "is_inference") + (not kwargs.get("is_inference"))
-    world = settings.state
-    if world is None:
-        return count
-    return count + sum(map(bool, (world.grad, world.inference_mode, world.deterministic, world.autocast)))
-
-
-def _dtype_rank(dtype: str) -> int:
-    return _DTYPES.index(dtype) if dtype in _DTYPES else len(_DTYPES)
-
-
-def _is_contiguous(spec: TensorSpec) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(spec.shape), reversed(spec.stride)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return spec.storage_offset == 0 and spec.alias_of is None
-
-
-def _value_rank(given: Input, play_no_part: bool) -> int:
-    """Ones and zeros before any value from a seed, then small whole numbers, whole numbers, anything."""
-    if not given.is_tensor:
-        return 0
-    if given.value is None:
-        return 0 if play_no_part else 3
-    value = given.value.detach()
-    if bool((value == 1).all()):
-        return 1
-    if bool((value == 0).all()):
-        return 2
-    if value.is_complex() or not bool((value == value.double().round()).all()):
-        return 6
-    return 4 if bool((value.double().abs() <= 8).all()) else 5
-
-
-def _weight(value: Any) -> int:
-    """How much there is to read in an argument: literals count, nodes do not."""
-    if isinstance(value, (list, tuple)):
-        return sum(map(_weight, value)) + len(value)
-    if isinstance(value, dict):
-        return sum(map(_weight, value.values())) + len(value)
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, (int, float)):
-        return 0 if value in (0, 1, -1) else 1
-    return 0
-
-
-# Values are never changed in place, so each is hashed once; by address, a later tensor could pass for an earlier one.
-_DIGESTS = WeakTensorKeyDictionary()
-
-
-@functools.singledispatch
-def state_key(state: Any) -> str:
-    """Equal for states that ask the same question: `state_key(state) == state_key(state.having())`."""
-    raise TypeError(f"nobody said when two of {type(state).__name__} are the same")
-
-
-@state_key.register
-def _(state: State) -> str:
-    graphs = [str(part.graph) for part in state.graph.modules() if isinstance(part, torch.fx.GraphModule)]
-    values = [_value_key(i.value) for i in state.inputs]
-    how = [state.settings.to_json(), state.static_names, state.interpreted]
-    parts = [graphs, state.description.to_json(), values, how]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _value_key(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    if value not in _DIGESTS:
-        storage = value.untyped_storage().cpu()
-        _DIGESTS[value] = hashlib.sha256(storage_bytes(storage)).hexdigest()
-    return _DIGESTS[value]
+    """The time is used up; the best state so far stands."""

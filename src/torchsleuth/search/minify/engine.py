@@ -1,7 +1,7 @@
 """The one place that asks the oracle: it remembers, counts, keeps time, and accepts only what is smaller.
 
 Reducers describe; this runs. Edits are tried all together first, because most of what makes a graph large has
-nothing to do with its failure, then one by one. A dial is turned to its lowest, else the way there is bisected.
+nothing to do with its failure, then one by one. A number is set to its lowest, else the way there is bisected.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from typing import Generic
 
 from torchsleuth.search.minify.contract import (
     Answers,
-    Dial,
     Edit,
     Listener,
+    NumberEdit,
     OutOfBudget,
     Reducer,
     ReducerStatistics,
+    Reduction,
     S,
-    Silence,
     as_oracle,
-    size_of,
-    state_key,
 )
 
 Make = Callable[[], S | None]
 
 
 class Engine(Generic[S]):
-    """Asks, remembers and counts: `Engine(oracle, state).first("shapes", [("halve", make)])`."""
+    """Asks, remembers and counts: `Engine(oracle, state).first("shapes", [("halve", make)])`.
+
+    `keep` puts each smaller state on disk before the search goes on; `doing` is what a listener is told of each step.
+    """
 
     def __init__(
         self,
@@ -39,21 +40,56 @@ class Engine(Generic[S]):
         state: S,
         *,
         width: int = 1,
-        deadline: float | None = None,
-        most_queries: int | None = None,
+        budget_seconds: float | None = None,
         listener: Listener | None = None,
+        keep: Callable[[S], None] = lambda state: None,
+        doing: str = "making the graph smaller",
     ) -> None:
         self.oracle = as_oracle(oracle)
         self.best = state
         self.width = max(1, width)
-        self.deadline = deadline
-        self.most_queries = most_queries
-        self.listener = listener or Silence()
-        self.queries = 0
+        self.started = time.monotonic()
+        self.deadline = None if budget_seconds is None else self.started + budget_seconds
+        self.listener = listener or Listener()
+        self.keep = keep
+        self.doing = doing
+        self.asked = 0
         self.known: dict[str, bool] = {}
         # Every state that was the best one for a while.
         self.accepted: list[S] = []
         self._counts: dict[str, list[float]] = {}
+        self._asides: list[Engine[S]] = []
+        self._aside = False
+
+    @property
+    def queries(self) -> int:
+        """How many questions were asked, those of searches aside included."""
+        return self.asked + sum(each.queries for each in self._asides)
+
+    def aside(self, oracle: Answers[S], state: S, share: float = 1.0) -> Engine[S]:
+        """A search beside this one, with a share of its time; what it finds has to hold here before it is told."""
+        left = None if self.deadline is None else share * (self.deadline - time.monotonic())
+        made = Engine(
+            oracle, state, width=self.width, budget_seconds=left, listener=self.listener, doing=self.doing
+        )
+        made._aside = True
+        self._asides.append(made)
+        return made
+
+    def run(self, work: Callable[[], None]) -> Reduction[S]:
+        """What is left when the work is done, or the time is used up: `engine.run(lambda: work(engine)).state`."""
+        self.listener.started(self.best)
+        complete = True
+        try:
+            work()
+        except (OutOfBudget, KeyboardInterrupt):
+            complete = False
+        statistics = tuple(
+            ReducerStatistics(name, int(asked), int(held), int(calls), round(seconds, 3))
+            for name, (asked, held, calls, seconds) in self._counts.items()
+        )
+        seconds = round(time.monotonic() - self.started, 3)
+        return Reduction(self.best, self.best.size[0], self.queries, seconds, complete, statistics)
 
     def first(self, reducer: str, candidates: Sequence[tuple[str, Make[S]]]) -> tuple[int, S] | None:
         """The first candidate, in order, that fails; as many at once as there are workers."""
@@ -88,44 +124,104 @@ class Engine(Generic[S]):
 
     def begins(self, reducer: str) -> bool:
         """Says that a reducer has its turn; False where it is to be left out."""
-        return self.listener.begins(f"making the graph smaller: {reducer}")
+        return self.listener.begins(f"{self.doing}: {reducer}")
 
     def accept(self, reducer: str, state: S) -> S:
         """Makes a failing state the best one, if it is smaller than what stood there."""
-        if size_of(state) < size_of(self.best):
+        if state.size < self.best.size:
             counts = self._counts.setdefault(reducer, [0, 0, 0, 0.0])
             counts[1] += 1
-            counts[2] += size_of(self.best)[0] - size_of(state)[0]
-            self.best = state
-            self.accepted.append(state)
-            self.listener.smaller(reducer, state)
+            counts[2] += self.best.size[0] - state.size[0]
+            self.turn_to(reducer, state)
         return self.best
 
-    def turn_to(self, reducer: str, state: S) -> S:
+    def turn_to(self, reducer: str, state: S) -> None:
         """Makes a failing state the best one, whatever stood there: `engine.turn_to("nodes", state)`."""
         if state is not self.best:
             self.best = state
             self.accepted.append(state)
-            self.listener.smaller(reducer, state)
+            if not self._aside:
+                self.keep(state)
+                self.listener.smaller(reducer, state)
+
+    def settle(self, name: str, reducer: Reducer[S], together: bool = True) -> S:
+        """Applies what a reducer proposes until nothing of it holds any more; `together` tries all of it at once first.
+
+        Used as `engine.settle("outputs", drop_outputs)`.
+        """
+        going_on = self.begins(name)
+        while going_on:
+            edits = list(reducer(self.best))
+            if together and len(edits) > 1:
+                changed = combined(edits, self.best)
+                if changed is not None and self.fails(name, "all together", changed):
+                    self.accept(name, changed)
+                    continue
+            before = self.best
+            self._one_by_one(name, edits)
+            going_on = self.best is not before
         return self.best
 
-    def statistics(self) -> tuple[ReducerStatistics, ...]:
-        """What each reducer did, in the order in which they first ran."""
-        return tuple(
-            ReducerStatistics(name, int(q), int(s), int(c), round(t, 3))
-            for name, (q, s, c, t) in self._counts.items()
-        )
+    def _one_by_one(self, name: str, edits: Sequence[Edit[S] | NumberEdit[S]]) -> None:
+        """Each edit on top of those that held; several are asked at once where there are workers for it."""
+        place = 0
+        while place < len(edits):
+            edit = edits[place]
+            if isinstance(edit, NumberEdit):
+                self._lower(name, edit)
+                place += 1
+                continue
+            batch = itertools.takewhile(lambda e: isinstance(e, Edit), edits[place : place + self.width])
+            candidates = [(e.what, partial(_smaller, e.apply, self.best)) for e in batch]
+            found = self.first(name, candidates)
+            if found is not None:
+                self.accept(name, found[1])
+            place += len(candidates) if found is None else found[0] + 1
+
+    def _lower(self, name: str, edit: NumberEdit[S]) -> None:
+        """Makes a number as small as it can be.
+
+        Its two ends come first, because most go all the way or not at all. Where it can be a little smaller, the rest
+        of the way is bisected; where it cannot, the number may matter by what divides it.
+        """
+        state = self.best
+
+        def ask(numbers: Sequence[int]) -> tuple[int, S] | None:
+            make = [partial(_smaller, partial(edit.at, number=number), state) for number in numbers]
+            return self.first(name, [(f"{edit.what} to {n}", each) for n, each in zip(numbers, make)])
+
+        lowest_of = partial(lowest, ask, self.width)
+        held: S | None = None
+        ends = sorted({edit.low, edit.high - 1}) if edit.low < edit.high else []
+        found = ask(ends)
+        if found is not None and found[0] == 0:
+            held = found[1]
+        elif found is not None:
+            upper, held = ends[-1], found[1]
+            octaves = [number for number in _powers(upper) if edit.low < number]
+            place, better = lowest_of(octaves)
+            lower = octaves[place - 1] if place else edit.low
+            upper, held = (octaves[place], better) if better is not None else (upper, held)
+            held = lowest_of(range(lower + 1, upper))[1] or held
+        elif len(ends) > 1:
+            coarse = sorted(
+                {*(p for p in _powers(edit.high) if edit.high % p == 0), edit.high // 2} - {*ends}
+            )
+            found = ask(coarse[-2:])
+            if found is not None:
+                finer = [number for number in coarse if edit.low < number < coarse[-2:][found[0]]]
+                held = lowest_of(finer)[1] or found[1]
+        if held is not None:
+            self.accept(name, held)
 
     def _ask(
         self, reducer: str, candidates: Sequence[tuple[str, S]], every: bool = False
     ) -> list[bool | None]:
-        keys = [state_key(state) for _, state in candidates]
+        keys = [state.key for _, state in candidates]
         new = [place for place, key in enumerate(keys) if key not in self.known]
         if new:
             if self.deadline is not None and time.monotonic() + self.oracle.seconds_to_fail > self.deadline:
                 raise OutOfBudget("the time is used up")
-            if self.most_queries is not None and self.queries >= self.most_queries:
-                raise OutOfBudget("the number of questions is used up")
             started = time.monotonic()
             # Most oracles answer all they are asked; one that gives up what comes after a failure need not.
             ask = self.oracle.each if every else self.oracle
@@ -133,7 +229,7 @@ class Engine(Generic[S]):
             counts = self._counts.setdefault(reducer, [0, 0, 0, 0.0])
             counts[0] += len(new)
             counts[3] += time.monotonic() - started
-            self.queries += len(new)
+            self.asked += len(new)
             for place, failed in zip(new, answers):
                 if failed is not None:
                     self.known[keys[place]] = failed
@@ -141,90 +237,18 @@ class Engine(Generic[S]):
         return [self.known.get(key) for key in keys]
 
 
-def settle(engine: Engine[S], name: str, reducer: Reducer[S], state: S, together: bool = True) -> S:
-    """Applies what a reducer proposes until nothing of it holds any more; `together` tries all of it at once first.
-
-    Used as `settle(engine, "outputs", drop_outputs, state)`.
-    """
-    while True:
-        edits = list(reducer(state))
-        if together and len(edits) > 1:
-            changed = combined(edits, state)
-            if changed is not None and engine.fails(name, "all together", changed):
-                state = engine.accept(name, changed)
-                continue
-        before = size_of(state)
-        state = _one_by_one(engine, name, edits, state)
-        if size_of(state) == before:
-            return state
+def _smaller(change: Callable[[S], S | None], state: S) -> S | None:
+    """The changed state, where it is smaller."""
+    candidate = change(state)
+    return candidate if candidate is not None and candidate.size < state.size else None
 
 
-def _one_by_one(engine: Engine[S], name: str, edits: Sequence[Edit[S] | Dial[S]], state: S) -> S:
-    """Each edit on top of those that held; several are asked at once where there are workers for it."""
-    place = 0
-    while place < len(edits):
-        edit = edits[place]
-        if isinstance(edit, Dial):
-            state = _turned(engine, name, edit, state)
-            place += 1
-            continue
-        batch = list(itertools.takewhile(lambda e: isinstance(e, Edit), edits[place : place + engine.width]))
-        found = engine.first(name, [(e.what, partial(_edited, e, state)) for e in batch])
-        if found is not None:
-            state = engine.accept(name, found[1])
-        place += len(batch) if found is None else found[0] + 1
-    return state
-
-
-def _edited(edit: Edit[S] | Dial[S], state: S) -> S | None:
-    candidate = edit.apply(state)
-    return candidate if candidate is not None and _smaller(candidate, state) else None
-
-
-def combined(edits: Iterable[Edit[S] | Dial[S]], state: S) -> S | None:
+def combined(edits: Iterable[Edit[S] | NumberEdit[S]], state: S) -> S | None:
     """All edits on top of each other, those left out that do not fit or do not help; None where none does."""
     changed = None
     for edit in edits:
-        nearer = edit.apply(changed or state)
-        if nearer is not None and _smaller(nearer, changed or state):
-            changed = nearer
+        changed = _smaller(edit.apply, changed or state) or changed
     return changed
-
-
-def _turned(engine: Engine[S], name: str, dial: Dial[S], state: S) -> S:
-    """Turns a dial as low as it goes.
-
-    Its two ends come first, because most dials go all the way or not at all. Where it can be turned a little, the rest
-    of the way is bisected; where it cannot, the number may matter by what divides it.
-    """
-
-    def at(number: int) -> S | None:
-        candidate = dial.turn(state, number)
-        return candidate if candidate is not None and _smaller(candidate, state) else None
-
-    def ask(numbers: Sequence[int]) -> tuple[int, S] | None:
-        return engine.first(name, [(f"{dial.what} to {number}", partial(at, number)) for number in numbers])
-
-    lowest_of = partial(lowest, ask, engine.width)
-    held: S | None = None
-    ends = sorted({dial.low, dial.high - 1}) if dial.low < dial.high else []
-    found = ask(ends)
-    if found is not None and found[0] == 0:
-        held = found[1]
-    elif found is not None:
-        upper, held = ends[-1], found[1]
-        octaves = [number for number in _powers(upper) if dial.low < number]
-        place, better = lowest_of(octaves)
-        lower = octaves[place - 1] if place else dial.low
-        upper, held = (octaves[place], better) if better is not None else (upper, held)
-        held = lowest_of(range(lower + 1, upper))[1] or held
-    elif len(ends) > 1:
-        coarse = sorted({*(p for p in _powers(dial.high) if dial.high % p == 0), dial.high // 2} - {*ends})
-        found = ask(coarse[-2:])
-        if found is not None:
-            finer = [number for number in coarse if dial.low < number < coarse[-2:][found[0]]]
-            held = lowest_of(finer)[1] or found[1]
-    return state if held is None else engine.accept(name, held)
 
 
 def lowest(
@@ -257,14 +281,10 @@ def _powers(limit: int) -> list[int]:
 
 
 def _spaced(lower: int, upper: int, count: int) -> list[int]:
-    """Up to `count` numbers that part the open interval evenly.
+    """Up to `count` numbers that divide the open interval evenly.
 
     >>> _spaced(0, 4, 1)
     [2]
     """
     numbers = [lower + (upper - lower) * part // (count + 1) for part in range(1, count + 1)]
     return sorted({number for number in numbers if lower < number < upper}) or [lower + 1]
-
-
-def _smaller(candidate: S, state: S) -> bool:
-    return size_of(candidate) < size_of(state)

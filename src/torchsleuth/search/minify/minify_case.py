@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Minified
@@ -46,42 +46,16 @@ VERIFY_TIMES = 3
 MOST_TIMES = 10
 
 
-class Follower(Listener, Protocol):
+class Follower(Listener):
     """Someone who follows a search to its scripts."""
 
     def written(
         self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
     ) -> None:
-        """Told of the scripts, most readable first, and how often to run each; the search goes on meanwhile.
+        """The scripts, most readable first, and how often to run each; the search goes on meanwhile.
 
         `always` where each run must fail; `in_eager` where each script must pass without the compiler.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class Keeper(Listener):
-    """Passes everything on, and puts the files of each smaller state on disk before the search goes on."""
-
-    folder: CaseFolder
-    follower: Follower
-    files_of: Callable[[Any], dict[str, str]]
-
-    def started(self, state: Any) -> None:
-        self.follower.started(state)
-
-    def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
-        self.follower.asked(reducer, what, failed)
-
-    def said(self, text: str) -> None:
-        self.follower.said(text)
-
-    def begins(self, doing: str) -> bool:
-        return self.follower.begins(doing)
-
-    def smaller(self, reducer: str, state: Any) -> None:
-        update_case(self.folder, self.files_of(state))
-        self.follower.smaller(reducer, state)
 
 
 @dataclass(frozen=True)
@@ -111,13 +85,13 @@ def minify_case(
     clock = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"), ROOM_FOR_SPEED)
     oracle = TrialOracle(questions, start.expected, clock).holding_to(start.state)
 
-    def files_of(state: State) -> dict[str, str]:
+    def keep(state: State) -> None:
         text = best_so_far(folder, start, state, oracle.tolerances_of(state), oracle.text)
-        return {f"{CHECKPOINTS}/{calls_of(state.graph)}.py": text, REPRO: text, **runtime_files()}
+        files = {f"{CHECKPOINTS}/{calls_of(state.graph)}.py": text, REPRO: text, **runtime_files()}
+        update_case(folder, files)
 
-    keeper = Keeper(folder, follower, files_of)
     verifying = max(LEFT_FOR_VERIFYING * budget_seconds, TIMES_TO_FAIL * oracle.seconds_to_fail)
-    reduction = _searched(folder, start, oracle, keeper, max(0.0, budget_seconds - verifying))
+    reduction = _searched(folder, start, oracle, follower, keep, max(0.0, budget_seconds - verifying))
     follower.begins("writing the scripts")
     state = reduction.state
     tolerances = oracle.tolerances_of(state)
@@ -147,8 +121,13 @@ def _so_far(reduction: Reduction, times: int) -> str:
 
 
 def _searched(
-    folder: CaseFolder, start: SearchStart, oracle: TrialOracle, keeper: Keeper, budget_seconds: float
-) -> Reduction:
+    folder: CaseFolder,
+    start: SearchStart,
+    oracle: TrialOracle,
+    follower: Follower,
+    keep: Callable[[State], None],
+    budget_seconds: float,
+) -> Reduction[State]:
     """The search itself; raises `CannotMinify` where nothing of the case fails as it failed.
 
     Whether it always fails is asked of what was found, the cheapest question there is; where it does not, the search
@@ -169,7 +148,8 @@ def _searched(
                 seeds=blamed,
                 width=oracle.workers.count,
                 budget_seconds=max(1.0, deadline - time.monotonic()),
-                listener=keeper,
+                listener=follower,
+                keep=keep,
             )
             if found.state is not start.state or not found.complete or oracle([start.state])[0]:
                 if found.complete:
@@ -191,10 +171,11 @@ def _searched(
     try:
         reduction = once()
     except FlakyFailure as sometimes:
-        keeper.said(f"case {folder.case.id}: {sometimes}")
+        follower.said(f"case {folder.case.id}: {sometimes}")
         reduction = once()
     if reduction.state is start.state:
-        keeper.smaller("nothing", reduction.state)
+        keep(reduction.state)
+        follower.smaller("nothing", reduction.state)
     return reduction
 
 

@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
-from torchsleuth.child.trial import Switches, Trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.change_table import INTERPRETED
+from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Input, State
@@ -184,9 +186,9 @@ def shapes_of(state: State) -> Shapes:
     return SHAPES.get()(state)
 
 
-def checked(state: State) -> State | None:
+def checked(state: State | None) -> State | None:
     """The state where its shapes and dtypes go together, else None; what cannot be worked out counts as no."""
-    return state if shapes_of(state).why is None else None
+    return None if state is None or shapes_of(state).why is not None else state
 
 
 def record_here(state: State) -> Recording:
@@ -250,7 +252,7 @@ def trial_of(state: State, expected: Signature, store: Path, *, values: bool = T
         inputs=(kept_description(state, store) if values else state.description).to_json(),
         constants=_constants(printed.constants, store, state.constant_devices),
         measure_noise=expected.kind == "accuracy",
-        switches=Switches(interpret=state.interpreted),
+        change=INTERPRETED if state.interpreted else NOTHING,
         embedded=state.embedded.source,
         imports=tuple(dict.fromkeys([*printed.imports, *state.embedded.imports])),
         store=str(store),

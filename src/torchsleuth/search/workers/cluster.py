@@ -20,17 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torchsleuth
-from torchsleuth.child.trial import (
-    Outcome,
-    Trial,
-    outcome_from_json,
-    outcome_to_json,
-    trial_from_json,
-    trial_to_json,
-)
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.limits import Limits, limits_from_json
+from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.core.protocol.codec import from_json, to_json
+from torchsleuth.core.protocol.files import write_whole
+from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.search.workers.queue import Ticket, TrialQueue
 from torchsleuth.search.workers.rooms import STORE, bring_back, files_in, in_room
@@ -70,15 +65,13 @@ class Host:
             for digest, reference in values.items():
                 path = self.folder / "storages" / f"{digest}.safetensors"
                 if not path.exists():
-                    part = path.with_suffix(f".{number}")
-                    part.write_bytes(ray.get(reference))
-                    part.replace(path)
+                    write_whole(path, ray.get(reference))
                 os.link(path, room / STORE / "storages" / path.name)
-            here = in_room(trial_from_json(trial), room)
-            ticket = self.workers.submit(here, limits=limits_from_json(limits), fresh=True)
+            here = in_room(from_json(Trial, trial), room)
+            ticket = self.workers.submit(here, limits=Limits.from_json(limits), fresh=True)
             self.tickets[number] = ticket
             try:
-                return outcome_to_json(ticket.result()), files_in(room, values)
+                return ticket.result().to_json(), files_in(room, values)
             except BaseException:
                 if ticket.cancelled():
                     return None
@@ -178,7 +171,7 @@ class RayWorkers(TrialQueue):
                 path = Path(ticket.trial.store or "", "storages", f"{digest}.safetensors")
                 self._values[digest] = self._ray.put(path.read_bytes())
             values[digest] = self._values[digest]
-        answer = host.run.remote(ticket.number, trial_to_json(ticket.trial), ticket.limits.to_json(), values)
+        answer = host.run.remote(ticket.number, to_json(ticket.trial), ticket.limits.to_json(), values)
         # Ray calls back on the thread that carries its messages: whoever asks Ray for something there waits for ever.
         answer.future().add_done_callback(lambda future: self._heard.put((ticket, future)))
 
@@ -227,7 +220,7 @@ def _with_files(trial: Trial, outcome: Mapping[str, Any], files: Mapping[str, by
         return Outcome(
             None, 0.0, error=f"what the trial wrote could not be brought back from the node ({why})"
         )
-    return outcome_from_json(outcome)
+    return Outcome.from_json(outcome)
 
 
 def ray_here() -> Any:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchsleuth.child.trial import Outcome, Trial
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.search.workers.queue import TrialQueue
 
 # The chance at which a pass that is none may be believed.

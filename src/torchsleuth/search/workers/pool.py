@@ -6,6 +6,7 @@ more, so that every trial gets an Outcome whatever happens to the processes belo
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -21,13 +22,14 @@ from typing import Any
 
 from torchsleuth.child.environment import needs_kernels, served_by, trial_environment
 from torchsleuth.child.kernel_cache import drop_torn
-from torchsleuth.child.trial import Outcome, outcome_from_json, trial_to_json
 from torchsleuth.core.processes.compiler_probes import hand_probes_to
-from torchsleuth.core.processes.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.processes.limits import Limits, fair_memory
 from torchsleuth.core.processes.prepared import Forked, NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import python_command
 from torchsleuth.core.processes.tree import kill_group, kill_marked, marked
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.search.workers.queue import Ticket, TrialQueue
 
 SERVER = "torchsleuth.child.server:main"
@@ -180,14 +182,14 @@ class Workers(TrialQueue):
                 ticket = self._running.pop(message["done"], None)
                 if ticket is not None and message["outcome"] is not None and not ticket.cancelled():
                     ticket.phase = message["phase"]
-                    self._conclude(ticket, outcome_from_json(message["outcome"]))
+                    self._conclude(ticket, Outcome.from_json(message["outcome"]))
             self._dispatch()
 
     def _begin(self, ticket: Ticket) -> None:
         self._send(
             {
                 "number": ticket.number,
-                "trial": trial_to_json(ticket.trial),
+                "trial": json.dumps(to_json(ticket.trial)),
                 "limits": ticket.limits.to_json(),
                 "serves": served_by(ticket.trial),
                 "kernels": needs_kernels(ticket.trial),

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torchsleuth.child.trial import Outcome, Question, Trial
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.search.workers.trial_log import TrialLog, surroundings
 
 
@@ -165,4 +165,5 @@ def _outwaited(known: Outcome, limits: Limits) -> bool:
     """Whether an answer is that of a shorter clock: what hung then may end by now."""
     if known.signature is None or known.signature.kind != "hang":
         return False
-    return known.more.get("clock", known.seconds) < limits.seconds(known.signature.phase)
+    clock = known.seconds if known.seen.clock is None else known.seen.clock
+    return clock < limits.seconds(known.signature.phase)

@@ -13,9 +13,10 @@ import os
 import platform
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from torchsleuth.child.trial import Outcome, outcome_from_json, outcome_to_json
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.script_runtime.signature import Signature
 
 # What a crashing program does to itself; any other signal came from outside.
@@ -44,8 +45,8 @@ class TrialLog:
                 try:
                     entry = json.loads(line)
                     if entry["context"] == self._context:
-                        outcome = outcome_from_json(entry["outcome"], cached=True)
-                        self._answers[entry["key"]] = outcome, int(entry["runs"])
+                        outcome = Outcome.from_json(entry["outcome"])
+                        self._answers[entry["key"]] = replace(outcome, cached=True), int(entry["runs"])
                 except (ValueError, KeyError, TypeError):  # cut off by a kill, or not ours
                     continue
 
@@ -67,12 +68,11 @@ class TrialLog:
         """Keeps the outcome where it is an answer; whether it was kept."""
         if not is_answer(outcome, expected):
             return False
-        doc = outcome_to_json(outcome)
-        doc["text"] = doc["text"][-_TEXT:]
+        known = replace(outcome, text=outcome.text[-_TEXT:], cached=True)
         with self._lock:
-            self._answers[key] = outcome_from_json(doc, cached=True), runs
+            self._answers[key] = known, runs
             if self.path is not None:
-                entry = {"key": key, "runs": runs, "context": self._context, "outcome": doc}
+                entry = {"key": key, "runs": runs, "context": self._context, "outcome": known.to_json()}
                 _append(self.path, json.dumps(entry).encode() + b"\n")
         return True
 

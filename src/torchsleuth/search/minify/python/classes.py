@@ -8,146 +8,133 @@ import copy
 from collections.abc import Iterator
 
 from torchsleuth.search.minify.contract import Edit
-from torchsleuth.search.minify.python.functions import Function, functions_of
-from torchsleuth.search.minify.python.program import Nodes, Program, changed, number_of, put, statement_lists
-
-_CALLED = ("forward", "__call__")
+from torchsleuth.search.minify.python.functions import CALLED, Function, functions_of
+from torchsleuth.search.minify.python.program import (
+    Program,
+    change_of,
+    is_name,
+    names_in,
+    number_of,
+    put,
+    replace_each,
+    statement_lists,
+)
 
 
 def unmake_classes(program: Program) -> Iterator[Edit[Program]]:
     """A class as functions of its own name or that of its methods; its attributes as variables before it."""
     for node in ast.walk(program.tree):
+        number = (number_of(node),)
         if isinstance(node, ast.ClassDef):
             if node.keywords:
-                yield Edit(f"{node.name} as a plain class", _plain_class, (number_of(node),))
-            yield Edit(f"variables for what {node.name} keeps", _attributes_out, (number_of(node),))
-            yield Edit(f"functions for {node.name}", _methods_out, (number_of(node),))
+                yield Edit(f"{node.name} as a plain class", _plain_class, number)
+            yield Edit(f"variables for what {node.name} keeps", _attributes_out, number)
+            yield Edit(f"functions for {node.name}", _methods_out, number)
             for base in node.bases:
                 if isinstance(base, ast.Name):
-                    yield Edit(f"{node.name} into {base.id}", _merged, (number_of(node), base.id))
+                    yield Edit(f"{node.name} into {base.id}", _merged, (*number, base.id))
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _new(node.value):
-            what = f"variables for what {node.targets[0].id} keeps"
-            yield Edit(what, _held_out, (number_of(node),))
+            yield Edit(f"variables for what {node.targets[0].id} keeps", _held_out, number)
 
 
-def _plain_class(program: Program, number: int) -> Program | None:
+@change_of(nodes=1)
+def _plain_class(tree: ast.Module, made: ast.ClassDef) -> bool:
     """A class without what stands beside its bases, and without what its bases do with that."""
-
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        if number not in nodes:
-            return False
-        nodes[number].keywords = []
-        for owner, _, body in statement_lists(tree):
-            if isinstance(owner, ast.ClassDef):
-                body[:] = [each for each in body if getattr(each, "name", "") != "__init_subclass__"]
-        return True
-
-    return changed(program, change)
+    made.keywords = []
+    for owner, _, body in statement_lists(tree):
+        if isinstance(owner, ast.ClassDef):
+            body[:] = [each for each in body if getattr(each, "name", "") != "__init_subclass__"]
+    return True
 
 
 def constant_attributes(program: Program) -> Iterator[Edit[Program]]:
     """An attribute that a class or a call gives a constant value, as that value wherever it is read."""
     values: dict[str, set[str]] = {}
     for node in ast.walk(program.tree):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            _note(values, node.target.id, node.value)
-        elif isinstance(node, ast.keyword) and node.arg is not None:
-            _note(values, node.arg, node.value)
+        if isinstance(node, ast.AnnAssign):
+            name = getattr(node.target, "id", "")
+        elif isinstance(node, ast.keyword):
+            name = node.arg or ""
         elif isinstance(node, ast.Assign):
-            target = node.targets[0]
-            name = getattr(target, "attr", None) or getattr(target, "id", "")
-            _note(values, str(name), node.value)
+            name = getattr(node.targets[0], "attr", "") or getattr(node.targets[0], "id", "")
+        else:
+            continue
+        if name and isinstance(node.value, ast.Constant):
+            values.setdefault(name, set()).add(ast.unparse(node.value))
     for name, found in values.items():
         for value in sorted(found):
             yield Edit(f"{value} for .{name}", _constant_attribute, (name, value))
 
 
-def _note(values: dict[str, set[str]], name: str, value: ast.expr | None) -> None:
-    if isinstance(value, ast.Constant):
-        values.setdefault(name, set()).add(ast.unparse(value))
+@change_of(nodes=0)
+def _constant_attribute(tree: ast.Module, name: str, value: str) -> bool:
+    before = ast.dump(tree)
+    constant = ast.parse(value, mode="eval").body
+
+    def known(node: ast.AST) -> ast.AST:
+        read = isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
+        return copy.deepcopy(constant) if read else node
+
+    replace_each(tree, known)
+    return ast.dump(tree) != before
 
 
-def _constant_attribute(program: Program, name: str, value: str) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        constant = ast.parse(value, mode="eval").body
-        before = ast.dump(tree)
-        _Constants(name, constant).visit(tree)
-        return ast.dump(tree) != before
-
-    return changed(program, change)
+# -- attributes as variables
 
 
-class _Constants(ast.NodeTransformer):
-    """Replaces reads of an attribute by a constant."""
-
-    def __init__(self, name: str, constant: ast.expr) -> None:
-        self.name, self.constant = name, constant
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        self.generic_visit(node)
-        read = node.attr == self.name and isinstance(node.ctx, ast.Load)
-        return copy.deepcopy(self.constant) if read else node
-
-
-def _attributes_out(program: Program, number: int) -> Program | None:
+@change_of(nodes=1)
+def _attributes_out(tree: ast.Module, made: ast.ClassDef) -> bool:
     """`self.x = value` of `__init__` as `x = value` before the class, and every `.x` as `x`."""
-
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        made = nodes.get(number)
-        start = next((f for f in getattr(made, "body", ()) if getattr(f, "name", "") == "__init__"), None)
-        if made is None or start is None:
-            return False
-        taken = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        moved: list[ast.stmt] = []
-        for statement in list(start.body):
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            if isinstance(target, ast.Attribute) and target.attr not in taken:
-                start.body.remove(statement)
-                moved.append(ast.Assign([ast.Name(target.attr, ast.Store())], statement.value))
-                _Attributes(target.attr).visit(tree)
-        return bool(moved) and put(tree, number, [*moved, made])
-
-    return changed(program, change)
+    start = next((f for f in made.body if getattr(f, "name", "") == "__init__"), None)
+    if not isinstance(start, Function):
+        return False
+    taken = {name.id for name in names_in(tree)}
+    moved: list[ast.stmt] = []
+    for statement in list(start.body):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if isinstance(target, ast.Attribute) and target.attr not in taken:
+            start.body.remove(statement)
+            value = statement.value  # type: ignore[attr-defined]
+            moved.append(ast.Assign([ast.Name(target.attr, ast.Store())], value))
+            _attribute_as_name(tree, target.attr, target.attr)
+    return bool(moved) and put(tree, made, [*moved, made])
 
 
-def _new(value: ast.AST) -> str | None:
-    """The class of which `C.__new__(C)` makes an object."""
-    made = (
-        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "__new__"
-    )
-    owner = value.func.value if made else None  # type: ignore[attr-defined]
-    return owner.id if isinstance(owner, ast.Name) else None
-
-
-def _held_out(program: Program, number: int) -> Program | None:
+@change_of(nodes=1)
+def _held_out(tree: ast.Module, made: ast.Assign) -> bool:
     """What an object is given after it was made, as variables; every `.x` as `x`."""
+    if not isinstance(made.targets[0], ast.Name):
+        return False
+    moved = False
+    for _, _, body in list(statement_lists(tree)):
+        for statement in list(body):
+            name, value = _given(statement, made.targets[0].id)
+            taken = {each.id for each in names_in(tree)} | set(dir(builtins))
+            itself = value is not None and is_name(value, name)
+            if value is None or (name in taken and not itself):
+                continue
+            place = body.index(statement)
+            body[place : place + 1] = [] if itself else [ast.Assign([ast.Name(name, ast.Store())], value)]
+            _attribute_as_name(tree, name, name)
+            moved = True
+    return moved
 
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        made = nodes.get(number)
-        if made is None or not isinstance(made.targets[0], ast.Name):
-            return False
-        moved = False
-        for _, _, body in list(statement_lists(tree)):
-            for statement in list(body):
-                name, value = _given(statement, made.targets[0].id)
-                taken = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | set(dir(builtins))
-                itself = isinstance(value, ast.Name) and value.id == name
-                if value is None or (name in taken and not itself):
-                    continue
-                place = body.index(statement)
-                body[place : place + 1] = [] if itself else [ast.Assign([ast.Name(name, ast.Store())], value)]
-                _Attributes(name).visit(tree)
-                moved = True
-        return moved
 
-    return changed(program, change)
+def _attribute_as_name(tree: ast.AST, attribute: str, name: str) -> None:
+    """A plain name in the place of an attribute, of whatever object."""
+
+    def plain(node: ast.AST) -> ast.AST:
+        found = isinstance(node, ast.Attribute) and node.attr == attribute
+        return ast.Name(name, node.ctx) if found else node  # type: ignore[attr-defined]
+
+    replace_each(tree, plain)
 
 
 def _given(statement: ast.stmt, variable: str) -> tuple[str, ast.expr | None]:
     """The attribute that a statement gives to the object, and its value."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
     if isinstance(target, ast.Attribute) and isinstance(statement, ast.Assign):
-        return (target.attr, statement.value) if _is_name(target.value, variable) else ("", None)
+        return (target.attr, statement.value) if is_name(target.value, variable) else ("", None)
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return "", None
@@ -155,53 +142,35 @@ def _given(statement: ast.stmt, variable: str) -> tuple[str, ast.expr | None]:
     if call.func.attr not in ("register_buffer", "__setattr__") or len(parts) != 3:
         return "", None
     owner, name, value = parts
-    known = isinstance(name, ast.Constant) and _is_name(owner, variable)
+    known = isinstance(name, ast.Constant) and is_name(owner, variable)
     return (str(name.value), value) if known else ("", None)  # type: ignore[attr-defined]
 
 
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
+# -- methods as functions
 
 
-class _Attributes(ast.NodeTransformer):
-    """Replaces an attribute of whatever object by a plain name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        self.generic_visit(node)
-        return ast.Name(self.name, node.ctx) if node.attr == self.name else node
-
-
-def _methods_out(program: Program, number: int) -> Program | None:
+@change_of(nodes=1)
+def _methods_out(tree: ast.Module, made: ast.ClassDef) -> bool:
     """The methods as functions, where none needs its object; a call of an instance as a call of that function."""
-
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        made = nodes.get(number)
-        if made is None:
-            return False
-        methods = [each for each in made.body if isinstance(each, Function)]
-        functions = [f for f in methods if f.name != "__init__"]
-        names = {f.name for f in functions}
-        if len(methods) != len(made.body) or not all(_stands_alone(f, names) for f in functions):
-            return False
-        _without_start(tree, made.name)
-        taken = {f.name for f in functions_of(tree) if f not in methods}
-        taken |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        for function in functions:
-            if function.args.args:
-                del function.args.args[0]
-            called = function.name in _CALLED
-            name = (
-                made.name.lower() if function.name in taken or function.name == "__call__" else function.name
-            )
-            _Methods(made.name, function.name, name, called).visit(tree)
-            function.name = name
-        _Instances(made.name).visit(tree)
-        return bool(functions) and put(tree, number, functions)
-
-    return changed(program, change)
+    methods = [each for each in made.body if isinstance(each, Function)]
+    functions = [f for f in methods if f.name != "__init__"]
+    names = {f.name for f in functions}
+    if len(methods) != len(made.body) or not all(_stands_alone(f, names) for f in functions):
+        return False
+    _without_start(tree, made.name)
+    taken = {f.name for f in functions_of(tree) if f not in methods}
+    taken |= {name.id for name in names_in(tree, ast.Store)}
+    for function in functions:
+        if function.args.args:
+            del function.args.args[0]
+        method = function.name
+        function.name = made.name.lower() if method in taken or method == "__call__" else method
+        _attribute_as_name(tree, method, function.name)
+        if method in CALLED:
+            _in_place_of_instances(tree, made.name, ast.Name(function.name, ast.Load()))
+    # Nothing is asked of an object any more.
+    _in_place_of_instances(tree, made.name, ast.Constant(None))
+    return bool(functions) and put(tree, made, functions)
 
 
 def _stands_alone(function: Function, methods: set[str]) -> bool:
@@ -236,49 +205,30 @@ def _started(statement: ast.stmt) -> str:
     return first.id if isinstance(first, ast.Name) else ""
 
 
-class _Methods(ast.NodeTransformer):
-    """Replaces `object.method` by the function, and, for what a call of an instance runs, `Class(...)` as well."""
+def _in_place_of_instances(tree: ast.AST, owner: str, new: ast.expr) -> None:
+    def other(node: ast.AST) -> ast.AST:
+        makes = isinstance(node, ast.Call) and (is_name(node.func, owner) or _new(node) == owner)
+        return copy.deepcopy(new) if makes else node
 
-    def __init__(self, owner: str, method: str, function: str, called: bool) -> None:
-        self.owner, self.method, self.function, self.called = owner, method, function, called
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        self.generic_visit(node)
-        return ast.Name(self.function, node.ctx) if node.attr == self.method else node
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        return ast.Name(self.function, ast.Load()) if self.called and _makes(node, self.owner) else node
+    replace_each(tree, other)
 
 
-class _Instances(ast.NodeTransformer):
-    """Replaces what is left of `Class(...)`: nothing is asked of the object any more."""
-
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        return ast.Constant(None) if _makes(node, self.owner) else node
+def _new(value: ast.AST) -> str | None:
+    """The class of which `C.__new__(C)` makes an object."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return None
+    owner = value.func.value if value.func.attr == "__new__" else None
+    return owner.id if isinstance(owner, ast.Name) else None
 
 
-def _makes(call: ast.Call, owner: str) -> bool:
-    """Whether a call makes an object of that class."""
-    return _is_name(call.func, owner) or _new(call) == owner
-
-
-def _merged(program: Program, number: int, base: str) -> Program | None:
+@change_of(nodes=1)
+def _merged(tree: ast.Module, made: ast.ClassDef, base: str) -> bool:
     """A class takes over what its base class in the program has."""
-
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        made = nodes.get(number)
-        above = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == base), None)
-        if made is None or above is None or above is made:
-            return False
-        own = {getattr(each, "name", None) for each in made.body}
-        made.body[:0] = [each for each in above.body if getattr(each, "name", base) not in own]
-        made.bases = above.bases
-        put(tree, number_of(above), [])
-        return True
-
-    return changed(program, change)
+    above = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == base), None)
+    if above is None or above is made:
+        return False
+    own = {getattr(each, "name", None) for each in made.body}
+    made.body[:0] = [each for each in above.body if getattr(each, "name", base) not in own]
+    made.bases = above.bases
+    put(tree, above, [])
+    return True

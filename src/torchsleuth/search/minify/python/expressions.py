@@ -6,8 +6,15 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from torchsleuth.search.minify.contract import Dial, Edit
-from torchsleuth.search.minify.python.program import Nodes, Program, changed, number_of, put
+from torchsleuth.search.minify.contract import Edit, NumberEdit
+from torchsleuth.search.minify.python.program import (
+    Program,
+    change_of,
+    names_in,
+    number_of,
+    put,
+    without_node,
+)
 
 # Sizes below this say that a dimension is special.
 LEAST_SIZE = 2
@@ -32,48 +39,34 @@ def fewer_arguments(program: Program) -> Iterator[Edit[Program]]:
             for place in reversed(range(len(node.values))):
                 yield Edit("drop an entry", _without_entry, (number_of(node), place))
         elif isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
-            yield Edit("give nothing back", _without_field, (number_of(node), "value"))
+            yield Edit("give nothing back", _nothing_back, (number_of(node),))
         elif isinstance(node, ast.Assign):
             yield Edit(f"keep no {_short(node.targets[0])}", _not_kept, (number_of(node),))
         elif isinstance(node, ast.With):
             named = [item.optional_vars for item in node.items if item.optional_vars is not None]
-            yield from (Edit(f"keep no {_short(each)}", _without, (number_of(each),)) for each in named)
+            parts += named
         for part in parts:
-            yield Edit(f"drop {ast.unparse(part)}", _without, (number_of(part),))
+            yield Edit(f"drop {ast.unparse(part)}", without_node, (number_of(part),))
 
 
-def _without(program: Program, number: int) -> Program | None:
-    return changed(program, lambda tree, nodes: number in nodes and put(tree, number, []))
+@change_of(nodes=1)
+def _without_entry(tree: ast.Module, node: ast.Dict, place: int) -> bool:
+    if place >= len(node.values):
+        return False
+    del node.keys[place], node.values[place]
+    return True
 
 
-def _without_entry(program: Program, number: int, place: int) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        node = nodes.get(number)
-        if node is None or place >= len(node.values):
-            return False
-        del node.keys[place], node.values[place]
-        return True
-
-    return changed(program, change)
+@change_of(nodes=1)
+def _nothing_back(tree: ast.Module, node: ast.Return | ast.Yield) -> bool:
+    node.value = None
+    return True
 
 
-def _without_field(program: Program, number: int, field: str) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        if number not in nodes:
-            return False
-        setattr(nodes[number], field, None)
-        return True
-
-    return changed(program, change)
-
-
-def _not_kept(program: Program, number: int) -> Program | None:
+@change_of(nodes=1)
+def _not_kept(tree: ast.Module, node: ast.Assign) -> bool:
     """The value of an assignment as a statement of its own."""
-
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        return number in nodes and put(tree, number, [ast.Expr(nodes[number].value)])
-
-    return changed(program, change)
+    return put(tree, node, [ast.Expr(node.value)])
 
 
 def smaller_expressions(program: Program) -> Iterator[Edit[Program]]:
@@ -86,17 +79,15 @@ def smaller_expressions(program: Program) -> Iterator[Edit[Program]]:
             number = number_of(node)
             for part in [*_names_inside(node), *_parts(node)]:
                 if _is_read(part) and id(part) not in left:
-                    what = f"{_short(part)} for {_short(node)}"
-                    yield Edit(what, _replaced, (number, number_of(part)))
+                    yield Edit(f"{_short(part)} for {_short(node)}", _replaced, (number, number_of(part)))
             if isinstance(node, (ast.Call, ast.BinOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Subscript)):
                 yield Edit(f"1 for {_short(node)}", _constant, (number, 1))
 
 
 def _names_inside(node: ast.expr) -> list[ast.expr]:
     """Of a large expression, the variables it is made from: most often one of them will do."""
-    inside = list(ast.walk(node))
-    names: dict[str, ast.expr] = {n.id: n for n in inside if isinstance(n, ast.Name)}
-    return list(names.values())[:MOST_NAMES] if len(inside) > LARGE else []
+    names: dict[str, ast.expr] = {name.id: name for name in names_in(node)}
+    return list(names.values())[:MOST_NAMES] if len(list(ast.walk(node))) > LARGE else []
 
 
 def _no_values(tree: ast.AST) -> set[int]:
@@ -107,11 +98,10 @@ def _no_values(tree: ast.AST) -> set[int]:
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
-    found = {id(n) for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in modules}
-    found |= {
-        id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
-    }
+    found = {id(name) for name in names_in(tree) if name.id in modules}
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found.add(id(node.func))
         root = node
         while isinstance(root, ast.Attribute):
             root = root.value
@@ -146,19 +136,14 @@ def _short(node: ast.AST) -> str:
     return text if len(text) <= 30 else f"{text[:29]}…"
 
 
-def _replaced(program: Program, number: int, part: int) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        inside = number in nodes and any(node is nodes.get(part) for node in ast.walk(nodes[number]))
-        return inside and put(tree, number, [nodes[part]])
-
-    return changed(program, change)
+@change_of(nodes=2)
+def _replaced(tree: ast.Module, node: ast.expr, part: ast.expr) -> bool:
+    return any(each is part for each in ast.walk(node)) and put(tree, node, [part])
 
 
-def _constant(program: Program, number: int, value: Any) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        return number in nodes and put(tree, number, [ast.Constant(value)])
-
-    return changed(program, change)
+@change_of(nodes=1)
+def _constant(tree: ast.Module, node: ast.expr, value: Any) -> bool:
+    return put(tree, node, [ast.Constant(value)])
 
 
 # -- tensors
@@ -188,72 +173,60 @@ def _shape_written(node: ast.AST) -> tuple[int, ...] | None:
     return tuple(shape) if shape and type(values) in (int, float) else None
 
 
-def _of_ones(program: Program, number: int) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        call = nodes.get(number)
-        if call is None or ast.unparse(call.func) not in _RANDOM:
-            return False
-        call.func = ast.parse("torch.ones", mode="eval").body
-        return True
-
-    return changed(program, change)
+@change_of(nodes=1)
+def _of_ones(tree: ast.Module, call: ast.Call) -> bool:
+    call.func = ast.parse("torch.ones", mode="eval").body
+    return True
 
 
-def _of_shape(program: Program, number: int, shape: tuple[int, ...]) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        call = nodes.get(number)
-        if call is None or _shape_written(call) != shape:
-            return False
-        whole = "." not in ast.unparse(call.args[0])
-        # Nought is an index of everything.
-        call.func = ast.parse("torch.zeros" if whole else "torch.ones", mode="eval").body
-        call.args = [ast.Constant(size) for size in shape]
-        if whole and not any(each.arg == "dtype" for each in call.keywords):
-            call.keywords.append(ast.keyword("dtype", ast.parse("torch.long", mode="eval").body))
-        return True
-
-    return changed(program, change)
+@change_of(nodes=1)
+def _of_shape(tree: ast.Module, call: ast.Call, shape: tuple[int, ...]) -> bool:
+    if _shape_written(call) != shape:
+        return False
+    whole = "." not in ast.unparse(call.args[0])
+    # Nought is an index of everything.
+    call.func = ast.parse("torch.zeros" if whole else "torch.ones", mode="eval").body
+    call.args = [ast.Constant(size) for size in shape]
+    if whole and not any(each.arg == "dtype" for each in call.keywords):
+        call.keywords.append(ast.keyword("dtype", ast.parse("torch.long", mode="eval").body))
+    return True
 
 
 # -- numbers and texts
 
 
-def smaller_sizes(program: Program) -> Iterator[Edit[Program] | Dial[Program]]:
+def smaller_sizes(program: Program) -> Iterator[Edit[Program] | NumberEdit[Program]]:
     """Each whole number above two, everywhere it stands: sizes that belong together stay equal."""
     numbers = {
         n.value for n in ast.walk(program.tree) if isinstance(n, ast.Constant) and type(n.value) is int
     }
     for value in sorted(numbers, reverse=True):
         if value > LEAST_SIZE:
-            yield Dial(f"{value}", LEAST_SIZE, value, _with_number, (value,))
+            yield NumberEdit(f"{value}", LEAST_SIZE, value, _with_number, (value,))
 
 
-def plainer_constants(program: Program) -> Iterator[Edit[Program] | Dial[Program]]:
+def plainer_constants(program: Program) -> Iterator[Edit[Program] | NumberEdit[Program]]:
     """Each number by itself, from where it stands down to one; floats that are whole, texts that are short."""
     for node in ast.walk(program.tree):
         if not isinstance(node, ast.Constant):
             continue
         number, value = number_of(node), node.value
         if type(value) is int and value > 1:
-            yield Dial(f"{value}", 1, value, _with_value, (number,))
+            yield NumberEdit(f"{value}", 1, value, _with_value, (number,))
         elif type(value) is float and value not in (0.0, 1.0):
             yield Edit(f"1.0 for {value}", _constant, (number, 1.0))
         elif isinstance(value, str) and len(value) > LONG_TEXT:
             yield Edit("a shorter text", _constant, (number, ""))
 
 
-def _with_number(program: Program, new: int, value: int) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        found = [
-            n
-            for n in ast.walk(tree)
-            if isinstance(n, ast.Constant) and type(n.value) is int and n.value == value
-        ]
-        for node in found:
-            node.value = new
-        return bool(found)
-
-    return changed(program, change)
+@change_of(nodes=0)
+def _with_number(tree: ast.Module, new: int, value: int) -> bool:
+    found = [
+        n for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) is int and n.value == value
+    ]
+    for node in found:
+        node.value = new
+    return bool(found)
 
 
 def _with_value(program: Program, new: int, number: int) -> Program | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import functools
 import itertools
 import math
 import symtable
@@ -19,14 +20,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from torchsleuth.search.minify.contract import size_of, state_key
-
 _NUMBERED = (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.alias, ast.excepthandler, ast.match_case)
 _LISTS = ("body", "orelse", "finalbody")
 # What every module has beside its own names.
 _KNOWN = frozenset([*dir(builtins), "__file__", "__builtins__", "__annotations__", "__class__"])
-
-Nodes = dict[int, Any]
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,23 @@ class Program:
     attributes: frozenset[str] = frozenset()
 
     @cached_property
-    def nodes(self) -> Nodes:
-        """Every node that can be named, by its number."""
-        return nodes_of(self.tree)
+    def size(self) -> tuple[Any, ...]:
+        """Statements first, a block counting twice, then what there is in them, then the numbers and letters."""
+        nodes = list(ast.walk(self.tree))
+        blocks = sum(hasattr(node, "body") and isinstance(node, ast.stmt) for node in nodes)
+        numbers = [_magnitude(node.value) for node in nodes if isinstance(node, ast.Constant)]
+        return (
+            sum(isinstance(node, ast.stmt) and not isinstance(node, ast.Pass) for node in nodes) + blocks,
+            sum(isinstance(node, _NUMBERED) for node in nodes),
+            sum(numbers),
+            len(self.text),
+            self.text,
+        )
+
+    @property
+    def key(self) -> str:
+        """The same text is the same question."""
+        return self.text
 
 
 def parsed(text: str) -> Program:
@@ -58,11 +69,29 @@ def parsed(text: str) -> Program:
     return Program(tree, plain, unbound(plain), frozenset(_attributes(tree)[0]))
 
 
-def changed(program: Program, change: Callable[[ast.Module, Nodes], bool]) -> Program | None:
-    """The program after `change(tree, nodes)` on a copy of its tree; None where that says False or makes no program."""
-    tree = copy.deepcopy(program.tree)
-    if not change(tree, nodes_of(tree)):
-        return None
+def change_of(nodes: int) -> Callable[[Callable[..., bool]], Callable[..., Program | None]]:
+    """Makes an edit of `change(tree, *nodes, *arguments)`, which changes a copy of the program's tree in place.
+
+    The edit is called with the program and the numbers of so many nodes. It gives None where one of those is gone,
+    where `change` says False, or where no program comes of it.
+    """
+
+    def made(change: Callable[..., bool]) -> Callable[..., Program | None]:
+        @functools.wraps(change)
+        def edit(program: Program, *arguments: Any) -> Program | None:
+            tree = copy.deepcopy(program.tree)
+            numbered = {number_of(node): node for node in ast.walk(tree)} if nodes else {}
+            named = [numbered.get(number) for number in arguments[:nodes]]
+            fits = None not in named and change(tree, *named, *arguments[nodes:])
+            return _program_of(tree, program) if fits else None
+
+        return edit
+
+    return made
+
+
+def _program_of(tree: ast.Module, before: Program) -> Program | None:
+    """The program of a changed tree; None where Python would not compile it, or a name has lost its meaning."""
     _mend(tree)
     _number(tree)
     try:
@@ -70,21 +99,16 @@ def changed(program: Program, change: Callable[[ast.Module, Nodes], bool]) -> Pr
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
             compile(text, "<program>", "exec", dont_inherit=True)
-        lost = unbound(text) - program.given
+        lost = unbound(text) - before.given
     except (SyntaxError, ValueError, RecursionError):
         return None
     there, read = _attributes(tree)
-    lost |= {name for name in (read - there) & program.attributes if not name.startswith("__")}
-    return None if lost else replace(program, tree=tree, text=text)
-
-
-def nodes_of(tree: ast.AST) -> Nodes:
-    """Every node that can be named, by its number."""
-    return {number_of(node): node for node in ast.walk(tree) if isinstance(node, _NUMBERED)}
+    lost |= {name for name in (read - there) & before.attributes if not name.startswith("__")}
+    return None if lost else replace(before, tree=tree, text=text)
 
 
 def number_of(node: ast.AST | None) -> int:
-    """The number of a node, 0 for what has none: `program.nodes[number_of(node)] is node`."""
+    """The number of a node, 0 for what has none: `Edit("drop x", without_node, (number_of(node),))`."""
     return getattr(node, "number", 0)
 
 
@@ -97,26 +121,50 @@ def statement_lists(tree: ast.AST) -> Iterator[tuple[ast.AST, str, list[ast.stmt
                 yield owner, name, found
 
 
-def statements(tree: ast.AST) -> list[ast.stmt]:
-    """All statements, outer ones first."""
-    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+def names_in(tree: ast.AST, context: type[ast.expr_context] = ast.expr_context) -> list[ast.Name]:
+    """The names that a tree uses, or only those that it reads or sets: `names_in(tree, ast.Store)`."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)]
 
 
-def put(tree: ast.AST, number: int, new: list[Any]) -> bool:
-    """Puts `new` in the place of the node of that number: in a list any number of nodes, elsewhere mostly one."""
+def is_name(node: ast.AST, name: str) -> bool:
+    """Whether a node is that name: `is_name(call.func, "print")`."""
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def put(tree: ast.AST, old: ast.AST, new: list[Any]) -> bool:
+    """Puts `new` in the place of a node: in a list any number of nodes, elsewhere mostly one."""
     for owner in ast.walk(tree):
         for name, value in ast.iter_fields(owner):
             if isinstance(value, list):
                 for place, item in enumerate(value):
-                    if number_of(item) == number:
+                    if item is old:
                         value[place : place + 1] = new
                         return True
-            elif number_of(value) == number:
+            elif value is old:
                 optional = name == "optional_vars"
                 if new or optional:
                     setattr(owner, name, new[0] if new else None)
                 return optional or len(new) == 1
     return False
+
+
+@change_of(nodes=1)
+def without_node(tree: ast.Module, node: ast.AST) -> bool:
+    """The program without a node: `without_node(program, number_of(node))`."""
+    return put(tree, node, [])
+
+
+def replace_each(tree: ast.AST, other: Callable[[Any], ast.AST]) -> None:
+    """Puts `other(node)` in the place of each node, inner ones first; most are given back as they are."""
+    _Replacing(other).visit(tree)
+
+
+class _Replacing(ast.NodeTransformer):
+    def __init__(self, other: Callable[[Any], ast.AST]) -> None:
+        self.other = other
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return self.other(self.generic_visit(node))
 
 
 def unbound(text: str) -> frozenset[str]:
@@ -183,32 +231,12 @@ def _mend(tree: ast.AST) -> None:
             node.finalbody = node.finalbody or [ast.Pass()]
 
 
-@size_of.register
-def _(program: Program) -> tuple[Any, ...]:
-    """Statements first, a block counting twice, then what there is in them, then the numbers and letters."""
-    nodes = list(ast.walk(program.tree))
-    blocks = sum(hasattr(node, "body") and isinstance(node, ast.stmt) for node in nodes)
-    numbers = [_magnitude(node.value) for node in nodes if isinstance(node, ast.Constant)]
-    return (
-        sum(isinstance(node, ast.stmt) and not isinstance(node, ast.Pass) for node in nodes) + blocks,
-        sum(isinstance(node, _NUMBERED) for node in nodes),
-        sum(numbers),
-        len(program.text),
-        program.text,
-    )
-
-
 def _magnitude(value: object) -> float:
     """Nought and one are the plainest, then whole numbers by their size, then any other."""
     if type(value) not in (int, float) or value in (0, 1):
         return 0.0
     assert isinstance(value, (int, float))
     return min(abs(value), 1e9) + (0 if value == int(value) else 2) if math.isfinite(value) else 1e9
-
-
-@state_key.register
-def _(program: Program) -> str:
-    return program.text
 
 
 def as_written(program: Program, given: str) -> str:

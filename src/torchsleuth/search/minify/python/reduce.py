@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchsleuth.search.minify.contract import (
-    Answers,
-    Listener,
-    OutOfBudget,
-    Reducer,
-    ReducerStatistics,
-)
-from torchsleuth.search.minify.engine import Engine, combined, settle
+from torchsleuth.search.minify.contract import Answers, Listener, Reducer, Reduction
+from torchsleuth.search.minify.engine import Engine, combined
 from torchsleuth.search.minify.python.classes import constant_attributes, unmake_classes
 from torchsleuth.search.minify.python.expressions import (
     fewer_arguments,
@@ -67,14 +61,10 @@ class DoesNotFail(Exception):
 
 
 @dataclass(frozen=True)
-class ReducedProgram:
-    """The smallest program found, and how it was found. `complete` is False where time ran out."""
+class ReducedProgram(Reduction[Program]):
+    """The smallest program found, and how it was found; `text` is written as the given one is where it can be."""
 
-    text: str
-    queries: int
-    seconds: float
-    complete: bool
-    statistics: tuple[ReducerStatistics, ...] = ()
+    text: str = ""
 
 
 def reduce_program(
@@ -83,37 +73,33 @@ def reduce_program(
     *,
     width: int = 1,
     budget_seconds: float | None = None,
-    most_queries: int | None = None,
     listener: Listener | None = None,
+    keep: Callable[[Program], None] = lambda program: None,
 ) -> ReducedProgram:
     """The smallest program that the oracle still calls failing; what it keeps of the given one is written as there.
 
-    Raises `SyntaxError` where the text is no program, and `DoesNotFail`.
+    `keep` is given each smaller program. Raises `SyntaxError` where the text is no program, and `DoesNotFail`.
 
     >>> reduce_program("a = 1\\nb = [a, 2]\\nc = 3", lambda programs: ["b" in p.text for p in programs]).text
     'b = 1\\n'
     """
-    started = time.monotonic()
-    program = parsed(text)
-    deadline = None if budget_seconds is None else started + budget_seconds
     engine = Engine(
-        oracle, program, width=width, deadline=deadline, most_queries=most_queries, listener=listener
+        oracle,
+        parsed(text),
+        width=width,
+        budget_seconds=budget_seconds,
+        listener=listener,
+        keep=keep,
+        doing="making the program smaller",
     )
-    engine.listener.started(program)
-    complete = True
-    try:
-        if not engine.fails("as it is", "the program without its comments", program):
+
+    def work() -> None:
+        if not engine.fails("as it is", "the program without its comments", engine.best):
             raise DoesNotFail
         _fixpoint(engine)
-    except (OutOfBudget, KeyboardInterrupt):
-        complete = False
-    return ReducedProgram(
-        as_written(engine.best, text),
-        engine.queries,
-        round(time.monotonic() - started, 3),
-        complete,
-        engine.statistics(),
-    )
+
+    found = engine.run(work)
+    return ReducedProgram(**vars(found), text=as_written(found.state, text))
 
 
 def _fixpoint(engine: Engine[Program]) -> None:
@@ -122,30 +108,18 @@ def _fixpoint(engine: Engine[Program]) -> None:
     while before is not engine.best:
         before = engine.best
         for name, reducer in TOGETHER.items():
-            _together(engine, name, reducer)
+            if engine.begins(name):
+                edited = combined(reducer(engine.best), engine.best)
+                if edited is not None and engine.fails(name, "all together", edited):
+                    engine.accept(name, edited)
         structure = None
         while structure is not engine.best:
             structure = engine.best
             for name in ("callers", "blocks", "functions"):
-                _settled(engine, name, STRUCTURE[name])
-            if engine.listener.begins(f"{DOING}: {NAME}"):
+                engine.settle(name, STRUCTURE[name], together=False)
+            if engine.begins(NAME):
                 reduce_statements(engine)
             for name, reducer in STRUCTURE.items():
-                _settled(engine, name, reducer)
+                engine.settle(name, reducer, together=False)
         for name, reducer in DETAILS.items():
-            _settled(engine, name, reducer, together=name in TOGETHER)
-
-
-def _together(engine: Engine[Program], name: str, reducer: Reducer[Program]) -> None:
-    if engine.listener.begins(f"{DOING}: {name}"):
-        edited = combined(reducer(engine.best), engine.best)
-        if edited is not None and engine.fails(name, "all together", edited):
-            engine.accept(name, edited)
-
-
-def _settled(engine: Engine[Program], name: str, reducer: Reducer[Program], together: bool = False) -> None:
-    if engine.listener.begins(f"{DOING}: {name}"):
-        settle(engine, name, reducer, engine.best, together)
-
-
-DOING = "making the program smaller"
+            engine.settle(name, reducer, together=name in TOGETHER)

@@ -15,17 +15,19 @@ from functools import partial
 from torchsleuth.search.minify.contract import Edit
 from torchsleuth.search.minify.engine import Engine
 from torchsleuth.search.minify.python.program import (
-    Nodes,
     Program,
-    changed,
+    change_of,
+    is_name,
+    names_in,
     number_of,
     put,
+    replace_each,
     statement_lists,
-    statements,
 )
 from torchsleuth.search.minify.subsets import Subset, counted, one_less
 
 NAME = "statements"
+_BLOCKS = (ast.With, ast.AsyncWith, ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)
 
 
 def reduce_statements(engine: Engine[Program]) -> Program:
@@ -33,9 +35,8 @@ def reduce_statements(engine: Engine[Program]) -> Program:
     depth = 0
     while level := _level(engine.best, depth):
         ask = _Ask(engine, engine.best, tuple(level))
-        everything = tuple(range(len(level)))
         if ask([()]) is None:
-            one_less(counted(everything, ask), ask)
+            one_less(counted(tuple(range(len(level))), ask), ask)
         depth += 1
     return engine.best
 
@@ -69,7 +70,7 @@ class _Ask:
 
     def _with(self, subset: Subset) -> Program | None:
         kept = {self.level[n] for n in subset}
-        return without(self.program, frozenset(n for n in self.level if n not in kept))
+        return _without(self.program, frozenset(n for n in self.level if n not in kept))
 
 
 def _level(program: Program, depth: int) -> list[int]:
@@ -88,36 +89,32 @@ def _inside(statement: ast.AST) -> Iterator[ast.stmt]:
             yield from _inside(child)
 
 
-def without(program: Program, numbers: frozenset[int]) -> Program | None:
-    """The program without these statements: `without(program, frozenset([3]))`."""
-
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        for _, _, body in statement_lists(tree):
-            body[:] = [each for each in body if number_of(each) not in numbers]
-        return bool(numbers & nodes.keys())
-
-    return changed(program, change)
+@change_of(nodes=0)
+def _without(tree: ast.Module, numbers: frozenset[int]) -> bool:
+    before = after = 0
+    for _, _, body in statement_lists(tree):
+        before += len(body)
+        body[:] = [each for each in body if number_of(each) not in numbers]
+        after += len(body)
+    return after < before
 
 
 def drop_names(program: Program) -> Iterator[Edit[Program]]:
     """A variable or attribute, with every statement that mentions it."""
-    bound = [n.id for n in ast.walk(program.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     kept = [
         n.attr
         for n in ast.walk(program.tree)
         if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
     ]
-    for name in dict.fromkeys([*bound, *kept]):
+    for name in dict.fromkeys([*(n.id for n in names_in(program.tree, ast.Store)), *kept]):
         yield Edit(f"all about {name}", _without_name, (name,))
 
 
-def _without_name(program: Program, name: str) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        for _, _, body in statement_lists(tree):
-            body[:] = [each for each in body if not _mentions(each, name)]
-        return True
-
-    return changed(program, change)
+@change_of(nodes=0)
+def _without_name(tree: ast.Module, name: str) -> bool:
+    for _, _, body in statement_lists(tree):
+        body[:] = [each for each in body if not _mentions(each, name)]
+    return True
 
 
 def _mentions(statement: ast.stmt, name: str) -> bool:
@@ -125,7 +122,7 @@ def _mentions(statement: ast.stmt, name: str) -> bool:
     queue: list[ast.AST] = [statement]
     while queue:
         node = queue.pop()
-        if (isinstance(node, ast.Name) and node.id == name) or getattr(node, "attr", None) == name:
+        if is_name(node, name) or getattr(node, "attr", None) == name:
             return True
         queue += [
             child
@@ -135,23 +132,23 @@ def _mentions(statement: ast.stmt, name: str) -> bool:
     return False
 
 
-_BLOCKS = (ast.With, ast.AsyncWith, ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)
+# -- blocks
 
 
 def unwrap_blocks(program: Program) -> Iterator[Edit[Program]]:
     """A block replaced by one of its bodies; one of its parts dropped."""
-    for statement in statements(program.tree):
-        if not isinstance(statement, _BLOCKS):
+    for block in ast.walk(program.tree):
+        if not isinstance(block, _BLOCKS):
             continue
-        number, kind = number_of(statement), type(statement).__name__.lower()
-        for part in range(len(_bodies(statement))):
-            yield Edit(f"unwrap {kind}", _unwrapped, (number, part))
-        if isinstance(statement, (ast.With, ast.AsyncWith)) and len(statement.items) > 1:
-            for place in range(len(statement.items)):
+        number = number_of(block)
+        for part in range(len(_bodies(block))):
+            yield Edit(f"unwrap {type(block).__name__.lower()}", _unwrapped, (number, part))
+        if isinstance(block, (ast.With, ast.AsyncWith)) and len(block.items) > 1:
+            for place in range(len(block.items)):
                 yield Edit("drop a context", _without_item, (number, "items", place))
-        for place in range(len(getattr(statement, "handlers", ()))):
+        for place in range(len(getattr(block, "handlers", ()))):
             yield Edit("drop a handler", _without_item, (number, "handlers", place))
-        for place in range(len(getattr(statement, "cases", ()))):
+        for place in range(len(getattr(block, "cases", ()))):
             yield Edit("drop a case", _without_item, (number, "cases", place))
 
 
@@ -179,7 +176,7 @@ def _first_turn(loop: ast.For | ast.AsyncFor) -> list[ast.stmt]:
     """The loop's variable as it is the first time round."""
     over = loop.iter
     value: ast.expr
-    if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "range":
+    if isinstance(over, ast.Call) and is_name(over.func, "range"):
         value = ast.Constant(0)
     elif isinstance(over, (ast.List, ast.Tuple)) and over.elts:
         value = over.elts[0]
@@ -189,23 +186,22 @@ def _first_turn(loop: ast.For | ast.AsyncFor) -> list[ast.stmt]:
     return [ast.Assign(targets=[loop.target], value=value)]
 
 
-def _unwrapped(program: Program, number: int, part: int) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        bodies = _bodies(nodes[number]) if number in nodes else []
-        return part < len(bodies) and put(tree, number, bodies[part])
-
-    return changed(program, change)
+@change_of(nodes=1)
+def _unwrapped(tree: ast.Module, block: ast.stmt, part: int) -> bool:
+    bodies = _bodies(block)
+    return part < len(bodies) and put(tree, block, bodies[part])
 
 
-def _without_item(program: Program, number: int, field: str, place: int) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        items = getattr(nodes.get(number), field, [])
-        if place >= len(items):
-            return False
-        del items[place]
-        return bool(items) or field == "handlers"
+@change_of(nodes=1)
+def _without_item(tree: ast.Module, block: ast.stmt, field: str, place: int) -> bool:
+    items = getattr(block, field, [])
+    if place >= len(items):
+        return False
+    del items[place]
+    return bool(items) or field == "handlers"
 
-    return changed(program, change)
+
+# -- containers
 
 
 def empty_containers(program: Program) -> Iterator[Edit[Program]]:
@@ -214,28 +210,23 @@ def empty_containers(program: Program) -> Iterator[Edit[Program]]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             for place, target in reversed([*enumerate(node.targets[0].elts)]):
                 if not isinstance(target, ast.Starred) and _element(node.value, place) is not None:
-                    what = f"{ast.unparse(target)} alone"
-                    yield Edit(what, _one_target, (number_of(node), place))
-        elif isinstance(node, ast.Call) and (held := _walked(node)) is not None:
+                    yield Edit(f"{ast.unparse(target)} alone", _one_target, (number_of(node), place))
+        elif (held := _walked(node)) is not None:
             yield Edit(f"{ast.unparse(held)}[0]", _by_place, (number_of(node),))
         name, first = _filled(node)
         if first is not None:
             yield Edit(f"{ast.unparse(first)} for {name}", _first_for_all, (number_of(node),))
 
 
-def _one_target(program: Program, number: int, place: int) -> Program | None:
+@change_of(nodes=1)
+def _one_target(tree: ast.Module, node: ast.Assign, place: int) -> bool:
     """`b = d` for `a, b = c, d`."""
-
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        node = nodes.get(number)
-        if node is None or not isinstance(node.targets[0], ast.Tuple) or place >= len(node.targets[0].elts):
-            return False
-        value = _element(node.value, place)
-        if value is not None:
-            node.targets[0], node.value = node.targets[0].elts[place], value
-        return value is not None
-
-    return changed(program, change)
+    if not isinstance(node.targets[0], ast.Tuple) or place >= len(node.targets[0].elts):
+        return False
+    value = _element(node.value, place)
+    if value is not None:
+        node.targets[0], node.value = node.targets[0].elts[place], value
+    return value is not None
 
 
 def _element(value: ast.expr, place: int) -> ast.expr | None:
@@ -247,15 +238,14 @@ def _element(value: ast.expr, place: int) -> ast.expr | None:
     over = _argument(turn, "iter") or turn
     if (pairs := _argument(over, "enumerate")) is not None:
         return _first_of(pairs) if place else ast.Constant(0)
-    zipped = isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "zip"
-    return _first_of(over.args[place]) if zipped and place < len(over.args) else None  # type: ignore[attr-defined]
+    zipped = isinstance(over, ast.Call) and is_name(over.func, "zip") and place < len(over.args)
+    return _first_of(over.args[place]) if zipped else None  # type: ignore[attr-defined]
 
 
 def _argument(value: ast.AST, name: str) -> ast.expr | None:
     """The only argument of a call of the function of that name."""
-    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name) or value.func.id != name:
-        return None
-    return value.args[0] if len(value.args) == 1 else None
+    called = isinstance(value, ast.Call) and is_name(value.func, name) and len(value.args) == 1
+    return value.args[0] if called else None  # type: ignore[attr-defined]
 
 
 def _walked(value: ast.AST) -> ast.expr | None:
@@ -268,12 +258,10 @@ def _first_of(value: ast.expr) -> ast.expr:
     return ast.Subscript(value, ast.Constant(0), ast.Load())
 
 
-def _by_place(program: Program, number: int) -> Program | None:
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        held = _walked(nodes[number]) if number in nodes else None
-        return held is not None and put(tree, number, [_first_of(held)])
-
-    return changed(program, change)
+@change_of(nodes=1)
+def _by_place(tree: ast.Module, node: ast.expr) -> bool:
+    held = _walked(node)
+    return held is not None and put(tree, node, [_first_of(held)])
 
 
 def _filled(node: ast.AST) -> tuple[str, ast.expr | None]:
@@ -293,28 +281,22 @@ def _filled(node: ast.AST) -> tuple[str, ast.expr | None]:
     return (node.targets[0].id, value.elts[0]) if held else ("", None)  # type: ignore[attr-defined]
 
 
-def _first_for_all(program: Program, number: int) -> Program | None:
+@change_of(nodes=1)
+def _first_for_all(tree: ast.Module, node: ast.AST) -> bool:
     """`x = a` for `x = [a, b]` or `x.append(a)`, and `x` for each `x[0]`."""
+    name, first = _filled(node)
+    if first is None:
+        return False
 
-    def change(tree: ast.Module, nodes: Nodes) -> bool:
-        node = nodes.get(number)
-        name, first = _filled(node) if node is not None else ("", None)
-        if first is None:
-            return False
-        _Elements(name).visit(tree)
-        return put(tree, number, [ast.Assign([ast.Name(name, ast.Store())], copy.deepcopy(first))])
+    def whole(part: ast.AST) -> ast.AST:
+        numbered = (
+            isinstance(part, ast.Subscript)
+            and is_name(part.value, name)
+            and isinstance(part.slice, ast.Constant)
+            and isinstance(part.slice.value, int)
+            and isinstance(part.ctx, ast.Load)
+        )
+        return part.value if numbered else part  # type: ignore[attr-defined]
 
-    return changed(program, change)
-
-
-class _Elements(ast.NodeTransformer):
-    """Replaces `x[any number]` by `x`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        self.generic_visit(node)
-        whole = isinstance(node.value, ast.Name) and node.value.id == self.name
-        numbered = isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int)
-        return node.value if whole and numbered and isinstance(node.ctx, ast.Load) else node
+    replace_each(tree, whole)
+    return put(tree, node, [ast.Assign([ast.Name(name, ast.Store())], copy.deepcopy(first))])

@@ -14,14 +14,18 @@ from torchsleuth.search.minify.states import with_bound_symbols, with_visible_ou
 from torchsleuth.torch_core.tensors import TensorSpec
 
 
-def edited(state: State, change: Callable[[torch.fx.Graph], Any]) -> State:
-    """The state after `change` was made to a copy of its graph; what nothing reads any more is gone.
+def edited(state: State, change: Callable[..., Any], *names: str) -> State | None:
+    """The state after `change(graph, *nodes)` was made to a copy of its graph, with the nodes of these names.
+
+    What nothing reads any more is gone. None where one of the nodes is gone already, or `change` says False.
 
     >>> edited(state, lambda graph: graph.output_node().update_arg(0, ())).inputs
     ()
     """
     graph = copy.deepcopy(state.graph)
-    change(graph.graph)
+    nodes = [node_of(graph.graph, name) for name in names]
+    if None in nodes or change(graph.graph, *nodes) is False:
+        return None
     return tidied(state, graph)
 
 
@@ -84,3 +88,14 @@ def with_input(state: State, name: str, change: Callable[[Input], Input]) -> Sta
     True
     """
     return state.having(inputs=tuple(change(i) if i.name == name else i for i in state.inputs))
+
+
+def with_literals(other: Callable[[Any], Any]) -> Callable[[torch.fx.Graph], None]:
+    """A change of a graph: `other(value)` in the place of each argument, nested ones included."""
+
+    def change(graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:
+            node.args = torch.fx.node.map_aggregate(node.args, other)
+            node.kwargs = torch.fx.node.map_aggregate(node.kwargs, other)
+
+    return change

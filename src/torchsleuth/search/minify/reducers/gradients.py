@@ -49,7 +49,7 @@ def _without_levels(state: State) -> State | None:
                 graph.erase_node(node)
 
     made = edited(state, change)
-    return made.having(inputs=tuple(_trained(i) if i.name in wrapped else i for i in made.inputs))
+    return made and made.having(inputs=tuple(_trained(i) if i.name in wrapped else i for i in made.inputs))
 
 
 def _trained(given: Input) -> Input:
@@ -60,20 +60,16 @@ def _trained(given: Input) -> Input:
 
 
 def _by_one(state: State, name: str, place: int) -> State | None:
-    found = node_of(state.graph.graph, name)
-    if found is None or place >= len(_listed(found.args[1])):
-        return None
-    if any(user.target is not operator.getitem for user in found.users):
-        return None
-
-    def change(graph: torch.fx.Graph) -> None:
-        node = node_of(graph, name)
-        assert node is not None
+    def change(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
+        taken_apart = all(user.target is operator.getitem for user in node.users)
+        if not taken_apart or place >= len(_listed(node.args[1])):
+            return False
         node.args = (node.args[0], [_listed(node.args[1])[place]], *node.args[2:])
         for user in list(node.users):
             user.args = (node, 0)
+        return True
 
-    return edited(state, change)
+    return edited(state, change, name)
 
 
 def lone_gradient(recording: Recording) -> str | None:

@@ -42,63 +42,49 @@ REACH = (1, 3)
 MOST_EXPOSED = 64 << 20
 
 
-def reduce_nodes(engine: Engine, state: State, seeds: Sequence[str] = (), coarse: bool = False) -> State:
+def reduce_nodes(
+    engine: Engine[State], state: State, seeds: Sequence[str] = (), coarse: bool = False
+) -> State:
     """The state with as few calls as still fail; `seeds` are names of nodes that may be to blame, best first.
 
     With `coarse`, what single calls can be left out is not asked: half of the questions.
     """
-    recording = engine.oracle.recording(state) or record_here(state)
-    groups = units(recording)
-    if len(groups) == 0:
+    whole = _Whole(engine, state)
+    if not whole.groups:
         return state
-    gradient = lone_gradient(recording)
-    before = [group for group in groups if gradient is not None and _before(recording, group, gradient)]
-    if gradient is not None and before:
+    gradient = lone_gradient(whole.recording)
+    if gradient is not None and (before := whole.groups_before(gradient)):
         with contextlib.suppress(NothingFails):
-            return _reduce_differentiated(engine, state, recording, before, seeds, gradient)
-    elements = elements_of(recording, groups, seeds, alike=state.any_values)
-    suspects = _suspects(engine, groups)
-    together, apart = (
-        _Asker(engine, state, recording, groups),
-        _Asker(engine, state, recording, groups, apart=True),
+            return _reduce_differentiated(whole, before, seeds, gradient)
+    best = smallest_failing(
+        elements_of(whole.recording, whole.groups, seeds, alike=state.any_values),
+        whole.ask(),
+        whole.ask(apart=True),
+        whole.suspects,
+        _racer(whole),
+        _pointer(whole),
+        engine.width,
+        coarse,
     )
-    race = _racer(engine, state, recording, groups)
-    point = _pointer(engine, state, recording, groups)
-    best = smallest_failing(elements, together, apart, suspects, race, point, engine.width, coarse)
-    if coarse:
-        return engine.best
-    # Now name by name: of a tuple's parts only those that matter stay.
-    kept = [(name,) for element in best for name in groups[element]]
-    one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept))
+    if not coarse:
+        whole.fewest_names(best, whole.groups)
     return engine.best
 
 
 def _reduce_differentiated(
-    engine: Engine,
-    state: State,
-    recording: Recording,
-    groups: Sequence[tuple[str, ...]],
-    seeds: Sequence[str],
-    gradient: str,
+    whole: _Whole, groups: Sequence[tuple[str, ...]], seeds: Sequence[str], gradient: str
 ) -> State:
     """The state as the gradient of as few calls as still fail; what is done with the gradient is left out."""
-    ask = _Asker(engine, state, recording, groups, gradient=gradient)
-    best = smallest_failing(
-        elements_of(recording, groups, seeds, alike=state.any_values), ask, width=engine.width
-    )
+    ask = whole.ask(groups, gradient=gradient)
+    elements = elements_of(whole.recording, groups, seeds, alike=whole.state.any_values)
+    best = smallest_failing(elements, ask, width=whole.engine.width)
     if ask([best]) is None:
         raise NothingFails("the gradient by itself does not fail")
-    kept = [(name,) for element in best for name in groups[element]]
-    one_less(tuple(range(len(kept))), _Asker(engine, state, recording, kept, gradient=gradient))
-    return engine.best
+    whole.fewest_names(best, groups, gradient=gradient)
+    return whole.engine.best
 
 
-def _before(recording: Recording, group: tuple[str, ...], gradient: str) -> bool:
-    """Whether a group ends before the call that takes the gradient."""
-    return max(recording.steps[name] for name in group) < recording.steps[gradient]
-
-
-def cut_at_first_wrong(engine: Engine, state: State, seeds: Sequence[str] = ()) -> State:
+def cut_at_first_wrong(engine: Engine[State], state: State, seeds: Sequence[str] = ()) -> State:
     """The state as a few calls that end in the first whose value is wrong, where one question can tell which that is.
 
     An analysis may have told which: the first of `seeds` is asked about by itself.
@@ -108,30 +94,26 @@ def cut_at_first_wrong(engine: Engine, state: State, seeds: Sequence[str] = ()) 
     """
     if not engine.oracle.names_outputs:
         return state
-    recording = engine.oracle.recording(state) or record_here(state)
-    groups = units(recording)
-    named = [(number,) for number, group in enumerate(groups) if seeds and seeds[0] in group]
-    if named and _Asker(engine, state, recording, groups)(named) is not None:
+    whole = _Whole(engine, state)
+    named = [(number,) for number, group in enumerate(whole.groups) if seeds and seeds[0] in group]
+    if named and whole.ask()(named) is not None:
         return engine.best
-    if _bytes_of(recording, groups) > MOST_EXPOSED:
+    if whole.too_large_to_expose:
         return state
-    elements = elements_of(recording, groups, (), alike=state.any_values)
-    interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
-    covers = [*elements.covers, tuple(range(len(groups)))][:1]
-    compiled = _Asker(engine, state, recording, groups)
-    pointed_at(
-        elements, covers, compiled, lambda each: interpreted(each) is not None, _suspects(engine, groups)
-    )
+    elements = elements_of(whole.recording, whole.groups, (), alike=state.any_values)
+    interpreted = whole.ask(exposed=True, interpreted=True)
+    covers = [*elements.covers, tuple(range(len(whole.groups)))][:1]
+    pointed_at(elements, covers, whole.ask(), lambda each: interpreted(each) is not None, whole.suspects)
     return engine.best
 
 
-def without_operators_of(engine: Engine, state: State, finds: Sequence[State]) -> State | None:
+def without_operators_of(engine: Engine[State], state: State, finds: Sequence[State]) -> State | None:
     """The state with every call left to eager of an operator that one of `finds` calls; it returns what the state does.
 
     None where nothing is left to compile, or where that cannot be cut out. All calls of an operator are left out, since
     one that is wrong is mostly wrong wherever it stands.
     """
-    recording = engine.oracle.recording(state) or record_here(state)
+    recording = _recording(engine, state)
     found = {_called(node) for find in finds for node in find.graph.graph.nodes}
     left = {name for name in recording.calls if _called(recording.nodes[name]) in found}
     kept: set[str] = set()
@@ -151,20 +133,19 @@ def _called(node: torch.fx.Node) -> tuple[str, str] | None:
     return (node.op, str(node.target)) if node.op.startswith("call_") else None
 
 
-def grown(engine: Engine, state: State, small: State) -> State | None:
+def grown(engine: Engine[State], state: State, small: State) -> State | None:
     """The smallest part of a state around the calls of `small`, which are too few to fail, that does.
 
     What takes twice as long with each call more is found with a short clock, and needs a few calls more for a long one.
     """
-    recording = engine.oracle.recording(state) or record_here(state)
-    groups = units(recording)
-    neighbours = elements_of(recording, groups, ()).neighbours
+    whole = _Whole(engine, state)
+    neighbours = elements_of(whole.recording, whole.groups, ()).neighbours
     kept = {node.name for node in small.graph.graph.nodes}
-    near = [number for number, group in enumerate(groups) if kept.intersection(group)]
+    near = [number for number, group in enumerate(whole.groups) if kept.intersection(group)]
     first = len(near)
     for number in near:  # which gets longer meanwhile: ever farther ones
         near += [other for other in neighbours[number] if other not in near]
-    asker = _Asker(engine, state, recording, groups)
+    asker = whole.ask()
     sizes = [first + more for more in _ever_more(len(near) - first)]
 
     def ask(numbers: Sequence[int]) -> tuple[int, State] | None:
@@ -186,10 +167,48 @@ def _ever_more(most: int) -> list[int]:
     return found
 
 
-def _suspects(engine: Engine, groups: Sequence[tuple[str, ...]]) -> Callable[[], list[int]]:
-    """Whom the last failure points at, as numbers of groups."""
-    owner = {name: number for number, group in enumerate(groups) for name in group}
-    return lambda: list(dict.fromkeys(owner[name] for name in engine.oracle.suspects if name in owner))
+def _recording(engine: Engine[State], state: State) -> Recording:
+    return engine.oracle.recording(state) or record_here(state)
+
+
+class _Whole:
+    """The state that is cut into parts: what each node yields, and the groups of nodes that cannot be cut apart."""
+
+    def __init__(self, engine: Engine[State], state: State) -> None:
+        self.engine, self.state = engine, state
+        self.recording = _recording(engine, state)
+        self.groups = units(self.recording)
+
+    def ask(self, parts: Sequence[tuple[str, ...]] | None = None, **how: Any) -> _Asker:
+        """Whether sets of parts fail, of the groups where none are given: `whole.ask(exposed=True)([(1, 2)])`."""
+        return _Asker(self, self.groups if parts is None else parts, **how)
+
+    def groups_before(self, gradient: str) -> list[tuple[str, ...]]:
+        """The groups that end before the call that takes the gradient."""
+        steps = self.recording.steps
+        return [group for group in self.groups if max(steps[name] for name in group) < steps[gradient]]
+
+    def suspects(self) -> list[int]:
+        """Whom the last failure points at, as numbers of groups."""
+        owner = {name: number for number, group in enumerate(self.groups) for name in group}
+        return list(dict.fromkeys(owner[name] for name in self.engine.oracle.suspects if name in owner))
+
+    def fewest_names(
+        self, best: Subset, groups: Sequence[tuple[str, ...]], gradient: str | None = None
+    ) -> None:
+        """Now name by name: of a tuple's parts only those that matter stay."""
+        kept = [(name,) for element in best for name in groups[element]]
+        one_less(tuple(range(len(kept))), self.ask(kept, gradient=gradient))
+
+    @property
+    def too_large_to_expose(self) -> bool:
+        values = [self.recording.value(name) for group in self.groups for name in group]
+        sizes = [
+            math.prod(value.spec.shape) * getattr(torch, value.spec.dtype).itemsize
+            for value in values
+            if isinstance(value, RecordedTensor)
+        ]
+        return sum(sizes) > MOST_EXPOSED
 
 
 @dataclass
@@ -200,9 +219,7 @@ class _Asker:
     `interpreted` or compiled.
     """
 
-    engine: Engine
-    state: State
-    recording: Recording
+    whole: _Whole
     parts: Sequence[tuple[str, ...]]
     apart: bool = False
     exposed: bool = False
@@ -216,7 +233,7 @@ class _Asker:
             if self.known.get(subset):
                 return place
         unknown = [s for s in subsets if s not in self.known]
-        found = self.engine.first(NAME, self.candidates(unknown))
+        found = self.whole.engine.first(NAME, self.candidates(unknown))
         self.known |= dict.fromkeys(unknown[: None if found is None else found[0]], False)
         if found is None:
             return None
@@ -228,77 +245,63 @@ class _Asker:
         """As above, with all that is known after the first round that has a failure."""
         if not any(self.known.get(subset) for subset in subsets):
             unknown = [s for s in subsets if s not in self.known]
-            for place, (state, failed) in self.engine.each(NAME, self.candidates(unknown)).items():
+            for place, (state, failed) in self.whole.engine.each(NAME, self.candidates(unknown)).items():
                 self.known[unknown[place]] = failed
                 if failed:
                     self._note(unknown[place], state)
         return [self.known.get(subset) for subset in subsets]
 
     def candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Callable[[], State | None]]]:
-        return [(f"{len(s)} of {len(self.parts)}", partial(self._cut_out, s)) for s in subsets]
+        return [(f"{len(s)} of {len(self.parts)}", partial(self.cut_out, s)) for s in subsets]
 
     def _note(self, failing: Subset, state: State) -> None:
         self.known[failing] = True
         if not (self.apart or self.exposed) or len(failing) == 1:
-            self.engine.accept(NAME, state)
+            self.whole.engine.accept(NAME, state)
 
-    def _cut_out(self, subset: Subset) -> State | None:
+    def cut_out(self, subset: Subset) -> State | None:
+        """The state of a set of parts; None where no gradient can be taken of them."""
+        state, recording = self.whole.state, self.whole.recording
         names = {name for element in subset for name in self.parts[element]}
         if self.gradient is not None:
-            piece = cut(self.recording, {*names, self.gradient})
-            part = gradient_of_part(piece, self.gradient, self.recording)
-            return None if part is None else state_of_cut(self.state, part, self.recording)
-        if len(names) == len(self.recording.calls) and not (self.apart or self.exposed):
-            return self.state
-        piece = cut(self.recording, names, severed=self.apart, exposed=self.exposed)
-        state = state_of_cut(self.state, piece, self.recording)
-        return state.having(interpreted=self.interpreted)
+            part = gradient_of_part(cut(recording, {*names, self.gradient}), self.gradient, recording)
+            return None if part is None else state_of_cut(state, part, recording)
+        if len(names) == len(recording.calls) and not (self.apart or self.exposed):
+            return state
+        piece = cut(recording, names, severed=self.apart, exposed=self.exposed)
+        return state_of_cut(state, piece, recording).having(interpreted=self.interpreted)
 
 
-def _pointer(
-    engine: Engine, state: State, recording: Recording, groups: Sequence[tuple[str, ...]]
-) -> Callable[[Sequence[Subset]], bool] | None:
+def _pointer(whole: _Whole) -> Callable[[Sequence[Subset]], bool] | None:
     """Asks covers with all their values exposed, where the oracle can tell which of them are wrong.
 
     Interpreted first: no kernel has to be compiled for that, and a wrong lowering shows. At the same time two parts of
     the first cover are compiled, in case it is the code that is wrong.
     """
-    if not engine.oracle.names_outputs or _bytes_of(recording, groups) > MOST_EXPOSED:
+    if not whole.engine.oracle.names_outputs or whole.too_large_to_expose:
         return None
-    compiled = _Asker(engine, state, recording, groups, exposed=True)
-    interpreted = _Asker(engine, state, recording, groups, exposed=True, interpreted=True)
+    compiled, interpreted = whole.ask(exposed=True), whole.ask(exposed=True, interpreted=True)
 
     def point(covers: Sequence[Subset]) -> bool:
         parts = [*in_parts(covers[0], 2), *covers]
         asked = [*interpreted.candidates(covers[:1]), *compiled.candidates(parts)]
-        return engine.first(NAME, asked) is not None
+        return whole.engine.first(NAME, asked) is not None
 
     return point
 
 
-def _racer(
-    engine: Engine, state: State, recording: Recording, groups: Sequence[tuple[str, ...]]
-) -> Ask | None:
+def _racer(whole: _Whole) -> Ask | None:
     """Which of disconnected subsets passes first, where the oracle can tell and several can be tried at once."""
+    engine = whole.engine
     if engine.width < 2 or not engine.oracle.failing_is_slow:
         return None
+    apart = whole.ask(apart=True)
 
     def race(subsets: Sequence[Subset]) -> int | None:
-        names = [{name for element in subset for name in groups[element]} for subset in subsets]
-        states = [state_of_cut(state, cut(recording, each, severed=True), recording) for each in names]
-        engine.queries += len(states)
-        return engine.oracle.first_passing(states)
+        engine.asked += len(subsets)
+        return engine.oracle.first_passing([apart.cut_out(subset) for subset in subsets])
 
     return race
-
-
-def _bytes_of(recording: Recording, groups: Sequence[tuple[str, ...]]) -> int:
-    values = [recording.value(name) for group in groups for name in group]
-    return sum(_bytes(value) for value in values if isinstance(value, RecordedTensor))
-
-
-def _bytes(value: RecordedTensor) -> int:
-    return math.prod(value.spec.shape) * getattr(torch, value.spec.dtype).itemsize
 
 
 def elements_of(

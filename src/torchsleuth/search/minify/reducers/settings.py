@@ -66,14 +66,12 @@ def _without_option(state: State, key: str) -> State | None:
     return state.setting(options=options) if key in state.settings.options else None
 
 
-def lift(state: State) -> Iterator[Edit]:
+def compile_the_whole_way(state: State) -> Iterator[Edit]:
     """One edit for a graph after AOTAutograd: compile it as Dynamo would hand it over."""
     if state.settings.level == "aot":
-        yield Edit("compile the whole way", _lifted)
+        yield Edit("compile the whole way", _from_dynamo)
 
 
-def _lifted(state: State) -> State | None:
-    if state.settings.level != "aot":
-        return None
+def _from_dynamo(state: State) -> State:
     plain = state.setting(level="dynamo", compile_kwargs={}, visible_outputs=None)
     return plain.having(static_names=None)

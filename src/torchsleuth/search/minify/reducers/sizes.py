@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.search.minify.contract import Dial, Edit, Input, State
+from torchsleuth.search.minify.contract import Edit, Input, NumberEdit, State
 from torchsleuth.search.minify.reducers.edits import edited
 from torchsleuth.search.minify.states import by_itself, checked
 from torchsleuth.torch_core.tensors import ScalarSpec, SymbolSpec, TensorSpec
@@ -25,8 +25,8 @@ from torchsleuth.torch_internals.tensors import number_of
 LEAST = 1
 
 
-def smaller_sizes(state: State) -> Iterator[Dial]:
-    """A dial per size that occurs, largest first, and one per dimension where several have the same size."""
+def smaller_sizes(state: State) -> Iterator[NumberEdit]:
+    """A number per size that occurs, largest first, and one per dimension where several have the same size."""
     places: dict[int, list[tuple[str, int]]] = {}
     least: dict[tuple[str, int], int] = {}
     for given in state.inputs:
@@ -38,10 +38,12 @@ def smaller_sizes(state: State) -> Iterator[Dial]:
                     places.setdefault(size, []).append((given.name, dim))
     for size in sorted(places, reverse=True):
         group = tuple(places[size])
-        yield _dial(f"size {size}", group, size, max(least[place] for place in group), literals=True)
+        lowest = max(least[place] for place in group)
+        yield NumberEdit(f"size {size}", lowest, size, _resized, (group, size, True))
     for size in sorted(places, reverse=True):
         for place in places[size] if len(places[size]) > 1 else ():
-            yield _dial(f"dim {place[1]} of {place[0]}", (place,), size, least[place], literals=False)
+            what = f"dim {place[1]} of {place[0]}"
+            yield NumberEdit(what, least[place], size, _resized, ((place,), size, False))
 
 
 def fewer_dimensions(state: State) -> Iterator[Edit]:
@@ -56,13 +58,10 @@ def fewer_dimensions(state: State) -> Iterator[Edit]:
                     yield Edit(f"no dim {dim} of {given.name}", _squeezed, (dim, given.name))
 
 
-def _dial(what: str, group: tuple[tuple[str, int], ...], size: int, least: int, literals: bool) -> Dial:
-    return Dial(what, least, size, _resized, (group, size, literals))
-
-
 def _resized(
     state: State, new: int, group: tuple[tuple[str, int], ...], old: int, literals: bool
 ) -> State | None:
+    """The state with a number in the place of a size; where that does not fit, with `literals` in its calls as well."""
     given = {i.name: i for i in state.inputs}
     shapes = {i.name: list(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)}
     moved = {name for name, about in state.symbols.items() if literals and about.hint == old}
@@ -93,13 +92,13 @@ def _in_new_size(
 ) -> Input:
     """The input in its new shape; where it has expressions, they say which, and the other way round for numbers."""
     if isinstance(given.spec, ScalarSpec):
-        told = in_step(given, hints)
-        if given.spec.kind == "symint" and isinstance(told, int):
-            return replace(given, spec=replace(given.spec, value=told))
+        expected = in_step(given, hints)
+        if given.spec.kind == "symint" and isinstance(expected, int):
+            return replace(given, spec=replace(given.spec, value=expected))
         follows = number is not None and given.spec.kind == "symint" and given.spec.value == number[0]
         return replace(given, spec=replace(given.spec, value=number[1])) if follows and number else given
-    told = in_step(given, hints) if given.spec.shape_expr is not None else None
-    return with_shape(given, told if isinstance(told, tuple) else tuple(shape or given.spec.shape))
+    expected = in_step(given, hints) if given.spec.shape_expr is not None else None
+    return with_shape(given, expected if isinstance(expected, tuple) else tuple(shape or given.spec.shape))
 
 
 def _follow(graph: torch.fx.Graph, old: int, new: int) -> None:
@@ -151,31 +150,33 @@ def _cropped(value: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...
     return made.copy_(plain).requires_grad_(value.requires_grad)
 
 
-def _less(items: tuple[Any, ...], place: int) -> tuple[Any, ...]:
-    return items[:place] + items[place + 1 :]
-
-
 def _squeezed(state: State, dim: int, name: str | None) -> State | None:
-    changed = False
+    """Without a dimension of one element, of one input or of all that have it."""
+
+    def less(items: tuple[Any, ...]) -> tuple[Any, ...]:
+        return items[:dim] + items[dim + 1 :]
+
     inputs = []
     for given in state.inputs:
         spec = given.spec
-        mine = isinstance(spec, TensorSpec) and (name is None or name == given.name)
-        if mine and isinstance(spec, TensorSpec) and dim < len(spec.shape) and spec.shape[dim] == 1:
-            changed = True
+        if isinstance(spec, TensorSpec) and name in (None, given.name) and spec.shape[dim : dim + 1] == (1,):
             spec = replace(
                 spec,
-                shape=_less(spec.shape, dim),
-                stride=_less(spec.stride, dim),
-                shape_expr=_less(spec.shape_expr, dim) if spec.shape_expr else None,
-                stride_expr=_less(spec.stride_expr, dim) if spec.stride_expr else None,
+                shape=less(spec.shape),
+                stride=less(spec.stride),
+                shape_expr=less(spec.shape_expr) if spec.shape_expr else None,
+                stride_expr=less(spec.stride_expr) if spec.stride_expr else None,
                 alias_of=None,
                 same_as=None,
             )
             value = None if given.value is None else by_itself(given.value.detach().squeeze(dim))
             given = replace(given, spec=spec, value=value)
         inputs.append(given)
+    changed = any(new is not old for new, old in zip(inputs, state.inputs))
     return checked(state.having(inputs=tuple(inputs))) if changed else None
+
+
+# -- sizes that are symbols
 
 
 def least_size(text: str | None, symbols: Mapping[str, SymbolSpec], least: int) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from torchsleuth.search.minify.contract import Edit, Input, State
-from torchsleuth.search.minify.reducers.edits import edited, with_input
+from torchsleuth.search.minify.reducers.edits import edited, with_input, with_literals
 from torchsleuth.search.minify.reducers.sizes import fixed
 from torchsleuth.search.minify.states import by_itself, checked
 from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec, describe_tensor
@@ -105,14 +106,7 @@ def with_dtype(state: State, old: str, new: str) -> State | None:
             given = replace(given, spec=spec, value=value)
         inputs.append(given)
 
-    def other(value: Any) -> Any:
-        return after if value is before else value
-
-    def change(graph: torch.fx.Graph) -> None:
-        for node in graph.nodes:
-            node.args = tuple(map(other, node.args))
-            node.kwargs = {key: other(value) for key, value in node.kwargs.items()}
-
+    change = with_literals(lambda value: after if value is before else value)
     return checked(edited(state.having(inputs=tuple(inputs)), change))
 
 
@@ -166,14 +160,14 @@ def _static(state: State, names: tuple[str, ...]) -> State | None:
     def change(graph: torch.fx.Graph) -> None:
         for node in list(graph.nodes):
             for user in list(node.users) if node.op == "placeholder" and node.name in literals else ():
-                user.args = torch.fx.map_arg(
-                    user.args, lambda n, node=node: literals[n.name] if n is node else n
-                )
-                user.kwargs = torch.fx.map_arg(
-                    user.kwargs, lambda n, node=node: literals[n.name] if n is node else n
-                )
+                put = partial(_instead_of, node, literals[node.name])
+                user.args, user.kwargs = torch.fx.map_arg(user.args, put), torch.fx.map_arg(user.kwargs, put)
 
     return checked(edited(state.having(inputs=tuple(inputs), symbols=symbols), change))
+
+
+def _instead_of(node: torch.fx.Node, literal: Any, read: torch.fx.Node) -> Any:
+    return literal if read is node else read
 
 
 def _on_cpu(state: State) -> State | None:
@@ -185,14 +179,8 @@ def _on_cpu(state: State) -> State | None:
         value = by_itself(given.value).cpu()
         return replace(given, spec=describe_tensor(value), value=value)
 
-    def here(value: Any) -> Any:
-        return torch.device("cpu") if isinstance(value, torch.device) else value
-
-    def change(graph: torch.fx.Graph) -> None:
-        for node in graph.nodes:
-            node.args = tuple(map(here, node.args))
-            node.kwargs = {key: here(value) for key, value in node.kwargs.items()}
-
+    cpu = torch.device("cpu")
+    change = with_literals(lambda value: cpu if isinstance(value, torch.device) else value)
     return checked(edited(state.having(inputs=tuple(map(moved, state.inputs))), change))
 
 

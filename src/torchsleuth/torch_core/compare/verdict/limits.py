@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from torchsleuth.core.protocol.files import write_whole
+
 SPREAD = 1.8
 """Limit on z over sqrt(2 ln n), the expected maximum of n normal numbers. Healthy seeds 0-59: at most 1.4."""
 
@@ -124,9 +126,7 @@ def save_calibration(calibration: Calibration, path: Path | None = None) -> Path
     """Write a calibration; returns the file."""
     file = path or calibration_path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(calibration.to_json(), indent=1))
-    part.replace(file)
+    write_whole(file, json.dumps(calibration.to_json(), indent=1))
     return file
 
 

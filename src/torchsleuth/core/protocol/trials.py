@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from torchsleuth.core.cases.record import CompileSettings
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_from_json
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.criteria import SAME
+from torchsleuth.core.protocol.codec import from_json, plain
+from torchsleuth.script_runtime.signature import Signature
 
 # The phase of a failure without the compiler.
 EAGER = "eager"
@@ -37,32 +40,6 @@ class Question(Enum):
 
 
 @dataclass(frozen=True)
-class Switches:
-    """What an experiment changes in the compiler.
-
-    `off` are windows by subsystem (see `torch_internals.compiler_switches`); `backend` replaces the graph's own;
-    `interpret` runs the lowered graph without generated code, `passes_alone` the graph as the passes leave it;
-    `eager` runs the graph without a compiler; a compile
-    that has passed the stage `stop_after` ("joint", "lowering", "codegen") is decided; `trace` is a file for its steps.
-    `forward_only` runs no backward; `capture_only` runs what Dynamo captures as it stands, whoever should compile it;
-    `fill` is the byte that fresh memory holds, so that what nobody wrote is not the same twice;
-    `snippet` is Python to run first, as a person would paste it into the program.
-    """
-
-    off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    backend: str | None = None
-    interpret: bool = False
-    eager: bool = False
-    stop_after: str | None = None
-    trace: str | None = None
-    passes_alone: bool = False
-    forward_only: bool = False
-    capture_only: bool = False
-    fill: int = 0
-    snippet: str = ""
-
-
-@dataclass(frozen=True)
 class Trial:
     """One question: does this graph, on these inputs, under these settings, fail, and how?
 
@@ -79,7 +56,8 @@ class Trial:
     tolerances: Mapping[str, float] = field(default_factory=dict)
     # Checks as for this kind of failure ("accuracy": against eager); None for the kind that is expected.
     kind: str | None = None
-    switches: Switches = field(default_factory=Switches)
+    # What is different in the compiler.
+    change: Change = NOTHING
     time_runs: bool = False
     embedded: str = ""
     imports: tuple[str, ...] = ()
@@ -94,6 +72,10 @@ class Trial:
     # Of an analysis: `told`, the file that is told its parts as they come; `without`, the phases to leave out;
     # `values`, the folder for what it compares.
     analysis: Mapping[str, Any] = field(default_factory=dict)
+    # A file for the steps of the compile.
+    trace: str | None = None
+    # The byte that fresh memory holds, so that what nobody wrote is not the same twice.
+    fill: int = 0
 
     @property
     def key(self) -> str:
@@ -102,25 +84,60 @@ class Trial:
         >>> Trial("", Signature("crash", "run")).key == Trial("", Signature("crash", "run")).key
         True
         """
-        asked = {**trial_to_json(self), "store": None}  # where the values lie is no part of the question
+        asked = {**plain(self), "store": None}  # where the values lie is no part of the question
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What a run has shown beside how it failed; of what was not looked at, the default."""
+
+    # Seconds apart from those in which it stood in line for a core, and bytes of memory at most.
+    had: float | None = None
+    peak_memory: int = 0
+    # Seconds of computing, of a whole program.
+    cpu: float = 0.0
+    # Why its process was ended by us ("memory", "processes"), or the clock that it outlasted.
+    ended_for: str | None = None
+    clock: float | None = None
+    # It was not run to its end, because it was decided before.
+    stopped_early: bool = False
+    # The fastest run of what was compiled.
+    run_seconds: float | None = None
+    # By subsystem, what of it the compiler applied, in order; switches that this torch does not have.
+    applied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    not_interpretable: bool = False
+    # Of a run without the compiler: the node at which it failed.
+    node: str | None = None
+    # How far rounding alone moves the results, where that was measured first (`compare.verdict.tolerances`).
+    tolerances: Mapping[str, Any] | None = None
+    # What a program holds as different from eager, as text.
+    wrong: str | None = None
+
+
+_NOTHING_SEEN = plain(Seen())
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What came of a trial. `signature` is None where nothing failed; `error` says why nothing can be told."""
+    """What came of a trial. `signature` is None where nothing failed; `error` says why nothing can be told.
+
+    `value` is the answer to a question that is no verdict.
+    """
 
     signature: Signature | None
     seconds: float
     error: str | None = None
     text: str = ""
     cached: bool = False
-    more: Mapping[str, Any] = field(default_factory=dict)
+    seen: Seen = Seen()
+    value: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def had(self) -> float:
         """Seconds apart from those in which the trial stood in line for a core, where that was measured."""
-        return float(self.more.get("had", self.seconds))
+        return self.seconds if self.seen.had is None else self.seen.had
 
     def fails_like(self, expected: Signature) -> bool:
         """Whether this is the failure looked for.
@@ -128,41 +145,21 @@ class Outcome:
         >>> Outcome(None, 0.1).fails_like(Signature("crash", "run"))
         False
         """
-        return self.signature is not None and fails_the_same_way(expected, self.signature)
+        return self.signature is not None and SAME.same(expected, self.signature)
 
+    def to_json(self) -> dict[str, Any]:
+        """As messages and logs of trials have it: what was seen, and the value, are `more`.
 
-def trial_to_json(trial: Trial) -> dict[str, Any]:
-    """A trial as a message: `trial_from_json(trial_to_json(trial)) == trial`."""
-    return {
-        **{each.name: getattr(trial, each.name) for each in fields(trial)},
-        "expected": trial.expected.to_json(),
-        "settings": trial.settings.to_json(),
-        "switches": asdict(trial.switches),
-        "question": trial.question.name,
-    }
+        >>> Outcome(None, 0.1, seen=Seen(cpu=2.0)).to_json()["more"]
+        {'cpu': 2.0}
+        """
+        seen = {name: given for name, given in plain(self.seen).items() if given != _NOTHING_SEEN[name]}
+        doc = {**plain(self), "seconds": round(self.seconds, 4), "more": {**seen, **self.value}}
+        return {name: doc[name] for name in ("signature", "seconds", "error", "text", "more")}
 
-
-def trial_from_json(doc: Mapping[str, Any]) -> Trial:
-    """The trial that `trial_to_json` wrote."""
-    made = {
-        "expected": signature_from_json(doc["expected"]),
-        "settings": CompileSettings.from_json(doc["settings"]),
-        "switches": Switches(**doc["switches"]),
-        "placeholders": tuple(doc["placeholders"]),
-        "imports": tuple(doc["imports"]),
-        "question": Question[doc["question"]],
-    }
-    return Trial(**{**doc, **made})
-
-
-def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as a message: `outcome_from_json(outcome_to_json(Outcome(None, 0.1))).seconds == 0.1`."""
-    signature = outcome.signature.to_json() if outcome.signature else None
-    told = {"error": outcome.error, "text": outcome.text, "more": dict(outcome.more)}
-    return {"signature": signature, "seconds": round(outcome.seconds, 4), **told}
-
-
-def outcome_from_json(doc: Mapping[str, Any], *, cached: bool = False) -> Outcome:
-    """The outcome that `outcome_to_json` wrote."""
-    signature = signature_from_json(doc["signature"]) if doc["signature"] else None
-    return Outcome(signature, doc["seconds"], doc["error"], doc["text"], cached, doc["more"])
+    @staticmethod
+    def from_json(doc: Mapping[str, Any]) -> Outcome:
+        """What `to_json` wrote: `Outcome.from_json(Outcome(None, 0.1).to_json()).seconds == 0.1`."""
+        more = doc["more"]
+        value = {name: given for name, given in more.items() if name not in _NOTHING_SEEN}
+        return from_json(Outcome, {**doc, "seen": more, "value": value})
