@@ -28,6 +28,7 @@ from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, tenso
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_core.compare.reference.float64 import widen_graph
 from torchsleuth.torch_core.compare.reference.trees import leaves, returned_nodes
+from torchsleuth.torch_core.compare.verdict.leaf import largest
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
 
 MOST_KEPT = 16 << 20
@@ -118,6 +119,11 @@ class Measured:
     skipped: Mapping[str, str]
     # Of small results eager's, float64's and how large their terms are: another run need not make them again.
     references: Mapping[str, tuple[Any, Any, float]] | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a result is further off than rounding explains."""
+        return any(off.far for off in self.outputs.values())
 
 
 Tick = Callable[[int, int], None]
@@ -210,8 +216,7 @@ def _form(tensor: torch.Tensor) -> Form:
 def _apart(one: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
     wide = torch.complex128 if one.is_complex() else torch.float64
     differ = (one != other) & ~((one != one) & (other != other))
-    off = (other.to(wide) - one.to(wide)).abs().nan_to_num(0.0, 0.0, 0.0)
-    return {"elements": int(differ.sum()), "off": float(off.max()) if off.numel() else 0.0}
+    return {"elements": int(differ.sum()), "off": largest(other.to(wide) - one.to(wide))}
 
 
 def _call(subject: Subject, look: Any) -> Any:

@@ -38,7 +38,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
 )
 from torchsleuth.torch_core.compare.reference.opkinds import plain_name
 from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, noting_draws, restore_rng, save_rng
-from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.reference.trees import is_inexact, leaves
 from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.torch_internals.tensors import transforms_ended
 
@@ -332,8 +332,7 @@ def _filled(node: Node, zeros: bool) -> Callable[..., Any]:
             memory = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
             memory = node.target(*args, **kwargs)
-        wide = memory.is_floating_point() or memory.is_complex()
-        return widen(memory.fill_(0 if zeros else _OTHER if wide else 1))
+        return widen(memory.fill_(0 if zeros else _OTHER if is_inexact(memory) else 1))
 
     return make
 

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, map_tensors
 from torchsleuth.torch_core.compare.reference.opkinds import NORMALISE, PRODUCT, SEQUENTIAL, plain_name
+from torchsleuth.torch_core.compare.reference.trees import is_inexact
 from torchsleuth.torch_internals.tensors import unwrapped
 
 NARROW_METHODS = frozenset(["half", "float", "bfloat16"])
@@ -319,8 +320,11 @@ class Float64Run(Interpreter):
         if any(_pointer(tensor) in memory for tensor in results):
             self.findings.aliasing.add(n.name)
         for tensor in results:
-            inexact = tensor.is_floating_point() or tensor.is_complex()
-            if inexact and tensor.layout == torch.strided and not math.isfinite(abs(tensor.sum().item())):
+            if (
+                is_inexact(tensor)
+                and tensor.layout == torch.strided
+                and not math.isfinite(abs(tensor.sum().item()))
+            ):
                 self.findings.infinite.add(n.name)
         if results:
             self.findings.terms[n.name] = _terms(plain_name(n), inputs, results[0])

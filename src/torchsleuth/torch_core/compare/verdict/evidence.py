@@ -52,7 +52,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
 from torchsleuth.torch_core.compare.reference.memory import memory_left, trim
 from torchsleuth.torch_core.compare.reference.other_ways import equivalent_runs
 from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, rng_kept, save_rng
-from torchsleuth.torch_core.compare.reference.trees import leaves, returned_nodes
+from torchsleuth.torch_core.compare.reference.trees import is_inexact, leaves, returned_nodes
 from torchsleuth.torch_core.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.torch_core.compare.verdict.leaf import (
     AMPLIFICATION,
@@ -380,8 +380,7 @@ def _agree(values: dict[str, Any], truth: dict[str, Any], spreads: dict[str, Spr
 
 
 def _widens_late(value: Any) -> bool:
-    plain = isinstance(value, torch.Tensor) and not value.is_quantized and value.layout == torch.strided
-    return plain and (value.is_floating_point() or value.is_complex())
+    return is_inexact(value) and not value.is_quantized and value.layout == torch.strided
 
 
 def _memory_watch(device: torch.device, more: int) -> Callable[[], None]:

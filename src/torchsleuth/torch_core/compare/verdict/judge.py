@@ -30,6 +30,7 @@ from torchsleuth.torch_core.compare.reference.rng import (
     same_state,
     save_rng,
 )
+from torchsleuth.torch_core.compare.reference.trees import is_inexact
 from torchsleuth.torch_core.compare.verdict.evidence import (
     Evidence,
     Reference,
@@ -352,7 +353,7 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
         return LeafVerdict(leaf.path, kind, text, "quantised")
     if leaf.unwritten is not None:
         leaf, compiled = leaf.with_zeros_for_unwritten(), with_zeros(compiled, leaf.unwritten)
-    if not (compiled.is_floating_point() or compiled.is_complex()):
+    if not is_inexact(compiled):
         return judge_discrete(leaf, compiled)
     if JUDGING_BYTES * compiled.numel() > memory_left(compiled.device):
         leaf, compiled = leaf.on_cpu(), compiled.cpu()

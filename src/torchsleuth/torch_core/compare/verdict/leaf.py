@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from torchsleuth.torch_core.compare.reference.trees import is_inexact
+
 SAMPLE = 1 << 16
 """Elements of a run that are kept for the row, lane and bias tests; more would only find harmless biases."""
 
@@ -115,7 +117,7 @@ class Spread:
         if not isinstance(value, torch.Tensor) or not isinstance(truth, torch.Tensor):
             self.values.append((kind, value))
         elif value.shape == truth.shape and not value.is_quantized:
-            if value.is_floating_point() or value.is_complex():
+            if is_inexact(value):
                 self._add_floats(self._difference(value), kind)
             else:
                 self._add_decisions(value.to(truth.device) != truth, kind)

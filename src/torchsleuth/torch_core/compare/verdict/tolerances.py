@@ -15,6 +15,7 @@ import torch
 
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
 from torchsleuth.torch_core.compare.reference.rng import save_rng
+from torchsleuth.torch_core.compare.reference.trees import is_inexact
 from torchsleuth.torch_core.compare.verdict.evidence import gather
 from torchsleuth.torch_core.compare.verdict.leaf import Leaf, largest
 
@@ -44,19 +45,15 @@ def measured_tolerances(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> T
         return Tolerances()
     numbers = {leaf.path.removesuffix(MUTATED): (leaf, _tolerance(leaf)) for leaf in found.leaves}
     known = {path: (leaf, number) for path, (leaf, number) in numbers.items() if number is not None}
-    distances = [number for leaf, number in known.values() if _has_distance(leaf.eager)]
+    distances = [number for leaf, number in known.values() if is_inexact(leaf.eager)]
     return Tolerances({path: number for path, (_, number) in known.items()}, max(distances, default=None))
-
-
-def _has_distance(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _tolerance(leaf: Leaf) -> float | None:
     eager = leaf.eager
     if not isinstance(eager, torch.Tensor) or not isinstance(leaf.truth, torch.Tensor):
         return None
-    if not _has_distance(eager):
+    if not is_inexact(eager):
         # Decisions that noise flips: how many elements differ from the truth in the worst run.
         flipped = int((leaf.truth.to(eager.device) != eager).sum()) if leaf.truth.shape == eager.shape else 0
         return 2.0 * max(leaf.spread.largest, flipped)
