@@ -21,6 +21,7 @@ from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import (
     clone_inputs,
     map_tensors,
+    memory_of,
     positions_written,
     restore,
     snapshot,
@@ -426,9 +427,9 @@ def _assemble(
 
 def _owned(outputs: Any, held: list[Any]) -> Any:
     """The outputs, copied where one shares memory with another, with an input or with the graph's constants."""
-    given = {t.untyped_storage().data_ptr() for t in tensors_in(held) if t.layout == torch.strided}
+    given = {memory_of(t) for t in tensors_in(held)}
     tensors = [t for _, t in leaves(outputs) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
-    storages = [t.untyped_storage().data_ptr() for t in tensors]
+    storages = [memory_of(t) for t in tensors]
     shared = len(set(storages)) < len(storages) or not given.isdisjoint(storages)
     views = any(t.numel() * t.element_size() != t.untyped_storage().nbytes() for t in tensors)
     if shared or views:

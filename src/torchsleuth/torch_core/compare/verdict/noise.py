@@ -72,11 +72,6 @@ def half_ulp(dtype: Any) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def smallest_step(dtype: torch.dtype) -> float:
-    """Half the distance between zero and the next float: the rounding error near underflow."""
-    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
-
-
 @dataclass(frozen=True)
 class Perturbation:
     """What happens around one node: relative error of its result and of its inputs, in its own dtype."""
@@ -270,9 +265,9 @@ def widest_unit(dtypes: Any) -> float:
 
 def _underflow(dtypes: Any) -> float:
     """The absolute floor, for the only common format that underflows at everyday magnitudes."""
-    if isinstance(dtypes, list):
-        return max((_underflow(d) for d in dtypes), default=0.0)
-    return smallest_step(torch.float16) if dtypes == torch.float16 else 0.0
+    info = torch.finfo(torch.float16)
+    found = dtypes if isinstance(dtypes, list) else [dtypes]
+    return info.smallest_normal * info.eps / 2 if torch.float16 in found else 0.0
 
 
 def shortened(own: float, convolves: bool) -> float:
