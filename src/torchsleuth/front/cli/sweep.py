@@ -26,6 +26,7 @@ from torchsleuth.front.cli.options import (
     workers_option,
 )
 from torchsleuth.front.cli.output import print_json, say, show
+from torchsleuth.front.report.html import write_report
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
 from torchsleuth.front.sweep.page import others_in_words, write_page
@@ -123,7 +124,9 @@ def sweep_verb(
         "check_accuracy": check_accuracy,
     }
     limits = Limits(started + budget * share, timeout, each)
-    sweep = Sweep(programs, settings, log, limits, cases_dir, about, workers, check_accuracy, _say)
+    sweep = Sweep(
+        programs, settings, log, limits, cases_dir, about, workers, check_accuracy, _say, write_report
+    )
     _say(f"{len(programs)} programs, {len(settings)} settings: {len(sweep.jobs())} runs")
     stopped: KeyboardInterrupt | AskedToEnd | None = None
     try:
