@@ -6,7 +6,8 @@ import pytest
 
 from torchsleuth.core.cases.model import Workaround
 from torchsleuth.core.changes import Change
-from torchsleuth.front.supervise.attempt import Attempt, attempt_from_json
+from torchsleuth.core.protocol.codec import from_json, to_json
+from torchsleuth.core.protocol.steps import Attempt
 
 
 @pytest.mark.parametrize(
@@ -26,4 +27,4 @@ from torchsleuth.front.supervise.attempt import Attempt, attempt_from_json
     ],
 )
 def test_an_attempt_goes_to_json_and_back(attempt):
-    assert attempt_from_json(json.loads(json.dumps(attempt.to_json()))) == attempt
+    assert from_json(Attempt, json.loads(json.dumps(to_json(attempt)))) == attempt

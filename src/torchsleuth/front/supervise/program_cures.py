@@ -23,7 +23,7 @@ from torchsleuth.core.cases.model import Workaround
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.changes import DYNAMO, Change, Place
 from torchsleuth.core.criteria import why_not_cured
-from torchsleuth.front.supervise.attempt import Attempt
+from torchsleuth.core.protocol.steps import Attempt
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_runs import (
     CannotRunProgram,

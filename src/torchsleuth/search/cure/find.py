@@ -16,8 +16,8 @@ from torchsleuth.core.cases.model import Case, Triage, Workaround
 from torchsleuth.core.change_table import BACKEND, RANDOM, together
 from torchsleuth.core.changes import INDUCTOR, Change
 from torchsleuth.core.processes.limits import clock_of_a_hang
+from torchsleuth.core.protocol.steps import Attempt
 from torchsleuth.front.bisect.releases import bisection_of, newest_working
-from torchsleuth.front.supervise.attempt import Attempt
 from torchsleuth.search.blame.cautious_settings import cautious_fix, switchable
 from torchsleuth.search.blame.experiments import ExperimentRunner
 from torchsleuth.search.blame.triage_case import IN_EAGER
