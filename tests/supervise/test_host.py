@@ -165,7 +165,7 @@ def test_a_triage_whose_host_dies_twice_leaves_its_reason_and_the_next_step_runs
     killer = Killer(processes.host, "trying", signal.SIGKILL)
     found.hear = killer.hear
     attempts = find_workarounds(found, 90)
-    assert any(attempt["workaround"]["verified"] for attempt in attempts)
+    assert any(attempt.workaround.verified for attempt in attempts)
 
 
 def test_a_host_that_hangs_past_its_budget_is_ended(processes, folder):
