@@ -1,14 +1,8 @@
-"""What the search host hands to the front while it works on a case: scripts to verify, workarounds for whole programs.
-
-The front runs the scripts, and the user's program with each workaround; what is here is all that it needs for that.
-"""
+"""What the search host hands to the front once a case is small: scripts, and how they are to be verified."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torchsleuth.core.cases.model import Workaround
-from torchsleuth.core.changes import Change
 
 # In a case: the script that shows the failure, and the folder of those that may become it.
 REPRO = "repro.py"
@@ -47,11 +41,3 @@ class Verification:
     at_once: int = 3
     always: bool = True
     in_eager: bool = True
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A workaround as the case keeps it, and how to run a whole program with it (None where that cannot be done)."""
-
-    workaround: Workaround
-    change: Change | None = None

@@ -193,7 +193,7 @@ def run_verb(
             only_compiled = look_at_own_error(
                 program, settings, first, time.monotonic() + budget * SHARE, say
             )
-        whole = _cases(cases_dir, spool, line, result, cases, run)
+        whole = _cases(cases_dir, spool, result, cases, run)
         _say_remarks(remarks)
         if goes_on:
             cases = _finish(cases, ends, None if no_minify else workers)
@@ -230,7 +230,6 @@ def _after_the_dead(cases_dir: Path) -> None:
 def _cases(
     cases_dir: Path,
     spool: Path,
-    line: list[str],
     result: Supervised,
     cases: list[Caught],
     run: str | None,
@@ -268,7 +267,7 @@ def _cases(
     elif not processes and (reason := _cannot_record(spool)) is not None:
         say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
     else:
-        say_nothing_compiled(line)
+        say_nothing_compiled()
     return not unwritten
 
 

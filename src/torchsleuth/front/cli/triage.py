@@ -12,7 +12,7 @@ import click
 
 from torchsleuth.core.cases.folder import open_case
 from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
-from torchsleuth.core.protocol.steps import Attempt
+from torchsleuth.core.changes import Change
 from torchsleuth.front.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.wanted import agree_to, case_to_execute, yes_option
@@ -174,7 +174,7 @@ def workaround_verb(
     return 0 if best is not None else 1
 
 
-def _tried(case: CaseAtWork, workers: str, budget: float) -> list[Attempt]:
+def _tried(case: CaseAtWork, workers: str, budget: float) -> list[Change]:
     with processes_for(case.folder, workers) as case.processes:
         if case.case.triage is None:
             say("nobody has said yet who is at fault; that comes first")

@@ -21,10 +21,9 @@ from textwrap import dedent
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Workaround
 from torchsleuth.core.cases.record import read_record
-from torchsleuth.core.change_table import setting
-from torchsleuth.core.changes import DYNAMO, Change, Place
+from torchsleuth.core.change_table import BREAKS_ALLOWED, DYNAMIC, ERRORS_SUPPRESSED, MORE_COMPILES, setting
+from torchsleuth.core.changes import Change, Place
 from torchsleuth.core.criteria import why_not_cured
-from torchsleuth.core.protocol.steps import Attempt
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_runs import (
     CannotRunProgram,
@@ -38,8 +37,6 @@ from torchsleuth.front.supervise.rewrites import Rewrite, rewrites_of
 MOST_RUNS = 6
 # A run is not begun with less than this left.
 LEAST_SECONDS = 15.0
-# For a program whose functions are compiled too often.
-MORE_COMPILES = 64
 # Of the functions around a fault, how many are tried as one step of the graph; rewrites that are tried.
 MOST_TRACED = 2
 MOST_REWRITTEN = 2
@@ -67,14 +64,14 @@ def gives_up(found: Sequence[Workaround]) -> bool:
 
 
 def try_on_program(case: CaseAtWork) -> None:
-    """Puts the first change that makes the program pass before the other workarounds, and those that did not after."""
+    """Puts the first workaround that makes the program pass before the others, and those that did not after them."""
     try:
         program = case.program()
     except CannotRunProgram as error:
         case.say(str(error))
         return
     tried: list[Workaround] = []
-    for change in list(program_changes(case.folder))[:MOST_RUNS]:
+    for change in list(changes_of_program(case.folder))[:MOST_RUNS]:
         if case.left < LEAST_SECONDS:
             break
         case.say(f"running the program with: {change.name}")
@@ -83,26 +80,28 @@ def try_on_program(case: CaseAtWork) -> None:
         watch = Watch(compares=True) if compared else watch_for(case.case)
         run = run_program(program, change, watch=watch, timeout=case.left)
         why = why_not_cured(case.case.signature, run)
-        made = Workaround(change.name, change.how, why is None, why, change.disables)
-        tried.append(replace(made, program=why is None, seconds=run.seconds))
-        if why is None:
+        passed = why is None
+        tried.append(Workaround.of(change, why, program=passed, seconds=run.seconds))
+        if passed:
             break
     good = [each for each in tried if each.verified]
     bad = [each for each in tried if not each.verified]
     case.write(workarounds=(*good, *(case.case.workarounds or ()), *bad))
 
 
-def try_found_on_program(case: CaseAtWork, found: Sequence[Attempt], everything: bool = False) -> None:
-    """Runs the program with each verified workaround, best first, until one passes (`everything`: with each)."""
+def try_found_on_program(case: CaseAtWork, changes: Sequence[Change], everything: bool = False) -> None:
+    """Runs the program with each verified workaround, best first, until one passes (`everything`: with each).
+
+    `changes` are what was changed for each workaround of the case.
+    """
     program = case.program()
     done: list[Workaround] = []
     passed = False
-    for attempt in found:
-        tried = attempt.workaround
+    for tried, change in zip(case.case.workarounds or (), changes):
         wanted = tried.verified and case.left > 0 and (everything or not passed)
-        if wanted and attempt.change is not None:
+        if wanted and change.for_programs:
             case.tell(f"running the program with: {tried.name}")
-            run = run_program(program, attempt.change, watch=watch_for(case.case), timeout=case.left)
+            run = run_program(program, change, watch=watch_for(case.case), timeout=case.left)
             why = why_not_cured(case.case.signature, run)
             case.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
             passed = passed or why is None
@@ -114,17 +113,13 @@ def try_found_on_program(case: CaseAtWork, found: Sequence[Attempt], everything:
 # -- what is worth a run of the program
 
 
-def program_changes(folder: CaseFolder) -> Iterator[Change]:
-    """What is worth a run of the program, the least harmful first: `next(program_changes(folder)).how`."""
+def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
+    """What is worth a run of the program, the least harmful first: `next(changes_of_program(folder)).how`."""
     case = folder.case
     whole = bool(case.extra.get("fullgraph"))
-    if any(_LIMIT in name for name in case.signature.exceptions):  # a function is compiled too often
-        smaller = "code that is made for one size: a little slower, compiled once for all"
-        how = "torch.compile(model, dynamic=True)"
-        yield Change(name="dynamic=True", how=how, disables=smaller, dynamic=True)
-        yield setting(
-            "recompile_limit", str(MORE_COMPILES), "nothing, but each compile takes its time", DYNAMO
-        )
+    if any(_LIMIT in name for name in case.signature.exceptions):
+        # It is compiled too often: for all sizes at once, or more often still.
+        yield from (DYNAMIC, MORE_COMPILES)
     told = folder.text(TRACEBACK) if folder.has(TRACEBACK) else ""
     for module, name, value in dict.fromkeys(_HINT.findall(told)):
         yield setting(name, value, "nothing else: torch's message names this setting", module)
@@ -137,18 +132,12 @@ def program_changes(folder: CaseFolder) -> Iterator[Change]:
         for place in own[:-1][:MOST_TRACED]:
             yield _traced_whole(*place)
     if whole:  # nothing can stay eager in the midst of a graph that must not break
-        yield Change(
-            name="fullgraph=False",
-            how="torch.compile(model)  # without fullgraph=True",
-            disables="one graph for the whole function: it breaks at the line that cannot be captured",
-            graph_breaks=True,
-        )
+        yield BREAKS_ALLOWED
     for file, function, line in own:
         yield _left_eager(file, function, line, whole)
     if case.kind in ("capture_error", "compile_error"):
-        passed_over = "compilation of every function that fails, with a warning each; not with fullgraph=True"
-        row = setting("suppress_errors", "True", passed_over, DYNAMO)
-        yield replace(row, how=row.how + (_AND_BREAKS if whole else ""), graph_breaks=whole)
+        how = ERRORS_SUPPRESSED.how + (_AND_BREAKS if whole else "")
+        yield replace(ERRORS_SUPPRESSED, how=how, graph_breaks=whole)
 
 
 def _hinted_calls(text: str) -> Iterator[Change]:
@@ -253,8 +242,8 @@ def _left_eager(file: str, function: str, line: int, whole: bool = False) -> Cha
     return Change(
         name=f"function {owner + '.' if owner else ''}{function} eager",
         how=how,
-        disables=f"compilation of {function} and all it calls, with a graph break at each call; a function that has "
-        "to be captured as a whole (a loop, torch.func) stays eager with it",
+        disables=f"compilation of {function} and all it calls, with a graph break at each call; a function that "
+        "has to be captured as a whole (a loop, torch.func) stays eager with it",
         functions=((file, function, line),),
         graph_breaks=whole,
     )

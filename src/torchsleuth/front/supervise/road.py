@@ -22,7 +22,7 @@ from torchsleuth.core.cases.model import Minified, Triage, best_workaround
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.protocol.codec import from_json
-from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, Attempt, ScriptToVerify, Verification
+from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Hear, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
 from torchsleuth.front.supervise.own_error import OnlyCompiled, blame_own_error, look_at_own_error
@@ -352,11 +352,11 @@ def shrink(case: CaseAtWork, left: float) -> None:
 # -- cure
 
 
-def find_workarounds(case: CaseAtWork, seconds: float, hear: Hear | None = None) -> list[Attempt]:
+def find_workarounds(case: CaseAtWork, seconds: float, hear: Hear | None = None) -> list[Change]:
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
     told = case.ask_host("workaround", seconds, hear)
     case.reopen()
-    return [from_json(Attempt, each) for each in told["attempts"]]
+    return [Change.from_json(each) for each in told["changes"]]
 
 
 def cure(case: CaseAtWork, left: float) -> None:
