@@ -277,7 +277,7 @@ def _cases(
     elif not processes and (reason := _cannot_record(spool)) is not None:
         say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
     else:
-        say_nothing_compiled(line)
+        say_nothing_compiled()
     return not unwritten
 
 
