@@ -16,8 +16,8 @@ PROCESSES = {
 }
 # Process -> modules of other processes' rooms that it still holds.
 KNOWN: dict[str, set[str]] = {
-    "host": {"front.bisect", "front.program", "front.supervise", "watched.overrides"},
-    "front": {"watched.flight", "watched.overrides"},
+    "host": {"front.bisect", "front.program", "front.supervise"},
+    "front": {"watched.flight"},
 }
 
 

@@ -170,8 +170,8 @@ class Detective:
         """The test once more, under watch; where it only claims something, its results are compared with eager."""
         import tempfile
 
+        from torchsleuth.core.changes import NOTHING
         from torchsleuth.front.program.runs import CannotRunProgram, Program, watch_program
-        from torchsleuth.watched.overrides import Overrides
 
         option = self.config.getoption
         budget = option("--torchsleuth-budget")
@@ -188,7 +188,7 @@ class Detective:
             try:
                 run = watch_program(
                     program,
-                    Overrides(),
+                    NOTHING,
                     options=["--budget", str(budget), *(["--check-accuracy"] if compare else [])],
                     timeout=SECONDS_FOR_THE_TEST + budget,
                     cases_dir=cases,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from cases.made import make
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.folder import update_case, write_case
+from torchsleuth.core.criteria import Answer
 from torchsleuth.front.bisect.environments import CannotBuild, NoNetwork, Stopped
 from torchsleuth.front.bisect.release_names import range_of
 from torchsleuth.front.bisect.releases import (

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.criteria import Answer
 from torchsleuth.front.bisect.schedule import PATIENCE, finding_of, most_runs, next_to_try
 
 FAILS, PASSES, UNTESTABLE = Answer.FAILS, Answer.PASSES, Answer.CANNOT_TELL

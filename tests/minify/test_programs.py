@@ -226,7 +226,7 @@ def test_a_tensor_that_is_wrong_does_not_become_a_function_that_is_called_otherw
 
         def submit(self, trial, limits):
             ticket = Future()
-            shown = held[trial.graph][trial.switches.eager]
+            shown = held[trial.graph][trial.change.uncompiled]
             ticket.set_result(Outcome(None, 0.1, seen=Seen(wrong=shown)))
             return ticket
 

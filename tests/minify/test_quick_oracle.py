@@ -6,8 +6,9 @@ import pytest
 import torch
 from made_graphs import aten, traced
 
+from torchsleuth.core.changes import NOTHING
 from torchsleuth.core.processes.limits import Limits
-from torchsleuth.core.protocol.trials import Outcome, Switches
+from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Oracle, OutOfBudget
 from torchsleuth.search.minify.driver import search
@@ -29,7 +30,7 @@ class Answered:
     def submit(self, trial, *, limits=None, fresh=False):
         self.clocks.append(limits.compile)
         ticket = Future()
-        ticket.set_result(self.answer(trial.switches))
+        ticket.set_result(self.answer(trial.change))
         return ticket
 
     def run(self, trial, *, limits=None, fresh=False):
@@ -46,12 +47,12 @@ def state():
 
 def test_wrong_results_of_a_pass_are_looked_for_without_lowering(tmp_path):
     oracle = oracle_of(lambda _: Outcome(WRONG, 1.0), WRONG, tmp_path)
-    assert oracle.quicker(state()).trial(state()).switches.passes_alone
+    assert oracle.quicker(state()).trial(state()).change.passes_alone
 
 
 def test_wrong_results_of_a_lowering_are_looked_for_without_generated_code(tmp_path):
     oracle = oracle_of(lambda how: Outcome(None if how.passes_alone else WRONG, 1.0), WRONG, tmp_path)
-    assert oracle.quicker(state()).trial(state()).switches.interpret
+    assert oracle.quicker(state()).trial(state()).change.interpret
 
 
 def test_wrong_results_of_generated_code_need_all_of_the_compiler(tmp_path):
@@ -65,7 +66,7 @@ def test_a_hang_is_told_by_a_clock_made_of_what_a_healthy_part_takes(tmp_path):
     quick = oracle.quicker(state())
     assert oracle.workers.clocks == pytest.approx([10.8, 4.0])
     assert quick.limits.compile == 4.0
-    assert quick.trial(state()).switches.stop_after == "codegen"
+    assert quick.trial(state()).change.stop_after == "codegen"
 
 
 def test_a_search_asks_nothing_that_could_not_be_answered_in_its_time(tmp_path):
@@ -85,7 +86,7 @@ def test_a_hang_that_is_barely_slower_than_a_healthy_compile_has_its_own_clock(t
 
 def test_where_the_passes_hang_a_tiny_compile_is_what_is_healthy(tmp_path):
     def answer(how):
-        return Outcome(None if how == Switches() else HANG, 0.5)
+        return Outcome(None if how == NOTHING else HANG, 0.5)
 
     oracle = oracle_of(answer, HANG, tmp_path, Limits(compile=60))
     assert oracle.quicker(state()).limits.compile == pytest.approx(5 * 0.5 * 1.05)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 
 from faulty import FAILS, trial
 
-from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.core.processes.tree import descendants_of, kill_marked, marked_processes

@@ -5,21 +5,21 @@ import json
 import pytest
 
 from torchsleuth.core.cases.model import Workaround
+from torchsleuth.core.changes import Change
 from torchsleuth.front.program.attempt import Attempt, attempt_from_json
-from torchsleuth.watched.overrides import Overrides
 
 
 @pytest.mark.parametrize(
     "attempt",
     [
         Attempt(Workaround("torch 2.12.0", "pip install torch==2.12.0", False, "not tried")),
-        Attempt(Workaround("a", "b", True, cost=1.5), Overrides()),
+        Attempt(Workaround("a", "b", True, cost=1.5), Change()),
         Attempt(
             Workaround("setting", "x = 1", True, program=True),
-            Overrides(
+            Change(
                 config={"torch._inductor.config": {"freezing": "False"}},
                 dynamic=False,
-                fallback=("aten.erf.default",),
+                off={"lowerings": {"names": ["aten.erf.default"]}},
                 functions=(("/a.py", "f", 3), ("/b.py", "g", 7)),
             ),
         ),

@@ -2,10 +2,11 @@
 
 import pytest
 
-from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core import change_table
+from torchsleuth.core.changes import Change
+from torchsleuth.core.criteria import Answer, answer_of_run
 from torchsleuth.front.program import component as program
 from torchsleuth.front.program.component import (
-    answer_of_run,
     component_by_runs,
     component_of_program,
     program_named,
@@ -19,13 +20,13 @@ GOOD = ProgramRun(0, 1.0)
 
 
 def climbed(monkeypatch, fails, first=BAD, **answers):
-    """The finding, and what was overridden in each run; `fails(overrides)` says how a run ends."""
+    """The finding, and what was changed in each run; `fails(change)` says how a run ends."""
     seen = []
 
-    def run(_program, overrides, *, timeout=None, own_cache=False):
-        what = overrides.backend or next(iter(overrides.config.get("torch._inductor.config", {})), None)
+    def run(_program, change, *, timeout=None):
+        what = change.backend or next(iter(change.config.get("torch._inductor.config", {})), None)
         seen.append(what or "uncompiled")
-        outcome = fails(overrides)
+        outcome = fails(change)
         return outcome if isinstance(outcome, ProgramRun) else BAD if outcome else GOOD
 
     monkeypatch.setattr(program, "watch_program", lambda *_args, **_kwargs: first)
@@ -36,8 +37,8 @@ def climbed(monkeypatch, fails, first=BAD, **answers):
 def level(name):
     order = ["uncompiled", "sleuth_eager", "sleuth_aot_eager", DECOMPOSED]
 
-    def fails(overrides):
-        backend = "uncompiled" if overrides.uncompiled else overrides.backend
+    def fails(change):
+        backend = "uncompiled" if change.uncompiled else change.backend
         return backend not in order or order.index(backend) >= order.index(name)
 
     return fails
@@ -86,9 +87,9 @@ def test_only_the_users_own_backend_fails(monkeypatch):
     ],
 )
 def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setting, part):
-    def fails(overrides):
-        inductor = overrides.config.get("torch._inductor.config", {})
-        return not overrides.uncompiled and overrides.backend is None and setting not in inductor
+    def fails(change):
+        inductor = change.config.get("torch._inductor.config", {})
+        return not change.uncompiled and change.backend is None and setting not in inductor
 
     found, _ = climbed(monkeypatch, fails)
     assert (found.triage.component, found.triage.part) == ("inductor", part)
@@ -100,8 +101,8 @@ def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setti
     [(BAD, "compile cache", "passes with an empty compile cache"), (GOOD, None, "it fails at times")],
 )
 def test_a_failure_that_goes_with_an_empty_compile_cache(monkeypatch, answers_with_cache, part, detail):
-    def run(_program, overrides, *, timeout=None, own_cache=False):
-        return answers_with_cache if own_cache else GOOD
+    def run(_program, change, *, timeout=None):
+        return answers_with_cache if change.own_cache else GOOD
 
     monkeypatch.setattr(program, "run_program", run)
     found = component_by_runs(program_named(["train.py"]), BAD, GOOD, lambda text: None, 60)
@@ -110,8 +111,8 @@ def test_a_failure_that_goes_with_an_empty_compile_cache(monkeypatch, answers_wi
 
 
 def test_decompositions_that_only_draw_other_random_numbers_are_not_blamed(monkeypatch):
-    def fails(overrides):
-        return overrides.backend == DECOMPOSED and not overrides.config
+    def fails(change):
+        return change.backend == DECOMPOSED and not change.config
 
     assert climbed(monkeypatch, fails)[0].triage.part == "random numbers"
 
@@ -119,8 +120,8 @@ def test_decompositions_that_only_draw_other_random_numbers_are_not_blamed(monke
 def test_a_fake_kernel_that_does_not_match_is_found_by_the_check(monkeypatch):
     told = ProgramRun(1, 1.0, tail="FakeMismatch: mylib.op (fake kernel): sizes differ\n")
 
-    def fails(overrides):
-        return told if (overrides.backend or "").endswith("crossref") else False
+    def fails(change):
+        return told if (change.backend or "").endswith("crossref") else False
 
     found, _ = climbed(monkeypatch, fails)
     assert (found.triage.component, found.triage.part) == ("aot_autograd", "fake kernel")
@@ -128,8 +129,8 @@ def test_a_fake_kernel_that_does_not_match_is_found_by_the_check(monkeypatch):
 
 
 def test_a_rung_that_fails_in_another_way_is_no_evidence(monkeypatch):
-    def fails(overrides):
-        return ProgramRun(1, 1.0, tail="ImportError: no") if overrides.backend == "sleuth_eager" else False
+    def fails(change):
+        return ProgramRun(1, 1.0, tail="ImportError: no") if change.backend == "sleuth_eager" else False
 
     assert climbed(monkeypatch, fails)[0].triage.component == "inductor"
 
@@ -169,10 +170,10 @@ def test_two_runs_end_alike_by_status_and_type_of_error(first, run, answer):
     assert answer_of_run(first, run) is answer
 
 
-def test_the_backends_of_the_variants_are_there():
-    variants = (each for each in vars(program).values() if isinstance(each, program.Variant))
-    named = {each.overrides.backend for each in variants} - {None}
-    assert len(named) == 4 and named <= {each.name for each in CATALOG}
+def test_the_backends_of_the_table_are_there():
+    rows = (each for each in vars(change_table).values() if isinstance(each, Change))
+    named = {each.backend for each in rows} - {None}
+    assert len(named) == 5 and named <= {each.name for each in CATALOG}
 
 
 def test_our_own_lines_are_not_the_programs_last_word():

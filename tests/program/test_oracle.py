@@ -15,15 +15,15 @@ GOOD = ProgramRun(0, 1.0)
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """Asks the program of a case whose runs fail as `fails(overrides, own_cache)` says; also what was run."""
+    """Asks the program of a case whose runs fail as `fails(change)` says; also what was run."""
     ran = []
 
     def ask(case, fails, runs=None):
         bad = ProgramRun(1, 1.0, cases=({"signature": case.signature.to_json()},))
 
-        def watch(_program, overrides, *, options=(), timeout=None, own_cache=False):
-            ran.append("own cache" if own_cache else overrides.backend or str(overrides.to_json()))
-            return bad if fails(overrides, own_cache) else GOOD
+        def watch(_program, change, *, options=(), timeout=None):
+            ran.append("own cache" if change.own_cache else change.backend or str(change.to_json()))
+            return bad if fails(change) else GOOD
 
         monkeypatch.setattr(oracle, "watch_program", watch)
         monkeypatch.setattr(oracle, "program_of", lambda folder: Program(("python", "train.py"), "/"))
@@ -36,7 +36,7 @@ def test_code_in_the_compile_cache_is_blamed_where_an_empty_one_helps_and_the_fu
     asked, monkeypatch
 ):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/kernels")
-    found = asked[0](make(kind="accuracy"), lambda overrides, own_cache: own_cache)
+    found = asked[0](make(kind="accuracy"), lambda change: change.own_cache)
     assert (found.triage.component, found.triage.part) == ("inductor", "compile cache")
     assert found.triage.pinned and "/scratch/kernels" in found.triage.detail
     best = found.workarounds[0]
@@ -46,7 +46,7 @@ def test_code_in_the_compile_cache_is_blamed_where_an_empty_one_helps_and_the_fu
 
 
 def test_a_program_that_fails_at_times_blames_nobody_and_nothing_is_called_a_workaround(asked):
-    found = asked[0](make(), lambda overrides, own_cache: False)
+    found = asked[0](make(), lambda change: False)
     assert found.triage.component is None and not found.triage.pinned
     assert "it fails at times" in found.triage.detail and found.workarounds == ()
 
@@ -55,8 +55,8 @@ def test_what_was_run_for_one_case_is_not_run_again_for_the_next(asked):
     ask, ran = asked
     runs = WatchedRuns()
 
-    def fails(overrides, own_cache):
-        return overrides.backend is None and overrides.dynamic is not False
+    def fails(change):
+        return change.backend is None and change.dynamic is not False
 
     first = ask(make(), fails, runs)
     before = len(ran)

@@ -63,7 +63,7 @@ def test_a_setting_that_torch_advises_is_tried_first_and_one_it_only_tells_of_is
     told = update_case(capture_case, {"traceback.txt": hints})
     found = list(program_attempts(told))
     assert found[0].workaround.how == "torch._dynamo.config.allow_rnn = True"
-    assert found[0].overrides.config == {"torch._dynamo.config": {"allow_rnn": "True"}}
+    assert found[0].change.config == {"torch._dynamo.config": {"allow_rnn": "True"}}
     assert not any("trace_numpy" in attempt.workaround.how for attempt in found)
 
 
@@ -79,7 +79,7 @@ def test_what_torch_says_of_functions_it_cannot_look_into_is_tried(capture_case)
     told = update_case(capture_case, {"traceback.txt": printed + in_c})
     prints, allowed, *_ = program_attempts(told)
     warn = "torch._dynamo.config.reorderable_logging_functions.add(warnings.warn)"
-    assert prints.workaround.how == f"import warnings\n{warn}" == prints.overrides.snippet
+    assert prints.workaround.how == f"import warnings\n{warn}" == prints.change.snippet
     assert allowed.workaround.how == "import my.scaling\ntorch.compiler.allow_in_graph(my.scaling.twice)"
 
 
@@ -108,7 +108,7 @@ def test_a_line_is_rewritten_before_anything_is_left_out(capture_case, tmp_path)
         "#     return x if x.sum() > 0 else -x",
         "return torch.where(x.sum() > 0, x, -x)",
     ]
-    assert first.overrides.rewritten[0][1:3] == (8, 8)
+    assert first.change.rewritten[0][1:3] == (8, 8)
     assert second.workaround.name == "function inner traced as a whole"
     assert third.workaround.name == "fullgraph=False"
 
@@ -116,9 +116,9 @@ def test_a_line_is_rewritten_before_anything_is_left_out(capture_case, tmp_path)
 def test_the_first_with_which_the_program_passes_ends_the_search_and_comes_first(capture_case, monkeypatch):
     asked = []
 
-    def run(_program, overrides, **_):
-        asked.append(overrides)
-        return ProgramRun(0 if "forward" in str(overrides.functions) else 1, 0.1)
+    def run(_program, change, **_):
+        asked.append(change)
+        return ProgramRun(0 if "forward" in str(change.functions) else 1, 0.1)
 
     monkeypatch.setattr(own_workarounds, "watch_program", run)
     done = try_on_program(capture_case, time.monotonic() + 60, lambda text: None)

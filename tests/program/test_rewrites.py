@@ -5,9 +5,9 @@ import textwrap
 import pytest
 
 from program_runs import run_watched
+from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.sealed import why_not_sealable
 from torchsleuth.front.program.rewrites import rewrites_of
-from torchsleuth.watched.overrides import Overrides
 
 # Functions of one tensor, each with a mark at the line that cannot be captured; what stands there instead.
 REWRITTEN = {
@@ -129,7 +129,7 @@ def watched_with(folder, bodies, rewrites, value="torch.ones(4)"):
         HEAD + "".join(function(name, body) for name, body in bodies.items()) + compiled_calls(bodies, value)
     )
     file = str(folder / "program.py")
-    wanted = Overrides(rewritten=tuple((file, *each) for each in rewrites(text)))
+    wanted = Change(rewritten=tuple((file, *each) for each in rewrites(text)))
     return run_watched(folder, text, "--check-accuracy", "--record-only", **wanted.to_environment())
 
 

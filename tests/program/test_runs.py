@@ -14,14 +14,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 from made import make
 
 from torchsleuth.core.cases.folder import write_case
+from torchsleuth.core.changes import Change
+from torchsleuth.core.criteria import why_not_cured
 from torchsleuth.front.program.runs import CannotRunProgram, Program, ProgramRun, program_of, run_program
-from torchsleuth.front.program.workarounds import watch_options, why_unhealthy
+from torchsleuth.front.program.workarounds import watch_options
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.watched.overrides import Overrides
 
 
 def bare(text, **more):
-    return run_program(Program((sys.executable, "-c", text)), Overrides(), **more)
+    return run_program(Program((sys.executable, "-c", text)), Change(), **more)
 
 
 def test_status_and_last_word_are_the_programs():
@@ -38,7 +39,7 @@ def test_a_program_that_does_not_end_is_ended_with_all_it_started(tmp_path):
     child = "import subprocess, sys; subprocess.run(['sleep', '86400'], stdout=open(sys.argv[1], 'w'))"
     read = Queue()
     Thread(target=lambda: read.put(pipe.read_text()), daemon=True).start()
-    run = run_program(Program((sys.executable, "-c", child, str(pipe))), Overrides(), timeout=5)
+    run = run_program(Program((sys.executable, "-c", child, str(pipe))), Change(), timeout=5)
     assert run.timed_out and not run.healthy and read.get(timeout=250) == ""
 
 
@@ -81,11 +82,11 @@ def run_with(*signatures, **changes):
 def test_a_program_passes_only_if_it_ends_as_a_healthy_one_would():
     case = make()
     other = Signature("accuracy", "run", outputs=("outputs[0]",))
-    assert why_unhealthy(case, run_with()) is None
-    assert why_unhealthy(case, run_with(case.signature)) == "the program fails as before"
-    assert "in another way" in (why_unhealthy(case, run_with(other)) or "")
-    assert "status 3" in (why_unhealthy(case, run_with(status=3)) or "")
-    assert "not done" in (why_unhealthy(case, run_with(timed_out=True)) or "")
+    assert why_not_cured(case.signature, run_with()) is None
+    assert why_not_cured(case.signature, run_with(case.signature)) == "the program fails as before"
+    assert "in another way" in (why_not_cured(case.signature, run_with(other)) or "")
+    assert "status 3" in (why_not_cured(case.signature, run_with(status=3)) or "")
+    assert "not done" in (why_not_cured(case.signature, run_with(timed_out=True)) or "")
 
 
 def test_the_program_is_watched_for_the_kind_of_failure_it_had():

@@ -13,11 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.cases.spool import WatchedProcess
-from torchsleuth.front.program.oracle import answer_of_watched_run
+from torchsleuth.core.criteria import Answer, answer_of_watched_run
 from torchsleuth.front.program.runs import ProgramRun
 from torchsleuth.front.supervise.original import verify_original
 from torchsleuth.front.supervise.scripts import ScriptRun
@@ -99,7 +98,7 @@ def test_a_watched_run_answers_for_the_failure_of_a_case():
     wrong = {"signature": Signature("accuracy", "run", outputs=("outputs[0]",)).to_json()}
     other = {"signature": Signature("crash", "run", signal="SIGSEGV").to_json()}
     answers = [
-        answer_of_watched_run(case, run)
+        answer_of_watched_run(case.signature, run)
         for run in (
             ProgramRun(0, 1.0),
             ProgramRun(0, 1.0, cases=(wrong,)),

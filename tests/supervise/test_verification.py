@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.folder import write_case
+from torchsleuth.core.criteria import Answer
 from torchsleuth.front.supervise.scripts import ScriptRun
 from torchsleuth.front.supervise.verification import ScriptToVerify, verified_repro
 

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from torchsleuth.core.changes import Change
 from torchsleuth.front.program.runs import Program, ProgramRun
 from torchsleuth.front.sweep.cells import SweepLog, buckets_of, bug_of, cell_of, merged
-from torchsleuth.front.sweep.grid import NothingToSweep, Setting, SweptProgram, programs_in, settings_of
+from torchsleuth.front.sweep.grid import (
+    NothingToSweep,
+    SweptProgram,
+    programs_in,
+    settings_of,
+    uncompiled,
+    way,
+)
 from torchsleuth.front.sweep.page import page_of
 from torchsleuth.front.sweep.running import Limits, Sweep, document_of, is_green, known_buckets
 from torchsleuth.script_runtime.signature import Signature, normalise_message
@@ -33,8 +41,8 @@ def failing(summary: str, ident: str, calls: int, kind: str = "compile_error") -
     return {"id": ident, "kind": kind, "graph": {"calls": calls}, "signature": signature.to_json()}
 
 
-def cell(name: str, run: ProgramRun, setting: Setting | None = None):
-    setting = setting or Setting("inductor")
+def cell(name: str, run: ProgramRun, setting: Change | None = None):
+    setting = setting or way("inductor")
     return cell_of(f"{name} {setting.name}", SweptProgram(name, None), setting, run)
 
 
@@ -48,7 +56,7 @@ def test_only_inductor_has_modes_and_no_setting_is_there_twice():
         "inductor max-autotune float64",
         "eager float64",
     ]
-    assert found[3].eager == Setting(dtype="float64", uncompiled=True)
+    assert uncompiled(found[3]) == Change(dtype="float64", uncompiled=True)
     assert [s.name for s in settings_of(AS_IS, AS_IS, AS_IS)] == ["as is"]
 
 
@@ -99,7 +107,7 @@ def test_wrong_numbers_of_two_programs_may_be_two_bugs():
     wrong = failing("", "aaaaaaaa", 5, kind="accuracy")
     cells = [
         cell("a.py", ProgramRun(0, 1.0, cases=(wrong,))),
-        cell("a.py", ProgramRun(0, 1.0, cases=(wrong,)), Setting("inductor", dtype="bfloat16")),
+        cell("a.py", ProgramRun(0, 1.0, cases=(wrong,)), way("inductor", dtype="bfloat16")),
         cell("b.py", ProgramRun(0, 1.0, cases=(wrong,))),
     ]
     assert sorted(len(bucket.cells) for bucket in buckets_of(cells, {})) == [1, 2]
@@ -174,10 +182,10 @@ def swept(tmp_path, *programs: str) -> Sweep:
     tmp_path.mkdir(exist_ok=True)
     known = [SweptProgram(name, Program(("python", name))) for name in programs]
     log = SweepLog(tmp_path / "results.jsonl")
-    sweep = Sweep(known, [Setting()], log, Limits(0, 1, 1), tmp_path, {"torch": "2.13.0"})
+    sweep = Sweep(known, [way()], log, Limits(0, 1, 1), tmp_path, {"torch": "2.13.0"})
     for number, each in enumerate(known):
         run = ProgramRun(0, 1.0, cases=(failing("", f"{number}" * 8, 5, kind="accuracy"),))
-        log.add_cell(cell_of(sweep.key(each, Setting()), each, Setting(), run))
+        log.add_cell(cell_of(sweep.key(each, way()), each, way(), run))
     return sweep
 
 

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from program_runs import environment, sleuth, write_program
+from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.search.host.programs_on_ray import ended_programs, packed_folder
 from torchsleuth.search.workers.cluster import ClusterUnfit
-from torchsleuth.watched.overrides import Overrides
 
 HEALTHY = """
     import torch
@@ -154,7 +154,7 @@ def order(tmp_path, *jobs):
 def test_a_node_runs_a_program_from_the_folder_that_was_sent_there(tmp_path):
     write_program(tmp_path / "sent", "import helper; raise SystemExit(helper.STATUS)", "a.py")
     write_program(tmp_path / "sent", "STATUS = 7", "helper.py")
-    job = {"command": ["/elsewhere/python", "a.py"], "overrides": Overrides(uncompiled=True).to_json()}
+    job = {"command": ["/elsewhere/python", "a.py"], "change": UNCOMPILED.to_json()}
     archive = packed_folder(tmp_path / "sent")
     (answer,) = ended_programs(InlineRay(), order(tmp_path, job), archive)
     assert answer["job"] == 0 and answer["run"]["status"] == 7
@@ -168,7 +168,7 @@ def test_a_node_that_is_lost_is_a_sentence(tmp_path):
         raise ray.exceptions.RayError("the node\nis gone")
 
     ray.get = lost
-    job = {"command": ["true"], "overrides": {}}
+    job = {"command": ["true"], "change": {}}
     assert list(ended_programs(ray, order(tmp_path, job), b"")) == [
         {"error": "the program could not be run on the Ray cluster (is gone)"}
     ]

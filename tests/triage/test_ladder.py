@@ -2,11 +2,12 @@
 
 import torch
 
-from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.change_table import AOT
+from torchsleuth.core.criteria import Answer
 from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.experiments import Result
-from torchsleuth.search.blame.ladder import AOT, _stage, climb
+from torchsleuth.search.blame.ladder import _stage, climb
 from torchsleuth.search.minify.states import state_of
 from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
@@ -62,7 +63,7 @@ def test_what_fails_in_another_way_with_eager_kernels_is_not_the_backends():
     other = Signature("runtime_error", "run", ("RuntimeError",), "Cannot access data pointer")
 
     def answer(experiment):
-        if experiment.backend == AOT:
+        if experiment.backend == AOT.backend:
             return Result(experiment, Answer.OTHER, Outcome(other, 0.1))
         return result(experiment, fails=False)
 

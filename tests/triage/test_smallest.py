@@ -39,8 +39,8 @@ class Compiler(TrialsHere):
         if trial.question is not Question.FAILS:
             return self.answer(trial)
         self.trials.append(trial)
-        off = trial.switches.off.get("lowerings")
-        cured = trial.switches.eager or (
+        off = trial.change.off.get("lowerings")
+        cured = trial.change.uncompiled or (
             off is not None and "aten.sin.default" in off.get("names", ["aten.sin.default"])
         )
         shown = Seen(applied={"lowerings": ("aten.sin.default at 1",)})
@@ -85,7 +85,7 @@ def test_of_a_large_graph_that_hangs_the_component_is_known_at_once_and_its_time
     folder, questions = made(tmp_path, workers, HANG)
     found = triage_case(folder, questions, before_minify=True).case.triage
     assert (found.component, found.error) == ("inductor", PUT_OFF)
-    asked = [trial.switches.stop_after for trial in workers.trials if trial.switches.trace]
+    asked = [trial.change.stop_after for trial in workers.trials if trial.trace]
     assert asked == ["codegen"], "one look, which ends before the C++ compiler"
 
 

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.core.cases.flags import INDUCTOR, Flag
 from torchsleuth.core.cases.record import CompileSettings
+from torchsleuth.core.change_table import setting
+from torchsleuth.core.changes import INDUCTOR
 from torchsleuth.search.blame.cautious_settings import only_settings, settings_of, switchable
 from torchsleuth.search.blame.experiments import with_config
 from torchsleuth.search.minify.contract import State
@@ -62,9 +63,9 @@ def test_a_setting_given_as_an_option_is_changed_there_as_well():
 
 def test_flags_that_stand_at_their_cautious_value_or_are_unknown_to_this_torch_are_not_tried():
     flags = [
-        Flag("epilogue_fusion", "False", "fusion"),
-        Flag("use_fast_math", "False", "fast mathematics"),
-        Flag("no_such_setting_anywhere", "False", "nothing"),
+        setting("epilogue_fusion", "False", "fusion"),
+        setting("use_fast_math", "False", "fast mathematics"),
+        setting("no_such_setting_anywhere", "False", "nothing"),
     ]
-    assert [flag.key for flag in switchable(state(config={}), flags)] == ["epilogue_fusion"]
+    assert [each.keys for each in switchable(state(config={}), flags)] == [["epilogue_fusion"]]
     assert switchable(state(config={INDUCTOR: {"epilogue_fusion": "False"}}), flags) == []

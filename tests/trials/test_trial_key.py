@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol.codec import from_json, to_json
-from torchsleuth.core.protocol.trials import Question, Switches, Trial
+from torchsleuth.core.protocol.trials import Question, Trial
 from torchsleuth.script_runtime.signature import Signature
 
 words = st.text("abc.:_ é\n", max_size=4)
@@ -38,13 +39,17 @@ FIELDS = {
     "constants": mappings,
     "tolerances": st.dictionaries(words, st.floats(0, 1), max_size=2),
     "kind": maybe,
-    "switches": st.builds(
-        Switches,
-        st.dictionaries(words, mappings, max_size=2),
-        maybe,
-        *(st.booleans(), st.booleans()),
-        *(maybe, maybe),
+    "change": st.builds(
+        Change,
+        off=st.dictionaries(words, mappings, max_size=2),
+        backend=maybe,
+        interpret=st.booleans(),
+        uncompiled=st.booleans(),
+        stop_after=maybe,
+        snippet=words,
     ),
+    "trace": maybe,
+    "fill": st.integers(0, 255),
     "time_runs": st.booleans(),
     "embedded": words,
     "imports": tuples,

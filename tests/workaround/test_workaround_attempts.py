@@ -17,19 +17,12 @@ from made_graphs import aten, traced
 from torchsleuth.core.cases.folder import open_case, write_case
 from torchsleuth.core.cases.model import Triage, Verified
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.change_table import BACKEND, BREAK, MODULE, OPERATOR, SETTING
+from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol.trials import Outcome, Question, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.experiments import ExperimentRunner
 from torchsleuth.search.cure.attempts import NO_TIME, NotApplicable, Original, Tried, parts_of
-from torchsleuth.search.cure.candidates import (
-    BACKEND,
-    BREAK,
-    MODULE,
-    OPERATOR,
-    SETTING,
-    Candidate,
-    Change,
-)
 from torchsleuth.search.cure.find import NothingToWorkAround, attempts, find_workarounds, ordered
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.search.minify.contract import Reduction
@@ -60,7 +53,7 @@ class FakeQueue(TrialsHere):
 
 
 def off(trial, subsystem):
-    return trial.switches.off.get(subsystem, {}).get("names", ())
+    return trial.change.off.get(subsystem, {}).get("names", ())
 
 
 def made(tmp_path, answer, *, kind="compile_error", triage=None, **changes):
@@ -97,7 +90,7 @@ def broken_lowering(signature):
     """A compiler that fails on a sin unless it is left out."""
 
     def answer(trial):
-        cured = trial.switches.backend or "aten.sin.default" in off(trial, "lowerings")
+        cured = trial.change.backend or "aten.sin.default" in off(trial, "lowerings")
         return None if cured or "aten.sin" not in trial.graph else signature
 
     return answer
@@ -156,7 +149,7 @@ def test_where_the_checks_own_random_numbers_cure_it_that_is_the_answer(tmp_path
 def test_settings_are_searched_for_where_nothing_else_helps(tmp_path):
     def answer(trial):
         config = trial.settings.config.get("torch._inductor.config", {})
-        return None if config.get("max_fusion_size") == "1" or trial.switches.backend else BROKEN
+        return None if config.get("max_fusion_size") == "1" or trial.change.backend else BROKEN
 
     folder, questions, _ = made(tmp_path, answer, triage=Triage())
     found = found_for(folder, questions)
@@ -172,7 +165,7 @@ def test_when_the_time_is_over_the_rest_says_so(tmp_path):
 def test_the_last_resort_is_tried_first_so_that_there_is_something(tmp_path):
     folder, questions, workers = made(tmp_path, broken_lowering(BROKEN))
     found_for(folder, questions)
-    assert [t.switches.backend for t in workers.trials[:2]] == [None, "aot_eager"]
+    assert [t.change.backend for t in workers.trials[:2]] == [None, "aot_eager"]
 
 
 def test_what_helps_the_smallest_graph_is_tried_before_what_gives_up_less(tmp_path):
@@ -217,7 +210,7 @@ def test_a_hang_seen_here_before_is_not_waited_for_again(tmp_path):
 def test_wrong_numbers_come_with_a_cost_against_the_compiled_graph(tmp_path):
     def answer(trial):
         cured = broken_lowering(WRONG)(trial)
-        fast = 0.3 if off(trial, "lowerings") else 0.9 if trial.switches.backend else 0.2
+        fast = 0.3 if off(trial, "lowerings") else 0.9 if trial.change.backend else 0.2
         return Outcome(cured, 0.1, seen=Seen(run_seconds=fast if trial.time_runs else None))
 
     folder, questions, _ = made(tmp_path, answer, kind="accuracy")
@@ -226,11 +219,11 @@ def test_wrong_numbers_come_with_a_cost_against_the_compiled_graph(tmp_path):
 
 
 def tried(name, reach, seconds=None, error=None, **change):
-    return Tried(Candidate(name, name, "", reach, Change(**change)), error, 0.1, seconds)
+    return Tried(Change(name=name, how=name, reach=reach, **change), error, 0.1, seconds)
 
 
 def order(*listed):
-    return [each.candidate.name for each in ordered(listed)]
+    return [each.change.name for each in ordered(listed)]
 
 
 def test_verified_ones_come_first_and_what_gives_up_less_before_what_gives_up_more():
@@ -245,8 +238,8 @@ def test_a_faster_one_goes_before_a_milder_one_beyond_noise_only():
 
 
 def test_an_estimate_without_its_graph_breaks_does_not_overtake():
-    module = tried("module", MODULE, 0.001, without=frozenset({"a"}))
-    parted = tried("break", BREAK, 0.001, parted_before="a")
+    module = tried("module", MODULE, 0.001, eager_nodes=frozenset({"a"}))
+    parted = tried("break", BREAK, 0.001, cut_before="a")
     assert order(parted, module, tried("op", OPERATOR, 0.1)) == ["op", "module", "break"]
 
 
@@ -278,7 +271,7 @@ def test_a_wrong_result_is_measured_by_how_far_it_was_when_it_was_seen(tmp_path)
     told = original.tolerances_in(state)
     assert told["outputs[1]"] == 0.04
     assert 0 < told["outputs[0]"] < 1e-4  # it was right: rounding alone may move it
-    (part,) = parts_of(original, Change(without=frozenset({"cos_default", "cos_default_1"})))
+    (part,) = parts_of(original, Change(eager_nodes=frozenset({"cos_default", "cos_default_1"})))
     assert original.tolerances_in(part) == {"outputs[0]": 0.04}
     assert Original(state, True, questions).tolerances_in(state) is None
 
@@ -290,7 +283,7 @@ def test_parts_say_nothing_about_a_write_through_a_view_that_the_other_part_made
 
     state = traced(graph, torch.ones(3), level="dynamo", state={"grad": False})
     original = Original(state, True, Questions(TrialsHere(), tmp_path))
-    for change in (Change(parted_before="mul__tensor"), Change(without=frozenset({"mul__tensor"}))):
+    for change in (Change(cut_before="mul__tensor"), Change(eager_nodes=frozenset({"mul__tensor"}))):
         with pytest.raises(NotApplicable, match="mul__tensor still writes"):
             parts_of(original, change)
-    assert len(parts_of(original, Change(without=frozenset({"slice_tensor"})))) == 1
+    assert len(parts_of(original, Change(eager_nodes=frozenset({"slice_tensor"})))) == 1

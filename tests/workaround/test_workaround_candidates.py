@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchsleuth.core.cases.model import Triage
-from torchsleuth.search.blame.cautious_settings import CAUTIOUS
-from torchsleuth.search.cure.candidates import BACKEND, About, candidates_for
+from torchsleuth.core.change_table import BACKEND, CAUTIOUS
+from torchsleuth.core.changes import Change
+from torchsleuth.search.cure.candidates import About, candidates_for
 from torchsleuth.search.cure.places import Suspects
 from torchsleuth.torch_core.graphs.source_line import SourceLine
-from torchsleuth.watched.overrides import Overrides
 
 INDUCTOR = "torch._inductor.config"
 
@@ -27,12 +27,12 @@ def named(found, start):
 
 
 def test_another_backend_is_always_among_them():
-    assert [c.overrides for c in candidates_for(about())] == [Overrides(backend="aot_eager")]
+    assert candidates_for(about()) == [Change(backend="aot_eager")]
 
 
 def test_a_custom_backend_is_replaced_by_inductor_first():
     found = candidates_for(about(backend="mine"))
-    assert [c.overrides.backend for c in found] == ["inductor", "aot_eager"]
+    assert [c.backend for c in found] == ["inductor", "aot_eager"]
 
 
 def test_the_operator_at_fault_is_kept_eager_with_lines_that_name_it():
@@ -42,22 +42,21 @@ def test_the_operator_at_fault_is_kept_eager_with_lines_that_name_it():
         "from torch._inductor.graph import make_fallback",
         "make_fallback(torch.ops.aten.relu.default, warn=False, override_decomp=True)",
     ]
-    assert fallback.overrides == Overrides(fallback=("aten.relu.default",))
-    assert fallback.change.off == {"lowerings": {"names": ["aten.relu.default"]}}
+    assert fallback == Change(off={"lowerings": {"names": ["aten.relu.default"]}})
 
 
 def test_of_two_operators_each_is_tried_alone_and_then_both():
     found = candidates_for(about(suspects=Suspects(ops=("aten.exp.default", "aten.sum.dim_IntList"))))
-    assert [c.overrides.fallback for c in found if c.overrides.fallback] == [
-        ("aten.exp.default",),
-        ("aten.sum.dim_IntList",),
-        ("aten.exp.default", "aten.sum.dim_IntList"),
+    assert [c.off["lowerings"]["names"] for c in found if c.off] == [
+        ["aten.exp.default"],
+        ["aten.sum.dim_IntList"],
+        ["aten.exp.default", "aten.sum.dim_IntList"],
     ]
 
 
 def test_functions_of_a_captured_graph_are_no_operators_to_fall_back_to():
     found = candidates_for(about(suspects=Suspects(ops=("torch.relu", "operator.getitem"))))
-    assert all(not c.overrides.fallback for c in found)
+    assert all(not c.off for c in found)
 
 
 def test_a_bad_decomposition_is_taken_out_of_the_table():
@@ -65,7 +64,7 @@ def test_a_bad_decomposition_is_taken_out_of_the_table():
         component="decompositions", subsystem="decomposition", ops=("aten.exp.default",), pinned=True
     )
     (only, *_) = candidates_for(about(triage=triage, suspects=Suspects(ops=("aten.exp.default",))))
-    assert only.overrides == Overrides(decompositions=("aten.exp.default",))
+    assert only.off["decomposition"] == {"names": ["aten.exp.default"]} and only.for_programs
     assert "decompositions.pop(torch.ops.aten.exp.default, None)" in only.how
 
 
@@ -73,7 +72,7 @@ def test_settings_that_triage_saw_to_help_go_together():
     flags = (f"{INDUCTOR}.max_fusion_size = 1", f"{INDUCTOR}.cpp.simdlen = 1")
     (both, *_) = candidates_for(about(triage=Triage(component="inductor", flags=flags, pinned=True)))
     assert both.how == "\n".join(flags)
-    assert both.change.config == {INDUCTOR: {"max_fusion_size": "1", "cpp.simdlen": "1"}}
+    assert both.config == {INDUCTOR: {"max_fusion_size": "1", "cpp.simdlen": "1"}}
     assert both.disables == "fusion of kernels and vectorised C++ code"
 
 
@@ -90,7 +89,7 @@ def test_settings_of_the_users_own_that_the_failure_needs_go_back_to_their_defau
         f"{INDUCTOR}.max_autotune = False",
     ]
     (plain,) = named(found, "default settings")
-    assert plain.overrides.config == {INDUCTOR: {"freezing": "False", "max_autotune": "False"}}
+    assert plain.config == {INDUCTOR: {"freezing": "False", "max_autotune": "False"}}
 
 
 def test_a_named_pass_is_disabled_beside_those_that_are_disabled_already():
@@ -105,7 +104,7 @@ def test_a_named_pass_is_disabled_beside_those_that_are_disabled_already():
 )
 def test_precision_casts_are_emulated_where_numbers_of_few_bits_are_wrong(kind, low, tried):
     found = candidates_for(about(kind=kind, low_precision=low))
-    assert (CAUTIOUS[0].line in [c.how for c in found]) is tried
+    assert (CAUTIOUS[0].how in [c.how for c in found]) is tried
 
 
 def test_the_module_at_fault_is_left_eager_by_its_path():
@@ -114,7 +113,7 @@ def test_the_module_at_fault_is_left_eager_by_its_path():
     (module,) = named(found, "module")
     expected = "model.layers[3].act.forward = torch.compiler.disable(model.layers[3].act.forward)"
     assert module.how.startswith(expected)
-    assert module.change.without == {"relu"} and module.overrides.modules == ("layers.3.act",)
+    assert module.eager_nodes == {"relu"} and module.modules == ("layers.3.act",)
 
 
 def test_where_every_module_of_a_class_may_fail_the_class_is_left_eager_in_one_line():
@@ -125,10 +124,10 @@ def test_where_every_module_of_a_class_may_fail_the_class_is_left_eager_in_one_l
     }
     suspects = Suspects(("aten.relu.default",), ("relu",), ("relu", "relu_1"))
     found = candidates_for(about(("relu", "mm", "relu_1"), suspects=suspects, lines=lines))
-    assert [c.change.without for c in named(found, "module")] == [{"relu"}, {"relu", "relu_1"}]
+    assert [c.eager_nodes for c in named(found, "module")] == [{"relu"}, {"relu", "relu_1"}]
     (every,) = named(found, "every nn.ReLU")
     assert every.how == "torch.nn.ReLU.forward = torch.compiler.disable(torch.nn.ReLU.forward)"
-    assert every.change.without == {"relu", "relu_1"}
+    assert every.eager_nodes == {"relu", "relu_1"}
 
 
 def test_the_function_at_fault_is_left_eager_with_all_its_nodes():
@@ -136,8 +135,8 @@ def test_the_function_at_fault_is_left_eager_with_all_its_nodes():
     found = candidates_for(about(suspects=Suspects((), ("relu",), ("relu",)), lines=lines))
     (function,) = named(found, "function act eager")
     assert function.how == "@torch.compiler.disable  # above `def act` in model.py"
-    assert function.change.without == {"relu", "add"}
-    assert function.overrides.functions == (("/home/me/model.py", "act", 3),)
+    assert function.eager_nodes == {"relu", "add"}
+    assert function.functions == (("/home/me/model.py", "act", 3),)
 
 
 def test_a_function_that_is_the_whole_graph_is_not_left_eager():
@@ -165,7 +164,7 @@ def test_a_graph_break_parts_the_graph_before_the_line_as_the_program_runs_it(ba
     suspects = Suspects((), ("relu",), ("relu",))
     found = candidates_for(about(suspects=suspects, lines=lines, backward=backward))
     (parted,) = named(found, "graph break before model.py:2")
-    assert parted.change.parted_before == second_half
+    assert parted.cut_before == second_half
     assert parted.how.startswith("torch._dynamo.graph_break()")
 
 
@@ -173,7 +172,7 @@ def test_calls_that_fail_together_are_parted_before_each_line_but_the_first_of_a
     lines = {"mm": line(number=1), "relu": line(number=2), "add": line(number=3)}
     suspects = Suspects((), ("mm", "add"), ("mm", "add"))
     found = named(candidates_for(about(suspects=suspects, lines=lines)), "graph break")
-    assert [each.change.parted_before for each in found] == ["add"]
+    assert [each.cut_before for each in found] == ["add"]
 
 
 def test_a_write_that_is_lost_before_any_operator_runs_is_kept_from_the_compiler_in_its_own_line():
@@ -183,7 +182,7 @@ def test_a_write_that_is_lost_before_any_operator_runs_is_kept_from_the_compiler
     known = about(suspects=suspects, lines=lines, triage=triage, targets={"relu": "mul_", "add": "mul_"})
     (rewrite,) = named(candidates_for(known), "mul_ eager at model.py:2")
     assert rewrite.how == "torch.compiler.disable(part.mul_)(2.0)  # model.py:2"
-    assert rewrite.change.without == {"relu", "add"}
+    assert rewrite.eager_nodes == {"relu", "add"}
 
 
 def test_a_single_operator_that_fails_by_itself_gets_no_graph_break():
@@ -196,7 +195,7 @@ def test_a_single_operator_that_fails_by_itself_gets_no_graph_break():
 def test_fixed_sizes_are_tried_only_where_there_are_others():
     assert not named(candidates_for(about()), "dynamic")
     (fixed,) = named(candidates_for(about(symbols=True)), "dynamic=False")
-    assert fixed.change.static and fixed.overrides == Overrides(dynamic=False)
+    assert fixed == Change(dynamic=False)
 
 
 names = st.sampled_from(["mm", "relu", "add", "exp", "sum"])
@@ -233,15 +232,15 @@ def test_whatever_is_known_each_candidate_is_one_change_that_leaves_something_co
     assert found[-1].reach == BACKEND
     assert len({(c.name, c.how) for c in found}) == len(found)
     for each in found:
-        assert not each.change.without or set(calls) - each.change.without
-        assert each.change.parted_before is None or each.change.parted_before in calls[1:]
+        assert not each.eager_nodes or set(calls) - each.eager_nodes
+        assert each.cut_before is None or each.cut_before in calls[1:]
 
 
 def test_one_pattern_is_taken_out_before_all_of_them_are():
     triage = Triage(component="inductor", part="fuse_attention: _sfdp_pattern_5", subsystem="patterns")
     found = candidates_for(about(triage=triage))
     (one,), (every,) = named(found, "pattern fuse_attention"), named(found, "setting pattern_matcher")
-    assert one.reach < every.reach and one.overrides.snippet == one.change.snippet == one.how
+    assert one.reach < every.reach and one.snippet == one.how
 
 
 def test_the_lines_that_take_a_pattern_out_do_so_and_leave_its_neighbour(monkeypatch):
@@ -278,7 +277,7 @@ def test_an_operator_decomposed_in_python_is_left_whole_and_then_kept_eager():
 def test_inference_mode_at_fault_may_be_written_as_no_grad():
     ops = ("torch.autograd.grad_mode._enter_inference_mode", "torch.Tensor.transpose")
     (rewritten,) = named(candidates_for(about(suspects=Suspects(ops=ops))), "torch.no_grad()")
-    assert rewritten.change.no_inference_mode and rewritten.how.startswith("with torch.no_grad():")
+    assert rewritten.no_inference_mode and rewritten.how.startswith("with torch.no_grad():")
 
 
 def test_of_several_patterns_each_is_tried_alone():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torchsleuth.child.environment import needs_kernels, trial_environment, uses_accelerator
 from torchsleuth.child.kernel_cache import drop_torn
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.bounded_output import BoundedOutput
 from torchsleuth.core.processes.limits import Limits, clock_of_a_hang
 from torchsleuth.core.protocol.codec import from_json, to_json
@@ -24,7 +25,6 @@ from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.protocol.trials import (
     Outcome,
     Seen,
-    Switches,
     Trial,
 )
 from torchsleuth.script_runtime.signature import Signature
@@ -58,7 +58,7 @@ def test_trial_and_outcome_come_back_equal():
         {"names": []},
         {"outputs[0]": 0.5},
         "accuracy",
-        Switches({"fusion": {"skip": [1]}}, "eager", stop_after="lowering"),
+        Change(off={"fusion": {"skip": [1]}}, backend="eager", stop_after="lowering"),
         True,
         "source",
         ("import os",),
@@ -79,7 +79,7 @@ def test_trials_that_ask_something_else_have_another_key_wherever_their_values_l
         "constants": {"names": []},
         "tolerances": {"outputs[0]": 0.5},
         "kind": "accuracy",
-        "switches": Switches(interpret=True),
+        "change": Change(interpret=True),
         "time_runs": True,
         "embedded": "x = 1",
         "imports": ("import os",),

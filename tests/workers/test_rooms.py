@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from faulty import trial
 
-from torchsleuth.core.protocol.trials import Question, Switches
+from torchsleuth.core.protocol.trials import Question
 from torchsleuth.search.workers.rooms import bring_back, files_in, in_room
 
 WRITTEN = {
@@ -21,7 +21,8 @@ def asked(home):
     return trial(
         "pass",
         store=str(home / "store"),
-        switches=Switches(trace=str(home / "steps.txt"), fill=7),
+        trace=str(home / "steps.txt"),
+        fill=7,
         analysis=analysis,
     )
 
@@ -31,8 +32,8 @@ def test_what_a_trial_writes_elsewhere_lies_here_afterwards_and_what_it_was_give
 ):
     home, room = tmp_path / "home", tmp_path / "room"
     there = in_room(asked(home), room)
-    paths = {there.store, there.switches.trace, there.analysis["told"], there.analysis["values"]}
-    assert all(path.startswith(str(room)) for path in paths) and there.switches.fill == 7
+    paths = {there.store, there.trace, there.analysis["told"], there.analysis["values"]}
+    assert all(path.startswith(str(room)) for path in paths) and there.fill == 7
     for name in ("store/storages/given.safetensors", *WRITTEN):
         (room / name).parent.mkdir(parents=True, exist_ok=True)
         (room / name).write_text(name)

@@ -23,10 +23,12 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
-from torchsleuth.core.protocol.trials import EAGER, Outcome, Seen, Switches, Trial
+from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.criteria import SAME
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Seen, Trial
 from torchsleuth.script_runtime import runner
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.verdict.gradients import gradient_tolerances
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.torch_core.repro.script import script_facts
@@ -90,7 +92,7 @@ def run_trial(trial: Trial, announce: Callable[[str], None] = lambda phase: None
         if observed is None:
             with _changed(trial, seen), stopping_after(_last_stage(trial), Decided):
                 observed = _observed(ready, trial, seen)
-            if trial.must_pass_in_eager and observed and fails_the_same_way(trial.expected, observed[0]):
+            if trial.must_pass_in_eager and observed and SAME.same(trial.expected, observed[0]):
                 # A compile that failed may leave modes behind; they belong to its thread.
                 with ThreadPoolExecutor(1) as another:
                     observed = another.submit(_fails_in_eager, ready, announce).result() or observed
@@ -137,8 +139,8 @@ def noise_of(ready: runner.ReproTrial) -> Tolerances:
 def _changed(trial: Trial, seen: dict[str, Any]) -> Iterator[None]:
     """The compiler with what an experiment of triage changes in it; what it applied is noted in `seen`."""
     global _pasted
-    switches = trial.switches
-    if switches == Switches():
+    change = trial.change
+    if change == NOTHING and trial.trace is None:
         yield
         return
     # Only experiments need these, and a server has to start fast.
@@ -147,20 +149,20 @@ def _changed(trial: Trial, seen: dict[str, Any]) -> Iterator[None]:
     from torchsleuth.torch_internals.compiler_switches import switched
 
     with contextlib.ExitStack() as stack:
-        if switches.snippet:
+        if change.snippet:
             _pasted = True
-            run_snippet(switches.snippet)
-        if switches.trace is not None:
-            stack.enter_context(traced(switches.trace))
-        if switches.passes_alone:
+            run_snippet(change.snippet)
+        if trial.trace is not None:
+            stack.enter_context(traced(trial.trace))
+        if change.passes_alone:
             from torchsleuth.torch_internals.compile_stages import passes_alone
 
             stack.enter_context(passes_alone())
-        elif switches.interpret:
+        elif change.interpret:
             from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
 
             stack.enter_context(interpreted_lowering())
-        applied = stack.enter_context(switched(switches.off))
+        applied = stack.enter_context(switched(change.off))
         try:
             yield
         finally:
@@ -170,9 +172,9 @@ def _changed(trial: Trial, seen: dict[str, Any]) -> Iterator[None]:
 
 def _observed(ready: Any, trial: Trial, seen: dict[str, Any]) -> tuple[Signature, str] | None:
     """What the run shows; an experiment may leave the compiler out, or be one that cannot be made here."""
-    if trial.switches.forward_only:
+    if trial.change.forward_only:
         ready.differentiate = lambda out: None
-    if trial.switches.eager:
+    if trial.change.uncompiled:
         names: list[str] = []
         runner._repro_phase("running")
         observed = ready.observe_eager(names)
@@ -240,7 +242,7 @@ def namespace_of(trial: Trial) -> dict[str, Any]:
 
 def _options(trial: Trial) -> argparse.Namespace:
     return argparse.Namespace(
-        backend=trial.switches.backend,
+        backend=trial.change.backend,
         accuracy=None,
         tracing_mode=None,
         save_dir=trial.store or os.devnull,
@@ -261,8 +263,8 @@ def _teller(trial: Trial, announce: Callable[[str], None]) -> Callable[[str], No
 
 def _last_stage(trial: Trial) -> str | None:
     """The stage after which a compile of this trial is decided; None where all of it must run."""
-    if trial.switches.stop_after and _one_compile(trial):
-        return trial.switches.stop_after
+    if trial.change.stop_after and _one_compile(trial):
+        return trial.change.stop_after
     if not trial.stop_early or trial.expected.kind != "compile_error":
         return None
     stage = failing_stage(trial.expected.exceptions, trial.expected.frames)

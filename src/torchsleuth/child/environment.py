@@ -72,7 +72,7 @@ def needs_kernels(trial: Trial) -> bool:
     """
     expected = trial.expected
     if trial.question is Question.PROGRAM:
-        return expected.kind != "capture_error" and not trial.switches.eager
+        return expected.kind != "capture_error" and not trial.change.uncompiled
     if trial.question is not Question.FAILS:
         return False
     if trial.settings.backend != "inductor" and not _INDUCTOR.search(trial.embedded):

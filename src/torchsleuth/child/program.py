@@ -33,15 +33,15 @@ _COMPILERS = ("BackendCompilerFailed", "InductorError")
 
 
 def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: None) -> Outcome:
-    """What comes of the program `trial.graph`, kept as `trial.store`; with `switches.eager` nothing is compiled."""
+    """What comes of the program `trial.graph`, kept as `trial.store`; with `change.uncompiled` nothing is compiled."""
     started = time.monotonic()
     name = str(trial.store)
     use_threads()
-    if trial.switches.eager:
+    if trial.change.uncompiled:
         torch.compiler.set_stance("force_eager")
-    if trial.switches.fill:
-        fill_fresh_memory(trial.switches.fill)
-    if trial.switches.capture_only:
+    if trial.fill:
+        fill_fresh_memory(trial.fill)
+    if trial.change.capture_only:
         hook_backend_calls(lambda call: call.graph)
     namespace = as_main(trial.graph, name)
     announce("run")

@@ -31,9 +31,9 @@ def watch_this_process(
     global _watching, _finish
     if os.environ.get("TORCHSLEUTH_OVERRIDES"):
         # Before the watch, which then sees what comes of it.
-        from torchsleuth.watched.apply_overrides import override_this_process
+        from torchsleuth.watched.apply_change import change_this_process
 
-        override_this_process()
+        change_this_process()
     settings = settings or settings_from_environment()
     if settings is None or _watching:
         return

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from torchsleuth.watched.overrides import with_lines
+from torchsleuth.core.changes import with_lines
 
 Lines = tuple[str, int, int, str]  # file, first and last line, and what stands there instead
 # Functions that run with other code, and the code they had.

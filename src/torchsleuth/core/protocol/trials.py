@@ -15,8 +15,10 @@ from enum import Enum
 from typing import Any
 
 from torchsleuth.core.cases.record import CompileSettings
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.criteria import SAME
 from torchsleuth.core.protocol.codec import from_json, plain
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.script_runtime.signature import Signature
 
 # The phase of a failure without the compiler.
 EAGER = "eager"
@@ -38,32 +40,6 @@ class Question(Enum):
 
 
 @dataclass(frozen=True)
-class Switches:
-    """What an experiment changes in the compiler.
-
-    `off` are windows by subsystem (see `torch_internals.compiler_switches`); `backend` replaces the graph's own;
-    `interpret` runs the lowered graph without generated code, `passes_alone` the graph as the passes leave it;
-    `eager` runs the graph without a compiler; a compile
-    that has passed the stage `stop_after` ("joint", "lowering", "codegen") is decided; `trace` is a file for its steps.
-    `forward_only` runs no backward; `capture_only` runs what Dynamo captures as it stands, whoever should compile it;
-    `fill` is the byte that fresh memory holds, so that what nobody wrote is not the same twice;
-    `snippet` is Python to run first, as a person would paste it into the program.
-    """
-
-    off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    backend: str | None = None
-    interpret: bool = False
-    eager: bool = False
-    stop_after: str | None = None
-    trace: str | None = None
-    passes_alone: bool = False
-    forward_only: bool = False
-    capture_only: bool = False
-    fill: int = 0
-    snippet: str = ""
-
-
-@dataclass(frozen=True)
 class Trial:
     """One question: does this graph, on these inputs, under these settings, fail, and how?
 
@@ -80,7 +56,8 @@ class Trial:
     tolerances: Mapping[str, float] = field(default_factory=dict)
     # Checks as for this kind of failure ("accuracy": against eager); None for the kind that is expected.
     kind: str | None = None
-    switches: Switches = field(default_factory=Switches)
+    # What is different in the compiler.
+    change: Change = NOTHING
     time_runs: bool = False
     embedded: str = ""
     imports: tuple[str, ...] = ()
@@ -95,6 +72,10 @@ class Trial:
     # Of an analysis: `told`, the file that is told its parts as they come; `without`, the phases to leave out;
     # `values`, the folder for what it compares.
     analysis: Mapping[str, Any] = field(default_factory=dict)
+    # A file for the steps of the compile.
+    trace: str | None = None
+    # The byte that fresh memory holds, so that what nobody wrote is not the same twice.
+    fill: int = 0
 
     @property
     def key(self) -> str:
@@ -164,7 +145,7 @@ class Outcome:
         >>> Outcome(None, 0.1).fails_like(Signature("crash", "run"))
         False
         """
-        return self.signature is not None and fails_the_same_way(expected, self.signature)
+        return self.signature is not None and SAME.same(expected, self.signature)
 
     def to_json(self) -> dict[str, Any]:
         """As messages and logs of trials have it: what was seen, and the value, are `more`.

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.model import Case
+from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.tree import descendants_of, kill_group
 from torchsleuth.core.protocol.codec import WrongShape, from_json, plain
 from torchsleuth.front.bisect.environments import CannotBuild, Stopped

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.criteria import Answer
 
 # Beyond the outermost release that could be tested, this many refusals are taken for the rest of that side: they come
 # from an interface or a Python that all older (or newer) releases lack, and each costs a download.

@@ -11,6 +11,7 @@ import time
 
 import click
 
+from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, program_to_observe, say_no_graph
 from torchsleuth.front.cli.options import ProgramCommand, budget_option
 from torchsleuth.front.cli.output import print_json, say, show
@@ -19,7 +20,6 @@ from torchsleuth.front.observe.profile import profile_of
 from torchsleuth.front.observe.profile_text import profile_files, profile_lines
 from torchsleuth.front.observe.recompiles import recompile_lines, recompiles_of
 from torchsleuth.front.supervise.cures import with_tried_cures
-from torchsleuth.watched.overrides import Overrides
 
 
 @click.command("explain", cls=ProgramCommand)
@@ -37,7 +37,7 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool) -> int:
     torchsleuth explain --for 60 -m mypackage.train
     torchsleuth explain --fullgraph infer.py
     """
-    with observed_run(program, ("breaks",), overrides=Overrides(fullgraph=fullgraph)) as run:
+    with observed_run(program, ("breaks",), change=Change(fullgraph=fullgraph)) as run:
         found = breaks_of(run.events)
         document = {**run.facts(), **found.to_json()}
         run.keep("breaks.json", document)
@@ -86,7 +86,7 @@ def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> i
                     found,
                     program.line,
                     program.cases_dir,
-                    overrides=program.changed(Overrides()),
+                    base=program.changed(NOTHING),
                     deadline=time.monotonic() + budget,
                     note=say,
                 )

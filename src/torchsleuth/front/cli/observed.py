@@ -27,16 +27,14 @@ from typing import Any
 import click
 
 from torchsleuth.core.cases.runs import run_folder, write_result
+from torchsleuth.core.change_table import RANDOM
+from torchsleuth.core.changes import NOTHING, Change, merged
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.options import STDERR, cases_option, json_option, module_option, program_line
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import Supervised, supervise
-from torchsleuth.watched.overrides import Overrides
-
-# With this, Inductor's kernels draw the numbers that eager would draw.
-SAME_RANDOM = Overrides(config={"torch._inductor.config": {"fallback_random": "True"}})
 
 MOST_FAILURES_SAID = 5
 
@@ -59,11 +57,11 @@ class ProgramToObserve:
     ends_after: float | None = None
     same_random: bool = False
 
-    def changed(self, overrides: Overrides) -> Overrides:
-        """These overrides, and those that the person asked for."""
+    def changed(self, change: Change) -> Change:
+        """This change, and what the person asked for."""
         if not self.same_random:
-            return overrides
-        return replace(overrides, config={**SAME_RANDOM.config, **overrides.config})
+            return change
+        return replace(change, config=merged(RANDOM.config, change.config))
 
 
 @dataclass(frozen=True)
@@ -153,11 +151,11 @@ def observed_run(
     program: ProgramToObserve,
     collectors: Sequence[str],
     *,
-    overrides: Overrides | None = None,
+    change: Change = NOTHING,
     watches_failures: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[ObservedRun]:
-    """Runs the program to its end with these collectors, and with its compiles changed by `overrides`.
+    """Runs the program to its end with these collectors, and with its compiles changed by `change`.
 
     `environment` is what the collectors are told beside that. The spool is gone after the block.
     """
@@ -166,7 +164,7 @@ def observed_run(
     given = {
         **(environment or {}),
         OBSERVE_VARIABLE: ",".join(("frames", *collectors)),
-        **(program.changed(overrides or Overrides()).to_environment()),
+        **(program.changed(change).to_environment()),
     }
     try:
         started = time.monotonic()

@@ -14,9 +14,10 @@ import click
 from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
-from torchsleuth.front.cli.observed import SAME_RANDOM, same_random_option, say_nothing_compiled
+from torchsleuth.front.cli.observed import same_random_option, say_nothing_compiled
 from torchsleuth.front.cli.options import (
     STDERR,
     ProgramCommand,
@@ -156,7 +157,7 @@ def run_verb(
     collectors = (*(KINDS if explain else ()), *(("logs",) if log_levels else ()))
     environment = {OBSERVE_VARIABLE: ",".join(collectors), **log_environment(log_levels, os.environ)}
     if same_random:
-        environment.update(SAME_RANDOM.to_environment())
+        environment.update(RANDOM.to_environment())
     started = time.monotonic()
     result = supervise(
         line,

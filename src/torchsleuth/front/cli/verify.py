@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.folder import update_case
 from torchsleuth.core.cases.model import Verified
+from torchsleuth.core.criteria import Answer
 from torchsleuth.front.cli.options import cases_option, json_option, seconds_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.wanted import (

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.front.program.runs import CannotRunProgram, program_of, run_program
-from torchsleuth.watched.overrides import Overrides
 
 LEAST_SECONDS = 20.0
 
@@ -33,7 +33,7 @@ def acquitted(folder: CaseFolder, deadline: float, say: Callable[[str], None]) -
         f"case {folder.case.id}: its graph fails without the compiler, too; running the program with nothing compiled"
     )
     left = max(LEAST_SECONDS, deadline - time.monotonic())
-    run = run_program(program, Overrides(uncompiled=True), timeout=left)
+    run = run_program(program, UNCOMPILED, timeout=left)
     if not run.healthy:
         ended = "was not done in time" if run.timed_out else f"ends with status {run.status}"
         said = f"{triage.detail}; the program with nothing compiled {ended}"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchsleuth.core.cases.model import Workaround
+from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol.codec import from_json, plain
-from torchsleuth.watched.overrides import Overrides, overrides_from_json
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,18 @@ class Attempt:
     """A workaround as the case keeps it, and how to run a whole program with it (None where that cannot be done)."""
 
     workaround: Workaround
-    overrides: Overrides | None = None
+    change: Change | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `attempt_from_json` reads them back."""
-        overrides = None if self.overrides is None else self.overrides.to_json()
-        return {"workaround": plain(self.workaround), "overrides": overrides}
+        change = None if self.change is None else self.change.to_json()
+        return {"workaround": plain(self.workaround), "change": change}
 
 
 def attempt_from_json(document: Mapping[str, Any]) -> Attempt:
     """The attempt of a document: `attempt_from_json(attempt.to_json()) == attempt`."""
-    overrides = document["overrides"]
+    change = document["change"]
     return Attempt(
         from_json(Workaround, document["workaround"]),
-        None if overrides is None else overrides_from_json(overrides),
+        None if change is None else Change.from_json(change),
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Rung, Triage
-from torchsleuth.front.program.component import BEFORE_INDUCTOR, DIFFERENTIATED
+from torchsleuth.core.change_table import AOT, DECOMPOSED
 from torchsleuth.front.program.runs import Program, run_program
 
 # A run is not begun with less than this left.
@@ -33,18 +33,18 @@ def blame_call(
     program = Program((python, str(folder.file(script))), str(folder.path))
     rungs: list[Rung] = []
     # The second is less of the compiler than the first: where that passes, so does this.
-    for variant in (BEFORE_INDUCTOR, DIFFERENTIATED):
+    for change in (DECOMPOSED, AOT):
         left = deadline - time.monotonic()
         if left < LEAST_SECONDS:
             return folder
-        run = run_program(program, variant.overrides, timeout=left)
+        run = run_program(program, change, timeout=left)
         answer = {_REPRODUCED: "fails", _NOT_REPRODUCED: "passes"}.get(run.status, "fails differently")
-        say(f"case {folder.case.id}: {variant.what}: {answer} ({run.seconds:.0f} s)")
-        rungs.append(Rung(variant.what, answer, run.seconds))
+        say(f"case {folder.case.id}: {change.what}: {answer} ({run.seconds:.0f} s)")
+        rungs.append(Rung(change.what, answer, run.seconds))
         if run.status != _REPRODUCED:
             break
     failing = [rung for rung in rungs if rung.answer == "fails"]
-    component = ("inductor", BEFORE_INDUCTOR.component, DIFFERENTIATED.component)[len(failing)]
+    component = ("inductor", DECOMPOSED.component, AOT.component)[len(failing)]
     return update_case(folder, triage=_with(known, component, rungs))
 
 

@@ -19,12 +19,13 @@ from textwrap import dedent
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Workaround
 from torchsleuth.core.cases.record import read_record
+from torchsleuth.core.changes import DYNAMO, Change, Place
+from torchsleuth.core.criteria import why_not_cured
 from torchsleuth.front.program.attempt import Attempt
 from torchsleuth.front.program.python_twins import python_twin
 from torchsleuth.front.program.rewrites import Rewrite, rewrites_of
 from torchsleuth.front.program.runs import CannotRunProgram, program_of, watch_program
-from torchsleuth.front.program.workarounds import watch_options, why_unhealthy
-from torchsleuth.watched.overrides import Overrides
+from torchsleuth.front.program.workarounds import watch_options
 
 # Runs of the whole program, each with one workaround.
 MOST_RUNS = 6
@@ -48,7 +49,6 @@ _PRINTS = re.compile(
 # "module: scaling, qualname: twice, skip reason: ... (likely a C extension or builtin)"
 _IN_C = re.compile(r"module: ([A-Za-z_][\w.]*), qualname: (\w+), skip reason: .*C extension")
 _AND_BREAKS = "  # and no fullgraph=True"
-Place = tuple[str, str, int]  # file, function, and one of its lines
 
 
 def gives_up(found: Sequence[Workaround]) -> bool:
@@ -70,14 +70,14 @@ def try_on_program(folder: CaseFolder, deadline: float, say: Callable[[str], Non
     tried: list[Workaround] = []
     for attempt in list(program_attempts(folder))[:MOST_RUNS]:
         left = deadline - time.monotonic()
-        if left < LEAST_SECONDS or attempt.overrides is None:
+        if left < LEAST_SECONDS or attempt.change is None:
             break
         say(f"case {folder.case.id}: running the program with: {attempt.workaround.name}")
         # What is not looked into may become a constant, what is rewritten another thing: a comparison shows that.
-        compared = attempt.overrides.traced or attempt.overrides.rewritten or attempt.overrides.snippet
+        compared = attempt.change.traced or attempt.change.rewritten or attempt.change.snippet
         options = [CHECKED] if compared else watch_options(folder.case)
-        run = watch_program(program, attempt.overrides, options=options, timeout=left)
-        why = why_unhealthy(folder.case, run)
+        run = watch_program(program, attempt.change, options=options, timeout=left)
+        why = why_not_cured(folder.case.signature, run)
         passed = why is None
         tried.append(
             replace(attempt.workaround, verified=passed, program=passed, error=why, seconds=run.seconds)
@@ -110,17 +110,17 @@ def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
             "fullgraph=False",
             "torch.compile(model)  # without fullgraph=True",
             "one graph for the whole function: it breaks at the line that cannot be captured",
-            Overrides(graph_breaks=True),
+            Change(graph_breaks=True),
         )
     for file, function, line in own:
         yield _left_eager(file, function, line, whole)
     if case.kind in ("capture_error", "compile_error"):
-        flag = "torch._dynamo.config.suppress_errors"
+        flag = f"{DYNAMO}.suppress_errors"
         yield _attempt(
             "setting suppress_errors",
             f"{flag} = True" + (_AND_BREAKS if whole else ""),
             "compilation of every function that fails, with a warning each; not with fullgraph=True",
-            Overrides(config={"torch._dynamo.config": {"suppress_errors": "True"}}, graph_breaks=whole),
+            Change(config={DYNAMO: {"suppress_errors": "True"}}, graph_breaks=whole),
         )
 
 
@@ -130,14 +130,14 @@ def _fewer_compiles() -> Iterator[Attempt]:
         "dynamic=True",
         "torch.compile(model, dynamic=True)",
         "code that is made for one size: a little slower, compiled once for all",
-        Overrides(dynamic=True),
+        Change(dynamic=True),
     )
-    flag = "torch._dynamo.config.recompile_limit"
+    flag = f"{DYNAMO}.recompile_limit"
     yield _attempt(
         "setting recompile_limit",
         f"{flag} = {MORE_COMPILES}",
         "nothing, but each compile takes its time",
-        Overrides(config={"torch._dynamo.config": {"recompile_limit": str(MORE_COMPILES)}}),
+        Change(config={DYNAMO: {"recompile_limit": str(MORE_COMPILES)}}),
     )
 
 
@@ -148,7 +148,7 @@ def _hinted_settings(text: str) -> Iterator[Attempt]:
             f"setting {name}",
             f"{module}.{name} = {value}",
             "nothing else: torch's message names this setting",
-            Overrides(config={module: {name: value}}),
+            Change(config={module: {name: value}}),
         )
 
 
@@ -162,7 +162,7 @@ def _hinted_calls(text: str) -> Iterator[Attempt]:
             "setting reorderable_logging_functions",
             f"import {module}\n{how}" if module else how,
             f"the order: what {shown} shows comes once the graph around it has run",
-            Overrides(snippet=f"import {module}\n{how}" if module else how),
+            Change(snippet=f"import {module}\n{how}" if module else how),
         )
     for module, function in dict.fromkeys(_IN_C.findall(text)):
         if twin := python_twin(module, function):
@@ -170,7 +170,7 @@ def _hinted_calls(text: str) -> Iterator[Attempt]:
                 f"function {module.removeprefix('_')}.{function} captured from its Python text",
                 twin,
                 f"nothing: the standard library has {function} in C and in Python, and Dynamo looks into the second",
-                Overrides(snippet=twin),
+                Change(snippet=twin),
             )
             continue
         if module.startswith("_"):  # not a name that a program would write
@@ -180,7 +180,7 @@ def _hinted_calls(text: str) -> Iterator[Attempt]:
             f"function {module}.{function} in the graph",
             how,
             f"Dynamo's checks of {function}: it becomes one step of the graph, run with tensors without numbers first",
-            Overrides(snippet=how),
+            Change(snippet=how),
         )
 
 
@@ -196,7 +196,7 @@ def _rewritten(places: Sequence[Place]) -> Iterator[Attempt]:
                 each.name,
                 _instead_of(Path(file).name, each),
                 each.gives_up,
-                Overrides(rewritten=((file, each.first, each.last, each.after),)),
+                Change(rewritten=((file, each.first, each.last, each.after),)),
             )
         if found:
             return
@@ -215,7 +215,7 @@ def _traced_whole(file: str, function: str, line: int) -> Attempt:
         f"function {owner + '.' if owner else ''}{function} traced as a whole",
         f"@torch._dynamo.nonstrict_trace  # above `def {function}` in {Path(file).name}:{define or line}",
         f"Dynamo's checks inside of {function}: what it reads besides its arguments is taken as it was the first time",
-        Overrides(traced=((file, function, line),)),
+        Change(traced=((file, function, line),)),
     )
 
 
@@ -256,7 +256,7 @@ def _left_eager(file: str, function: str, line: int, whole: bool = False) -> Att
         how,
         f"compilation of {function} and all it calls, with a graph break at each call; a function that has to be "
         "captured as a whole (a loop, torch.func) stays eager with it",
-        Overrides(functions=((file, function, line),), graph_breaks=whole),
+        Change(functions=((file, function, line),), graph_breaks=whole),
     )
 
 
@@ -274,5 +274,5 @@ def _around(file: str, function: str, line: int) -> tuple[str, int | None]:
     return (classes[-1] if classes else ""), max(defines, default=None)
 
 
-def _attempt(name: str, how: str, disables: str, overrides: Overrides) -> Attempt:
-    return Attempt(Workaround(name, how, False, disables=disables), overrides)
+def _attempt(name: str, how: str, disables: str, change: Change) -> Attempt:
+    return Attempt(Workaround(name, how, False, disables=disables), change)

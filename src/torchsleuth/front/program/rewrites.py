@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import indent
 
+from torchsleuth.core.changes import with_lines
 from torchsleuth.front.program.rewrite_rules import RULES, Idea
-from torchsleuth.watched.overrides import with_lines
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

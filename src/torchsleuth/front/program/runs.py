@@ -26,12 +26,12 @@ import torchsleuth
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.record import read_record
+from torchsleuth.core.changes import Change, change_from_environment
 from torchsleuth.core.processes.compiler_probes import hand_probes_to
 from torchsleuth.core.processes.last_will import ends_with_us, scratch
 from torchsleuth.core.processes.tree import descendants_of, end_all, kill_group
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
-from torchsleuth.watched.overrides import Overrides, overrides_from_environment
 
 PACKAGE = Path(torchsleuth.__file__).resolve().parent
 # How long a program that is told to end may take to do so.
@@ -139,17 +139,16 @@ def program_of(folder: CaseFolder) -> Program:
 
 def run_program(
     program: Program,
-    overrides: Overrides,
+    change: Change,
     *,
     timeout: float | None = None,
     stopped: threading.Event | None = None,
-    own_cache: bool = False,
 ) -> ProgramRun:
-    """A bare run: only its end is looked at. With `own_cache` it may answer from what was compiled before.
+    """A bare run: only its end is looked at.
 
-    Used as `run_program(Program(("python", "train.py")), Overrides(backend="sleuth_eager"), timeout=60).healthy`.
+    Used as `run_program(Program(("python", "train.py")), Change(backend="sleuth_eager"), timeout=60).healthy`.
     """
-    with _changed_environment(overrides, own_cache) as changed:
+    with _changed_environment(change) as changed:
         paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]
         changed.update(PYTHONPATH=os.pathsep.join(paths), TORCHSLEUTH_HOME=str(PACKAGE.parent))
         return run_apart(list(program.command), program.cwd, changed, timeout, stopped)[0]
@@ -157,21 +156,17 @@ def run_program(
 
 def watch_program(
     program: Program,
-    overrides: Overrides,
+    change: Change,
     *,
     options: Sequence[str] = (),
     timeout: float | None = None,
     cases_dir: Path | None = None,
     record_only: bool = True,
     stopped: threading.Event | None = None,
-    own_cache: bool = False,
 ) -> ProgramRun:
-    """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given.
-
-    With `own_cache` it may answer from what the program has compiled before.
-    """
+    """A run under watch, with cases for its failures; in a folder that is gone afterwards unless one is given."""
     with (
-        _changed_environment(overrides, own_cache) as changed,
+        _changed_environment(change) as changed,
         tempfile.TemporaryDirectory(dir=scratch()) as gone,
     ):
         cases = str(cases_dir.absolute() if cases_dir is not None else gone)
@@ -188,14 +183,14 @@ def watch_program(
 
 
 @contextlib.contextmanager
-def _changed_environment(overrides: Overrides, own_cache: bool = False) -> Iterator[dict[str, str]]:
+def _changed_environment(change: Change) -> Iterator[dict[str, str]]:
     # What was asked of us by torch's own names must not start torch's tool of that name.
     ours = ("TORCHSLEUTH_", "TORCHDYNAMO_REPRO_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     # A program that was run with something changed (`sweep`) is run again with that and what is tried.
-    wanted = overrides.over(overrides_from_environment())
+    wanted = change.over(change_from_environment())
     with tempfile.TemporaryDirectory(dir=scratch()) as cache:
-        if not own_cache:
+        if not change.own_cache:
             hand_probes_to(Path(cache))
             kept["TORCHINDUCTOR_CACHE_DIR"] = cache
         yield {**kept, **wanted.to_environment()}

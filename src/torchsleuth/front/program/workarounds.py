@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Case
+from torchsleuth.core.criteria import why_not_cured
 from torchsleuth.core.processes.limits import hang_seconds
 from torchsleuth.front.program.attempt import Attempt
-from torchsleuth.front.program.runs import ProgramRun, program_of, watch_program
-from torchsleuth.script_runtime.signature import fails_the_same_way
+from torchsleuth.front.program.runs import program_of, watch_program
 
 
 def on_program(
@@ -37,12 +37,12 @@ def on_program(
     for attempt in found:
         left = deadline - time.monotonic()
         tried = attempt.workaround
-        if not tried.verified or attempt.overrides is None or (passed and not everything) or left <= 0:
+        if not tried.verified or attempt.change is None or (passed and not everything) or left <= 0:
             done.append(attempt)
             continue
         say(f"running the program with: {tried.name}")
-        run = watch_program(program, attempt.overrides, options=options, timeout=left)
-        why = why_unhealthy(folder.case, run)
+        run = watch_program(program, attempt.change, options=options, timeout=left)
+        why = why_not_cured(folder.case.signature, run)
         say(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
         passed = passed or why is None
         tried = replace(tried, program=why is None, error=tried.error if why is None else why)
@@ -61,19 +61,3 @@ def watch_options(case: Case) -> list[str]:
     if case.kind == "hang":
         return ["--timeout", f"{hang_seconds(case.extra.get('timeout')):g}"]
     return []
-
-
-def why_unhealthy(case: Case, run: ProgramRun) -> str | None:
-    """Why a run of the program does not verify a workaround; None where it does."""
-    if run.timed_out:
-        return f"the program was not done within {run.seconds:.0f} s"
-    if any(fails_the_same_way(case.signature, seen) for seen in run.signatures):
-        return "the program fails as before"
-    if run.signatures:
-        return f"the program fails in another way: {run.signatures[0].summary}"
-    if run.cannot_override:
-        return run.cannot_override
-    if not run.healthy:
-        word = f" ({run.last_word})" if run.last_word else ""
-        return f"the program ends with status {run.status}{word}"
-    return None

@@ -9,17 +9,16 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from torchsleuth.core.change_table import setting
+from torchsleuth.core.changes import DYNAMO, Change
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.observe.events import read_events
 from torchsleuth.front.observe.recompiles import Recompiles, TriedCure, recompiles_of
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import RunAgain, supervise
-from torchsleuth.watched.overrides import Overrides
-
-DYNAMO = "torch._dynamo.config"
 
 
 def with_tried_cures(
@@ -27,35 +26,26 @@ def with_tried_cures(
     line: Sequence[str],
     cases_dir: Path,
     *,
-    overrides: Overrides,
+    base: Change,
     deadline: float,
     note: Callable[[str], None],
 ) -> Recompiles:
     """`found`, with what became of each cure that could be tried before the deadline.
 
-    `overrides` are those of the run that found them.
+    `base` is what was changed in the run that found them.
     """
     tried = []
-    for change in _changes(found, overrides):
+    for change, trials in _changes(found):
         if time.monotonic() >= deadline:
             note("no time is left to try the other cures; --budget S gives more")
             break
-        note(f"trying: {change.how}")
-        tried.append(_try(found, change, line, cases_dir, deadline))
+        note(f"trying: {change.what}")
+        tried.append(_try(found, change, trials, base, line, cases_dir, deadline))
     return replace(found, tried=tuple(tried))
 
 
-@dataclass(frozen=True)
-class _Change:
-    """Something to try: in words, as overrides, and the trials that it stands for."""
-
-    how: str
-    overrides: Overrides
-    trials: frozenset[str]
-
-
-def _changes(found: Recompiles, base: Overrides) -> Iterator[_Change]:
-    """What can be tried: the marks together, dynamic shapes, each setting."""
+def _changes(found: Recompiles) -> Iterator[tuple[Change, frozenset[str]]]:
+    """What can be tried, and the trials that it stands for: the marks together, dynamic shapes, each setting."""
     wanted = [(f.function, c.cure.trial) for f in found.functions for c in f.causes if c.cure.trial]
     trials = list(dict.fromkeys(trial for _, trial in wanted))
     marks = []
@@ -66,20 +56,23 @@ def _changes(found: Recompiles, base: Overrides) -> Iterator[_Change]:
     shapes = frozenset(trial for trial in trials if trial.startswith("mark:"))
     if marks:
         how = ", ".join(f"mark_dynamic({name}, {index}) for {function}" for function, name, index in marks)
-        yield _Change(how, replace(base, dynamic_dims=tuple(marks)), shapes)
+        yield Change(how, dynamic_dims=tuple(marks)), shapes
     if shapes or "dynamic" in trials:
-        how = "torch.compile(..., dynamic=True)"
-        yield _Change(how, replace(base, dynamic=True), shapes | {"dynamic"})
+        yield Change("torch.compile(..., dynamic=True)", dynamic=True), shapes | {"dynamic"}
     for trial in trials:
         if trial.startswith("set:"):
             name, _, value = trial.removeprefix("set:").partition("=")
-            settings = {**base.config.get(DYNAMO, {}), name: value}
-            changed = replace(base, config={**base.config, DYNAMO: settings})
-            yield _Change(f"{DYNAMO}.{name} = {value}", changed, frozenset({trial}))
+            yield setting(name, value, "", DYNAMO, what=f"{DYNAMO}.{name} = {value}"), frozenset({trial})
 
 
 def _try(
-    found: Recompiles, change: _Change, line: Sequence[str], cases_dir: Path, deadline: float
+    found: Recompiles,
+    change: Change,
+    trials: frozenset[str],
+    base: Change,
+    line: Sequence[str],
+    cases_dir: Path,
+    deadline: float,
 ) -> TriedCure:
     spool = new_spool(cases_dir)
     try:
@@ -90,7 +83,7 @@ def _try(
             stdout=None,
             note=lambda _: None,
             again=RunAgain(cwd=None, deadline=deadline),
-            environment={OBSERVE_VARIABLE: "recompiles", **change.overrides.to_environment()},
+            environment={OBSERVE_VARIABLE: "recompiles", **change.over(base).to_environment()},
         )
         after = recompiles_of(read_events(spool))
     finally:
@@ -102,6 +95,6 @@ def _try(
         why_not = "not known: the program was still running when the time was up"
     elif result.status:
         why_not = f"the program then ends with status {result.status}"
-    before = found.times(change.trials)
-    left = after.times(change.trials)
-    return TriedCure(change.how, before, left, after.count, round(after.seconds, 6), why_not)
+    before = found.times(trials)
+    left = after.times(trials)
+    return TriedCure(change.what, before, left, after.count, round(after.seconds, 6), why_not)

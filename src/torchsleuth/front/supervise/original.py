@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.door import text_inside
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Triage, Verified
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess
+from torchsleuth.core.criteria import Answer
 from torchsleuth.front.program.oracle import WatchedRuns, ask_program
 from torchsleuth.front.supervise.scripts import ScriptRun, ScriptRunner
 from torchsleuth.front.supervise.second_look import second_look

@@ -18,8 +18,9 @@ from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import UncaughtError, WatchedProcess, watched_processes
+from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.watching import Settings
-from torchsleuth.front.program.component import UNCOMPILED, component_by_runs
+from torchsleuth.front.program.component import component_by_runs
 from torchsleuth.front.program.own_workarounds import try_on_program
 from torchsleuth.front.program.runs import Program, ProgramRun, run_program
 from torchsleuth.front.supervise.pipeline import Hear, minify_step, processes_for
@@ -65,7 +66,7 @@ def look_at_own_error(
         )
         return None
     say(f"the program ended with an error of its own ({error.words}); running it with nothing compiled")
-    uncompiled = run_program(program, UNCOMPILED.overrides, timeout=deadline - time.monotonic())
+    uncompiled = run_program(program, UNCOMPILED, timeout=deadline - time.monotonic())
     if not uncompiled.healthy:
         how = "fails, too: the error is not the compiler's"
         if uncompiled.timed_out or uncompiled.last_word != error.type:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from torchsleuth.core.cases.answer import Answer, answer_of
 from torchsleuth.core.cases.crash import signature_of_crash
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.core.criteria import SAME, Answer
 from torchsleuth.core.processes.starting import fresh_environment, python_command
 from torchsleuth.core.processes.tree import kill_group
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
@@ -87,4 +87,4 @@ def replay_case(
             if child.poll() is None:
                 child.kill() if debugger else kill_group(child.pid)
                 child.wait()
-    return Replay(answer_of(folder.case.signature, seen), seen, round(time.monotonic() - started, 2))
+    return Replay(SAME.answer(folder.case.signature, seen), seen, round(time.monotonic() - started, 2))

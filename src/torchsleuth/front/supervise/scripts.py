@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from torchsleuth.core.cases.answer import Answer, answer_of
 from torchsleuth.core.cases.crash import signature_of_crash
+from torchsleuth.core.criteria import SAME, Answer
 from torchsleuth.core.processes.compiler_probes import hand_probes_to, keep_probes_of
 from torchsleuth.core.processes.last_will import ends_with_us, scratch
 from torchsleuth.core.processes.prepared import NotThere, PreparedInterpreter
@@ -326,7 +326,7 @@ def _answer(
     if code is None or code < 0 or expected.kind == "crash":
         if phase is not None:
             seen = Signature("hang", phase) if code is None else signature_of_crash(code, phase)
-            return ScriptRun(answer_of(expected, seen), seen.summary, seconds, seen)
+            return ScriptRun(SAME.answer(expected, seen), seen.summary, seconds, seen)
         if code is None or code < 0:
             how = "took too long to start" if code is None else f"died of signal {-code} before compiling"
             return ScriptRun(Answer.CANNOT_TELL, f"the script {how}", seconds)

@@ -22,12 +22,13 @@ from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Case
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.criteria import ONCE_MORE
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.limits import hang_seconds
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.program.runs import Program, program_of
 from torchsleuth.front.supervise.program import RunAgain, supervise
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_from_json
+from torchsleuth.script_runtime.signature import signature_from_json
 
 # Of the time that is left, the share for a second run of the program.
 SHARE = 0.5
@@ -121,13 +122,8 @@ def _same_failure(
     same = [
         (Path(each["record"]), process)
         for process, each in [*reported, *(lost or ())]
-        if each.get("record") and _alike(case.signature, signature_from_json(each["signature"]))
+        if each.get("record") and ONCE_MORE.same(case.signature, signature_from_json(each["signature"]))
     ]
     wanted = [str(graph) for graph, _ in case.extra.get("calls") or ()]
     same.sort(key=lambda found: read_record(found[0] / "record.json").hash not in wanted)
     return same[0] if same else None
-
-
-def _alike(expected: Signature, seen: Signature) -> bool:
-    """On a busy machine a hang may be found in another phase."""
-    return fails_the_same_way(expected, seen) or expected.kind == seen.kind == "hang"

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.core.cases.model import Case, Verified
+from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.limits import seconds_of_a_hang
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 from torchsleuth.script_runtime.signature import Signature

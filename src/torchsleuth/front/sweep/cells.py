@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.front.program.runs import ProgramRun
-from torchsleuth.front.sweep.grid import Setting, SweptProgram
+from torchsleuth.front.sweep.grid import SweptProgram
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 
 PASSES, FAILS, LATE = "passes", "fails", "late"
@@ -72,13 +73,13 @@ class Bucket:
     same: tuple[Bucket, ...] = ()
 
 
-def key_of(program: SweptProgram, setting: Setting, about: Mapping[str, Any]) -> str:
+def key_of(program: SweptProgram, setting: Change, about: Mapping[str, Any]) -> str:
     """What must be the same for an answer to count again: command, script, setting, versions and options."""
     what = [
         program.program.command,
         program.program.cwd,
         program.text,
-        dataclasses.astuple(setting),
+        [setting.backend, setting.mode, setting.dtype, setting.uncompiled],
         dict(about),
     ]
     return _hash(json.dumps(what, sort_keys=True))
@@ -99,11 +100,11 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def cell_of(key: str, program: SweptProgram, setting: Setting, run: ProgramRun) -> Cell:
+def cell_of(key: str, program: SweptProgram, setting: Change, run: ProgramRun) -> Cell:
     """What a run says; a program that ends badly without a case is a bucket by how it ended.
 
     >>> run = ProgramRun(1, 2.0, tail="ValueError: no")
-    >>> cell_of("k", SweptProgram("a.py", None), Setting(), run).failures[0].summary
+    >>> cell_of("k", SweptProgram("a.py", None), Change(), run).failures[0].summary
     'the program ends with status 1: ValueError'
     """
     failures = tuple(

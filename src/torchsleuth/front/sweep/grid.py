@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.changes import Change
 from torchsleuth.front.program.runs import Program
-from torchsleuth.watched.overrides import Overrides
 
 # What a person writes for "as the program has it".
 AS_IS = "as-is"
@@ -35,45 +35,37 @@ class SweptProgram:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Setting:
+def way(backend: str | None = None, mode: str | None = None, dtype: str | None = None) -> Change:
     """How a program is compiled; None leaves it as the program has it.
 
-    >>> Setting("inductor", "max-autotune", "bfloat16").name, Setting().name, Setting(uncompiled=True).name
-    ('inductor max-autotune bfloat16', 'as is', 'not compiled')
+    >>> way("inductor", "max-autotune", "bfloat16").name, way().name
+    ('inductor max-autotune bfloat16', 'as is')
     """
-
-    backend: str | None = None
-    mode: str | None = None
-    dtype: str | None = None
-    uncompiled: bool = False
-
-    @property
-    def name(self) -> str:
-        first = "not compiled" if self.uncompiled else self.backend
-        return " ".join(filter(None, (first, self.mode, self.dtype))) or "as is"
-
-    @property
-    def overrides(self) -> Overrides:
-        return Overrides(backend=self.backend, mode=self.mode, dtype=self.dtype, uncompiled=self.uncompiled)
-
-    @property
-    def eager(self) -> Setting:
-        """The same numbers without the compiler: where that fails, the compiler is not to blame."""
-        return Setting(dtype=self.dtype, uncompiled=True)
+    name = " ".join(filter(None, (backend, mode, dtype))) or "as is"
+    return Change(name=name, backend=backend, mode=mode, dtype=dtype)
 
 
-def settings_of(backends: Sequence[str], modes: Sequence[str], dtypes: Sequence[str]) -> list[Setting]:
+def uncompiled(setting: Change) -> Change:
+    """The same numbers without the compiler: where that fails, the compiler is not to blame.
+
+    >>> uncompiled(way("inductor", dtype="bfloat16")).name
+    'not compiled bfloat16'
+    """
+    name = " ".join(filter(None, ("not compiled", setting.dtype)))
+    return Change(name=name, dtype=setting.dtype, uncompiled=True)
+
+
+def settings_of(backends: Sequence[str], modes: Sequence[str], dtypes: Sequence[str]) -> list[Change]:
     """Every combination, each once; a mode is Inductor's, so other backends have none.
 
     >>> [setting.name for setting in settings_of(["inductor", "aot_eager"], ["default", "max-autotune"], ["as-is"])]
     ['inductor default', 'inductor max-autotune', 'aot_eager']
     """
-    found: dict[Setting, None] = {}
+    found: dict[Change, None] = {}
     for dtype in map(_given, dtypes):
         for backend in map(_given, backends):
             for mode in map(_given, modes) if backend in (None, "inductor") else [None]:
-                found[Setting(backend, mode, dtype)] = None
+                found[way(backend, mode, dtype)] = None
     return list(found)
 
 

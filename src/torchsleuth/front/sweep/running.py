@@ -21,6 +21,7 @@ from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import open_case
+from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.last_will import ends_with_us
 from torchsleuth.core.processes.tree import kill_group
 from torchsleuth.front.program.runs import CannotRunProgram, ProgramRun, run_program, watch_program
@@ -36,7 +37,7 @@ from torchsleuth.front.sweep.cells import (
     key_of,
     merged,
 )
-from torchsleuth.front.sweep.grid import Setting, SweptProgram
+from torchsleuth.front.sweep.grid import SweptProgram, uncompiled
 
 # A program may take this many times what one compile may take before it is a hang.
 WHOLE_PROGRAM = 3
@@ -67,7 +68,7 @@ class Sweep:
     """A sweep under way: what to run, what is known, and whom to tell."""
 
     programs: Sequence[SweptProgram]
-    settings: Sequence[Setting]
+    settings: Sequence[Change]
     log: SweepLog
     limits: Limits
     cases_dir: Path
@@ -76,10 +77,10 @@ class Sweep:
     check_accuracy: bool = False
     say: Callable[[str], None] = lambda _: None
 
-    def key(self, program: SweptProgram, setting: Setting) -> str:
+    def key(self, program: SweptProgram, setting: Change) -> str:
         return key_of(program, setting, self.about)
 
-    def cell(self, program: SweptProgram, setting: Setting) -> Cell | None:
+    def cell(self, program: SweptProgram, setting: Change) -> Cell | None:
         return self.log.cells.get(self.key(program, setting))
 
     def cells(self) -> list[Cell]:
@@ -87,13 +88,15 @@ class Sweep:
         found = (self.cell(program, setting) for program, setting in self.jobs())
         return [cell for cell in found if cell is not None]
 
-    def jobs(self) -> list[tuple[SweptProgram, Setting]]:
+    def jobs(self) -> list[tuple[SweptProgram, Change]]:
         """What there is to compile."""
         return [(program, setting) for program in self.programs for setting in self.settings]
 
-    def testable(self) -> list[tuple[SweptProgram, Setting]]:
+    def testable(self) -> list[tuple[SweptProgram, Change]]:
         """Of that, whatever passes without the compiler."""
-        eager = ((program, setting, self.cell(program, setting.eager)) for program, setting in self.jobs())
+        eager = (
+            (program, setting, self.cell(program, uncompiled(setting))) for program, setting in self.jobs()
+        )
         return [(p, s) for p, s, cell in eager if cell is not None and cell.answer == PASSES]
 
     def buckets(self) -> list[Bucket]:
@@ -101,7 +104,7 @@ class Sweep:
 
     def run(self) -> None:
         """Every cell that is not known yet, as long as there is time."""
-        eager = dict.fromkeys((program, setting.eager) for program, setting in self.jobs())
+        eager = dict.fromkeys((program, uncompiled(setting)) for program, setting in self.jobs())
         self._all(eager, "without the compiler")
         self._all(self.testable(), "compiled")
 
@@ -116,7 +119,7 @@ class Sweep:
             self.say(f"{number} of {len(new)}: looking into {bucket.summary} (for {seconds:.0f} s at most)")
             self._look_into(bucket, seconds)
 
-    def _all(self, jobs: Iterable[tuple[SweptProgram, Setting]], how: str) -> None:
+    def _all(self, jobs: Iterable[tuple[SweptProgram, Change]], how: str) -> None:
         missing = [job for job in jobs if self.cell(*job) is None]
         if missing:
             self.say(f"{len(missing)} runs {how}")
@@ -133,11 +136,11 @@ class Sweep:
                 )
 
     def _here(
-        self, jobs: Sequence[tuple[SweptProgram, Setting]], count: int
-    ) -> Generator[tuple[SweptProgram, Setting, ProgramRun], None, None]:
+        self, jobs: Sequence[tuple[SweptProgram, Change]], count: int
+    ) -> Generator[tuple[SweptProgram, Change, ProgramRun], None, None]:
         stopped = threading.Event()
 
-        def one(program: SweptProgram, setting: Setting) -> ProgramRun | None:
+        def one(program: SweptProgram, setting: Change) -> ProgramRun | None:
             return (
                 None
                 if stopped.is_set() or self.limits.left < LEAST_SECONDS
@@ -154,14 +157,14 @@ class Sweep:
             finally:
                 stopped.set()  # Ctrl-C: what runs is ended, what waits is not begun
 
-    def _run(self, program: SweptProgram, setting: Setting, stopped: threading.Event) -> ProgramRun:
+    def _run(self, program: SweptProgram, setting: Change, stopped: threading.Event) -> ProgramRun:
         timeout = min(self.limits.left, self.limits.timeout * WHOLE_PROGRAM)
         try:
             if setting.uncompiled:
-                return run_program(program.program, setting.overrides, timeout=timeout, stopped=stopped)
+                return run_program(program.program, setting, timeout=timeout, stopped=stopped)
             return watch_program(
                 program.program,
-                setting.overrides,
+                setting,
                 options=self._options(),
                 timeout=timeout,
                 cases_dir=self.cases_dir,
@@ -181,7 +184,7 @@ class Sweep:
         checks = ["--check-accuracy"] if bucket.kind == "status" and not self.check_accuracy else []
         run = watch_program(
             program.program,
-            setting.overrides,
+            setting,
             options=[*self._options(), *checks, "--budget", f"{seconds:.0f}", "--workers", self.workers],
             timeout=self.limits.timeout * WHOLE_PROGRAM + seconds,
             cases_dir=self.cases_dir,
@@ -208,8 +211,8 @@ class Sweep:
         return bug_of(case, script) if script else None
 
     def _on_ray(
-        self, jobs: Sequence[tuple[SweptProgram, Setting]]
-    ) -> Generator[tuple[SweptProgram, Setting, ProgramRun], None, None]:
+        self, jobs: Sequence[tuple[SweptProgram, Change]]
+    ) -> Generator[tuple[SweptProgram, Change, ProgramRun], None, None]:
         """The process that joins the cluster is told what to run, and tells a line for each that has ended."""
         if not jobs:
             return
@@ -229,7 +232,7 @@ class Sweep:
                 "options": self._options(),
                 "folder": os.getcwd(),
                 "jobs": [
-                    {"command": program.program.command, "overrides": setting.overrides.to_json()}
+                    {"command": program.program.command, "change": setting.to_json()}
                     for program, setting in jobs
                 ],
             }
@@ -279,12 +282,12 @@ def document_of(sweep: Sweep, known: frozenset[str]) -> dict[str, Any]:
         cell
         for program in sweep.programs
         for setting in sweep.settings
-        if (cell := sweep.cell(program, setting.eager)) is not None
+        if (cell := sweep.cell(program, uncompiled(setting))) is not None
     }
     wanted = len(sweep.jobs())
     counts = {answer: sum(cell.answer == answer for cell in cells) for answer in ("passes", "fails", "late")}
     own = sum(
-        (cell := sweep.cell(program, setting.eager)) is not None and cell.answer != PASSES
+        (cell := sweep.cell(program, uncompiled(setting))) is not None and cell.answer != PASSES
         for program, setting in sweep.jobs()
     )
     return {

@@ -8,63 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchsleuth.core.cases.flags import PRECISION_CASTS, Flag, config_of
-from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner
+from torchsleuth.core.change_table import CAUTIOUS, together
+from torchsleuth.core.changes import Change
+from torchsleuth.search.blame.experiments import ExperimentRunner
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.torch_internals.configuration import default_setting
 
-# Optimisations of Inductor that only make things faster, each with the value that leaves it out.
-CAUTIOUS = (
-    PRECISION_CASTS,
-    Flag("cpp.simdlen", "1", "vectorised C++ code"),
-    Flag("cpp.threads", "1", "parallel loops in C++ code"),
-    Flag("cpp.enable_floating_point_contract_flag", "'off'", "contraction of multiply and add"),
-    Flag("cpp.enable_tiling_heuristics", "False", "tiling of C++ loops"),
-    Flag("cpp.enable_loop_tail_vec", "False", "vectorised loop tails"),
-    Flag("max_fusion_size", "1", "fusion of kernels"),
-    Flag("realize_reads_threshold", "0", "inlining of operators whose result is used more than once"),
-    Flag("realize_opcount_threshold", "5", "inlining of long chains of operators"),
-    Flag("epilogue_fusion", "False", "fusion into matrix products"),
-    Flag("pattern_matcher", "False", "pattern matching on graphs"),
-    Flag("joint_graph_constant_folding", "False", "constant folding"),
-    Flag("layout_optimization", "False", "other memory layouts for convolutions"),
-    Flag("comprehensive_padding", "False", "padding of strides"),
-    Flag("shape_padding", "False", "padding of matrix products"),
-    Flag("split_reductions", "False", "reductions in two steps"),
-    Flag("allow_buffer_reuse", "False", "reuse of buffers"),
-    Flag("inplace_buffers", "False", "writing results over inputs of a kernel"),
-    Flag("reorder_for_locality", "False", "reordering for locality"),
-    Flag("reorder_for_peak_memory", "False", "reordering for memory"),
-    Flag("max_autotune", "False", "autotuning"),
-    Flag("max_autotune_gemm", "False", "autotuning of matrix products"),
-    Flag("freezing", "False", "freezing of weights"),
-    Flag("triton.cudagraphs", "False", "CUDA graphs"),
-    Flag("triton.persistent_reductions", "False", "persistent reductions"),
-    Flag("triton.multi_kernel", "0", "choosing between kernels at run time"),
-    Flag("use_fast_math", "False", "fast mathematics"),
-)
 
-
-def switchable(state: State, flags: Sequence[Flag] = CAUTIOUS) -> list[Flag]:
-    """Those flags that this torch has and that do not stand at their cautious value already."""
+def switchable(state: State, settings: Sequence[Change] = CAUTIOUS) -> list[Change]:
+    """Those settings that this torch has and that do not stand at their cautious value already."""
     given, options = state.settings.config, state.settings.options
     found = []
-    for flag in flags:
-        default = default_setting(flag.module, flag.key)
-        now = options.get(flag.key) or given.get(flag.module, {}).get(flag.key)
-        if default is not None and flag.value != (repr(default[0]) if now is None else now):
-            found.append(flag)
+    for each in settings:
+        ((module, values),) = each.config.items()
+        ((key, value),) = values.items()
+        default = default_setting(module, key)
+        now = options.get(key) or given.get(module, {}).get(key)
+        if default is not None and value != (repr(default[0]) if now is None else now):
+            found.append(each)
     return found
 
 
-def cautious_fix(runner: ExperimentRunner, state: State, flags: Sequence[Flag]) -> list[Flag]:
+def cautious_fix(runner: ExperimentRunner, state: State, settings: Sequence[Change]) -> list[Change]:
     """The fewest cautious values that make the failure vanish, all of which together do."""
 
-    def cautious(some: Sequence[Flag]) -> Experiment:
-        return Experiment(f"with cautious {', '.join(flag.key for flag in some)}", config=config_of(some))
+    def cautious(some: Sequence[Change]) -> Change:
+        keys = [key for each in some for key in each.keys]
+        return together(some, f"with cautious {', '.join(keys)}")
 
-    return runner.smallest_cure(state, flags, cautious)
+    return runner.smallest_cure(state, settings, cautious)
 
 
 def settings_of(state: State) -> list[tuple[str, str]]:
@@ -90,7 +63,7 @@ def needed_settings(runner: ExperimentRunner, state: State) -> list[tuple[str, s
     """The fewest of the user's settings under which it still fails; none where it fails with torch's defaults."""
 
     def enough(sets: Sequence[Sequence[tuple[str, str]]]) -> list[bool]:
-        return [runner.one(only_settings(state, s), Experiment(_only(s))).fails for s in sets]
+        return [runner.one(only_settings(state, s), Change(_only(s))).fails for s in sets]
 
     mine = settings_of(state)
     if not mine or enough([[]])[0]:

@@ -1,8 +1,4 @@
-"""Runs that differ in one thing: an experiment is the failing graph with something of the compiler changed.
-
-An answer has four values: it fails as before, it passes, it fails in another way, or nothing can be told. Only the
-first two are evidence.
-"""
+"""Changes tried on the failing graph: what is asked of the workers, and what their outcomes say."""
 
 from __future__ import annotations
 
@@ -11,12 +7,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.changes import Change, Config
+from torchsleuth.core.criteria import SAME_BUG, Answer, Criterion
 from torchsleuth.core.processes.limits import Limits, within
-from torchsleuth.core.protocol.trials import Outcome, Switches, Trial
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.core.protocol.trials import Outcome, Trial
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.states import trial_of
@@ -25,41 +22,30 @@ from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_internals.compile_trace import Step, unfinished
 
 Item = TypeVar("Item")
-Config = Mapping[str, Mapping[str, str]]
 # Why nothing can be told of a trial that the search had no time for.
 OUT_OF_TIME = "the time was up"
 
 
-@dataclass(frozen=True, eq=False)
-class Experiment:
-    """One change to the failing run, in words and as data.
+@dataclass(frozen=True)
+class Asked:
+    """Does this graph, with this change, still fail by this criterion? With `trace` the answer says where it stopped.
 
-    `config` are settings as Python text by module; `off`, `backend`, `interpret`, `eager`, `stop_after`, `forward_only`
-    and `snippet` are those of `trials.Switches`; `kind` and `tolerances` replace those of the failure looked for.
+    `tolerances` take the place of what rounding noise explains, which is measured otherwise.
     """
 
-    what: str
-    off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    config: Config = field(default_factory=dict)
-    backend: str | None = None
-    interpret: bool = False
-    eager: bool = False
-    kind: str | None = None
+    state: State
+    change: Change
+    criterion: Criterion = SAME_BUG
+    trace: bool = False
     tolerances: Mapping[str, float] | None = None
     time_runs: bool = False
-    # A workaround counts only if the whole graph then runs and its numbers are right.
-    to_the_end: bool = False
-    trace: bool = False
-    stop_after: str | None = None
-    forward_only: bool = False
-    snippet: str = ""
 
 
 @dataclass(frozen=True)
 class Result:
-    """An experiment's answer and what it is based on."""
+    """The answer to a question, and what it is based on."""
 
-    experiment: Experiment
+    change: Change
     answer: Answer
     outcome: Outcome
     # Where a traced run stopped, outermost step first.
@@ -80,9 +66,9 @@ class Result:
 
 @dataclass
 class ExperimentRunner:
-    """Where experiments are run: `ExperimentRunner(questions, signature).ask(state, [Experiment("as it was")])`.
+    """Where changes are tried: `ExperimentRunner(questions, signature).ask(state, [CAPTURED, AOT])`.
 
-    `say` is told of each experiment when it begins and when it ends.
+    `say` is told of each when it begins and when it ends.
     """
 
     questions: Questions
@@ -90,116 +76,83 @@ class ExperimentRunner:
     limits: Limits | None = None
     say: Callable[[str], None] = lambda text: None
     deadline: float | None = None
-    # The stage after which a compile is decided, where an experiment does not say.
+    # The stage after which a compile is decided, where a change does not say.
     stop_after: str | None = None
     log: list[Result] = field(default_factory=list)
 
-    def ask(self, state: State, experiments: Sequence[Experiment]) -> list[Result]:
-        """The answers, in order; as many at a time as there are workers. After the deadline nothing can be told."""
+    def ask(self, state: State, changes: Sequence[Change], *, trace: bool = False) -> list[Result]:
+        """The answers about one graph, in order."""
+        return self.ask_all([Asked(state, change, trace=trace) for change in changes])
+
+    def ask_all(self, questions: Sequence[Asked], limits: Limits | None = None) -> list[Result]:
+        """The answers, as many at a time as there are workers. After the deadline nothing can be told."""
         if self.out_of_time:
             late = Outcome(None, 0.0, error=OUT_OF_TIME)
-            return [Result(experiment, Answer.CANNOT_TELL, late) for experiment in experiments]
-        limits = within(self.limits or self.workers.limits, self.deadline, least=2.0)
-        return self.ask_pairs([(state, experiment) for experiment in experiments], limits)
-
-    def ask_pairs(self, pairs: Sequence[tuple[State, Experiment]], limits: Limits | None) -> list[Result]:
-        """The answers about different states."""
+            return [Result(asked.change, Answer.CANNOT_TELL, late) for asked in questions]
+        limits = limits or within(self.limits or self.workers.limits, self.deadline, least=2.0)
         started = time.monotonic()
-        asked = []
-        for state, experiment in pairs:
-            trial, trace = self.trial(state, experiment)
-            self.say(f"trying: {experiment.what}")
-            asked.append((experiment, trace, self.workers.submit(trial, limits=limits)))
-        results = [self.result(experiment, trace, ticket.result()) for experiment, trace, ticket in asked]
+        tickets = []
+        for asked in questions:
+            trial = self.trial(asked)
+            self.say(f"trying: {asked.change.what}")
+            tickets.append((asked, trial, self.workers.submit(trial, limits=limits)))
+        results = [self.result(asked, trial, ticket.result()) for asked, trial, ticket in tickets]
         for result in results:
             took = min(time.monotonic() - started, result.outcome.seconds)
-            self.say(f"{result.experiment.what}: {result.answer.value} ({took:.1f} s)")
+            self.say(f"{result.change.what}: {result.answer.value} ({took:.1f} s)")
         self.log += results
         return results
+
+    def one(self, state: State, change: Change, *, trace: bool = False) -> Result:
+        """One answer."""
+        return self.ask(state, [change], trace=trace)[0]
+
+    def smallest_cure(
+        self, state: State, items: Sequence[Item], without: Callable[[Sequence[Item]], Change]
+    ) -> list[Item]:
+        """The fewest of `items`, all of which together make it pass, that do so by themselves.
+
+        Used as `smallest_cure(state, CAUTIOUS, together)`.
+        """
+        return smallest(
+            items, lambda sets: [r.passes for r in self.ask(state, [without(some) for some in sets])]
+        )
 
     @property
     def workers(self) -> TrialQueue:
         return self.questions.workers
 
     @property
-    def store(self) -> Path:
-        return self.questions.store
-
-    def smallest_cure(
-        self, state: State, items: Sequence[Item], without: Callable[[Sequence[Item]], Experiment]
-    ) -> list[Item]:
-        """The fewest of `items`, all of which together make it pass, that do so by themselves.
-
-        Used as `smallest_cure(state, flags, lambda some: Experiment("cautious", config=config_of(some)))`.
-        """
-        return smallest(
-            items, lambda sets: [r.passes for r in self.ask(state, [without(some) for some in sets])]
-        )
-
-    def one(self, state: State, experiment: Experiment) -> Result:
-        """One answer."""
-        return self.ask(state, [experiment])[0]
-
-    @property
     def out_of_time(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
-    def trial(self, state: State, experiment: Experiment) -> tuple[Trial, Path | None]:
-        """What is asked of a worker, and the file in which a traced run writes its steps."""
-        trial = trial_of(with_config(state, experiment.config), self.expected, self.store)
+    def trial(self, asked: Asked) -> Trial:
+        """What is asked of a worker; a traced run writes its steps into a file of its own."""
+        change, criterion, store = asked.change, asked.criterion, self.questions.store
         trace = None
-        if experiment.trace:
-            self.store.mkdir(parents=True, exist_ok=True)
-            trace = self.store / f"trace-{uuid.uuid4().hex[:12]}.txt"
-        switches = Switches(
-            experiment.off,
-            experiment.backend,
-            experiment.interpret,
-            experiment.eager,
-            experiment.stop_after or (None if experiment.to_the_end else self.stop_after),
-            None if trace is None else str(trace.absolute()),
-            forward_only=experiment.forward_only,
-            snippet=experiment.snippet,
+        if asked.trace:
+            store.mkdir(parents=True, exist_ok=True)
+            trace = str((store / f"trace-{uuid.uuid4().hex[:12]}.txt").absolute())
+        stop_after = change.stop_after or (None if criterion.to_the_end else self.stop_after)
+        return replace(
+            trial_of(with_config(asked.state, change.config), self.expected, store),
+            change=replace(change, config={}, stop_after=stop_after),
+            trace=trace,
+            kind=criterion.checked_for,
+            tolerances=asked.tolerances or {},
+            measure_noise=asked.tolerances is None
+            and "accuracy" in (criterion.checked_for, self.expected.kind),
+            time_runs=asked.time_runs,
+            stop_early=not criterion.to_the_end and not change.uncompiled,
         )
-        changed = replace(
-            trial,
-            switches=switches,
-            kind=experiment.kind,
-            tolerances=experiment.tolerances or {},
-            measure_noise=experiment.tolerances is None
-            and "accuracy" in (experiment.kind, self.expected.kind),
-            time_runs=experiment.time_runs,
-            stop_early=not experiment.to_the_end and not experiment.eager,
-        )
-        return changed, trace
 
-    def result(self, experiment: Experiment, trace: Path | None, outcome: Outcome) -> Result:
-        """What an outcome says about the experiment."""
-        steps = () if trace is None else unfinished(trace)
-        if outcome.signature is None:
-            answer = Answer.PASSES if outcome.error is None else Answer.CANNOT_TELL
-        elif outcome.seen.not_interpretable:
+    def result(self, asked: Asked, trial: Trial, outcome: Outcome) -> Result:
+        """What an outcome says."""
+        answer = asked.criterion.answer(self.expected, outcome.signature, outcome.error)
+        if outcome.signature is not None and outcome.seen.not_interpretable:
             answer = Answer.CANNOT_TELL
-        elif same_bug(self.expected, outcome.signature):
-            answer = Answer.FAILS
-        else:
-            answer = Answer.OTHER
-        return Result(experiment, answer, outcome, steps)
-
-
-def same_bug(expected: Signature, seen: Signature) -> bool:
-    """Whether a run under another backend or with other settings shows the same bug.
-
-    Wrong numbers are wrong numbers; an error is known by its type and message wherever it now comes from.
-
-    >>> same_bug(Signature("accuracy", "run", outputs=("outputs[0]",)), Signature("accuracy", "run"))
-    True
-    """
-    if fails_the_same_way(expected, seen):
-        return True
-    if {expected.kind, seen.kind} <= {"compile_error", "runtime_error"}:
-        return (expected.exceptions[-1:], expected.message) == (seen.exceptions[-1:], seen.message)
-    return expected.kind == seen.kind and expected.signal == seen.signal
+        steps = () if trial.trace is None else unfinished(Path(trial.trace))
+        return Result(asked.change, answer, outcome, steps)
 
 
 def with_config(state: State, changes: Config) -> State:

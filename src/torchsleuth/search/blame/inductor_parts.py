@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchsleuth.core.cases.flags import Flag, config_of
+from torchsleuth.core.change_table import INTERPRETED, PRECISION_CASTS, together
+from torchsleuth.core.changes import Change
 from torchsleuth.search.blame.cautious_settings import cautious_fix, switchable
-from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner, Result, few
+from torchsleuth.search.blame.experiments import ExperimentRunner, Result, few
 from torchsleuth.search.blame.finding import Finding
 from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compile_trace import Step
@@ -64,7 +65,7 @@ def stopped_at(runner: ExperimentRunner, state: State, steps: Sequence[Step]) ->
 def _lowering(runner: ExperimentRunner, state: State, step: Step) -> Finding:
     without = runner.one(
         state,
-        Experiment(
+        Change(
             f"{step.name} kept as an eager kernel",
             off={"lowerings": {"names": [step.name]}},
             stop_after="lowering",
@@ -91,7 +92,7 @@ def _graph_pass(runner: ExperimentRunner, state: State, step: Step) -> Finding |
     if not subsystem:
         return None
     off = {subsystem: {"names": [name]}}
-    without = runner.one(state, Experiment(f"without {name}", off=off))
+    without = runner.one(state, Change(f"without {name}", off=off))
     how = "; it passes without it" if without.passes else ""
     kind = "pattern" if subsystem == "patterns" else "pass"
     nodes = _of_graph(state, step.nodes) if kind == "pattern" else ()
@@ -110,14 +111,14 @@ def narrowed(runner: ExperimentRunner, state: State, first: Result) -> Finding |
     flags = switchable(state)
     passes = [subsystem for subsystem in PASSES if first.applied(subsystem)]
     experiments = {
-        "lowerings": Experiment("every operator kept as an eager kernel", off={"lowerings": {}}),
-        "interpret": Experiment("lowered, but interpreted instead of generated code", interpret=True),
-        "passes": Experiment("without graph passes", off={p: {"but": NEEDED} for p in (*passes, "patterns")}),
-        "fusion": Experiment("every operator in a kernel of its own", off={"fusion": {}, "inlining": {}}),
-        "flags": Experiment("with every setting cautious", config=config_of(flags)),
+        "lowerings": Change("every operator kept as an eager kernel", off={"lowerings": {}}),
+        "interpret": INTERPRETED,
+        "passes": Change("without graph passes", off={p: {"but": NEEDED} for p in (*passes, "patterns")}),
+        "fusion": Change("every operator in a kernel of its own", off={"fusion": {}, "inlining": {}}),
+        "flags": together(flags, "with every setting cautious"),
     }
     if first.applied("cudagraphs"):
-        experiments["cudagraphs"] = Experiment("without CUDA graphs", off={"cudagraphs": {}})
+        experiments["cudagraphs"] = Change("without CUDA graphs", off={"cudagraphs": {}})
     if not passes:
         del experiments["passes"]
     said = dict(zip(experiments, runner.ask(state, list(experiments.values()))))
@@ -147,10 +148,8 @@ def _which_operators(runner: ExperimentRunner, state: State, eager: Result) -> t
     """The fewest operators of the lowered graph that make it pass when they are kept as eager kernels."""
     ops = list(dict.fromkeys(name.rpartition(" at ")[0] for name in eager.applied("lowerings")))
 
-    def without(some: Sequence[str]) -> Experiment:
-        return Experiment(
-            f"{few(list(some))} kept as eager kernels", off={"lowerings": {"names": list(some)}}
-        )
+    def without(some: Sequence[str]) -> Change:
+        return Change(f"{few(list(some))} kept as eager kernels", off={"lowerings": {"names": list(some)}})
 
     return tuple(runner.smallest_cure(state, ops, without)) if eager.passes and len(ops) > 1 else tuple(ops)
 
@@ -174,15 +173,15 @@ def _lowering_or_codegen(eager: Result, interpreted: Result) -> Finding:
 def _which_pass(runner: ExperimentRunner, state: State, first: Result, passes: Sequence[str]) -> Finding:
     """The pattern or else the pass by name, then which of its applications."""
     patterns = list(dict.fromkeys(first.applied("patterns")))
-    without_any = Experiment("without patterns", off={"patterns": {"but": NEEDED}})
+    without_any = Change("without patterns", off={"patterns": {"but": NEEDED}})
     if patterns and runner.one(state, without_any).passes:
         return _which_pattern(runner, state, patterns)
     applied = [(p, name) for p in passes for name in dict.fromkeys(first.applied(p)) if name not in NEEDED]
     # What the user brought is the first suspect.
     applied.sort(key=lambda each: "custom" not in each[1])
 
-    def without(some: Sequence[tuple[str, str]]) -> Experiment:
-        return Experiment(f"without {few([name for _, name in some])}", off=_windows(some))
+    def without(some: Sequence[tuple[str, str]]) -> Change:
+        return Change(f"without {few([name for _, name in some])}", off=_windows(some))
 
     guilty = runner.smallest_cure(state, applied, without)
     subsystem, name = guilty[0]
@@ -190,7 +189,7 @@ def _which_pass(runner: ExperimentRunner, state: State, first: Result, passes: S
     number = places[0] + 1
     if len(places) > 1:
         asked = [
-            Experiment(f"without application {place + 1} of {subsystem}", off={subsystem: {"skip": [place]}})
+            Change(f"without application {place + 1} of {subsystem}", off={subsystem: {"skip": [place]}})
             for place in places
         ]
         helped = [place for place, result in zip(places, runner.ask(state, asked)) if result.passes]
@@ -209,8 +208,8 @@ def _which_pass(runner: ExperimentRunner, state: State, first: Result, passes: S
 def _which_pattern(runner: ExperimentRunner, state: State, applied: Sequence[str]) -> Finding:
     """The pattern, and where in the graph it was applied; several where they make up for each other."""
 
-    def without(some: Sequence[str]) -> Experiment:
-        return Experiment(f"without {few(list(some))}", off={"patterns": {"names": list(some)}})
+    def without(some: Sequence[str]) -> Change:
+        return Change(f"without {few(list(some))}", off={"patterns": {"names": list(some)}})
 
     guilty = runner.smallest_cure(state, applied, without)
     names = list(dict.fromkeys(each.rpartition(" at ")[0] for each in guilty))
@@ -240,8 +239,8 @@ def _which_fusion(runner: ExperimentRunner, state: State, all_apart: Result) -> 
     only = runner.ask(
         state,
         [
-            Experiment("without fusion of kernels", off={"fusion": {}}),
-            Experiment("without inlining of operators", off={"inlining": {}}),
+            Change("without fusion of kernels", off={"fusion": {}}),
+            Change("without inlining of operators", off={"inlining": {}}),
         ],
     )
     chosen = next((r for r in only if r.passes), None)
@@ -253,12 +252,12 @@ def _which_fusion(runner: ExperimentRunner, state: State, all_apart: Result) -> 
             True,
             subsystem="fusion",
         )
-    subsystem = next(iter(chosen.experiment.off))
+    subsystem = next(iter(chosen.change.off))
     names = chosen.applied(subsystem)
 
-    def without(some: Sequence[int]) -> Experiment:
+    def without(some: Sequence[int]) -> Change:
         what = f"without {len(some)} of {len(names)} in {subsystem}"
-        return Experiment(what, off={subsystem: {"skip": list(some)}})
+        return Change(what, off={subsystem: {"skip": list(some)}})
 
     places = runner.smallest_cure(state, range(len(names)), without) if names else []
     which = ", ".join(names[place] for place in places)
@@ -273,16 +272,15 @@ def _which_fusion(runner: ExperimentRunner, state: State, all_apart: Result) -> 
 
 
 def _which_flags(
-    runner: ExperimentRunner, state: State, flags: Sequence[Flag], interpreted: Result
+    runner: ExperimentRunner, state: State, flags: Sequence[Change], interpreted: Result
 ) -> Finding:
     fix = cautious_fix(runner, state, flags)
-    lines = " and ".join(flag.line for flag in fix)
-    means = " and ".join(flag.means for flag in fix)
-    part = {"pattern_matcher": "pattern matcher", "max_fusion_size": "fusion"}.get(fix[0].key, "codegen")
-    if [flag.key for flag in fix] == ["emulate_precision_casts"]:
-        part = "precision casts"
+    lines = [each.how for each in fix]
+    means = " and ".join(each.disables for each in fix)
+    # What is kept in another precision is a part only by itself.
+    part = (fix[0].part if fix == [PRECISION_CASTS] or fix[0] != PRECISION_CASTS else None) or "codegen"
     found = Finding(
-        "inductor", part, f"it passes without {means}: {lines}", True, flags=tuple(flag.line for flag in fix)
+        "inductor", part, f"it passes without {means}: {' and '.join(lines)}", True, flags=tuple(lines)
     )
     if interpreted.passes and part == "codegen":
         return replace(found, detail=f"{found.detail}; the lowered graph is right when it is interpreted")

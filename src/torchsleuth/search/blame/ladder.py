@@ -9,19 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torchsleuth.core.cases.answer import Answer
-from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner, Result, few
+from torchsleuth.core.change_table import AOT, DECOMPOSED, FAKE_KERNELS, SCHEMAS
+from torchsleuth.core.changes import Change
+from torchsleuth.core.criteria import Answer
+from torchsleuth.search.blame.experiments import ExperimentRunner, Result, few
 from torchsleuth.search.blame.finding import Finding
 from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
 from torchsleuth.torch_internals.decompositions import where_registered
 from torchsleuth.torch_internals.operators import short_name
 
-EAGER = "sleuth_eager"
-AOT = "sleuth_aot_eager"
-DECOMPOSED = "sleuth_aot_eager_decomp_partition"
-CROSSREF = "sleuth_aot_eager_decomp_partition_crossref"
-SCHEMA = "sleuth_eager_debug"
 # Namespaces of operators.
 _TORCHS_OWN = {
     "aten",
@@ -49,12 +46,7 @@ def climb(runner: ExperimentRunner, state: State) -> Finding:
     """The component at fault in a graph that Dynamo captured: `climb(runner, state).component`."""
     backend = state.settings.backend
     inductor = backend == "inductor"
-    rungs = [Experiment("AOTAutograd with eager kernels", backend=AOT)]
-    if inductor:
-        rungs.append(
-            Experiment("AOTAutograd, decompositions and partitioner, with eager kernels", backend=DECOMPOSED)
-        )
-    below = runner.ask(state, rungs)
+    below = runner.ask(state, [AOT, DECOMPOSED] if inductor else [AOT])
     if below[0].fails or below[0].answer is Answer.OTHER:
         return _before_the_backend(runner, state, below[0])
     if inductor and below[1].fails:
@@ -92,12 +84,14 @@ def _before_the_backend(runner: ExperimentRunner, state: State, failed: Result) 
     return Finding("aot_autograd", _stage(state, failed.outcome.text), said, pinned=True)
 
 
-def _without_python(some: Sequence[str]) -> Experiment:
+def _without_python(some: Sequence[str]) -> Change:
     """AOTAutograd without these decompositions in Python, or without any."""
     what = few(list(some)) if some else "any operator"
     window: dict[str, list[str]] = {"names": list(some)} if some else {}
-    return Experiment(
-        f"AOTAutograd without the decomposition of {what} in Python", off={IN_PYTHON: window}, backend=AOT
+    return Change(
+        f"AOTAutograd without the decomposition of {what} in Python",
+        off={IN_PYTHON: window},
+        backend=AOT.backend,
     )
 
 
@@ -133,14 +127,10 @@ def has_custom_operator(state: State) -> bool:
 
 def misbehaving_operator(runner: ExperimentRunner, state: State) -> Finding | None:
     """An operator whose fake kernel or schema does not say what the real one does, where there is one."""
-    checks = [
-        Experiment("fake kernels checked against real ones", backend=CROSSREF),
-        Experiment("operators checked against their schemas", backend=SCHEMA),
-    ]
-    for result in runner.ask(state, checks):
+    for result in runner.ask(state, [FAKE_KERNELS, SCHEMAS]):
         match = _MISMATCH.search(result.outcome.text)
         if match is not None:
-            part = "fake kernel" if "FakeMismatch" in match[0] else "operator schema"
+            part = FAKE_KERNELS.part if "FakeMismatch" in match[0] else SCHEMAS.part
             return Finding("aot_autograd", part, f"{match[1]}: {match[2]}"[:300], True, (_dotted(match[1]),))
     return None
 
@@ -153,9 +143,9 @@ def _decomposition(runner: ExperimentRunner, state: State, failed: Result) -> Fi
     """Which decomposition it is, or the partitioner where none of them is."""
     names = list(dict.fromkeys(failed.applied("decomposition")))
 
-    def without(some: Sequence[str]) -> Experiment:
+    def without(some: Sequence[str]) -> Change:
         off = {"decomposition": {"names": list(some)}}
-        return Experiment(f"without the decomposition of {few(some)}", off=off, backend=DECOMPOSED)
+        return Change(f"without the decomposition of {few(some)}", off=off, backend=DECOMPOSED.backend)
 
     if not names or not runner.one(state, without(names)).passes:
         return Finding(

@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from torchsleuth.core.cases.answer import Answer
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Case, Rung, Triage
 from torchsleuth.core.cases.record import GraphRecord
+from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.changes import Change
+from torchsleuth.core.criteria import PROGRAMS_OWN, Answer
 from torchsleuth.core.processes.limits import clock_of_a_hang
 from torchsleuth.search.blame.cautious_settings import needed_settings, settings_of
-from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner, Result
+from torchsleuth.search.blame.experiments import Asked, ExperimentRunner, Result
 from torchsleuth.search.blame.finding import Finding
 from torchsleuth.search.blame.inductor_parts import narrowed, stopped_at
 from torchsleuth.search.blame.labels import labels_of
@@ -40,8 +42,8 @@ from torchsleuth.torch_internals.hooks import target_name
 # Of the whole budget, the share for finding the few calls that fail; the experiments need the rest.
 SHARE_FOR_CALLS = 0.5
 LOOKING_FOR_CALLS = "looking for the calls that fail by themselves"
-AS_IT_WAS = Experiment("as it was", trace=True)
-IN_EAGER = Experiment("the same graph without a compiler", eager=True)
+AS_IT_WAS = Change("as it was")
+IN_EAGER = replace(UNCOMPILED, what="the same graph without a compiler")
 # A compile that failed on the way to a first forward had no backward: a derivative that only tracing needs is no fault
 # of the program's.
 FORWARD_IN_EAGER = replace(IN_EAGER, forward_only=True)
@@ -51,7 +53,7 @@ NO_SWITCH = Finding("inductor", detail="no switch of torch makes a difference")
 # A graph of fewer calls is tried as quickly as it is made smaller.
 MANY_CALLS = 12
 PUT_OFF = "who is at fault is asked of the smallest graph that fails, which is not known yet"
-SMALLEST = Experiment("the smallest graph that fails", trace=True)
+SMALLEST = Change("the smallest graph that fails")
 # How often a failure that did not come is waited for.
 SECOND_LOOKS = 5
 
@@ -146,9 +148,10 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, bef
         runner, hung = _hurried(runner, start.state, AS_IT_WAS)
         seen = {AS_IT_WAS: hung, in_eager: runner.one(start.state, in_eager)}
     else:
-        seen = dict(zip(looks, runner.ask(start.state, looks)))
+        asked = [Asked(start.state, look, trace=look is AS_IT_WAS) for look in looks]
+        seen = dict(zip(looks, runner.ask_all(asked)))
     eager = seen.get(in_eager)
-    if eager is not None and _fails_in_eager(case, eager):
+    if eager is not None and PROGRAMS_OWN.answer(runner.expected, eager.outcome.signature) is Answer.FAILS:
         node = eager.outcome.seen.node or ""
         summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
         said = f"it fails without the compiler, too: {summary}"
@@ -166,17 +169,17 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, bef
     return _with_settings(runner, state, _with_calls(state, _component(runner, state, first), unclear))
 
 
-def _hurried(runner: ExperimentRunner, state: State, look: Experiment) -> tuple[ExperimentRunner, Result]:
+def _hurried(runner: ExperimentRunner, state: State, look: Change) -> tuple[ExperimentRunner, Result]:
     """A first look at a state, and who is to ask on: of a compile that hangs, with as short a clock as tells it."""
     if (runner.expected.kind, runner.expected.phase) == ("hang", "compile"):
         oracle = TrialOracle(runner.questions, runner.expected, runner.limits, runner.deadline)
         limits = oracle.short_limits(state)
         if limits is not None:
             hurried = replace(runner, limits=limits, stop_after="codegen")
-            result = hurried.one(state, look)
+            result = hurried.one(state, look, trace=True)
             if result.fails:
                 return hurried, result
-    return runner, runner.one(state, look)
+    return runner, runner.one(state, look, trace=True)
 
 
 def _is_inductors(state: State) -> bool:
@@ -200,7 +203,7 @@ def _failing(case: Case, start: SearchStart, runner: ExperimentRunner, first: Re
 
 def _flaky(case: Case, start: SearchStart, runner: ExperimentRunner) -> str:
     """The sentence about a failure that did not come: it is gone, or it comes only sometimes, and how often."""
-    trial, _ = runner.trial(start.state, Experiment("as it was"))
+    trial = runner.trial(Asked(start.state, AS_IT_WAS))
     rate = failure_rate(runner.workers, trial, SECOND_LOOKS)
     if not rate.failures:
         return f"case {case.id} does not fail here any more (0 of {rate.runs + 1} runs); record it again"
@@ -208,11 +211,6 @@ def _flaky(case: Case, start: SearchStart, runner: ExperimentRunner) -> str:
         f"case {case.id} fails only sometimes: in {rate.failures} of {rate.runs} more runs; experiments cannot tell "
         f"chance from cause, so look for what differs between runs: torchsleuth verify {case.id} --times 20"
     )
-
-
-def _fails_in_eager(case: Case, eager: Result) -> bool:
-    """Whether the program is at fault. Before a run, inputs are made up, and only the same error counts."""
-    return eager.fails or (eager.outcome.signature is not None and case.phase == "run")
 
 
 def _fewer_calls(
@@ -234,7 +232,7 @@ def _fewer_calls(
     if not runner.questions.begins(LOOKING_FOR_CALLS):
         return (
             start.state,
-            first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS)),
+            first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS, trace=True)),
             CALLS_LEFT,
         )
     seconds = max(1.0, left * SHARE_FOR_CALLS)
@@ -257,11 +255,11 @@ def _fewer_calls(
     if unclear is not None:
         runner.say(unclear)
     if state is not start.state:
-        small = runner.one(state, Experiment("the calls that are left", trace=True))
+        small = runner.one(state, Change("the calls that are left"), trace=True)
         if small.fails:
             return state, small, unclear
         unclear = unclear or "the calls that fail by themselves do not fail once more"
-    first = first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS))
+    first = first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS, trace=True))
     return start.state, first, unclear
 
 
@@ -308,7 +306,7 @@ def _with_settings(runner: ExperimentRunner, state: State, found: Finding) -> Fi
         found = replace(found, flags=tuple(dict.fromkeys([*found.flags, *named])))
     static = combined(static_sizes(state), state) if state.symbols else None
     if static is not None:
-        found = replace(found, only_dynamic=runner.one(static, Experiment("with static sizes")).passes)
+        found = replace(found, only_dynamic=runner.one(static, Change("with static sizes")).passes)
     return found
 
 
@@ -341,7 +339,7 @@ def _written(
         module=(line.module or None) if line else None,
         forward_op=(line.call or None) if line and line.gradient else None,
         trials=len(runner.log),
-        rungs=tuple(Rung(r.experiment.what, r.answer.value, round(r.outcome.seconds, 2)) for r in runner.log),
+        rungs=tuple(Rung(r.change.what, r.answer.value, round(r.outcome.seconds, 2)) for r in runner.log),
     )
     return replace(triage, labels=labels_of(case, triage, only_dynamic=found.only_dynamic))
 

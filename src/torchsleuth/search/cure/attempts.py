@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from torchsleuth.core.cases.answer import Answer
+from torchsleuth.core.changes import Change
+from torchsleuth.core.criteria import CURED, Answer
 from torchsleuth.core.processes.limits import within
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.search.blame.experiments import OUT_OF_TIME, Experiment, ExperimentRunner, Result
-from torchsleuth.search.cure.candidates import Candidate, Change
+from torchsleuth.search.blame.experiments import OUT_OF_TIME, Asked, ExperimentRunner, Result
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.oracle import NoAnswer, Questions
 from torchsleuth.search.minify.reducers.tensors import static_sizes
@@ -41,9 +41,9 @@ NO_TIME = "there was no time left to try it"
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of a candidate: `error` says in a sentence why it is not verified; `run_seconds` where it was timed."""
+    """What came of a change: `error` says in a sentence why it is not verified; `run_seconds` where it was timed."""
 
-    candidate: Candidate
+    change: Change
     error: str | None
     seconds: float = 0.0
     run_seconds: float | None = None
@@ -55,7 +55,7 @@ class Tried:
     @property
     def estimated(self) -> bool:
         """Whether the time is that of parts, without the graph breaks between them."""
-        return bool(self.candidate.change.without) or self.candidate.change.parted_before is not None
+        return bool(self.change.eager_nodes) or self.change.cut_before is not None
 
 
 Keep = Callable[[Sequence[Tried]], None]
@@ -128,24 +128,24 @@ def _output_names(state: State) -> list[str]:
 def parts_of(original: Original, change: Change) -> list[State]:
     """The states to compile for a change: one, or the two halves of a graph that is parted."""
     state = original.state
-    if change.static:
+    if change.dynamic is False:
         edit = next((e for e in static_sizes(state) if e.what == "static sizes"), None)
         fixed = None if edit is None else edit.apply(state)
         if fixed is None:
             raise NotApplicable("the graph does not fit together with fixed sizes")
         return [fixed]
-    if change.plain:
+    if change.default_settings:
         config = {k: v for k, v in state.settings.config.items() if "inductor" not in k}
         return [state.setting(config=config, options={})]
     if change.no_inference_mode:
         return [state.having(graph=_gradients_off_instead(state))]
-    if change.without or change.parted_before is not None:
+    if change.eager_nodes or change.cut_before is not None:
         _refuse_shared_writes(original.recording, change)
-    if change.without:
-        return [_piece(original, [n for n in original.recording.calls if n not in change.without])]
-    if change.parted_before is not None:
+    if change.eager_nodes:
+        return [_piece(original, [n for n in original.recording.calls if n not in change.eager_nodes])]
+    if change.cut_before is not None:
         calls = original.recording.calls
-        place = calls.index(change.parted_before)
+        place = calls.index(change.cut_before)
         return [_piece(original, calls[:place]), _piece(original, calls[place:])]
     return [original.relaxed if change.backend is not None else state]
 
@@ -171,8 +171,8 @@ def _refuse_shared_writes(recording: Recording, change: Change) -> None:
     parts: dict[str, int | None] = {}
     part = 0
     for name in recording.calls:
-        part += name in change.without or name == change.parted_before
-        parts[name] = None if name in change.without else part
+        part += name in change.eager_nodes or name == change.cut_before
+        parts[name] = None if name in change.eager_nodes else part
     owners: dict[int, str] = {}
     views: set[str] = set()
     for name in recording.nodes:
@@ -206,48 +206,29 @@ def eager_seconds(original: Original, names: frozenset[str]) -> float | None:
         return None
 
 
-def experiment_of(original: Original, state: State, candidate: Candidate, timed: bool = False) -> Experiment:
-    """The trial of one part of a candidate."""
-    change = candidate.change
-    return Experiment(
-        f"{'time of: ' if timed else ''}{candidate.name}",
-        off=change.off,
-        config=change.config,
-        backend=change.backend,
-        snippet=change.snippet,
-        forward_only=original.forward_only,
-        kind="accuracy",
-        tolerances=original.tolerances_in(state),
-        time_runs=timed,
-        to_the_end=True,
-    )
-
-
-def as_it_was(original: Original) -> Experiment:
-    """The control: the whole graph with nothing changed, checked as the workarounds are."""
-    tolerances = original.tolerances_in(original.state)
-    return Experiment(
-        "as it was",
-        kind="accuracy",
-        tolerances=tolerances,
-        to_the_end=True,
+def asked_of(original: Original, change: Change, *, timed: bool = False) -> list[Asked]:
+    """What is asked about a change: each part that is left to compile has to run to its end, and rightly."""
+    tried = replace(
+        change.in_graphs,
+        what=f"{'time of: ' if timed else ''}{change.name}",
         forward_only=original.forward_only,
     )
+    return [
+        Asked(state, tried, CURED, tolerances=original.tolerances_in(state), time_runs=timed)
+        for state in parts_of(original, change)
+    ]
 
 
-def ask_pairs(
-    runner: ExperimentRunner, asked: Sequence[tuple[State, Experiment]], deadline: float
-) -> list[Result]:
+def ask_all(runner: ExperimentRunner, asked: Sequence[Asked], deadline: float) -> list[Result]:
     """The answers about different states, as many at a time as there are workers."""
     left = max(LEAST_SECONDS, deadline - time.monotonic())
-    limits = within(runner.limits or runner.workers.limits, time.monotonic() + left)
-    return runner.ask_pairs(asked, limits)
+    return runner.ask_all(asked, within(runner.limits or runner.workers.limits, time.monotonic() + left))
 
 
 def try_all(
     runner: ExperimentRunner,
     original: Original,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Change],
     deadline: float,
     keep: Keep = lambda tried: None,
 ) -> list[Tried]:
@@ -265,71 +246,51 @@ def try_all(
 
 
 def helps_small(
-    runner: ExperimentRunner, small: State, candidates: Sequence[Candidate], deadline: float
+    runner: ExperimentRunner, small: State, candidates: Sequence[Change], deadline: float
 ) -> dict[str, int]:
     """Whether a candidate helps the smallest graph that fails: 1 or -1 by name; one that is not tried is not in it.
 
     Places in the program are those of the whole graph. Used as `helps_small(runner, state, candidates, deadline)`.
     """
     until = time.monotonic() + SHARE_FOR_THE_SMALLEST * (deadline - time.monotonic())
-    asked = [each for each in candidates if _is_of_the_compiler(each.change)]
+    in_graphs = [(each, each.in_graphs) for each in candidates]
+    asked = [each for each, change in in_graphs if change.config or change.off or change.snippet]
     found: dict[str, int] = {}
     while asked and time.monotonic() < until:
         wave, asked = asked[: runner.workers.count], asked[runner.workers.count :]
-        pairs = [(small, _on_small(each)) for each in wave]
-        for each, result in zip(wave, ask_pairs(runner, pairs, until)):
-            found |= (
-                {each.name: 1 if result.passes else -1} if result.answer is not Answer.CANNOT_TELL else {}
-            )
+        questions = [
+            Asked(small, replace(each.in_graphs, what=f"on the smallest graph: {each.name}"), CURED)
+            for each in wave
+        ]
+        for each, result in zip(wave, ask_all(runner, questions, until)):
+            if result.answer is not Answer.CANNOT_TELL:
+                found[each.name] = 1 if result.passes else -1
     return found
 
 
-def _is_of_the_compiler(change: Change) -> bool:
-    return bool(change.config or change.off or change.snippet)
-
-
-def _on_small(candidate: Candidate) -> Experiment:
-    change = candidate.change
-    return Experiment(
-        f"on the smallest graph: {candidate.name}",
-        off=change.off,
-        config=change.config,
-        snippet=change.snippet,
-        kind="accuracy",
-        to_the_end=True,
-    )
-
-
 def _wave(
-    runner: ExperimentRunner, original: Original, wave: Sequence[Candidate], deadline: float
+    runner: ExperimentRunner, original: Original, wave: Sequence[Change], deadline: float
 ) -> list[Tried]:
-    asked: list[list[tuple[State, Experiment]]] = []
+    asked: list[list[Asked]] = []
     refused: dict[int, str] = {}
-    for number, candidate in enumerate(wave):
+    for number, change in enumerate(wave):
         try:
-            asked.append(_asked(original, candidate))
+            asked.append(asked_of(original, change))
         except NotApplicable as why:
             refused[number] = str(why)
             asked.append([])
-    results = iter(ask_pairs(runner, list(itertools.chain(*asked)), deadline))
+    results = iter(ask_all(runner, list(itertools.chain(*asked)), deadline))
     return [
-        Tried(candidate, refused[number])
-        if number in refused
-        else judged(candidate, [next(results) for _ in own])
-        for number, (candidate, own) in enumerate(zip(wave, asked))
+        Tried(change, refused[number]) if number in refused else judged(change, [next(results) for _ in own])
+        for number, (change, own) in enumerate(zip(wave, asked))
     ]
 
 
-def _asked(original: Original, candidate: Candidate, timed: bool = False) -> list[tuple[State, Experiment]]:
-    states = parts_of(original, candidate.change)
-    return [(state, experiment_of(original, state, candidate, timed)) for state in states]
-
-
-def judged(candidate: Candidate, results: Sequence[Result]) -> Tried:
-    """What the trials of a candidate's parts say about it."""
+def judged(change: Change, results: Sequence[Result]) -> Tried:
+    """What the trials of the parts that a change leaves say about it."""
     seconds = round(sum(result.outcome.seconds for result in results), 2)
     error = next((why for result in results if (why := why_not(result)) is not None), None)
-    return Tried(candidate, error, seconds)
+    return Tried(change, error, seconds)
 
 
 def timed(
@@ -339,23 +300,21 @@ def timed(
     chosen = [each for each in tried if each.verified][:MOST_TIMED]
     if not chosen or time.monotonic() > deadline:
         return list(tried), None
-    control = replace(as_it_was(original), what="time of: full compilation", time_runs=True)
-    asked = [_asked(original, each.candidate, timed=True) for each in chosen]
-    results = iter(ask_pairs(runner, [(original.state, control), *itertools.chain(*asked)], deadline))
-    full = next(results).outcome.seen.run_seconds
+    full = Change(name="full compilation")
+    asked = [asked_of(original, each, timed=True) for each in (full, *(tried.change for tried in chosen))]
+    results = iter(ask_all(runner, list(itertools.chain(*asked)), deadline))
+    full_seconds = next(results).outcome.seen.run_seconds
     found = {
-        id(each): replace(
-            each, run_seconds=_run_seconds(original, each.candidate, [next(results) for _ in own])
-        )
-        for each, own in zip(chosen, asked)
+        id(each): replace(each, run_seconds=_run_seconds(original, each.change, [next(results) for _ in own]))
+        for each, own in zip(chosen, asked[1:])
     }
-    return [found.get(id(each), each) for each in tried], full
+    return [found.get(id(each), each) for each in tried], full_seconds
 
 
-def _run_seconds(original: Original, candidate: Candidate, results: Sequence[Result]) -> float | None:
+def _run_seconds(original: Original, change: Change, results: Sequence[Result]) -> float | None:
     times = [result.outcome.seen.run_seconds for result in results]
-    if candidate.change.without:
-        times.append(eager_seconds(original, candidate.change.without))
+    if change.eager_nodes:
+        times.append(eager_seconds(original, change.eager_nodes))
     known = [float(each) for each in times if each is not None]
     return sum(known) if len(known) == len(times) else None
 

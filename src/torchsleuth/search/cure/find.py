@@ -11,24 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.flags import INDUCTOR, RANDOM, config_of
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Case, Triage, Workaround
+from torchsleuth.core.change_table import BACKEND, RANDOM, together
+from torchsleuth.core.changes import INDUCTOR, Change
 from torchsleuth.core.processes.limits import clock_of_a_hang
 from torchsleuth.front.bisect.releases import bisection_of, newest_working
 from torchsleuth.front.program.attempt import Attempt
 from torchsleuth.search.blame.cautious_settings import cautious_fix, switchable
-from torchsleuth.search.blame.experiments import Experiment, ExperimentRunner
+from torchsleuth.search.blame.experiments import ExperimentRunner
 from torchsleuth.search.blame.triage_case import IN_EAGER
 from torchsleuth.search.cure.attempts import Keep, Original, Tried, helps_small, timed, try_all
-from torchsleuth.search.cure.candidates import (
-    BACKEND,
-    About,
-    Candidate,
-    Change,
-    candidates_for,
-    setting_candidate,
-)
+from torchsleuth.search.cure.candidates import About, candidates_for
 from torchsleuth.search.cure.places import suspects_of
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.search.minify.contract import State
@@ -41,7 +35,7 @@ from torchsleuth.torch_internals.configuration import default_setting
 NOISE = 1.5
 # What a call costs before any kernel runs; differences of that size say nothing about kernels.
 CALL_SECONDS = 2e-4
-CONTROL = Candidate("as it was", "", "nothing", BACKEND, Change())
+CONTROL = Change(name="as it was")
 _LOW = ("torch.float16", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2")
 
 
@@ -138,7 +132,7 @@ def attempts(
     else:
         keep(tried)
         tried += try_all(runner, original, wanted[len(tried) :], deadline, keep)
-    if mine is None and not any(t.verified and t.candidate.reach < BACKEND for t in tried):
+    if mine is None and not any(t.verified and t.change.reach < BACKEND for t in tried):
         found = _settings_that_help(runner, small or start.state, about, deadline)
         tried += try_all(runner, original, found, deadline) if found else []
     say(f"{sum(t.verified for t in tried)} of {len(tried)} workarounds verified")
@@ -159,7 +153,7 @@ def _control(
     folder: CaseFolder,
     runner: ExperimentRunner,
     original: Original,
-    beside: list[Candidate],
+    beside: list[Change],
     deadline: float,
 ) -> tuple[Tried | None, list[Tried]]:
     """The graph as it was, checked as the workarounds are, with the first of them beside it."""
@@ -173,30 +167,30 @@ def _control(
 
 def _what_the_check_leaves(
     case: Case, runner: ExperimentRunner, original: Original, about: About
-) -> list[Candidate]:
+) -> list[Change]:
     """The only candidates that can be judged where the check itself is a cure."""
-    plain = runner.one(original.state, Experiment("as it was, with random numbers of its own"))
+    plain = runner.one(original.state, Change("as it was, with random numbers of its own"))
     if plain.passes:
         raise NothingToWorkAround(
             f"case {case.id} does not fail here, so no workaround can be tried; "
             f"see whether it fails at all: torchsleuth verify {case.id} --times 3"
         )
     others = [each for each in candidates_for(about) if each.reach == BACKEND]
-    return [setting_candidate([RANDOM]), *others]
+    return [RANDOM, *others]
 
 
 def _settings_that_help(
     runner: ExperimentRunner, state: State, about: About, deadline: float
-) -> list[Candidate]:
+) -> list[Change]:
     """Settings that make the failure vanish, for a fault that nobody has pinned down."""
     if about.backend != "inductor" or about.triage.pinned or time.monotonic() > deadline:
         return []
     flags = switchable(state)
-    if not runner.one(state, Experiment("with every setting cautious", config=config_of(flags))).passes:
+    if not runner.one(state, together(flags, "with every setting cautious")).passes:
         return []
     if time.monotonic() > deadline:
-        return [setting_candidate(flags)]
-    return [setting_candidate(cautious_fix(runner, state, flags))]
+        return [together(flags)]
+    return [together(cautious_fix(runner, state, flags))]
 
 
 def about_case(folder: CaseFolder, start: SearchStart) -> About:
@@ -207,7 +201,7 @@ def about_case(folder: CaseFolder, start: SearchStart) -> About:
     settings = {k: dict(v) for k, v in state.settings.config.items()}
     settings.setdefault(INDUCTOR, {}).update(state.settings.options)
     if case.kind == "accuracy":
-        settings[INDUCTOR].pop(RANDOM.key, None)  # the check's own
+        settings[INDUCTOR].pop(RANDOM.keys[0], None)  # the check's own
     defaults = {
         module: {key: repr(found[0]) for key in values if (found := default_setting(module, key)) is not None}
         for module, values in settings.items()
@@ -246,13 +240,13 @@ def ordered(tried: Iterable[Tried]) -> list[Tried]:
         if not each.estimated:
             return own
         # Graph breaks are not in an estimate: it is no reason to go before something that gives up less.
-        milder = [o for o in good if not o.estimated and o.candidate.reach < each.candidate.reach]
+        milder = [o for o in good if not o.estimated and o.change.reach < each.change.reach]
         return max(own, min((_slower(o.run_seconds, fastest) for o in milder), default=0))
 
     def key(each: Tried) -> tuple[bool, bool, int, int, int]:
-        reach = each.candidate.reach
+        reach = each.change.reach
         speed = slower(each) if each.verified else 0
-        return not each.verified, reach == BACKEND, speed, reach, len(each.candidate.how)
+        return not each.verified, reach == BACKEND, speed, reach, len(each.change.how)
 
     return sorted(listed, key=key)
 
@@ -265,21 +259,21 @@ def _slower(seconds: float | None, fastest: float | None) -> int:
 
 
 def _attempt(tried: Tried, full_seconds: float | None) -> Attempt:
-    candidate = tried.candidate
+    change = tried.change
     cost = None
     if tried.run_seconds and full_seconds:
         cost = round(tried.run_seconds / full_seconds, 2)
     made = Workaround(
-        candidate.name,
-        candidate.how,
+        change.name,
+        change.how,
         tried.verified,
         tried.error,
-        candidate.disables,
+        change.disables,
         cost,
         None,
         tried.seconds,
     )
-    return Attempt(made, candidate.overrides)
+    return Attempt(made, change if change.for_programs else None)
 
 
 def _release(folder: CaseFolder) -> list[Attempt]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.changes import Change
 from torchsleuth.front.program.runs import CannotRunProgram, Program, ProgramRun, run_program, watch_program
 from torchsleuth.search.workers.cluster import ClusterUnfit, join_cluster, ray_here
-from torchsleuth.watched.overrides import overrides_from_json
 
 # What is sent to every node without asking; data sets belong on a disk that all of them see.
 MOST_BYTES = 200 << 20
@@ -59,12 +59,12 @@ def run_there(job: Mapping[str, Any], order: Mapping[str, Any], archive: bytes) 
         # The interpreter of the machine that asks may lie elsewhere here.
         first, *rest = job["command"]
         program = Program((sys.executable if first == order["python"] else first, *rest), folder)
-        overrides = overrides_from_json(job["overrides"])
+        change = Change.from_json(job["change"])
         try:
-            if overrides.uncompiled:
-                run = run_program(program, overrides, timeout=order["timeout"])
+            if change.uncompiled:
+                run = run_program(program, change, timeout=order["timeout"])
             else:
-                run = watch_program(program, overrides, options=order["options"], timeout=order["timeout"])
+                run = watch_program(program, change, options=order["options"], timeout=order["timeout"])
         except CannotRunProgram as why:
             run = ProgramRun(127, 0.0, tail=str(why))
     return {**dataclasses.asdict(run), "cases": [dict(case) for case in run.cases]}

@@ -19,8 +19,10 @@ from typing import Any
 from torchsleuth.child.compile import tiny_trial
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.change_table import UNCOMPILED, WITHOUT_CODE
+from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.limits import LEAST_HANG, SECONDS_A_CALL, Limits, within
-from torchsleuth.core.protocol.trials import EAGER, Outcome, Question, Switches, Trial
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.search.minify.contract import Oracle, State
 from torchsleuth.search.minify.states import Shapes, trial_of
@@ -102,7 +104,7 @@ class Questions:
     def passes_in_eager(self, state: State, expected: Signature) -> bool:
         """Whether a state's graph runs without the compiler; it is asked as triage asks, and answered once."""
         trial = trial_of(state, expected, self.store)
-        in_eager = replace(trial, switches=Switches(eager=True), stop_early=False)
+        in_eager = replace(trial, change=UNCOMPILED, stop_early=False)
         outcome = self.workers.run(in_eager, limits=self._limits(EAGER_SECONDS))
         return outcome.signature is None and outcome.error is None
 
@@ -172,8 +174,6 @@ SHARE_FOR_ASKING = 0.1
 SHARE_FOR_MAKING_SURE = 0.25
 # One call, for each level.
 TINY = {"aot": "torch.ops.aten.abs.default(a)", "dynamo": "torch.abs(a)"}
-# Ways to see what a compiled graph computes without generating code, the quickest first.
-WITHOUT_CODE = (Switches(passes_alone=True), Switches(interpret=True))
 
 
 @dataclass
@@ -202,7 +202,7 @@ class TrialOracle(Oracle):
     # How often the failure comes, where it comes only sometimes.
     rate: FailureRate | None = None
     # What is left out of the compiler, where that answers sooner.
-    switches: Switches | None = None
+    change: Change | None = None
 
     def holding_to(self, original: State) -> TrialOracle:
         """This oracle; where the original passes without the compiler, what fails must do so, too.
@@ -292,14 +292,14 @@ class TrialOracle(Oracle):
 
     def quicker(self, state: State) -> TrialOracle | None:
         """One without what the failure does not need: wrong results without code, hangs without most of the waiting."""
-        if self.switches is not None or self.rate is not None:
+        if self.change is not None or self.rate is not None:
             return None
         if self.expected.kind == "accuracy":
-            ways = [self._leaving_out(switches) for switches in WITHOUT_CODE]
+            ways = [self._under(change) for change in WITHOUT_CODE]
         elif self.expected.kind == "hang":
             short = self.short_limits(state)
-            needed = Switches(stop_after="codegen") if self.expected.phase == "compile" else Switches()
-            ways = [] if short is None else [self._leaving_out(needed, short)]
+            needed = Change(stop_after="codegen") if self.expected.phase == "compile" else Change()
+            ways = [] if short is None else [self._under(needed, short)]
         else:
             return None
         now, enough = time.monotonic(), self.deadline
@@ -324,8 +324,8 @@ class TrialOracle(Oracle):
         soon = now + SHARE_FOR_MAKING_SURE * (self.deadline - now)
         return replace(self, deadline=soon, also={}, errors=[])
 
-    def _leaving_out(self, switches: Switches, limits: Limits | None = None) -> TrialOracle:
-        return replace(self, switches=switches, limits=limits or self.limits, also={}, errors=[])
+    def _under(self, change: Change, limits: Limits | None = None) -> TrialOracle:
+        return replace(self, change=change, limits=limits or self.limits, also={}, errors=[])
 
     def short_limits(self, state: State) -> Limits | None:
         """Of a hang: a clock by what something healthy takes, measured now; None where that is hardly shorter.
@@ -352,7 +352,7 @@ class TrialOracle(Oracle):
         differentiated = any(getattr(given.spec, "requires_grad", False) for given in state.inputs)
         if level != "aot" and differentiated:
             return None
-        trial = replace(self.trial(state), switches=WITHOUT_CODE[0])
+        trial = replace(self.trial(state), change=WITHOUT_CODE[0])
         healthy = self.workers.run(trial, limits=replace(limits, compile=self.seconds_to_fail))
         if healthy.error is not None:
             return None
@@ -366,7 +366,7 @@ class TrialOracle(Oracle):
         """The question that a state stands for."""
         trial = trial_of(state, self.expected, self.questions.store)
         trial = replace(trial, must_pass_in_eager=self.must_pass_in_eager)
-        return trial if self.switches is None else replace(trial, switches=self.switches)
+        return trial if self.change is None else replace(trial, change=self.change)
 
     def _limits(self, state: State) -> Limits:
         """What is cut short by the end of the search's time has told nothing; a hang has a clock by its calls."""

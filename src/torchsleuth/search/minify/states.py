@@ -20,7 +20,9 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
-from torchsleuth.core.protocol.trials import Switches, Trial
+from torchsleuth.core.change_table import INTERPRETED
+from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Input, State
@@ -250,7 +252,7 @@ def trial_of(state: State, expected: Signature, store: Path, *, values: bool = T
         inputs=(kept_description(state, store) if values else state.description).to_json(),
         constants=_constants(printed.constants, store, state.constant_devices),
         measure_noise=expected.kind == "accuracy",
-        switches=Switches(interpret=state.interpreted),
+        change=INTERPRETED if state.interpreted else NOTHING,
         embedded=state.embedded.source,
         imports=tuple(dict.fromkeys([*printed.imports, *state.embedded.imports])),
         store=str(store),

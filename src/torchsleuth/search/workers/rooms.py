@@ -28,15 +28,14 @@ def in_room(trial: Trial, room: Path) -> Trial:
     """
     moved = {name: str(room / name) for name in places_of(trial)}
     analysis = {**trial.analysis, **{name: moved[name] for name in _OF_ANALYSIS if name in moved}}
-    switches = replace(trial.switches, trace=moved.get(TRACE))
-    return replace(trial, store=moved.get(STORE, trial.store), switches=switches, analysis=analysis)
+    return replace(trial, store=moved.get(STORE, trial.store), trace=moved.get(TRACE), analysis=analysis)
 
 
 def places_of(trial: Trial) -> dict[str, Path]:
     """Where the files of each kind belong on the machine that asks."""
     # What a whole program has there is its name.
     store = None if trial.question is Question.PROGRAM else trial.store
-    named = {STORE: store, TRACE: trial.switches.trace, **{n: trial.analysis.get(n) for n in _OF_ANALYSIS}}
+    named = {STORE: store, TRACE: trial.trace, **{n: trial.analysis.get(n) for n in _OF_ANALYSIS}}
     return {name: Path(path) for name, path in named.items() if path is not None}
 
 

@@ -5,16 +5,17 @@ A program that fails without the compiler, too, shows another bug than one that 
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.criteria import SAME_PLACE, difference_to_eager, types_shown
 from torchsleuth.core.processes.limits import Limits
-from torchsleuth.core.protocol.trials import Outcome, Question, Switches, Trial
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+from torchsleuth.core.protocol.trials import Outcome, Question, Trial
+from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Oracle
 from torchsleuth.search.minify.python.program import Program
 from torchsleuth.search.workers.queue import TrialQueue
@@ -58,7 +59,8 @@ class ProgramOracle(Oracle):
     def _answers(self, programs: Sequence[Program], every: bool) -> list[bool | None]:
         # Where capture fails nothing has to be compiled to see it.
         captures = self.expected.phase == "capture"
-        tickets = [self._submit(program, capture_only=captures) for program in programs]
+        change = Change(capture_only=captures)
+        tickets = [self._submit(program, change) for program in programs]
         answers: list[bool | None] = []
         for program, ticket in zip(programs, tickets):
             if True in answers and not every:
@@ -76,22 +78,22 @@ class ProgramOracle(Oracle):
         """Whether a run of a program shows what is looked for, and a run without the compiler does not."""
         return self._fails(outcome) and (not self.eager_passes or self.passes_uncompiled(program))
 
-    def _submit(self, program: Program, **switches: Any) -> Future[Outcome]:
-        trial = trial_of(program.text, self.expected, self.folder, **switches)
+    def _submit(self, program: Program, change: Change, fill: int = 0) -> Future[Outcome]:
+        trial = trial_of(program.text, self.expected, self.folder, change, fill)
         return self.workers.submit(trial, limits=limited(self.workers.limits, self.clock, self.cpu))
 
     def _fails(self, outcome: Outcome) -> bool:
         seen = outcome.signature
         if seen is None:
             return False
-        if same_failure(self.expected, seen):
+        if SAME_PLACE.same(self.expected, seen):
             return True
         self.others.setdefault(seen.summary, outcome.text)
         return False
 
     def passes_uncompiled(self, program: Program) -> bool:
         """Whether a program passes when nothing of it is compiled."""
-        outcome = self._submit(program, eager=True).result()
+        outcome = self._submit(program, UNCOMPILED).result()
         self.trial_seconds += outcome.seconds
         return outcome.signature is None and outcome.error is None
 
@@ -112,7 +114,7 @@ class DifferenceOracle(ProgramOracle):
         if last_line(program.text) != self.shows:
             return False
         found = difference_to_eager(
-            outcome, lambda fill: self._submit(program, eager=True, fill=fill).result()
+            outcome.seen.wrong, lambda fill: self._submit(program, UNCOMPILED, fill).result().seen.wrong
         )
         if found is None:
             return False
@@ -126,36 +128,13 @@ def last_line(text: str) -> str:
     return text.rstrip().rpartition("\n")[2].lstrip()
 
 
-def difference_to_eager(compiled: Outcome, uncompiled: Callable[[int], Outcome]) -> tuple[str, str] | None:
-    """What a program holds when it is compiled, and in two runs without the compiler; None where that is the same.
-
-    `uncompiled(byte)` runs it so, fresh memory filled with that.
-    """
-    held = compiled.seen.wrong
-    expected = None if held is None else uncompiled(0x55).seen.wrong
-    if held is None or expected in (None, held) or uncompiled(0xAA).seen.wrong != expected:
-        return None
-    return held, str(expected)
-
-
-def types_shown(held: str) -> list[str]:
-    """The types of what a program holds, by the text that shows it (`trials/program.py`).
-
-    >>> types_shown("['Tensor tensor([1.])', 'int 3']")
-    ['Tensor', 'int']
-    """
-    try:
-        return [each.partition(" ")[0] for each in ast.literal_eval(held)]
-    except (SyntaxError, ValueError):
-        return [held]
-
-
-def trial_of(text: str, expected: Signature, folder: Path, **switches: Any) -> Trial:
-    """The question that a program stands for: `trial_of(text, expected, folder, eager=True)`."""
+def trial_of(text: str, expected: Signature, folder: Path, change: Change = NOTHING, fill: int = 0) -> Trial:
+    """The question that a program stands for: `trial_of(text, expected, folder, UNCOMPILED)`."""
     return Trial(
         text,
         expected,
-        switches=Switches(**switches),
+        change=change,
+        fill=fill,
         store=str(folder / SCRIPT),
         question=Question.PROGRAM,
     )
@@ -169,18 +148,3 @@ def limited(limits: Limits, clock: float | None, cpu: float | None = None) -> Li
 def cpu_for(runs: Sequence[Outcome]) -> float:
     """What a smaller program may compute, by what runs of the whole one did: `cpu_for([first, uncompiled])`."""
     return max(LEAST_CPU, CPU_SLACK * max(run.seen.cpu for run in runs))
-
-
-def same_failure(expected: Signature, seen: Signature) -> bool:
-    """Whether two programs show one bug: the same signature, raised in the same place of torch.
-
-    >>> same_failure(Signature("crash", "run", signal="SIGABRT"), Signature("crash", "run", signal="SIGSEGV"))
-    False
-    """
-    return fails_the_same_way(expected, seen) and _place(expected) == _place(seen)
-
-
-def _place(signature: Signature) -> str:
-    """The innermost frame where that is torch's; functions of the program may move."""
-    innermost = "".join(signature.frames[:1])
-    return innermost if "/" in innermost else ""

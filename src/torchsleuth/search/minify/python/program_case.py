@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.core.cases.model import Case, Minified, case_id
+from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.criteria import SAME, difference_to_eager
 from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
-from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, fingerprint
+from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
 from torchsleuth.search.minify.oracle import Questions
@@ -30,7 +32,6 @@ from torchsleuth.search.minify.python.oracle import (
     DifferenceOracle,
     ProgramOracle,
     cpu_for,
-    difference_to_eager,
     last_line,
     limited,
     trial_of,
@@ -79,7 +80,7 @@ def case_of_program(
     seen = first.signature
     if seen is None:
         raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
-    uncompiled = _ran(questions, text, clock, eager=True)
+    uncompiled = _ran(questions, text, clock, UNCOMPILED)
     passes = uncompiled.signature is None
     # A hang takes its clock in each trial that shows it, and nothing else should take much longer than the whole did.
     slowest = uncompiled.seconds if passes or seen.kind == "hang" else max(first.seconds, uncompiled.seconds)
@@ -108,8 +109,8 @@ def case_of_program(
     return write_case(cases_dir, case, files)
 
 
-def _ran(questions: Questions, text: str, clock: float, **switches: Any) -> Outcome:
-    trial = trial_of(text, _ANYTHING, questions.store, **switches)
+def _ran(questions: Questions, text: str, clock: float, change: Change = NOTHING, fill: int = 0) -> Outcome:
+    trial = trial_of(text, _ANYTHING, questions.store, change, fill)
     outcome = questions.workers.run(trial, limits=limited(questions.workers.limits, clock), fresh=True)
     if outcome.error is not None:
         raise CannotMinify(f"the script cannot be tried here: {outcome.error}")
@@ -243,12 +244,12 @@ def _as_seen_here(folder: CaseFolder, questions: Questions, text: str, budget: f
     first = _ran(questions, text, FIRST_RUN * budget)
     if case.kind == "accuracy":
         return _differing_here(folder, questions, text, first, budget)
-    if first.signature is None or not fails_the_same_way(case.signature, first.signature):
+    if first.signature is None or not SAME.same(case.signature, first.signature):
         how = (
             f"fails differently here ({first.signature.summary})" if first.signature else "does not fail here"
         )
         raise CannotMinify(f"case {case.id} {how}; run its original.py to compare")
-    uncompiled = _ran(questions, text, FIRST_RUN * budget, eager=True)
+    uncompiled = _ran(questions, text, FIRST_RUN * budget, UNCOMPILED)
     clock = max(LEAST_CLOCK, SLACK * max(first.seconds, uncompiled.seconds))
     return _Seen(first.signature, uncompiled.signature is None, clock, cpu_for([first, uncompiled]))
 
@@ -259,11 +260,11 @@ def _differing_here(
     case = folder.case
     runs: list[Outcome] = []
 
-    def uncompiled(fill: int) -> Outcome:
-        runs.append(_ran(questions, text, FIRST_RUN * budget, eager=True, fill=fill))
-        return runs[-1]
+    def uncompiled(fill: int) -> str | None:
+        runs.append(_ran(questions, text, FIRST_RUN * budget, UNCOMPILED, fill))
+        return runs[-1].seen.wrong
 
-    if difference_to_eager(first, uncompiled) is None:
+    if difference_to_eager(first.seen.wrong, uncompiled) is None:
         raise CannotMinify(f"case {case.id} does not differ from eager here; run its original.py to compare")
     every = [first, *runs]
     clock = max(LEAST_CLOCK, SLACK * max(run.seconds for run in every))

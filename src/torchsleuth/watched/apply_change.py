@@ -1,7 +1,7 @@
-"""Puts overrides in place in the process of the user's program, each when the part of the compiler it is about arrives.
+"""Puts a `Change` in place in the process of the user's program, as the parts of the compiler that it is about arrive.
 
 What cannot be put in place ends the program: a run without it would be taken for a run with it. Without the variable of
-`overrides.py` nothing here is ever imported.
+`core/changes.py` nothing here is ever imported.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torchsleuth.core.changes import Change, change_from_environment
 from torchsleuth.torch_internals import module_names
-from torchsleuth.watched.overrides import Overrides, overrides_from_environment
 from torchsleuth.watched.startup import after_import
 
 
 @functools.cache
-def override_this_process() -> None:
+def change_this_process() -> None:
     """Puts in place what the environment asks for, as the parts of the compiler are imported."""
     with _or_end():
-        wanted = overrides_from_environment()
+        wanted = change_from_environment()
         if wanted is not None:
-            _override(wanted)
+            _put_in_place(wanted)
 
 
 class _or_end:
@@ -39,11 +39,17 @@ class _or_end:
             raise SystemExit(2) from error
 
 
-def _override(wanted: Overrides) -> None:
+def _put_in_place(wanted: Change) -> None:
     settings: dict[str, dict[str, Any]] = {
         module: {key: ast.literal_eval(text) for key, text in values.items()}
         for module, values in wanted.config.items()
     }
+
+    decomposed, lowered = (
+        wanted.off.get(each, {}).get("names", ()) for each in ("decomposition", "lowerings")
+    )
+    # What is not decomposed any more has no lowering, either, and needs no other word to stay eager.
+    kept_eager = [name for name in lowered if name not in decomposed]
 
     def at_capture(_module: ModuleType) -> None:
         from torchsleuth.torch_internals import compile_overrides as eager
@@ -77,12 +83,12 @@ def _override(wanted: Overrides) -> None:
         forced.check_settings(settings)
         if settings:
             forced.force_at_inner_compiles(settings)
-        eager.forget_decompositions(wanted.decompositions)
+        eager.forget_decompositions(decomposed)
 
     def at_lowering(_module: ModuleType) -> None:
         from torchsleuth.torch_internals import compile_overrides as eager
 
-        eager.keep_operators_eager(wanted.fallback)
+        eager.keep_operators_eager(kept_eager)
 
     def at_dynamo(_module: ModuleType) -> None:
         from torchsleuth.torch_internals import compile_overrides as forced
@@ -125,7 +131,7 @@ def _override(wanted: Overrides) -> None:
     _when(module_names.FRAME_CAPTURE, at_capture)
     _when(module_names.BACKEND_CALL, at_backend)
     _when(module_names.INNER_COMPILE, at_inductor)
-    if wanted.fallback:
+    if kept_eager:
         _when(module_names.LOWERING, at_lowering)
 
 

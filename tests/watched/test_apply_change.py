@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import torchsleuth
 from program_runs import environment, run_watched, write_program
+from torchsleuth.core.change_table import kept_eager
+from torchsleuth.core.changes import CHANGE_VARIABLE, Change, change_from_environment
 from torchsleuth.torch_internals.compile_overrides import (
     NoSuchTarget,
     UnknownSetting,
@@ -20,7 +22,6 @@ from torchsleuth.torch_internals.compile_overrides import (
     is_place,
     operator_named,
 )
-from torchsleuth.watched.overrides import OVERRIDES_VARIABLE, Overrides, overrides_from_environment
 
 INJECT = Path(torchsleuth.__file__).parent / "watched" / "inject"
 INDUCTOR = "torch._inductor.config"
@@ -58,9 +59,9 @@ PROGRAM = """
 """
 
 
-def run(folder, overrides=None, fault=None, text=PROGRAM, **more):
+def run(folder, change=None, fault=None, text=PROGRAM, **more):
     program = write_program(folder, text)
-    env = environment(folder, fault, **(overrides.to_environment() if overrides else {}), **more)
+    env = environment(folder, fault, **(change.to_environment() if change else {}), **more)
     env["PYTHONPATH"] = os.pathsep.join([str(INJECT), env["PYTHONPATH"]])
     ran = subprocess.run(
         [sys.executable, program.name], cwd=folder, env=env, capture_output=True, text=True, timeout=250
@@ -73,14 +74,13 @@ texts = st.text(max_size=20)
 
 @given(
     st.builds(
-        Overrides,
+        Change,
         config=st.dictionaries(st.just(INDUCTOR), st.dictionaries(texts, texts, min_size=1)),
         backend=st.none() | texts.filter(bool),
         mode=st.none() | texts.filter(bool),
         dtype=st.none() | texts.filter(bool),
         dynamic=st.none() | st.booleans(),
-        fallback=st.lists(texts).map(tuple),
-        decompositions=st.lists(texts).map(tuple),
+        off=st.dictionaries(texts, st.dictionaries(texts, st.lists(texts))),
         functions=st.lists(st.tuples(texts, texts, st.integers(1, 99))).map(tuple),
         modules=st.lists(texts).map(tuple),
         classes=st.lists(texts).map(tuple),
@@ -95,23 +95,23 @@ texts = st.text(max_size=20)
     )
 )
 def test_what_is_asked_for_arrives_in_the_process(wanted):
-    arrived = overrides_from_environment(wanted.to_environment())
-    assert (arrived or Overrides()) == wanted
+    arrived = change_from_environment(wanted.to_environment())
+    assert (arrived or Change()) == wanted
 
 
 def test_nothing_is_said_where_nothing_is_changed():
-    assert Overrides().to_environment() == {}
-    assert overrides_from_environment({}) is None
+    assert Change().to_environment() == {}
+    assert change_from_environment({}) is None
 
 
-def test_a_program_nobody_overrides_never_sees_us(tmp_path):
+def test_a_program_nobody_changes_never_sees_us(tmp_path):
     ran, said = run(tmp_path, TORCH_COMPILE_DISABLE="1")
     assert ran.returncode == 0 and said["ours"] == "[]", ran.stderr
 
 
 def test_functions_and_modules_are_left_eager_and_the_backend_is_another(tmp_path):
     program = str((tmp_path / "program.py").absolute())
-    wanted = Overrides(
+    wanted = Change(
         backend="sleuth_aot_eager",
         functions=(("program.py", "wave", 5), (program, "wave", 5)),
         modules=("act",),
@@ -125,8 +125,9 @@ def test_functions_and_modules_are_left_eager_and_the_backend_is_another(tmp_pat
 
 
 def test_an_operator_is_kept_eager_under_a_setting_that_options_would_change(tmp_path):
-    wanted = Overrides(
-        fallback=("aten.sin.default", "aten.cos.default"), config={INDUCTOR: {"max_fusion_size": "1"}}
+    wanted = Change(
+        off=kept_eager(["aten.sin.default", "aten.cos.default"]).off,
+        config={INDUCTOR: {"max_fusion_size": "1"}},
     )
     # The gradient of sin is a cos: its graph is compiled later, when the backward is run.
     ran, said = run(tmp_path, wanted, fault="aten.cos.default:raise")
@@ -136,7 +137,7 @@ def test_an_operator_is_kept_eager_under_a_setting_that_options_would_change(tmp
 
 def test_nothing_is_compiled_even_where_torch_refuses_to_leave_it_out(tmp_path):
     whole = PROGRAM.replace("torch.compile(net, ", "torch.compile(net, fullgraph=True, ")
-    ran, said = run(tmp_path, Overrides(uncompiled=True), fault="aten.sin.default:raise", text=whole)
+    ran, said = run(tmp_path, Change(uncompiled=True), fault="aten.sin.default:raise", text=whole)
     assert ran.returncode == 0, ran.stderr
     assert said["graphs"] == "0" and said["slope"] == "True"
 
@@ -153,7 +154,7 @@ def test_a_graph_that_must_not_break_may_break(tmp_path):
 
     print("sum", f(torch.zeros(3)).sum().item())
     """
-    ran, said = run(tmp_path, Overrides(graph_breaks=True), text=program)
+    ran, said = run(tmp_path, Change(graph_breaks=True), text=program)
     assert (ran.returncode, said) == (0, {"inside": "3", "sum": "3.0"}), ran.stderr
 
 
@@ -163,7 +164,7 @@ def test_the_backend_put_in_is_the_one_that_a_case_names(tmp_path):
 
     torch.compile(lambda x: torch.relu(x), mode="max-autotune")(torch.ones(3))
     """
-    wanted = Overrides(backend="sleuth_relu_compile_error")
+    wanted = Change(backend="sleuth_relu_compile_error")
     ran = run_watched(tmp_path, program, **wanted.to_environment())
     assert ran.case["backend"] == "sleuth_relu_compile_error", ran.stderr
     assert ran.case["verified"]["reproduced"] == 1, ran.stderr
@@ -186,7 +187,7 @@ SETTINGS = """
 
 
 def test_a_mode_takes_the_place_of_what_modes_set_and_leaves_the_options(tmp_path):
-    ran, _ = run(tmp_path, Overrides(mode="reduce-overhead"), text=SETTINGS)
+    ran, _ = run(tmp_path, Change(mode="reduce-overhead"), text=SETTINGS)
     expected = ["['triton.cudagraphs']", "['max_fusion_size', 'triton.cudagraphs']"]
     assert ran.stdout.splitlines() == expected, ran.stderr
 
@@ -200,7 +201,7 @@ def test_a_program_computes_in_another_dtype_where_it_names_none(tmp_path, dtype
     print("product", torch.compile(lambda x: weight(x), backend="eager")(torch.ones(2, 4)).dtype)
     print("named", torch.ones(2, dtype=torch.int32).dtype)
     """
-    ran, said = run(tmp_path, Overrides(dtype=dtype), text=program)
+    ran, said = run(tmp_path, Change(dtype=dtype), text=program)
     assert said == {"product": product, "named": "torch.int32"}, ran.stderr
 
 
@@ -208,13 +209,13 @@ def test_a_program_computes_in_another_dtype_where_it_names_none(tmp_path, dtype
 def test_lines_a_person_would_paste_run_before_the_first_compile(tmp_path):
     lines = "from torch._inductor.graph import make_fallback\n"
     lines += "make_fallback(torch.ops.aten.cos.default, warn=False, override_decomp=True)"
-    ran, said = run(tmp_path, Overrides(snippet=lines), fault="aten.cos.default:raise")
+    ran, said = run(tmp_path, Change(snippet=lines), fault="aten.cos.default:raise")
     assert ran.returncode == 0, ran.stderr
     assert said["graphs"] == "1" and said["slope"] == "True"
 
 
 def test_what_cannot_be_put_in_place_ends_the_program(tmp_path):
-    ran, _ = run(tmp_path, Overrides(config={INDUCTOR: {"no_such_setting": "1"}}))
+    ran, _ = run(tmp_path, Change(config={INDUCTOR: {"no_such_setting": "1"}}))
     assert ran.returncode != 0 and "no_such_setting" in ran.stderr
 
 
@@ -242,5 +243,5 @@ def test_what_this_torch_does_not_have_is_an_error():
 
 
 def test_the_variable_is_plain_json():
-    text = Overrides(backend="eager").to_environment()[OVERRIDES_VARIABLE]
+    text = Change(backend="eager").to_environment()[CHANGE_VARIABLE]
     assert json.loads(text) == {"backend": "eager"}

@@ -5,7 +5,8 @@ import torch
 
 from torchsleuth.child import compile as inside
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
-from torchsleuth.core.protocol.trials import Switches, Trial
+from torchsleuth.core.changes import Change
+from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.tensors import describe_inputs
 
@@ -22,12 +23,12 @@ def _process(monkeypatch):
     monkeypatch.setattr(inside.runner, "_repro_phase", inside.runner._repro_phase)
 
 
-def trial(**switches):
+def trial(**change):
     inputs = describe_inputs([torch.ones(2, requires_grad=True)]).to_json()
     settings = CompileSettings("dynamo", state=AmbientState(grad=True))
     expected = Signature("compile_error", "compile")
-    how = Switches(eager=True, **switches)
-    return Trial(GRAPH, expected, settings, ("a",), inputs, switches=how, stop_early=False)
+    how = Change(uncompiled=True, **change)
+    return Trial(GRAPH, expected, settings, ("a",), inputs, change=how, stop_early=False)
 
 
 def test_a_derivative_that_only_a_backward_needs_is_no_failure_of_the_forward():
