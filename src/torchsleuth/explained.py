@@ -1,6 +1,6 @@
 """What a program is told of its own compiles, by the collectors of an observed run in the process that asks.
 
-How capture went (`explain(fn)(*args)`, `ExplainWithBackend`), what was compiled again (`CompileProfiler`), where the time
+How capture went (`explain(fn)(*args)`, `ExplainWithBackend`), what was compiled again (`CompileProfiler`), where time
 went (`compile_times`, `record_compile_times`). A backend object listens to what is compiled with it; what is compiled
 with any other backend passes through.
 
