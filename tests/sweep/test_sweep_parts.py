@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchsleuth.core.changes import Change
-from torchsleuth.front.program.runs import Program, ProgramRun
+from torchsleuth.front.supervise.program_runs import Program, ProgramRun
 from torchsleuth.front.sweep.cells import Bucket, Cell, Failure, SweepLog, buckets_of, bug_of, cell_of, merged
 from torchsleuth.front.sweep.grid import (
     NothingToSweep,

@@ -25,6 +25,7 @@ from torchsleuth.front.cli.options import (
     workers_option,
 )
 from torchsleuth.front.cli.output import print_json, say, show
+from torchsleuth.front.report.html import write_report
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
 from torchsleuth.front.sweep.result import SweepResult, known_buckets, page_of, result_of
@@ -122,7 +123,9 @@ def sweep_verb(
         "check_accuracy": check_accuracy,
     }
     limits = Limits(started + budget * share, timeout, each)
-    sweep = Sweep(programs, settings, log, limits, cases_dir, about, workers, check_accuracy, say)
+    sweep = Sweep(
+        programs, settings, log, limits, cases_dir, about, workers, check_accuracy, say, write_report
+    )
     say(f"{len(programs)} programs, {len(settings)} settings: {len(sweep.jobs())} runs")
     stopped: KeyboardInterrupt | AskedToEnd | None = None
     try:

@@ -21,7 +21,7 @@ from typing import Any
 
 from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol.codec import from_json
-from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.front.sweep.grid import SweptProgram
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 

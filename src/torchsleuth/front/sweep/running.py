@@ -14,16 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.folder import open_case
+from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.last_will import ends_with_us
 from torchsleuth.core.processes.tree import kill_group
-from torchsleuth.front.program.runs import CannotRunProgram, ProgramRun, run_program, watch_program
+from torchsleuth.front.supervise.program_runs import CannotRunProgram, ProgramRun, Watch, run_program
+from torchsleuth.front.supervise.road import run_and_investigate
 from torchsleuth.front.sweep.cells import (
     PASSES,
     Bucket,
@@ -75,6 +76,8 @@ class Sweep:
     workers: str = "2"
     check_accuracy: bool = False
     say: Callable[[str], None] = lambda _: None
+    # Writes the page and the issue text of a case that was looked into.
+    finished: Callable[[CaseFolder], object] = lambda _: None
 
     def key(self, program: SweptProgram, setting: Change) -> str:
         return key_of(program, setting, self.about)
@@ -159,12 +162,10 @@ class Sweep:
     def _run(self, program: SweptProgram, setting: Change, stopped: threading.Event) -> ProgramRun:
         timeout = min(self.limits.left, self.limits.timeout * WHOLE_PROGRAM)
         try:
-            if setting.uncompiled:
-                return run_program(program.program, setting, timeout=timeout, stopped=stopped)
-            return watch_program(
+            return run_program(
                 program.program,
                 setting,
-                options=self._options(),
+                watch=None if setting.uncompiled else self._watch(),
                 timeout=timeout,
                 cases_dir=self.cases_dir,
                 stopped=stopped,
@@ -172,22 +173,21 @@ class Sweep:
         except CannotRunProgram as why:
             return ProgramRun(127, 0.0, tail=str(why))
 
-    def _options(self) -> list[str]:
-        checks = ["--check-accuracy"] if self.check_accuracy else []
-        return ["--timeout", str(self.limits.timeout), *checks]
+    def _watch(self) -> Watch:
+        return Watch(self.limits.timeout, self.check_accuracy)
 
     def _look_into(self, bucket: Bucket, seconds: float) -> None:
         program = next(each for each in self.programs if each.name == bucket.sample[0])
         setting = next(each for each in self.settings if each.name == bucket.sample[1])
-        # Where the program alone noticed, its graphs are compared with eager: wrong numbers are the likely reason.
-        checks = ["--check-accuracy"] if bucket.kind == "status" and not self.check_accuracy else []
-        run = watch_program(
-            program.program,
-            setting,
-            options=[*self._options(), *checks, "--budget", f"{seconds:.0f}", "--workers", self.workers],
+        run = run_and_investigate(
+            replace(program.program, change=setting),
+            # Where the program alone noticed, its graphs are compared with eager: wrong numbers are the likely reason.
+            watch=Watch(self.limits.timeout, self.check_accuracy or bucket.kind == "status"),
             timeout=self.limits.timeout * WHOLE_PROGRAM + seconds,
+            budget=seconds,
+            workers=self.workers,
             cases_dir=self.cases_dir,
-            record_only=False,
+            finished=self.finished,
         )
         alike = [
             case for case, s in zip(run.cases, run.signatures) if bucket_of(s, program.name) == bucket.key
@@ -228,7 +228,7 @@ class Sweep:
             order = {
                 "seconds": self.limits.left,
                 "timeout": self.limits.timeout * WHOLE_PROGRAM,
-                "options": self._options(),
+                "watch": dataclasses.asdict(self._watch()),
                 "folder": os.getcwd(),
                 "jobs": [
                     {"command": program.program.command, "change": setting.to_json()}
