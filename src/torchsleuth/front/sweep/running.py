@@ -6,6 +6,7 @@ Programs first run without the compiler, once for each dtype: one that fails the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
