@@ -28,7 +28,7 @@ from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.core.protocol.failures import Failure, RecordedCall
 from torchsleuth.core.watching import Settings
-from torchsleuth.front.supervise.case_at_work import CaseAtWork
+from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork
 from torchsleuth.front.supervise.program_runs import (
     SHARE,
     CannotRunProgram,
@@ -46,7 +46,6 @@ from torchsleuth.torch_core.repro.assemble import (
     user_line_of_node,
 )
 
-ORIGINAL = "original.py"
 # The script of another level while it is tried; it finds the kept inputs where it lies.
 OTHER_LEVEL = "original-other-level.py"
 NO_GRAPH_FAILS = "no graph of the program fails by itself"
@@ -88,7 +87,7 @@ def settle_graph(case: CaseAtWork, process: WatchedProcess) -> None:
 
 def _tried(case: CaseAtWork, name: str) -> ScriptRun:
     case.say("running its repro in a fresh process")
-    run = case.run_script(name)
+    run = case.ask(name)
     case.say(f"{run.words} in {run.seconds:.1f} s")
     return run
 
@@ -198,7 +197,7 @@ def settle_call(case: CaseAtWork) -> None:
     blamed = case.case.triage
     # Capture blames the program where an operator fails on real tensors as it does on capture's own. Those may have a
     # shape or a device that the program's do not: then the call passes without the compiler.
-    eager = case.run_script(ORIGINAL, compiles=False) if case.is_the_programs else None
+    eager = case.ask(ORIGINAL, UNCOMPILED) if case.is_the_programs else None
     if blamed is not None and eager is not None and eager.answer is Answer.PASSES:
         case.say("the call passes without the compiler: what capture knew of its tensors was wrong")
         detail = "what capture knew of its tensors was wrong: without the compiler the call passes"
@@ -213,13 +212,13 @@ def _fails_in_eager(case: CaseAtWork, name: str) -> bool:
     """Whether a graph whose run failed does so without the compiler, where only that shows whose fault it is."""
     if case.case.kind != "runtime_error" or case.case.phase != "run":
         return False
-    return case.run_script(name, "--eager").answer is Answer.OTHER
+    return case.ask(name, UNCOMPILED).answer is Answer.OTHER
 
 
 def _tell_program_apart(case: CaseAtWork) -> None:
     """A graph that fails in eager as well is the program's own bug, not the compiler's."""
     started = time.monotonic()
-    run = case.run_script(ORIGINAL, "--eager")
+    run = case.ask(ORIGINAL, UNCOMPILED)
     if run.answer is not Answer.OTHER:
         return
     node, _, summary = run.summary.partition(" | ")
