@@ -10,7 +10,7 @@ from made_cases import WORKAROUNDS, accuracy, hang
 
 from program_runs import run_watched
 from torchsleuth.core.cases.errors import NotWritable
-from torchsleuth.core.protocol.host import Asked, SearchBegins, Smaller
+from torchsleuth.core.protocol.steps import Asked, SearchBegins, Smaller
 from torchsleuth.front.cli import run as run_module
 from torchsleuth.front.cli.output import StatusLine
 from torchsleuth.front.supervise import road

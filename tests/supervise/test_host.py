@@ -18,7 +18,7 @@ from program_runs import run_watched
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.tree import descendants_of
-from torchsleuth.core.protocol.host import Begins
+from torchsleuth.core.protocol.steps import Begins
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 from torchsleuth.front.supervise.host import HostLost, SearchHost, StepRefused
 from torchsleuth.front.supervise.road import blame, find_workarounds, minify

@@ -22,7 +22,7 @@ from torchsleuth.core.processes.bounded_output import BoundedOutput
 from torchsleuth.core.processes.limits import Limits, clock_of_a_hang
 from torchsleuth.core.protocol.codec import from_json, to_json
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
-from torchsleuth.core.protocol.host import Asked
+from torchsleuth.core.protocol.steps import Asked
 from torchsleuth.core.protocol.trials import (
     Outcome,
     Seen,

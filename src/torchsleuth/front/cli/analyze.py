@@ -19,7 +19,7 @@ from torchsleuth.core.cases.analysis import (
 from torchsleuth.core.cases.door import NotRead
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
-from torchsleuth.core.protocol.host import Analyzing, Says, Seen
+from torchsleuth.core.protocol.steps import Analyzing, Says, Seen
 from torchsleuth.front.cli.options import Function, budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show, status
 from torchsleuth.front.cli.wanted import agree_to, known_case, yes_option

@@ -29,7 +29,7 @@ from torchsleuth.core.processes.prepared import ForkedProcess, NotThere, Prepare
 from torchsleuth.core.processes.starting import fresh_environment, python_command
 from torchsleuth.core.processes.tree import kill_group, resident_bytes
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
-from torchsleuth.core.protocol.host import FROM_HOST, Begins, Done, HostStarted, Order, Refused, Seen
+from torchsleuth.core.protocol.steps import FROM_HOST, Begins, Done, HostStarted, Order, Refused, Seen
 
 HOST = "torchsleuth.search.host.main"
 # Of the time for a step, what the host is not told of: it ends its trials then, and writes what it found.

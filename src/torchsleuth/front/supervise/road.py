@@ -21,17 +21,18 @@ from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.cases.model import Minified, Triage, best_workaround
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.changes import NOTHING, Change
-from torchsleuth.core.protocol.host import (
+from torchsleuth.core.protocol.steps import (
     CHECKPOINTS,
+    REPRO,
     Asked,
     Done,
     Says,
-    ScriptsWritten,
     ScriptToVerify,
     Seen,
     Smaller,
+    Verification,
 )
-from torchsleuth.front.supervise.case_at_work import CaseAtWork, Hear, Processes, processes_for
+from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Hear, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
 from torchsleuth.front.supervise.own_error import OnlyCompiled, blame_own_error, look_at_own_error
 from torchsleuth.front.supervise.program import Supervised
@@ -50,13 +51,11 @@ from torchsleuth.front.supervise.program_runs import (
 )
 from torchsleuth.front.supervise.settle import (
     NO_GRAPH_FAILS,
-    ORIGINAL,
     check_blame_of_program,
     settle_call,
     settle_graph,
 )
 from torchsleuth.front.supervise.verification import (
-    REPRO,
     VerifiedRepro,
     in_words,
     verified_repro,
@@ -73,7 +72,6 @@ KEPT_FOR_WORKAROUND = 0.2
 KEPT_FOR_TRIAGE = 0.15
 # A step is not begun with less than this left.
 LEAST_SECONDS = 5.0
-VERIFY_TIMES = 3
 # Of what is left once a call was recorded, for runs of the program with a workaround.
 SHARE_FOR_THE_PROGRAM = 0.3
 # Of what is left, for making a whole program small; the rest is for runs with less of it compiled.
@@ -325,29 +323,20 @@ class _Search:
             self.trials += message.trials
         elif isinstance(message, Smaller):
             self.calls = message.size
-        elif isinstance(message, ScriptsWritten) and self.running is None:
+        elif isinstance(message, Verification) and self.running is None:
             self._verify(message)
         self.case.hear(message)
 
-    def _verify(self, written: ScriptsWritten) -> None:
-        self.running = self.beside.submit(
-            verified_repro,
-            self.case.folder,
-            written.scripts,
-            self.case.processes.scripts,
-            times=written.times,
-            at_once=written.at_once,
-            always=written.always,
-            in_eager=written.in_eager,
-            deadline=self.deadline,
-        )
+    def _verify(self, wanted: Verification) -> None:
+        at_work = dataclasses.replace(self.case, deadline=self.deadline)
+        at_work.reopen()  # how many calls are left is known since the scripts were written
+        self.running = self.beside.submit(verified_repro, at_work, wanted)
 
     def repro(self) -> VerifiedRepro | None:
         """The verified repro; of a search that did not come to its end, the best script it had found."""
         best = self.case.folder.file(f"{CHECKPOINTS}/{self.calls}.py")
         if self.running is None and self.calls is not None and best.is_file():
-            script = ScriptToVerify(best.stem, needs_inputs=True)
-            self._verify(ScriptsWritten((script,), VERIFY_TIMES, VERIFY_TIMES, always=True, in_eager=False))
+            self._verify(Verification((ScriptToVerify(best.stem, needs_inputs=True),), in_eager=False))
         return None if self.running is None else self.running.result()
 
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from torchsleuth.core.protocol.frames import Frames, frame
-from torchsleuth.core.protocol.host import Begins, Order, Says
+from torchsleuth.core.protocol.steps import Begins, Order, Says
 
 
 class Front:

@@ -20,7 +20,7 @@ from typing import Any
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.starting import without_devices
-from torchsleuth.core.protocol.host import HostStarted, Refused
+from torchsleuth.core.protocol.steps import HostStarted, Refused
 from torchsleuth.search.host.front import Front
 from torchsleuth.search.workers.cluster import open_workers
 

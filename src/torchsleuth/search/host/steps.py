@@ -11,14 +11,13 @@ from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.protocol.codec import plain
-from torchsleuth.core.protocol.host import (
+from torchsleuth.core.protocol.steps import (
     Analyzing,
     Asked,
     Done,
-    ScriptsWritten,
-    ScriptToVerify,
     SearchBegins,
     Smaller,
+    Verification,
 )
 from torchsleuth.search.analyze.analyze_case import analyze_case
 from torchsleuth.search.blame.triage_case import triage_case
@@ -156,8 +155,6 @@ class _Told(Follower):
     def begins(self, doing: str) -> bool:
         return self.front.begins(doing)
 
-    def written(
-        self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
-    ) -> None:
-        """The scripts to verify; the front runs them while what may vary is asked here."""
-        self.front.tell(ScriptsWritten(tuple(scripts), times, at_once, always, in_eager))
+    def written(self, wanted: Verification) -> None:
+        """The front runs the scripts while what may vary is asked here."""
+        self.front.tell(wanted)

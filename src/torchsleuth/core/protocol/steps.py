@@ -8,6 +8,8 @@ from typing import Any
 
 from torchsleuth.core.changes import Change
 
+# In a case: the script that shows the failure, and the folder of those that may become it.
+REPRO = "repro.py"
 CHECKPOINTS = "checkpoints"
 
 
@@ -98,17 +100,18 @@ class ScriptToVerify:
 
 
 @dataclass(frozen=True)
-class ScriptsWritten:
-    """The scripts to verify, the most readable first; the front runs them while what may vary is asked here.
+class Verification:
+    """The scripts of a search, the most readable first, and how they are to be run: how often, how many at once.
 
-    Each is run `times` times, several `at_once`; it must fail `always`, or at least once; `in_eager` it must pass.
+    A failure that does not come `always` holds where it came at all and nothing else did. With `in_eager` a script has
+    to pass without the compiler.
     """
 
     scripts: tuple[ScriptToVerify, ...]
-    times: int
-    at_once: int
-    always: bool
-    in_eager: bool
+    times: int = 3
+    at_once: int = 3
+    always: bool = True
+    in_eager: bool = True
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,8 @@ class Done:
     changes: tuple[Change, ...] = ()
 
 
-Seen = Begins | Says | SearchBegins | Asked | Smaller | Analyzing | ScriptsWritten
+Seen = Begins | Says | SearchBegins | Asked | Smaller | Analyzing | Verification
 FROM_HOST = (
-    *(HostStarted, Begins, Says, SearchBegins, Asked, Smaller, Analyzing, ScriptsWritten),
+    *(HostStarted, Begins, Says, SearchBegins, Asked, Smaller, Analyzing, Verification),
     *(Refused, Done),
 )
