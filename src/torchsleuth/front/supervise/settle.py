@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.door import text_inside
 from torchsleuth.core.cases.errors import SleuthError
@@ -30,6 +29,8 @@ from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.criteria import ONCE_MORE, Answer
 from torchsleuth.core.processes.last_will import scratch
+from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.failures import Failure, RecordedCall
 from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, phase_clock
@@ -42,7 +43,6 @@ from torchsleuth.front.supervise.program_runs import (
     watch_for,
 )
 from torchsleuth.front.supervise.scripts import ScriptRun, ScriptRunner
-from torchsleuth.script_runtime.signature import signature_from_json
 from torchsleuth.torch_core.repro.assemble import (
     CALL,
     LevelScript,
@@ -175,14 +175,14 @@ def second_look(case: CaseAtWork, process: WatchedProcess) -> Iterator[tuple[Pat
 
 
 def _same_failure(
-    case: Case, spool: str, lost: Sequence[tuple[WatchedProcess, dict[str, Any]]] = ()
+    case: Case, spool: str, lost: Sequence[tuple[WatchedProcess, Failure]] = ()
 ) -> tuple[Path, WatchedProcess] | None:
     """Where the failing graph's record lies; one of the very graph first, if the failure came in several."""
     reported = [(process, each) for process in watched_processes(Path(spool)) for each in process.failures()]
     same = [
-        (Path(each["record"]), process)
+        (Path(each.record), process)
         for process, each in [*reported, *lost]
-        if each.get("record") and ONCE_MORE.same(case.signature, signature_from_json(each["signature"]))
+        if each.record and ONCE_MORE.same(case.signature, each.signature)
     ]
     wanted = [str(graph) for graph, _ in case.extra.get("calls") or ()]
     same.sort(key=lambda found: read_record(found[0] / "record.json").hash not in wanted)
@@ -195,9 +195,9 @@ def _same_failure(
 def settle_call(case: CaseAtWork) -> None:
     """Runs the script of a recorded call; where it does not fail by itself, those of its other forms."""
     run = _tried(case, ORIGINAL)
-    call = json.loads(text_inside(case.folder.path, CALL))
+    call = from_json(RecordedCall, json.loads(text_inside(case.folder.path, CALL)))
     text = text_inside(case.folder.path, "traceback.txt")
-    for form in range(1, len(call["forms"])):
+    for form in range(1, len(call.forms)):
         if run.reproduced or case.left < 0:
             break
         case.say("trying the call in another form")
