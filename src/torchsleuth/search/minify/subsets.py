@@ -150,7 +150,7 @@ class _Watched:
 
 
 def each_of(ask: Ask) -> Each:
-    """How to ask for all answers of one round; where only the first failure is told, what comes after it is unknown."""
+    """How to ask for all answers of one round; where only the first failure is known, what is after it is not."""
     each: Each | None = getattr(ask, "each", None)
     if each is not None:
         return each
