@@ -12,10 +12,10 @@ import click
 
 from torchsleuth.core.cases.folder import open_case
 from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
+from torchsleuth.core.changes import Change
 from torchsleuth.front.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.wanted import agree_to, case_to_execute, yes_option
-from torchsleuth.front.supervise.attempt import Attempt, attempt_from_json
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes, processes_for
 from torchsleuth.front.supervise.program_cures import try_found_on_program, try_on_program
 from torchsleuth.front.supervise.program_runs import program_of
@@ -174,12 +174,12 @@ def workaround_verb(
     return 0 if best is not None else 1
 
 
-def _tried(case: CaseAtWork, workers: str, budget: float) -> list[Attempt]:
+def _tried(case: CaseAtWork, workers: str, budget: float) -> list[Change]:
     with processes_for(case.folder, workers) as case.processes:
         if case.case.triage is None:
             say("nobody has said yet who is at fault; that comes first")
             blame(case, budget * SHARE_FOR_TRIAGE)
-        return [attempt_from_json(each) for each in find_workarounds(case, max(1.0, case.left))]
+        return find_workarounds(case, max(1.0, case.left))
 
 
 def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround | None) -> None:

@@ -374,4 +374,4 @@ def _workaround(change: Change) -> Workaround:
         how = f'import os\nos.environ["TORCHINDUCTOR_CACHE_DIR"] = {f"{compile_cache()}-new"!r}'
         means = "what was compiled before; or remove that folder"
         return Workaround("an empty compile cache", how, True, disables=means, program=True)
-    return Workaround(change.name, change.how, True, disables=change.disables, program=True)
+    return Workaround.of(change, None, program=True)

@@ -21,9 +21,9 @@ from textwrap import dedent
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Workaround
 from torchsleuth.core.cases.record import read_record
-from torchsleuth.core.changes import DYNAMO, Change, Place
+from torchsleuth.core.change_table import BREAKS_ALLOWED, DYNAMIC, ERRORS_SUPPRESSED, MORE_COMPILES, setting
+from torchsleuth.core.changes import Change, Place
 from torchsleuth.core.criteria import why_not_cured
-from torchsleuth.front.supervise.attempt import Attempt
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_runs import (
     CannotRunProgram,
@@ -37,8 +37,6 @@ from torchsleuth.front.supervise.rewrites import Rewrite, rewrites_of
 MOST_RUNS = 6
 # A run is not begun with less than this left.
 LEAST_SECONDS = 15.0
-# For a program whose functions are compiled too often.
-MORE_COMPILES = 64
 # Of the functions around a fault, how many are tried as one step of the graph; rewrites that are tried.
 MOST_TRACED = 2
 MOST_REWRITTEN = 2
@@ -73,19 +71,17 @@ def try_on_program(case: CaseAtWork) -> None:
         case.say(str(error))
         return
     tried: list[Workaround] = []
-    for attempt in list(program_attempts(case.folder))[:MOST_RUNS]:
-        if case.left < LEAST_SECONDS or attempt.change is None:
+    for change in list(changes_of_program(case.folder))[:MOST_RUNS]:
+        if case.left < LEAST_SECONDS:
             break
-        case.say(f"running the program with: {attempt.workaround.name}")
+        case.say(f"running the program with: {change.name}")
         # What is not looked into may become a constant, what is rewritten another thing: a comparison shows that.
-        compared = attempt.change.traced or attempt.change.rewritten or attempt.change.snippet
+        compared = change.traced or change.rewritten or change.snippet
         watch = Watch(compares=True) if compared else watch_for(case.case)
-        run = run_program(program, attempt.change, watch=watch, timeout=case.left)
+        run = run_program(program, change, watch=watch, timeout=case.left)
         why = why_not_cured(case.case.signature, run)
         passed = why is None
-        tried.append(
-            replace(attempt.workaround, verified=passed, program=passed, error=why, seconds=run.seconds)
-        )
+        tried.append(Workaround.of(change, why, program=passed, seconds=run.seconds))
         if passed:
             break
     good = [each for each in tried if each.verified]
@@ -93,14 +89,40 @@ def try_on_program(case: CaseAtWork) -> None:
     case.write(workarounds=(*good, *(case.case.workarounds or ()), *bad))
 
 
-def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
-    """What is worth a run of the program, the least harmful first: `next(program_attempts(folder)).workaround.how`."""
+def try_found_on_program(case: CaseAtWork, changes: Sequence[Change], everything: bool = False) -> None:
+    """Runs the program with each verified workaround, best first, until one passes (`everything`: with each).
+
+    `changes` are what was changed for each workaround of the case.
+    """
+    program = case.program()
+    done: list[Workaround] = []
+    passed = False
+    for tried, change in zip(case.case.workarounds or (), changes):
+        wanted = tried.verified and case.left > 0 and (everything or not passed)
+        if wanted and change.for_programs:
+            case.tell(f"running the program with: {tried.name}")
+            run = run_program(program, change, watch=watch_for(case.case), timeout=case.left)
+            why = why_not_cured(case.case.signature, run)
+            case.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
+            passed = passed or why is None
+            tried = replace(tried, program=why is None, error=tried.error if why is None else why)
+        done.append(tried)
+    case.write(workarounds=tuple(done))
+
+
+# -- what is worth a run of the program
+
+
+def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
+    """What is worth a run of the program, the least harmful first: `next(changes_of_program(folder)).how`."""
     case = folder.case
     whole = bool(case.extra.get("fullgraph"))
     if any(_LIMIT in name for name in case.signature.exceptions):
-        yield from _fewer_compiles()
+        # It is compiled too often: for all sizes at once, or more often still.
+        yield from (DYNAMIC, MORE_COMPILES)
     told = folder.text(TRACEBACK) if folder.has(TRACEBACK) else ""
-    yield from _hinted_settings(told)
+    for module, name, value in dict.fromkeys(_HINT.findall(told)):
+        yield setting(name, value, "nothing else: torch's message names this setting", module)
     yield from _hinted_calls(told)
     places = places_at_fault(folder)
     own = [place for place in places if not _is_installed(place[0])] or places
@@ -110,85 +132,46 @@ def program_attempts(folder: CaseFolder) -> Iterator[Attempt]:
         for place in own[:-1][:MOST_TRACED]:
             yield _traced_whole(*place)
     if whole:  # nothing can stay eager in the midst of a graph that must not break
-        yield _attempt(
-            "fullgraph=False",
-            "torch.compile(model)  # without fullgraph=True",
-            "one graph for the whole function: it breaks at the line that cannot be captured",
-            Change(graph_breaks=True),
-        )
+        yield BREAKS_ALLOWED
     for file, function, line in own:
         yield _left_eager(file, function, line, whole)
     if case.kind in ("capture_error", "compile_error"):
-        flag = f"{DYNAMO}.suppress_errors"
-        yield _attempt(
-            "setting suppress_errors",
-            f"{flag} = True" + (_AND_BREAKS if whole else ""),
-            "compilation of every function that fails, with a warning each; not with fullgraph=True",
-            Change(config={DYNAMO: {"suppress_errors": "True"}}, graph_breaks=whole),
-        )
+        how = ERRORS_SUPPRESSED.how + (_AND_BREAKS if whole else "")
+        yield replace(ERRORS_SUPPRESSED, how=how, graph_breaks=whole)
 
 
-def _fewer_compiles() -> Iterator[Attempt]:
-    """For a function that is compiled too often: for all sizes at once, or more often still."""
-    yield _attempt(
-        "dynamic=True",
-        "torch.compile(model, dynamic=True)",
-        "code that is made for one size: a little slower, compiled once for all",
-        Change(dynamic=True),
-    )
-    flag = f"{DYNAMO}.recompile_limit"
-    yield _attempt(
-        "setting recompile_limit",
-        f"{flag} = {MORE_COMPILES}",
-        "nothing, but each compile takes its time",
-        Change(config={DYNAMO: {"recompile_limit": str(MORE_COMPILES)}}),
-    )
-
-
-def _hinted_settings(text: str) -> Iterator[Attempt]:
-    """The settings that torch's own message advises."""
-    for module, name, value in dict.fromkeys(_HINT.findall(text)):
-        yield _attempt(
-            f"setting {name}",
-            f"{module}.{name} = {value}",
-            "nothing else: torch's message names this setting",
-            Change(config={module: {name: value}}),
-        )
-
-
-def _hinted_calls(text: str) -> Iterator[Attempt]:
+def _hinted_calls(text: str) -> Iterator[Change]:
     """What torch's own message advises for a function that Dynamo cannot look into."""
     for name in dict.fromkeys(_PRINTS.findall(text)):
         shown = name.lstrip("_")
         how = f"torch._dynamo.config.reorderable_logging_functions.add({shown})"
         module = shown.rpartition(".")[0]
-        yield _attempt(
+        yield _pasted(
             "setting reorderable_logging_functions",
             f"import {module}\n{how}" if module else how,
             f"the order: what {shown} shows comes once the graph around it has run",
-            Change(snippet=f"import {module}\n{how}" if module else how),
         )
     for module, function in dict.fromkeys(_IN_C.findall(text)):
         if twin := python_twin(module, function):
-            yield _attempt(
+            yield _pasted(
                 f"function {module.removeprefix('_')}.{function} captured from its Python text",
                 twin,
                 f"nothing: the standard library has {function} in C and in Python, and Dynamo looks into the second",
-                Change(snippet=twin),
             )
-            continue
-        if module.startswith("_"):  # not a name that a program would write
-            continue
-        how = f"import {module}\ntorch.compiler.allow_in_graph({module}.{function})"
-        yield _attempt(
-            f"function {module}.{function} in the graph",
-            how,
-            f"Dynamo's checks of {function}: it becomes one step of the graph, run with tensors without numbers first",
-            Change(snippet=how),
-        )
+        elif not module.startswith("_"):  # that is not a name that a program would write
+            yield _pasted(
+                f"function {module}.{function} in the graph",
+                f"import {module}\ntorch.compiler.allow_in_graph({module}.{function})",
+                f"Dynamo's checks of {function}: it becomes one step of the graph, run with tensors without numbers "
+                "first",
+            )
 
 
-def _rewritten(places: Sequence[Place]) -> Iterator[Attempt]:
+def _pasted(name: str, lines: str, disables: str) -> Change:
+    return Change(name=name, how=lines, disables=disables, snippet=lines)
+
+
+def _rewritten(places: Sequence[Place]) -> Iterator[Change]:
     """The line at fault written another way, in the innermost function for which there is one."""
     for file, function, line in places[:MOST_REWRITTEN]:
         try:
@@ -196,11 +179,11 @@ def _rewritten(places: Sequence[Place]) -> Iterator[Attempt]:
         except (OSError, ValueError):
             continue
         for each in found[:MOST_REWRITTEN]:
-            yield _attempt(
-                each.name,
-                _instead_of(Path(file).name, each),
-                each.gives_up,
-                Change(rewritten=((file, each.first, each.last, each.after),)),
+            yield Change(
+                name=each.name,
+                how=_instead_of(Path(file).name, each),
+                disables=each.gives_up,
+                rewritten=((file, each.first, each.last, each.after),),
             )
         if found:
             return
@@ -213,13 +196,14 @@ def _instead_of(file: str, rewrite: Rewrite) -> str:
     return "\n".join([f"# {file}:{lines}, in place of", *(f"#     {line}" for line in before), *after])
 
 
-def _traced_whole(file: str, function: str, line: int) -> Attempt:
+def _traced_whole(file: str, function: str, line: int) -> Change:
     owner, define = _around(file, function, line)
-    return _attempt(
-        f"function {owner + '.' if owner else ''}{function} traced as a whole",
-        f"@torch._dynamo.nonstrict_trace  # above `def {function}` in {Path(file).name}:{define or line}",
-        f"Dynamo's checks inside of {function}: what it reads besides its arguments is taken as it was the first time",
-        Change(traced=((file, function, line),)),
+    return Change(
+        name=f"function {owner + '.' if owner else ''}{function} traced as a whole",
+        how=f"@torch._dynamo.nonstrict_trace  # above `def {function}` in {Path(file).name}:{define or line}",
+        disables=f"Dynamo's checks inside of {function}: what it reads besides its arguments is taken as it was the "
+        "first time",
+        traced=((file, function, line),),
     )
 
 
@@ -246,7 +230,7 @@ def places_at_fault(folder: CaseFolder) -> list[Place]:
     return [by_function[key] for key in wanted if key[1].isidentifier()]
 
 
-def _left_eager(file: str, function: str, line: int, whole: bool = False) -> Attempt:
+def _left_eager(file: str, function: str, line: int, whole: bool = False) -> Change:
     owner, define = _around(file, function, line)
     if _is_installed(file) and "-packages" in file:
         module = ".".join(Path(file).with_suffix("").parts).rpartition("-packages.")[2]
@@ -255,12 +239,13 @@ def _left_eager(file: str, function: str, line: int, whole: bool = False) -> Att
     else:
         how = f"@torch.compiler.disable  # above `def {function}` in {Path(file).name}:{define or line}"
     how += _AND_BREAKS if whole else ""
-    return _attempt(
-        f"function {owner + '.' if owner else ''}{function} eager",
-        how,
-        f"compilation of {function} and all it calls, with a graph break at each call; a function that has to be "
-        "captured as a whole (a loop, torch.func) stays eager with it",
-        Change(functions=((file, function, line),), graph_breaks=whole),
+    return Change(
+        name=f"function {owner + '.' if owner else ''}{function} eager",
+        how=how,
+        disables=f"compilation of {function} and all it calls, with a graph break at each call; a function that "
+        "has to be captured as a whole (a loop, torch.func) stays eager with it",
+        functions=((file, function, line),),
+        graph_breaks=whole,
     )
 
 
@@ -276,29 +261,6 @@ def _around(file: str, function: str, line: int) -> tuple[str, int | None]:
     classes = [node.name for node in holds if isinstance(node, ast.ClassDef)]
     defines = [node.lineno for node in holds if not isinstance(node, ast.ClassDef) and node.name == function]
     return (classes[-1] if classes else ""), max(defines, default=None)
-
-
-def _attempt(name: str, how: str, disables: str, change: Change) -> Attempt:
-    return Attempt(Workaround(name, how, False, disables=disables), change)
-
-
-def try_found_on_program(case: CaseAtWork, found: Sequence[Attempt], everything: bool = False) -> None:
-    """Runs the program with each verified workaround, best first, until one passes (`everything`: with each)."""
-    program = case.program()
-    done: list[Workaround] = []
-    passed = False
-    for attempt in found:
-        tried = attempt.workaround
-        wanted = tried.verified and case.left > 0 and (everything or not passed)
-        if wanted and attempt.change is not None:
-            case.tell(f"running the program with: {tried.name}")
-            run = run_program(program, attempt.change, watch=watch_for(case.case), timeout=case.left)
-            why = why_not_cured(case.case.signature, run)
-            case.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
-            passed = passed or why is None
-            tried = replace(tried, program=why is None, error=tried.error if why is None else why)
-        done.append(tried)
-    case.write(workarounds=tuple(done))
 
 
 def python_twin(c_module: str, function: str) -> str | None:

@@ -72,6 +72,11 @@ class Bucket:
     bug: str | None = None
     same: tuple[Bucket, ...] = ()
 
+    @property
+    def keys(self) -> set[str]:
+        """This one, those put together with it, and the bug: whatever of them is known, the failure is."""
+        return {*filter(None, (self.key, self.bug)), *(each.key for each in self.same)}
+
 
 def key_of(program: SweptProgram, setting: Change, about: Mapping[str, Any]) -> str:
     """What must be the same for an answer to count again: command, script, setting, versions and options."""

@@ -198,7 +198,7 @@ class Sweep:
         self.log.add_look(
             bucket.key, found[0] if found else None, why_not, self._bug(found[0]) if found else None
         )
-        one = next(each for each in self.buckets() if bucket.key in keys_of(each))
+        one = next(each for each in self.buckets() if bucket.key in each.keys)
         if one.same:
             others = [each.summary for each in (one, *one.same) if each.key != bucket.key]
             self.say(f"once made small, it is the same bug as {others[0]}")
@@ -258,65 +258,3 @@ def repro_of(cases_dir: Path, case: Mapping[str, Any]) -> str | None:
         return open_case(cases_dir, str(case["id"])).text("repro.py")
     except (SleuthError, ValueError):
         return None
-
-
-def keys_of(bucket: Bucket) -> set[str]:
-    """A bucket, those put together with it, and the bug: whatever of them is known, the failure is."""
-    return {*filter(None, (bucket.key, bucket.bug)), *(each.key for each in bucket.same)}
-
-
-def known_buckets(path: Path) -> frozenset[str]:
-    """The buckets of an earlier sweep and the bugs they turned out to be, from its sweep.json."""
-    try:
-        buckets = json.loads(path.read_text(encoding="utf-8"))["buckets"]
-        every = [each for bucket in buckets for each in (bucket, *bucket.get("same", ()))]
-        return frozenset(str(key) for each in every for key in (each["key"], each.get("bug")) if key)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
-        raise SleuthError(f"{path} cannot be read as the sweep.json of a sweep ({why})") from None
-
-
-def document_of(sweep: Sweep, known: frozenset[str]) -> dict[str, Any]:
-    """All that a sweep knows, as sweep.json has it."""
-    cells, buckets = sweep.cells(), sweep.buckets()
-    eager = {
-        cell
-        for program in sweep.programs
-        for setting in sweep.settings
-        if (cell := sweep.cell(program, uncompiled(setting))) is not None
-    }
-    wanted = len(sweep.jobs())
-    counts = {answer: sum(cell.answer == answer for cell in cells) for answer in ("passes", "fails", "late")}
-    own = sum(
-        (cell := sweep.cell(program, uncompiled(setting))) is not None and cell.answer != PASSES
-        for program, setting in sweep.jobs()
-    )
-    return {
-        "schema": 1,
-        "about": dict(sweep.about),
-        "programs": [program.name for program in sweep.programs],
-        "settings": [setting.name for setting in sweep.settings],
-        "counts": {**counts, "program": own, "not run": wanted - len(cells) - own, "wanted": wanted},
-        "eager": [dataclasses.asdict(cell) for cell in sorted(eager, key=lambda c: (c.program, c.setting))],
-        "cells": [dataclasses.asdict(cell) for cell in cells],
-        "buckets": [
-            {**dataclasses.asdict(bucket), "known": not known.isdisjoint(keys_of(bucket))}
-            for bucket in buckets
-        ],
-    }
-
-
-def is_green(document: Mapping[str, Any]) -> bool:
-    """Whether every program passed with every setting, but for buckets that are known.
-
-    >>> is_green({"counts": {"passes": 2, "wanted": 3}, "cells": [{"failures": [{"bucket": "a"}]}],
-    ...           "buckets": [{"key": "b", "known": True, "same": [{"key": "a"}]}]})
-    True
-    """
-    known = {
-        each["key"] for bucket in document["buckets"] if bucket["known"] for each in (bucket, *bucket["same"])
-    }
-    forgiven = sum(
-        bool(cell["failures"]) and all(f["bucket"] in known for f in cell["failures"])
-        for cell in document["cells"]
-    )
-    return document["counts"]["passes"] + forgiven == document["counts"]["wanted"]
