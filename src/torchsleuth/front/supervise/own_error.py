@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchsleuth.core.cases.record import read_record
-from torchsleuth.core.cases.spool import UncaughtError, WatchedProcess, watched_processes
+from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.protocol.failures import UncaughtError
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_blame import component_by_runs
