@@ -260,7 +260,7 @@ class Paste:
     def _given(
         self, used: set[str], held: Mapping[str, Any], live: Mapping[str, Any], filename: str
     ) -> list[tuple[str, str]]:
-        """What a definition takes from around it, by name and expression: what is `held` there; the rest is in its file."""
+        """What a definition takes from around it, by name and expression: what is `held`; the rest is in its file."""
         given = []
         for name in sorted(used):
             if name in held:
