@@ -15,7 +15,6 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -24,9 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.child.child import WHERE_ARE_YOU, named_function, run_and_tell, trials_from
-from torchsleuth.child.child_process import DEVICE, ONCE, ChildProcess, Job, outcome_of, read_some
-from torchsleuth.child.child_start import Work, fork_child, spawn_child
-from torchsleuth.child.kernel_cache import drop_torn
+from torchsleuth.child.child_process import (
+    DEVICE,
+    ONCE,
+    ChildProcess,
+    Job,
+    Work,
+    fork_child,
+    outcome_of,
+    read_some,
+    spawn_child,
+)
+from torchsleuth.core.processes.kernel_caches import drop_torn
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.core.processes.tree import (
@@ -151,8 +159,7 @@ class Server:
             self.end()
 
     def loop(self) -> tuple[Become, list[int]]:
-        """Serves until the parent is gone. In a process that is to become something else it returns that order, and the
-        descriptors that came with it."""
+        """Serves until the parent is gone. In a process that is to become something else: the order, its descriptors."""
         while True:
             self.keep_one_ready()
             busy = any(child.job for child in self.children.values())
@@ -493,7 +500,3 @@ def main(arguments: list[str]) -> None:
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     server.tell(Hello(time.monotonic() - started, threads, facts))
     server.loop()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
