@@ -192,8 +192,6 @@ def _observed(ready: Any, trial: Trial, seen: dict[str, Any]) -> tuple[Signature
 
 def _observed_and_timed(ready: Any, seen: dict[str, Any]) -> tuple[Signature, str] | None:
     """As `observe`; where the graph ran to its end, rightly or wrongly, `seen` says how long a run takes."""
-    from torchsleuth.child.compile import keep_compiled, run_seconds
-
     compiled = keep_compiled(ready)
     observed = ready.observe()
     if compiled and (observed is None or observed[0].kind == "accuracy"):

@@ -17,7 +17,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from torchsleuth.core.processes.tree import (
     kill_group,
     kill_marked,
     resident_bytes,
+    send,
     tasks_running,
 )
 from torchsleuth.core.protocol.forks import Become, Ended, Forked, Join, Kill
@@ -159,7 +160,7 @@ class Server:
             self.end()
 
     def loop(self) -> tuple[Become, list[int]]:
-        """Serves until the parent is gone. In a process that is to become something else: the order, its descriptors."""
+        """Serves until the parent is gone. A process that is to become something else leaves with that order."""
         while True:
             self.keep_one_ready()
             busy = any(child.job for child in self.children.values())
@@ -353,7 +354,7 @@ class Server:
             return
         child.job.ended = why
         if why == "hang":
-            self.signal([child.pid], WHERE_ARE_YOU)
+            send(child.pid, WHERE_ARE_YOU)
             child.kill_at = time.monotonic() + LAST_WORDS
         else:
             kill_group(child.pid)
@@ -400,17 +401,9 @@ class Server:
 
     def end_orphans(self) -> None:
         """What left its trial's session and lost its parent has become our child."""
-        self.signal(
-            (p for p in children_of(os.getpid()) if p not in self.children and p not in self.others),
-            signal.SIGKILL,
-        )
-
-    def signal(self, processes: Iterable[int], number: signal.Signals) -> None:
-        for pid in processes:
-            try:
-                os.kill(pid, number)
-            except OSError:  # it has ended by itself
-                pass
+        for pid in children_of(os.getpid()):
+            if pid not in self.children and pid not in self.others:
+                send(pid, signal.SIGKILL)
 
     def watch(self) -> None:
         """Looks after clocks, memory and number of processes."""
@@ -436,7 +429,8 @@ class Server:
                 below = descendants_of(child.pid)
                 if len(below) > job.limits.processes:
                     self.kill(child, "processes")
-                    self.signal(below, signal.SIGKILL)
+                    for pid in below:
+                        send(pid, signal.SIGKILL)
         if grown > 0:
             self.end_orphans()
 
@@ -451,7 +445,8 @@ class Server:
         for _ in range(MOST_GENERATIONS):
             if not (below := descendants_of(os.getpid())):
                 break
-            self.signal(below, signal.SIGKILL)
+            for pid in below:
+                send(pid, signal.SIGKILL)
             time.sleep(0.01)
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
