@@ -2,8 +2,8 @@
 
 `sleuth_eager_debug` holds every operator call against its schema: a wrong one is invisible in eager and breaks
 compilers, which reorder, drop or share what the schema allows them to. Some fail on purpose, for testing debuggers:
-each in one way, on relu alone or on inputs with a history. A relu is a relu however it is spelled: function, method, module,
-in place, or aten. The captured graph is not changed; the fault is put into a copy.
+each in one way, on relu alone or on inputs with a history. A relu is a relu however it is spelled: function, method,
+module, in place, or aten. The captured graph is not changed; the fault is put into a copy.
 """
 
 from __future__ import annotations
