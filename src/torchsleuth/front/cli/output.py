@@ -41,7 +41,7 @@ def status(text: str) -> None:
         click.echo(f"\r\x1b[2K{_safe(text)}" if text else "", err=True, nl=not text)
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """One JSON document on stdout; its strings are escaped, so that a terminal obeys none of them."""
     click.echo(json.dumps(document, indent=1))
 

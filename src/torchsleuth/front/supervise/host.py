@@ -214,7 +214,8 @@ class SearchHost:
             raise StepRefused(message["refused"], message["status"])
         elif "done" in message:
             self._works = False
-            return message["done"]
+            done: dict[str, Any] = message["done"]
+            return done
         else:
             heard(message)
         return None
