@@ -17,7 +17,7 @@ from torchsleuth.torch_core.compare.divergence.measure import (
     local,
     substituted,
 )
-from torchsleuth.torch_core.compare.divergence.parts import Compilers, beginning_of, look_inside
+from torchsleuth.torch_core.compare.divergence.parts import Compilers, Whole
 from torchsleuth.torch_core.compare.divergence.steps import (
     EagerMemory,
     EagerSteps,
@@ -248,8 +248,6 @@ def test_calls_that_are_wrong_only_with_what_comes_before_them_are_confirmed():
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
 
     inputs = [torch.ones(4), torch.ones(2)]
-    part = beginning_of(module, "exp", inputs)
-    assert part.calls == ("sin", "exp", "written") and len(part.inputs) == 2
 
     def right(part, values):
         return lambda given: part(*given)
@@ -257,9 +255,12 @@ def test_calls_that_are_wrong_only_with_what_comes_before_them_are_confirmed():
     def wrong(part, values):
         return lambda given: tuple(out + 1 for out in part(*given))
 
-    told = look_inside(module, inputs, "exp", ["exp"], Compilers(right, whole=wrong))
+    part = Whole(module, inputs, Compilers(right)).beginning("exp")
+    assert part.calls == ("sin", "exp", "written") and len(part.inputs) == 2
+
+    told = Whole(module, inputs, Compilers(right, whole=wrong)).look_inside("exp", ["exp"])
     assert (told.diverges, told.node, told.how) == (True, "exp", "beginning")
-    assert not look_inside(module, inputs, "exp", ["exp"], Compilers(right, whole=right)).diverges
+    assert not Whole(module, inputs, Compilers(right, whole=right)).look_inside("exp", ["exp"]).diverges
 
 
 def test_what_rounding_may_do_to_a_sum_is_told_by_its_terms():
@@ -324,6 +325,6 @@ def test_values_too_large_to_be_returned_together_are_looked_at_one_by_one(monke
 
     monkeypatch.setattr("torchsleuth.torch_core.compare.divergence.parts.MOST_EXPOSED", 40)
     ways = Compilers(wrong, lowered=wrong if lowering_is_wrong else right)
-    told = look_inside(module, [torch.linspace(0, 1, 8)], "tanh", names, ways)
+    told = Whole(module, [torch.linspace(0, 1, 8)], ways).look_inside("tanh", names)
     assert (told.node, told.how) == ("exp", "lowered" if lowering_is_wrong else "beginnings")
     assert set(most) == {1}

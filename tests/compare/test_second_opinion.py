@@ -424,7 +424,7 @@ def test_attention_that_drops_weights_has_eagers_other_ways():
     ways = dict(equivalent_runs(reference.graph, [q], reference.recorder, q.device, {}))
     assert len(ways) == 4
     for result in ways.values():
-        torch.testing.assert_close(result.values["outputs"], reference.eager.values["outputs"])
+        torch.testing.assert_close(result["outputs"], reference.eager["outputs"])
 
 
 def test_evidence_serves_many_results_and_gathers_the_textbook_once_asked():

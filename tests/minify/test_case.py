@@ -64,7 +64,7 @@ def questions(tmp_path):
 
 def searched(folder, asked):
     class NobodyVerifies(Follower):
-        def written(self, scripts, **how):
+        def written(self, wanted):
             return
 
     return minify_case(folder, asked.start_of(folder), asked, NobodyVerifies(), budget_seconds=100)

@@ -28,7 +28,7 @@ def workers():
 class Nobody(Follower):
     """Nobody verifies what is written."""
 
-    def written(self, scripts, **how):
+    def written(self, wanted):
         return
 
 

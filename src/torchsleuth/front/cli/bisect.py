@@ -29,8 +29,8 @@ from torchsleuth.front.bisect.releases import (
 from torchsleuth.front.cli.options import budget_option, cases_option, json_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.wanted import NotAgreed, agree_to, script_of
+from torchsleuth.front.supervise.case_at_work import phase_clock
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
-from torchsleuth.front.supervise.verification import phase_clock
 from torchsleuth.script_runtime.signature import Signature
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"

@@ -9,6 +9,7 @@ import click
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.core.protocol.steps import REPRO
 from torchsleuth.front.cli.options import (
     budget_option,
     cases_option,
@@ -25,7 +26,6 @@ from torchsleuth.front.cli.wanted import (
 )
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
 from torchsleuth.front.supervise.road import MinifyOutcome, adopt, minify
-from torchsleuth.front.supervise.verification import REPRO
 
 
 class NotWritten(SleuthError):

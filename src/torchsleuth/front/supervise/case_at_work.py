@@ -16,14 +16,15 @@ from typing import Any
 from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case, working_on
 from torchsleuth.core.cases.model import Case
 from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.processes.limits import seconds_of_a_hang
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.front.supervise.host import SearchHost
 from torchsleuth.front.supervise.program_runs import Program, Say, program_of
-from torchsleuth.front.supervise.scripts import ScriptRun, ScriptRunner
-from torchsleuth.front.supervise.verification import phase_clock
+from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 
 # In a case, where all steps that try something keep kernels and answers, so that each finds those of the others.
 WORK = "minify"
+ORIGINAL = "original.py"
 
 Hear = Callable[[dict[str, Any]], None]
 
@@ -54,6 +55,15 @@ def processes_for(
         if workers is not None:
             host = stack.enter_context(SearchHost(prepared, workers, folder.path / WORK if folder else None))
         yield Processes(runner, host)
+
+
+def phase_clock(case: Case) -> float:
+    """Seconds that compiling or running may take in a script of the case; a hang has a clock by its number of calls."""
+    if case.kind != "hang":
+        return PHASE_SECONDS
+    whole = None if case.graph is None else case.graph.calls
+    left = whole if case.minified is None or case.minified.calls is None else case.minified.calls
+    return seconds_of_a_hang(case.extra.get("timeout"), left)
 
 
 def _nothing(_: object) -> None:
@@ -100,15 +110,31 @@ class CaseAtWork:
         known = program_of(self.folder)
         return Program(known.command, known.cwd, self.change)
 
-    def run_script(self, name: str, *arguments: str, compiles: bool = True) -> ScriptRun:
-        """Runs one of its scripts in a fresh process, under the clock of its failure."""
+    def ask(self, name: str, change: Change = NOTHING) -> ScriptRun:
+        """Does one of its scripts, with nothing changed or nothing compiled, still fail in a fresh process?
+
+        Of a graph's own script, what without the compiler runs is the graph alone.
+        """
+        uncompiled = change is not NOTHING
+        of_graph = uncompiled and self.case.graph is not None and name.startswith(ORIGINAL.partition(".")[0])
         return self.processes.scripts.run(
             self.folder.file(name),
             self.case.signature,
-            arguments=arguments,
+            arguments=("--eager",) if of_graph else (),
             phase_seconds=phase_clock(self.case),
             deadline=self.deadline,
-            compiles=compiles,
+            compiles=not uncompiled or of_graph,
+        )
+
+    def ask_times(self, name: str, times: int, at_once: int = 1) -> list[ScriptRun]:
+        """The same question several times."""
+        return self.processes.scripts.run_times(
+            self.folder.file(name),
+            self.case.signature,
+            times,
+            at_once=at_once,
+            phase_seconds=phase_clock(self.case),
+            deadline=self.deadline,
         )
 
     def ask_host(self, step: str, seconds: float, hear: Hear | None = None, **facts: Any) -> dict[str, Any]:

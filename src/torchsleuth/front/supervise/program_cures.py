@@ -89,6 +89,30 @@ def try_on_program(case: CaseAtWork) -> None:
     case.write(workarounds=(*good, *(case.case.workarounds or ()), *bad))
 
 
+def try_found_on_program(case: CaseAtWork, changes: Sequence[Change], everything: bool = False) -> None:
+    """Runs the program with each verified workaround, best first, until one passes (`everything`: with each).
+
+    `changes` are what was changed for each workaround of the case.
+    """
+    program = case.program()
+    done: list[Workaround] = []
+    passed = False
+    for tried, change in zip(case.case.workarounds or (), changes):
+        wanted = tried.verified and case.left > 0 and (everything or not passed)
+        if wanted and change.for_programs:
+            case.tell(f"running the program with: {tried.name}")
+            run = run_program(program, change, watch=watch_for(case.case), timeout=case.left)
+            why = why_not_cured(case.case.signature, run)
+            case.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
+            passed = passed or why is None
+            tried = replace(tried, program=why is None, error=tried.error if why is None else why)
+        done.append(tried)
+    case.write(workarounds=tuple(done))
+
+
+# -- what is worth a run of the program
+
+
 def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
     """What is worth a run of the program, the least harmful first: `next(changes_of_program(folder)).how`."""
     case = folder.case
@@ -97,7 +121,8 @@ def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
         # It is compiled too often: for all sizes at once, or more often still.
         yield from (DYNAMIC, MORE_COMPILES)
     told = folder.text(TRACEBACK) if folder.has(TRACEBACK) else ""
-    yield from _hinted_settings(told)
+    for module, name, value in dict.fromkeys(_HINT.findall(told)):
+        yield setting(name, value, "nothing else: torch's message names this setting", module)
     yield from _hinted_calls(told)
     places = places_at_fault(folder)
     own = [place for place in places if not _is_installed(place[0])] or places
@@ -115,44 +140,35 @@ def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
         yield replace(ERRORS_SUPPRESSED, how=how, graph_breaks=whole)
 
 
-def _hinted_settings(text: str) -> Iterator[Change]:
-    """The settings that torch's own message advises."""
-    for module, name, value in dict.fromkeys(_HINT.findall(text)):
-        yield setting(name, value, "nothing else: torch's message names this setting", module)
-
-
 def _hinted_calls(text: str) -> Iterator[Change]:
     """What torch's own message advises for a function that Dynamo cannot look into."""
     for name in dict.fromkeys(_PRINTS.findall(text)):
         shown = name.lstrip("_")
         how = f"torch._dynamo.config.reorderable_logging_functions.add({shown})"
         module = shown.rpartition(".")[0]
-        yield Change(
-            name="setting reorderable_logging_functions",
-            how=f"import {module}\n{how}" if module else how,
-            disables=f"the order: what {shown} shows comes once the graph around it has run",
-            snippet=f"import {module}\n{how}" if module else how,
+        yield _pasted(
+            "setting reorderable_logging_functions",
+            f"import {module}\n{how}" if module else how,
+            f"the order: what {shown} shows comes once the graph around it has run",
         )
     for module, function in dict.fromkeys(_IN_C.findall(text)):
         if twin := python_twin(module, function):
-            yield Change(
-                name=f"function {module.removeprefix('_')}.{function} captured from its Python text",
-                how=twin,
-                disables=f"nothing: the standard library has {function} in C and in Python, and Dynamo looks into the "
-                "second",
-                snippet=twin,
+            yield _pasted(
+                f"function {module.removeprefix('_')}.{function} captured from its Python text",
+                twin,
+                f"nothing: the standard library has {function} in C and in Python, and Dynamo looks into the second",
             )
-            continue
-        if module.startswith("_"):  # not a name that a program would write
-            continue
-        how = f"import {module}\ntorch.compiler.allow_in_graph({module}.{function})"
-        yield Change(
-            name=f"function {module}.{function} in the graph",
-            how=how,
-            disables=f"Dynamo's checks of {function}: it becomes one step of the graph, run with tensors without "
-            "numbers first",
-            snippet=how,
-        )
+        elif not module.startswith("_"):  # that is not a name that a program would write
+            yield _pasted(
+                f"function {module}.{function} in the graph",
+                f"import {module}\ntorch.compiler.allow_in_graph({module}.{function})",
+                f"Dynamo's checks of {function}: it becomes one step of the graph, run with tensors without numbers "
+                "first",
+            )
+
+
+def _pasted(name: str, lines: str, disables: str) -> Change:
+    return Change(name=name, how=lines, disables=disables, snippet=lines)
 
 
 def _rewritten(places: Sequence[Place]) -> Iterator[Change]:
@@ -245,27 +261,6 @@ def _around(file: str, function: str, line: int) -> tuple[str, int | None]:
     classes = [node.name for node in holds if isinstance(node, ast.ClassDef)]
     defines = [node.lineno for node in holds if not isinstance(node, ast.ClassDef) and node.name == function]
     return (classes[-1] if classes else ""), max(defines, default=None)
-
-
-def try_found_on_program(case: CaseAtWork, changes: Sequence[Change], everything: bool = False) -> None:
-    """Runs the program with each verified workaround, best first, until one passes (`everything`: with each).
-
-    `changes` are what was changed for each workaround of the case.
-    """
-    program = case.program()
-    done: list[Workaround] = []
-    passed = False
-    for tried, change in zip(case.case.workarounds or (), changes):
-        wanted = tried.verified and case.left > 0 and (everything or not passed)
-        if wanted and change.for_programs:
-            case.tell(f"running the program with: {tried.name}")
-            run = run_program(program, change, watch=watch_for(case.case), timeout=case.left)
-            why = why_not_cured(case.case.signature, run)
-            case.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
-            passed = passed or why is None
-            tried = replace(tried, program=why is None, error=tried.error if why is None else why)
-        done.append(tried)
-    case.write(workarounds=tuple(done))
 
 
 def python_twin(c_module: str, function: str) -> str | None:

@@ -21,7 +21,9 @@ from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.cases.model import Minified, Triage, best_workaround
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.changes import NOTHING, Change
-from torchsleuth.front.supervise.case_at_work import CaseAtWork, Hear, Processes, processes_for
+from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
+from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Hear, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
 from torchsleuth.front.supervise.own_error import OnlyCompiled, blame_own_error, look_at_own_error
 from torchsleuth.front.supervise.program import Supervised
@@ -40,18 +42,13 @@ from torchsleuth.front.supervise.program_runs import (
 )
 from torchsleuth.front.supervise.settle import (
     NO_GRAPH_FAILS,
-    ORIGINAL,
     check_blame_of_program,
     settle_call,
     settle_graph,
 )
 from torchsleuth.front.supervise.verification import (
-    CHECKPOINTS,
-    REPRO,
-    ScriptToVerify,
     VerifiedRepro,
     in_words,
-    script_from_json,
     verified_repro,
 )
 
@@ -66,7 +63,6 @@ KEPT_FOR_WORKAROUND = 0.2
 KEPT_FOR_TRIAGE = 0.15
 # A step is not begun with less than this left.
 LEAST_SECONDS = 5.0
-VERIFY_TIMES = 3
 # Of what is left once a call was recorded, for runs of the program with a workaround.
 SHARE_FOR_THE_PROGRAM = 0.3
 # Of what is left, for making a whole program small; the rest is for runs with less of it compiled.
@@ -316,29 +312,20 @@ class _Search:
     def hear(self, message: dict[str, Any]) -> None:
         self.trials += message.get("trials", 0)
         self.calls = message.get("smaller", self.calls)
-        if "scripts" in message and self.running is None:
-            scripts = [script_from_json(each) for each in message["scripts"]]
-            how = {name: message[name] for name in ("times", "at_once", "always", "in_eager")}
-            self._verify(scripts, **how)
+        if "verify" in message and self.running is None:
+            self._verify(from_json(Verification, message["verify"]))
         self.case.hear(message)
 
-    def _verify(self, scripts: list[ScriptToVerify], **how: Any) -> Future[VerifiedRepro]:
-        runner = self.case.processes.scripts
-        self.running = self.beside.submit(
-            verified_repro, self.case.folder, scripts, runner, deadline=self.deadline, **how
-        )
-        return self.running
+    def _verify(self, wanted: Verification) -> None:
+        at_work = dataclasses.replace(self.case, deadline=self.deadline)
+        at_work.reopen()  # how many calls are left is known since the scripts were written
+        self.running = self.beside.submit(verified_repro, at_work, wanted)
 
     def repro(self) -> VerifiedRepro | None:
         """The verified repro; of a search that did not come to its end, the best script it had found."""
         best = self.case.folder.file(f"{CHECKPOINTS}/{self.calls}.py")
         if self.running is None and self.calls is not None and best.is_file():
-            self._verify(
-                [ScriptToVerify(best.stem, needs_inputs=True)],
-                times=VERIFY_TIMES,
-                at_once=VERIFY_TIMES,
-                in_eager=False,
-            )
+            self._verify(Verification((ScriptToVerify(best.stem, needs_inputs=True),), in_eager=False))
         return None if self.running is None else self.running.result()
 
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.door import text_inside
 from torchsleuth.core.cases.errors import SleuthError
@@ -26,8 +25,10 @@ from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.criteria import ONCE_MORE, Answer
 from torchsleuth.core.processes.last_will import scratch
+from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.failures import Failure, RecordedCall
 from torchsleuth.core.watching import Settings
-from torchsleuth.front.supervise.case_at_work import CaseAtWork
+from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork
 from torchsleuth.front.supervise.program_runs import (
     SHARE,
     CannotRunProgram,
@@ -37,7 +38,6 @@ from torchsleuth.front.supervise.program_runs import (
     watch_for,
 )
 from torchsleuth.front.supervise.scripts import ScriptRun
-from torchsleuth.script_runtime.signature import signature_from_json
 from torchsleuth.torch_core.repro.assemble import (
     CALL,
     LevelScript,
@@ -46,7 +46,6 @@ from torchsleuth.torch_core.repro.assemble import (
     user_line_of_node,
 )
 
-ORIGINAL = "original.py"
 # The script of another level while it is tried; it finds the kept inputs where it lies.
 OTHER_LEVEL = "original-other-level.py"
 NO_GRAPH_FAILS = "no graph of the program fails by itself"
@@ -88,7 +87,7 @@ def settle_graph(case: CaseAtWork, process: WatchedProcess) -> None:
 
 def _tried(case: CaseAtWork, name: str) -> ScriptRun:
     case.say("running its repro in a fresh process")
-    run = case.run_script(name)
+    run = case.ask(name)
     case.say(f"{run.words} in {run.seconds:.1f} s")
     return run
 
@@ -167,14 +166,14 @@ def second_look(case: CaseAtWork, process: WatchedProcess) -> Iterator[tuple[Pat
 
 
 def _same_failure(
-    case: Case, spool: str, lost: Sequence[tuple[WatchedProcess, dict[str, Any]]] = ()
+    case: Case, spool: str, lost: Sequence[tuple[WatchedProcess, Failure]] = ()
 ) -> tuple[Path, WatchedProcess] | None:
     """Where the failing graph's record lies; one of the very graph first, if the failure came in several."""
     reported = [(process, each) for process in watched_processes(Path(spool)) for each in process.failures()]
     same = [
-        (Path(each["record"]), process)
+        (Path(each.record), process)
         for process, each in [*reported, *lost]
-        if each.get("record") and ONCE_MORE.same(case.signature, signature_from_json(each["signature"]))
+        if each.record and ONCE_MORE.same(case.signature, each.signature)
     ]
     wanted = [str(graph) for graph, _ in case.extra.get("calls") or ()]
     same.sort(key=lambda found: read_record(found[0] / "record.json").hash not in wanted)
@@ -187,9 +186,9 @@ def _same_failure(
 def settle_call(case: CaseAtWork) -> None:
     """Runs the script of a recorded call; where it does not fail by itself, those of its other forms."""
     run = _tried(case, ORIGINAL)
-    call = json.loads(text_inside(case.folder.path, CALL))
+    call = from_json(RecordedCall, json.loads(text_inside(case.folder.path, CALL)))
     text = text_inside(case.folder.path, "traceback.txt")
-    for form in range(1, len(call["forms"])):
+    for form in range(1, len(call.forms)):
         if run.reproduced or case.left < 0:
             break
         case.say("trying the call in another form")
@@ -198,7 +197,7 @@ def settle_call(case: CaseAtWork) -> None:
     blamed = case.case.triage
     # Capture blames the program where an operator fails on real tensors as it does on capture's own. Those may have a
     # shape or a device that the program's do not: then the call passes without the compiler.
-    eager = case.run_script(ORIGINAL, compiles=False) if case.is_the_programs else None
+    eager = case.ask(ORIGINAL, UNCOMPILED) if case.is_the_programs else None
     if blamed is not None and eager is not None and eager.answer is Answer.PASSES:
         case.say("the call passes without the compiler: what capture knew of its tensors was wrong")
         detail = "what capture knew of its tensors was wrong: without the compiler the call passes"
@@ -213,13 +212,13 @@ def _fails_in_eager(case: CaseAtWork, name: str) -> bool:
     """Whether a graph whose run failed does so without the compiler, where only that shows whose fault it is."""
     if case.case.kind != "runtime_error" or case.case.phase != "run":
         return False
-    return case.run_script(name, "--eager").answer is Answer.OTHER
+    return case.ask(name, UNCOMPILED).answer is Answer.OTHER
 
 
 def _tell_program_apart(case: CaseAtWork) -> None:
     """A graph that fails in eager as well is the program's own bug, not the compiler's."""
     started = time.monotonic()
-    run = case.run_script(ORIGINAL, "--eager")
+    run = case.ask(ORIGINAL, UNCOMPILED)
     if run.answer is not Answer.OTHER:
         return
     node, _, summary = run.summary.partition(" | ")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, open_case
-from torchsleuth.front.supervise.verification import ScriptToVerify
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.steps import Verification
 from torchsleuth.search.analyze.analyze_case import analyze_case
 from torchsleuth.search.blame.triage_case import triage_case
 from torchsleuth.search.cure.find import find_workarounds
@@ -154,9 +155,6 @@ class _Told(Follower):
     def begins(self, doing: str) -> bool:
         return self.front.begins(doing)
 
-    def written(
-        self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
-    ) -> None:
-        """The scripts to verify; the front runs them while what may vary is asked here."""
-        told = [script.to_json() for script in scripts]
-        self.front.tell(scripts=told, times=times, at_once=at_once, always=always, in_eager=in_eager)
+    def written(self, wanted: Verification) -> None:
+        """The front runs the scripts while what may vary is asked here."""
+        self.front.tell(verify=to_json(wanted))

@@ -10,13 +10,12 @@ the trial did with the runtime file beside it. Whether they fail is for fresh pr
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Minified
 from torchsleuth.core.processes.limits import clock_of_a_hang, seconds_of_a_hang
-from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
+from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
 from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, seeds, wait_for_device
 from torchsleuth.search.minify.contract import Listener, Reduction, State
 from torchsleuth.search.minify.driver import search
@@ -47,13 +46,8 @@ MOST_TIMES = 10
 class Follower(Listener):
     """Someone who follows a search to its scripts."""
 
-    def written(
-        self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
-    ) -> None:
-        """The scripts, most readable first, and how often to run each; the search goes on meanwhile.
-
-        `always` where each run must fail; `in_eager` where each script must pass without the compiler.
-        """
+    def written(self, wanted: Verification) -> None:
+        """The scripts are there; they are run while the search goes on."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,7 @@ def minify_case(
     follower.said(_so_far(reduction, times))
     at_once = VERIFY_TIMES if workers.count > 1 else 1
     in_eager = oracle.must_pass_in_eager or start.expected.kind == "accuracy"
-    follower.written(written, times=times, at_once=at_once, always=rate is None, in_eager=in_eager)
+    follower.written(Verification(tuple(written), times, at_once, always=rate is None, in_eager=in_eager))
     # Fresh processes are waited for: meanwhile what may vary is asked, where that is cheap and time is left.
     worth_it = reduction.complete and not oracle.failing_is_slow
     explanation = Explanation(())

@@ -15,8 +15,8 @@ from torchsleuth.core.cases.model import Case, Minified
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.criteria import SAME, difference_to_eager
+from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
 from torchsleuth.core.protocol.trials import Outcome
-from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
 from torchsleuth.search.minify.oracle import Questions
@@ -95,9 +95,7 @@ def minify_program(
         f"{before} → {after} lines after {reduced.queries} trials, {reduced.seconds:.0f} s"
         + ("" if reduced.complete else "; the time is used up, so it may not be minimal")
     )
-    follower.written(
-        [small, whole], times=VERIFY_TIMES, at_once=VERIFY_TIMES, always=True, in_eager=oracle.eager_passes
-    )
+    follower.written(Verification((small, whole), VERIFY_TIMES, VERIFY_TIMES, in_eager=oracle.eager_passes))
     return ProgramResult(reduced, round(oracle.trial_seconds, 2))
 
 

@@ -119,7 +119,7 @@ def _write(cases_dir: Path, record: GraphRecord, graph: str, expected: Signature
         signature=expected,
         graph=GraphFacts(calls, len(record.placeholders)),
     )
-    files = graph_files(case, replace(record, calls=calls), graph, store, {"signature": expected.to_json()})
+    files = graph_files(case, replace(record, calls=calls), graph, store)
     return write_case(cases_dir, case, files)
 
 

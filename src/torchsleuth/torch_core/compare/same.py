@@ -13,12 +13,11 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torchsleuth.torch_core.compare.reference.trees import SMALL, is_numpy, parts, pieces
+from torchsleuth.torch_core.compare.reference.trees import SMALL, is_inexact, is_numpy, parts, pieces
 from torchsleuth.torch_internals.tensors import is_fake
 
 log = logging.getLogger(__name__)
@@ -224,7 +223,7 @@ def _compare_values(
     if is_inexact(ref) and _is_reference(truth, ref):
         assert truth is not None
         return _compare_errors(ref, res, truth, path, rules)
-    detail = str(miss(ref, res, rules.tol, rules.equal_nan))
+    detail = miss(ref, res, rules.tol, rules.equal_nan)
     if is_inexact(ref):
         detail += f" (tolerance {rules.tol:g})"
     return Difference(path, "value", detail)
@@ -284,27 +283,6 @@ def _name(value: Any) -> str:
     return f"{type(value).__name__}" if not isinstance(value, (bool, int, str, type(None))) else repr(value)
 
 
-@dataclass(frozen=True)
-class Miss:
-    """How far two tensors are apart: count of elements beyond, the largest difference and where it is."""
-
-    beyond: int
-    numel: int
-    worst: float
-    index: tuple[int, ...]
-
-    def __str__(self) -> str:
-        where = list(self.index)
-        return (
-            f"{self.beyond} of {self.numel} elements differ; largest difference {self.worst:.6g} at {where}"
-        )
-
-
-def is_inexact(tensor: torch.Tensor) -> bool:
-    """Whether values of this dtype are rounded (floating point or complex)."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def close(ref: torch.Tensor, res: torch.Tensor, tol: float, equal_nan: bool) -> bool:
     """Whether |ref - res| <= tol + tol * |res| everywhere; exact for integers and booleans.
 
@@ -329,8 +307,8 @@ def close(ref: torch.Tensor, res: torch.Tensor, tol: float, equal_nan: bool) -> 
     return True
 
 
-def miss(ref: torch.Tensor, res: torch.Tensor, tol: float, equal_nan: bool) -> Miss:
-    """The numbers behind a failed `close`; reads both tensors once more."""
+def miss(ref: torch.Tensor, res: torch.Tensor, tol: float, equal_nan: bool) -> str:
+    """What a failed `close` has found, in words: how many elements, the largest difference and where it is."""
     ref, res = _plain(ref), _plain(res)
     exact = not is_inexact(ref) and not is_inexact(res)
     beyond, worst, worst_at = 0, -1.0, -1
@@ -347,7 +325,8 @@ def miss(ref: torch.Tensor, res: torch.Tensor, tol: float, equal_nan: bool) -> M
         if bool(bad.any()) and peak > worst:
             worst, worst_at = peak, start + int(distance.argmax())
         start += a.numel()
-    return Miss(beyond, ref.numel(), worst, unravel(max(worst_at, 0), tuple(ref.shape)))
+    where = list(unravel(max(worst_at, 0), tuple(ref.shape)))
+    return f"{beyond} of {ref.numel()} elements differ; largest difference {worst:.6g} at {where}"
 
 
 def rmse(truth: torch.Tensor, value: torch.Tensor) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,13 +32,11 @@ from torchsleuth.torch_core.compare.divergence.parts import (
     MOST_BEGINNINGS,
     Compilers,
     Inside,
+    Whole,
     beginnings,
-    calls_between,
-    look_inside,
-    part_of,
-    right_without,
+    tensors_among,
 )
-from torchsleuth.torch_core.compare.divergence.steps import EagerMemory, EagerSteps, Float64Steps
+from torchsleuth.torch_core.compare.divergence.steps import EagerSteps, Float64Steps
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_internals.hooks import target_name
 
@@ -76,177 +74,152 @@ def analyze(subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes | None
 
 class _Analysis:
     def __init__(self, subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes) -> None:
-        self.subject, self.ways, self.told, self.wishes = subject, ways, tell, wishes
-        self.nodes: dict[str, Node] = {n.name: n for n in subject.graph.graph.nodes}
+        self.subject, self.tell, self.wishes = subject, tell, wishes
+        self.whole = Whole(subject.graph, subject.inputs, ways, subject.drawn, subject.memory)
+        self.nodes = self.whole.nodes
         self.parts: dict[str, Any] = {"seconds": {}}
-        # Whether the results were right with eager's values in the place of these.
+        self.accumulated: Measured | None = None
+        """What the run as it was has shown; None where that is left out."""
+        self.local: Mapping[str, Value] = {}
+        """How far each kernel goes off by itself, by the node of each value it makes."""
         self.recovered: dict[frozenset[str], bool | None] = {}
+        """Whether the results were right with eager's values in the place of these."""
 
     def run(self) -> dict[str, Any]:
-        self._tell("seen", self._coverage())
+        self._answer("seen", self._coverage())
         free = self._phase(ACCUMULATED, lambda tick: accumulated(self.subject, tick, self.wishes.keep))
+        self.accumulated = free
         if free is not None:
-            self._tell_values(ACCUMULATED, free)
-            self._tell("outputs", {path: _numbers(off) for path, off in free.outputs.items()})
+            self._answer_values(ACCUMULATED, free)
+            self._answer("outputs", {path: _numbers(off) for path, off in free.outputs.items()})
         own = self._phase(LOCAL, lambda tick: local(self.subject, tick))
         if own is not None:
-            self._tell_values(LOCAL, own)
+            self._answer_values(LOCAL, own)
         if free is not None:
             first = free
             apart = self._phase(DETERMINISM, lambda tick: differing(self.subject, tick, first))
             if apart is not None:
-                self._tell("nondeterministic", apart)
+                self._answer("nondeterministic", apart)
         if own is not None:
-            self._tell("culprit", self._culprit(own, free))
+            self.local = own.values
+            self._answer("culprit", self._culprit())
         return self.parts
 
     def _phase(self, name: str, run: Callable[[Callable[[int, int], None]], Any]) -> Any:
         if name in self.wishes.without:
             return None
         started = time.monotonic()
-        self.told({"phase": name, "done": 0, "of": 0})
-        found = run(lambda done, of: self.told({"phase": name, "done": done, "of": of}))
+        self.tell({"phase": name, "done": 0, "of": 0})
+        found = run(lambda done, of: self.tell({"phase": name, "done": done, "of": of}))
         self.parts["seconds"][name] = round(time.monotonic() - started, 3)
         return found
 
-    def _tell(self, name: str, value: Any) -> None:
+    def _answer(self, name: str, value: Any) -> None:
         self.parts[name] = value
-        self.told({"part": name, "value": value})
+        self.tell({"part": name, "value": value})
 
     def _coverage(self) -> dict[str, Any]:
         """How much a compiled run shows: other values are inside kernels, or the compiler's passes replaced them."""
         calls = [name for name, node in self.nodes.items() if node.op.startswith("call_")]
         return {"calls": len(calls), "seen": len(self.subject.seen), "why_not": self.subject.code.blind}
 
-    def _tell_values(self, name: str, measured: Measured) -> None:
-        rows = [
-            {
-                "node": v.node,
-                "op": operator_of(self.nodes[v.node]),
-                "kernel": v.kernel,
-                **_numbers(v.distance),
-            }
-            for v in measured.values.values()
-        ]
-        self._tell(name, rows)
+    def _answer_values(self, name: str, measured: Measured) -> None:
+        rows = [_row(self.nodes, v.node, v.kernel, v.distance) for v in measured.values.values()]
+        self._answer(name, rows)
         if measured.fallbacks:
-            self._tell("fallbacks", dict(measured.fallbacks))
+            self._answer("fallbacks", dict(measured.fallbacks))
         if measured.skipped:
-            self._tell("skipped", dict(measured.skipped))
+            self._answer("skipped", dict(measured.skipped))
 
-    # -- the culprit
-
-    def _candidates(self, own: Measured) -> Iterator[str]:
+    def _candidates(self) -> list[str]:
         """Nodes worth a look: the first of the graph that are far off; where none is, the furthest."""
-        far = [name for name in self.nodes if name in own.values and own.values[name].distance.far]
-        rest = sorted(own.values.values(), key=lambda value: -value.distance.times)
+        far = [name for name in self.nodes if name in self.local and self.local[name].distance.far]
+        rest = sorted(self.local.values(), key=lambda value: -value.distance.times)
         doubtful = [v.node for v in rest if v.node not in far and v.distance.times > FAR / 4]
-        yield from [*far, *doubtful][:MOST_CANDIDATES]
+        return [*far, *doubtful][:MOST_CANDIDATES]
 
-    def _culprit(self, own: Measured, free: Measured | None) -> dict[str, Any] | None:
-        wrong = free is None or any(off.far for off in free.outputs.values())
+    def _culprit(self) -> dict[str, Any] | None:
         not_alone: dict[str, Any] | None = None
         beyond_doubt: tuple[str, Inside | None] | None = None
-        for name in self._candidates(own):
-            off = own.values[name].distance
-            if not_alone is not None and not self._may_be_alone(name, own, free):
+        for name in self._candidates():
+            off = self.local[name].distance
+            if not_alone is not None and not self._may_be_alone(name):
                 continue
-            inside = self._inside(name, own)
+            inside = self._inside(name)
             if inside is not None and inside.diverges:
-                found = self._described(name, own, inside, free)
+                found = self._described(name, inside)
                 if found["recovers"] is not False and not found["also"]:
                     return found
                 # It may be just as wrong as another and matter to no result.
                 not_alone = not_alone or found
             elif not_alone is None:
+                wrong = self.accumulated is None or self.accumulated.wrong
                 sure = inside is None or off.made > 0 or off.lost > 0 or off.times > BEYOND_DOUBT
                 if beyond_doubt is None and wrong and off.far and sure:
                     beyond_doubt = name, inside
                     if inside is None:
                         break
-        if not_alone is not None:
+        if not_alone is not None or beyond_doubt is None:
             return not_alone
-        return None if beyond_doubt is None else self._described(beyond_doubt[0], own, beyond_doubt[1], free)
+        return self._described(*beyond_doubt)
 
-    def _may_be_alone(self, name: str, own: Measured, free: Measured | None) -> bool:
+    def _inside(self, name: str) -> Inside | None:
+        """What the kernel's calls are by themselves; None where that is left out."""
+        calls = self._calls(name)
+        return self._phase(INSIDE, lambda tick: self.whole.look_inside(name, calls))
+
+    def _may_be_alone(self, name: str) -> bool:
         """Whether the results are right with eager's value here, and what it is made of was right in the run as it was.
 
         Eager's value takes away the errors that were handed in as well.
         """
-        calls = self._calls(name, own)
+        calls = self._calls(name)
         read = {source.name for call in calls for source in self.nodes[call].all_input_nodes} - {*calls}
-        values = {} if free is None else free.values
+        values = {} if self.accumulated is None else self.accumulated.values
         if any(values[each].distance.far for each in read if each in values):
             return False
-        return bool(self._recovers(self._made_with(calls, own.values[name], own), own, free))
+        return bool(self._recovers(self._made_with(calls, self.local[name])))
 
-    def _calls(self, name: str, own: Measured) -> tuple[str, ...]:
+    def _calls(self, name: str) -> tuple[str, ...]:
         """The calls that a kernel makes a value of."""
-        return calls_between(self.subject.graph, name, own.values.keys())
+        return self.whole.calls_between(name, self.local.keys())
 
-    def _made_with(self, calls: Collection[str], value: Value, own: Measured) -> frozenset[str]:
+    def _made_with(self, calls: Collection[str], value: Value) -> frozenset[str]:
         """The values that one kernel makes with any of these calls; others that it makes beside say nothing of them."""
-        beside = [v.node for v in own.values.values() if v.call == value.call]
-        return frozenset(name for name in beside if {*calls} & {*self._calls(name, own)}) | {value.node}
+        beside = [v.node for v in self.local.values() if v.call == value.call]
+        return frozenset(name for name in beside if {*calls} & {*self._calls(name)}) | {value.node}
 
-    def _inside(self, name: str, own: Measured) -> Inside | None:
-        """What the kernel's calls are by themselves; None where that is left out."""
-        calls = self._calls(name, own)
-
-        def look(tick: Callable[[int, int], None]) -> Inside:
-            subject = self.subject
-            return look_inside(
-                subject.graph, subject.inputs, name, calls, self.ways, subject.drawn, subject.memory
-            )
-
-        return self._phase(INSIDE, look)
-
-    def _described(
-        self, name: str, own: Measured, inside: Inside | None, free: Measured | None
-    ) -> dict[str, Any]:
-        value = own.values[name]
+    def _described(self, name: str, inside: Inside | None) -> dict[str, Any]:
+        value = self.local[name]
         node = inside.node if inside is not None and inside.node is not None else name
-        replaced = self._made_with([node], value, own)
-        also = [v for v in own.values.values() if v.node not in replaced and v.distance.far]
-        recovery = self._recovery(replaced, also, own, free)
-        if node != name and inside is not None and recovery["recovers"]:
+        replaced = self._made_with([node], value)
+        also = [v.node for v in self.local.values() if v.node not in replaced and v.distance.far]
+        recovers, also = self._recovery(replaced, also)
+        if node != name and inside is not None and recovers:
             # Eager's value was put in the place of what its kernel makes with it.
-            recovery["recovers"] = inside.recovers
-        return {
-            "node": node,
-            "op": operator_of(self.nodes[node]),
-            "seen_at": name,
-            "kernel": value.kernel,
-            "calls": list(self._calls(name, own)),
-            **_numbers(value.distance),
-            "confirmed": inside is not None and inside.diverges,
-            "how": inside.how if inside is not None else "",
-            "verdict": inside.sentence if inside is not None else "",
-            **recovery,
-        }
+            recovers = inside.recovers
+        calls = self._calls(name)
+        return culprit(self.nodes, name, calls, value.distance, inside, value.kernel, recovers, also)
 
-    def _recovery(
-        self, replaced: Collection[str], also: Sequence[Value], own: Measured, free: Measured | None
-    ) -> dict[str, Any]:
+    def _recovery(self, replaced: Collection[str], also: list[str]) -> tuple[bool | None, list[str]]:
         """Whether the rest recovers, and which other values have to be eager's as well for that.
 
         A value that a kernel keeps and that stands for no node cannot be eager's: what reads it is off, too.
         """
-        alone = self._recovers(replaced, own, free)
+        alone = self._recovers(replaced)
         if alone is not False or not also:
-            return {"recovers": alone, "also": [] if alone else [v.node for v in also]}
-        together = self._recovers([*replaced, *(v.node for v in also)], own, free)
-        return {"recovers": together, "also": [v.node for v in also]}
+            return alone, [] if alone else also
+        return self._recovers([*replaced, *also]), also
 
-    def _recovers(self, replaced: Collection[str], own: Measured, free: Measured | None) -> bool | None:
+    def _recovers(self, replaced: Collection[str]) -> bool | None:
         """Whether all results are right with eager's values in the place of these; None where not tried."""
-        if free is None or not any(off.far for off in free.outputs.values()):
+        free = self.accumulated
+        if free is None or not free.wrong:
             return None
         asked = frozenset(replaced)
         if asked not in self.recovered:
             found = self._phase(SUBSTITUTION, lambda tick: substituted(self.subject, tick, asked, free))
-            right = None if found is None else not any(off.far for off in found.outputs.values())
-            self.recovered[asked] = right
+            self.recovered[asked] = None if found is None else not found.wrong
         return self.recovered[asked]
 
 
@@ -262,9 +235,37 @@ def operator_of(node: Node) -> str:
     return target_name(wrapped)
 
 
+def _row(nodes: Mapping[str, Node], name: str, kernel: str, off: Distance) -> dict[str, Any]:
+    return {"node": name, "op": operator_of(nodes[name]), "kernel": kernel, **_numbers(off)}
+
+
 def _numbers(off: Distance) -> dict[str, Any]:
     found = asdict(off)
     return {key: value for key, value in found.items() if value or key in ("off", "noise", "times")}
+
+
+def culprit(
+    nodes: Mapping[str, Node],
+    seen_at: str,
+    calls: Sequence[str],
+    off: Distance,
+    inside: Inside | None,
+    kernel: str = "",
+    recovers: bool | None = None,
+    also: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The part `culprit` of an answer: the node at fault among the `calls` of which the value `seen_at` is made."""
+    inside = inside or Inside(False)
+    return {
+        **_row(nodes, inside.node or seen_at, kernel, off),
+        "seen_at": seen_at,
+        "calls": list(calls),
+        "confirmed": inside.diverges,
+        "how": inside.how,
+        "verdict": inside.sentence,
+        "recovers": recovers,
+        "also": list(also),
+    }
 
 
 HOW = "every value returned, which changes fusion"
@@ -281,12 +282,12 @@ def analyze_exposed(
     """The parts of the answer, as `analysis.analyze` gives them; `why` says why the code itself shows nothing."""
     started = time.monotonic()
     calls = [n.name for n in graph.graph.nodes if n.op.startswith("call_")]
-    memory = EagerMemory()
-    tensors = _tensors(graph, inputs, calls, drawn, memory)
+    whole = Whole(graph, inputs, ways, drawn)
+    tensors = list(tensors_among(graph, inputs, calls, drawn, whole.memory))
     tell({"phase": "accumulated", "done": 0, "of": len(tensors)})
-    part = part_of(graph, inputs, calls, tensors, drawn, memory)
+    part = whole.part(calls, tensors)
     results = ways.compiled(part.graph, list(part.inputs))([*inputs_of(part.inputs)])
-    eager = EagerSteps(graph, inputs, tensors, drawn, memory)
+    eager = EagerSteps(graph, inputs, tensors, drawn, whole.memory)
     truth = Float64Steps(graph, inputs, tensors, eager.dtypes, drawn)
     rows = []
     with torch.no_grad():
@@ -302,41 +303,25 @@ def analyze_exposed(
             eager.done(name)
             truth.done(name)
             tell({"phase": "accumulated", "done": place + 1, "of": len(tensors)})
-    nodes = {n.name: n for n in graph.graph.nodes}
-    told = [{"node": name, "op": operator_of(nodes[name]), "kernel": "", **asdict(off)} for name, off in rows]
+    told = [_row(whole.nodes, name, "", off) for name, off in rows]
     parts: dict[str, Any] = {
         "seen": {"calls": len(calls), "seen": len(rows), "why_not": f"{why}; seen with {HOW}"},
         "accumulated": told,
         "seconds": {},
+        "culprit": None,
     }
     far = {name: off for name, off in rows if off.far}
     begin = beginnings(graph, far, dict(rows)) if far else []
-    culprit = None
     if begin:
         name, recovers = begin[0], None
         for each in begin[:MOST_BEGINNINGS] if len(begin) > 1 else ():
-            right = right_without(graph, inputs, calls, each, ways, drawn, memory)
+            right = whole.right_without(calls, each)
             recovers = right if each == name else recovers
             if right:
                 name, recovers = each, True
                 break
-        off = far[name]
-        between = calls_between(graph, name, set(tensors))
-        inside = look_inside(graph, inputs, name, between, ways, drawn, memory)
-        culprit = {
-            "node": inside.node or name,
-            "op": operator_of(nodes[inside.node or name]),
-            "seen_at": name,
-            "kernel": "",
-            "calls": [name],
-            **asdict(off),
-            "confirmed": inside.diverges,
-            "how": inside.how,
-            "verdict": inside.sentence,
-            "recovers": recovers,
-            "also": [],
-        }
-    parts["culprit"] = culprit
+        inside = whole.look_inside(name, whole.calls_between(name, tensors))
+        parts["culprit"] = culprit(whole.nodes, name, [name], far[name], inside, recovers=recovers)
     parts["seconds"]["accumulated"] = round(time.monotonic() - started, 3)
     for key, value in parts.items():
         tell({"part": key, "value": value})
@@ -346,20 +331,3 @@ def analyze_exposed(
 def inputs_of(values: Sequence[Any]) -> list[Any]:
     """A fresh copy of each tensor: a compiled function may write into what it is given."""
     return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
-
-
-def _tensors(
-    graph: GraphModule,
-    given: Sequence[Any],
-    calls: Sequence[str],
-    drawn: EagerRun | None,
-    memory: EagerMemory,
-) -> list[str]:
-    steps = EagerSteps(graph, given, calls, drawn, memory)
-    found = []
-    with torch.no_grad():
-        for name in calls:
-            if isinstance(steps.value(name), torch.Tensor):
-                found.append(name)
-            steps.done(name)
-    return found

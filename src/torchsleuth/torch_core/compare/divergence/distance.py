@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_core.compare.reference.trees import SMALL, pieces
+from torchsleuth.torch_core.compare.reference.trees import SMALL, is_inexact, pieces
 
 FAR = 16.0
 """Beyond so many times what rounding explains, a value is worth a second look (as `verdict.tolerances`)."""
@@ -56,7 +56,7 @@ def distance(compiled: torch.Tensor, eager: torch.Tensor, truth: Any, terms: flo
         truth = eager
     if compiled.numel() == 0:
         return Distance()
-    if not (eager.is_floating_point() or eager.is_complex()):
+    if not is_inexact(eager):
         return _decisions(compiled, eager, truth)
     if eager.is_complex():
         compiled, eager, truth = (torch.view_as_real(t.resolve_conj()) for t in (compiled, eager, truth))

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torchsleuth.torch_core.compare.divergence.analysis import operator_of
-from torchsleuth.torch_core.compare.divergence.parts import Compilers, Part, part_of
+from torchsleuth.torch_core.compare.divergence.analysis import culprit
+from torchsleuth.torch_core.compare.divergence.distance import Distance
+from torchsleuth.torch_core.compare.divergence.parts import Compilers, Inside, Part, Whole
 from torchsleuth.torch_core.compare.divergence.steps import writes_what_is_read
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients
@@ -53,6 +54,7 @@ def wrong_gradient(
     """
     if writes_what_is_read(graph):
         return None
+    whole = Whole(graph, inputs, ways, drawn)
     differentiable = _differentiable(graph, inputs)
     groups = _groups(graph)
     tried = 0
@@ -61,9 +63,9 @@ def wrong_gradient(
         nonlocal tried
         tell({"phase": PHASE, "done": tried, "of": 2 * len(groups).bit_length()})
         tried += 1
-        order = {node.name: place for place, node in enumerate(graph.graph.nodes)}
-        names = sorted((name for group in groups[first:last] for name in group), key=order.__getitem__)
-        return _judged(graph, inputs, names, differentiable, ways, drawn)
+        chosen = {name for group in groups[first:last] for name in group}
+        names = [name for name in whole.nodes if name in chosen]
+        return _judged(whole, names, differentiable)
 
     low, high = 0, len(groups)
     found = wrong(low, high)
@@ -77,34 +79,21 @@ def wrong_gradient(
             high, found = middle, earlier
         else:
             break
-    order = (inputs, found.calls, differentiable)
-    alone = without_code is not None and _judged(graph, *order, without_code, drawn) is not None
-    return _described(graph, found, OF_AOTAUTOGRAD if alone else OF_CODE)
+    alone = without_code is not None and _judged(
+        replace(whole, ways=without_code), found.calls, differentiable
+    )
+    return _described(whole, found, OF_AOTAUTOGRAD if alone else OF_CODE)
 
 
-def _described(graph: GraphModule, found: _Wrong, how: str) -> dict[str, Any]:
-    nodes = {node.name: node for node in graph.graph.nodes}
-    named = [name for name in found.calls if nodes[name].target is not operator.getitem]
+def _described(whole: Whole, found: _Wrong, how: str) -> dict[str, Any]:
+    named = [name for name in found.calls if whole.nodes[name].target is not operator.getitem]
     leaf = found.leaf
     off, noise = (
         abs(value - leaf.truth) if isinstance(value, float) and isinstance(leaf.truth, float) else 0.0
         for value in (leaf.compiled, leaf.eager)
     )
-    return {
-        "node": named[-1],
-        "op": operator_of(nodes[named[-1]]),
-        "seen_at": named[-1],
-        "kernel": "",
-        "calls": named,
-        "off": off,
-        "noise": noise,
-        "times": leaf.z or 0.0,
-        "confirmed": True,
-        "how": how,
-        "verdict": leaf.sentence,
-        "recovers": None,
-        "also": [],
-    }
+    distance = Distance(off, noise, leaf.z or 0.0)
+    return culprit(whole.nodes, named[-1], named, distance, Inside(True, named[-1], how, leaf.sentence))
 
 
 def _differentiable(graph: GraphModule, given: Sequence[Any]) -> set[str]:
@@ -130,26 +119,17 @@ def _groups(graph: GraphModule) -> list[list[str]]:
     return list(groups.values())
 
 
-def _judged(
-    graph: GraphModule,
-    given: Sequence[Any],
-    calls: Sequence[str],
-    differentiable: Collection[str],
-    ways: Compilers,
-    drawn: EagerRun | None,
-) -> _Wrong | None:
+def _judged(whole: Whole, calls: Sequence[str], differentiable: Collection[str]) -> _Wrong | None:
     """What is wrong with the gradients of these calls; None where nothing is, or they cannot be run by themselves."""
-    nodes = {node.name: node for node in graph.graph.nodes}
-    chosen = set(calls)
     returned = [
         name
         for name in calls
-        if name in differentiable and any(user.name not in chosen for user in nodes[name].users)
+        if name in differentiable and any(user.name not in calls for user in whole.nodes[name].users)
     ]
     try:
         with torch.no_grad():
-            part = _leaves(part_of(graph, given, calls, returned, drawn), differentiable)
-        run = ways.compiled(part.graph, list(part.inputs))
+            part = _leaves(whole.part(calls, returned), differentiable)
+        run = whole.ways.compiled(part.graph, list(part.inputs))
         with torch.enable_grad():
             verdict = judge_gradients(
                 part.graph, list(part.inputs), lambda *values: run(list(values)), rng_matched=True

@@ -27,7 +27,8 @@ from torchsleuth.torch_core.compare.divergence.steps import (
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, tensors_in
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_core.compare.reference.float64 import widen_graph
-from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.reference.trees import leaves, returned_nodes
+from torchsleuth.torch_core.compare.verdict.leaf import largest
 from torchsleuth.torch_internals.generated_code import CompiledCode, Written
 
 MOST_KEPT = 16 << 20
@@ -69,8 +70,7 @@ class Subject:
     @property
     def returned(self) -> list[tuple[str, str]]:
         """Path and node of each result of the graph."""
-        output = self.graph.graph.output_node().args[0]
-        return [(path, leaf.name) for path, leaf in leaves(output) if isinstance(leaf, torch.fx.Node)]
+        return [(path, node.name) for path, node in returned_nodes(self.graph).items()]
 
 
 def written_inputs(graph: GraphModule) -> dict[str, str]:
@@ -119,6 +119,11 @@ class Measured:
     skipped: Mapping[str, str]
     # Of small results eager's, float64's and how large their terms are: another run need not make them again.
     references: Mapping[str, tuple[Any, Any, float]] | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a result is further off than rounding explains."""
+        return any(off.far for off in self.outputs.values())
 
 
 Tick = Callable[[int, int], None]
@@ -211,8 +216,7 @@ def _form(tensor: torch.Tensor) -> Form:
 def _apart(one: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
     wide = torch.complex128 if one.is_complex() else torch.float64
     differ = (one != other) & ~((one != one) & (other != other))
-    off = (other.to(wide) - one.to(wide)).abs().nan_to_num(0.0, 0.0, 0.0)
-    return {"elements": int(differ.sum()), "off": float(off.max()) if off.numel() else 0.0}
+    return {"elements": int(differ.sum()), "off": largest(other.to(wide) - one.to(wide))}
 
 
 def _call(subject: Subject, look: Any) -> Any:

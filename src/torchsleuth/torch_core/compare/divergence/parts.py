@@ -9,12 +9,14 @@ culprit is the one without whose error the part is right: another may be just as
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,6 +52,9 @@ class Part:
     returned: tuple[str, ...]
 
 
+Compile = Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]
+
+
 @dataclass(frozen=True)
 class Compilers:
     """Ways to run a part: `compiled` as the case is compiled, `lowered` without generated code, where that is known.
@@ -58,9 +63,9 @@ class Compilers:
     share. Each gives a function of a list of inputs, or raises.
     """
 
-    compiled: Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]
-    lowered: Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]] | None = None
-    whole: Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]] | None = None
+    compiled: Compile
+    lowered: Compile | None = None
+    whole: Compile | None = None
 
 
 @dataclass(frozen=True)
@@ -79,156 +84,163 @@ class Inside:
     recovers: bool | None = None
 
 
-def calls_between(graph: GraphModule, node: str, known: Collection[str]) -> tuple[str, ...]:
-    """The calls that make a node's value from known ones, in order; views and literals of known ones included.
+@dataclass(frozen=True)
+class Whole:
+    """A graph that parts are cut from: its inputs, ways to compile a part, and what is known of its values.
 
-    >>> calls_between(gm, "relu", {"x"})
-    ('relu',)
+    `drawn` is a run of it in eager, for what it draws at random; `memory` what earlier runs on these inputs have left.
+    Used as `Whole(gm, [x], aten_ways({})).look_inside("relu", ["sin", "relu"])`.
     """
-    nodes = {n.name: n for n in graph.graph.nodes}
-    found = needed_by(
-        [nodes[node]],
-        lambda each: each.op.startswith("call_") and (each.name not in known or each.name == node),
-    )
-    return tuple(name for name, each in nodes.items() if each in found)
 
+    graph: GraphModule
+    inputs: Sequence[Any]
+    ways: Compilers
+    drawn: EagerRun | None = None
+    memory: EagerMemory = field(default_factory=EagerMemory)
 
-def part_of(
-    graph: GraphModule,
-    inputs: Sequence[Any],
-    calls: Sequence[str],
-    returned: Sequence[str],
-    drawn: EagerRun | None = None,
-    memory: EagerMemory | None = None,
-) -> Part:
-    """These calls as a graph of their own, fed with eager's values, which nobody may write."""
-    nodes = {n.name: n for n in graph.graph.nodes}
-    chosen = set(calls)
-    outer = list(
-        dict.fromkeys(
-            source.name
-            for name in calls
-            for source in nodes[name].all_input_nodes
-            if source.name not in chosen and source.op != "get_attr"
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """The nodes by name, in order."""
+        return {n.name: n for n in self.graph.graph.nodes}
+
+    def calls_between(self, name: str, known: Collection[str]) -> tuple[str, ...]:
+        """The calls that make a node's value from known ones, in order; views and literals of known ones included."""
+        found = needed_by(
+            [self.nodes[name]],
+            lambda each: each.op.startswith("call_") and (each.name not in known or each.name == name),
         )
-    )
-    steps = EagerSteps(graph, inputs, outer, drawn, memory)
-    values = {}
-    for name in outer:
-        # What a graph writes is as it was when it was made; anything else nobody changes.
-        values[name] = clone_inputs(steps.value(name)) if steps.writes else steps.value(name)
-        steps.done(name)
-    alone = {outer[place] for place in alone_in_memory([*values.values()])}
-    values = {n: v if n in alone and _fills_its_memory(v) else clone_inputs(v) for n, v in values.items()}
-    made: dict[str, Any] = {}
-    small = Graph()
-    for name, value in values.items():
-        # A plain number is written where it is used.
-        made[name] = small.placeholder(name) if isinstance(value, torch.Tensor) else value
-    for name in calls:
-        node = nodes[name]
-        for source in node.all_input_nodes:
-            if source.op == "get_attr" and source.name not in made:
-                made[source.name] = small.create_node("get_attr", source.target, name=source.name)
-        args = torch.fx.map_arg(node.args, lambda n: made[n.name])
-        kwargs = torch.fx.map_arg(node.kwargs, lambda n: made[n.name])
-        made[name] = small.create_node(node.op, node.target, args, kwargs, name=name)
-    small.output(tuple(made[name] for name in returned))
-    given = tuple(value for value in values.values() if isinstance(value, torch.Tensor))
-    return Part(GraphModule(graph, small), given, tuple(calls), tuple(returned))
+        return tuple(name for name, each in self.nodes.items() if each in found)
+
+    def calls_without(self, calls: Collection[str], left: str, ends: Sequence[str]) -> list[str]:
+        """Of these calls those that are still needed for the values of `ends` where `left` is given."""
+        needed = needed_by(
+            [self.nodes[end] for end in ends], lambda each: each.name in calls and each.name != left
+        )
+        return [name for name, node in self.nodes.items() if node in needed]
+
+    def part(self, calls: Sequence[str], returned: Sequence[str]) -> Part:
+        """These calls as a graph of their own, fed with eager's values, which nobody may write."""
+        chosen = set(calls)
+        outer = list(
+            dict.fromkeys(
+                source.name
+                for name in calls
+                for source in self.nodes[name].all_input_nodes
+                if source.name not in chosen and source.op != "get_attr"
+            )
+        )
+        steps = EagerSteps(self.graph, self.inputs, outer, self.drawn, self.memory)
+        values = {}
+        for name in outer:
+            # What a graph writes is as it was when it was made; anything else nobody changes.
+            values[name] = clone_inputs(steps.value(name)) if steps.writes else steps.value(name)
+            steps.done(name)
+        alone = {outer[place] for place in alone_in_memory([*values.values()])}
+        values = {n: v if n in alone and _fills_its_memory(v) else clone_inputs(v) for n, v in values.items()}
+        made: dict[str, Any] = {}
+        small = Graph()
+        for name, value in values.items():
+            # A plain number is written where it is used.
+            made[name] = small.placeholder(name) if isinstance(value, torch.Tensor) else value
+        for name in calls:
+            node = self.nodes[name]
+            for source in node.all_input_nodes:
+                if source.op == "get_attr" and source.name not in made:
+                    made[source.name] = small.create_node("get_attr", source.target, name=source.name)
+            args = torch.fx.map_arg(node.args, lambda n: made[n.name])
+            kwargs = torch.fx.map_arg(node.kwargs, lambda n: made[n.name])
+            made[name] = small.create_node(node.op, node.target, args, kwargs, name=name)
+        small.output(tuple(made[name] for name in returned))
+        given = tuple(value for value in values.values() if isinstance(value, torch.Tensor))
+        return Part(GraphModule(self.graph, small), given, tuple(calls), tuple(returned))
+
+    def beginning(self, name: str) -> Part:
+        """The graph up to a node, on its own inputs, with what is written into them on the way; it returns the node."""
+        kept = needed_by([self.nodes[name]])
+        for each in self.nodes.values():
+            follows = each.target is operator.getitem or may_write(each)
+            if follows and all(
+                source in kept or source.op == "placeholder" for source in each.all_input_nodes
+            ):
+                kept.add(each)
+        small = Graph()
+        made: dict[Node, Node] = {}
+        for each in self.nodes.values():
+            if each in kept or each.op == "placeholder":
+                made[each] = small.node_copy(each, made.__getitem__)
+        small.output((made[self.nodes[name]],))
+        calls = tuple(each.name for each in made if each.op.startswith("call_"))
+        return Part(GraphModule(self.graph, small), tuple(self.inputs), calls, (name,))
+
+    def look_inside(self, name: str, calls: Sequence[str]) -> Inside:
+        """Whether the calls that make a node are wrong by themselves, and which of them is the first that is."""
+        alone = self.part(calls, [name])
+        verdict = _judged(alone, self.ways.compiled)
+        if verdict is None or not verdict.diverged:
+            began = _judged(self.beginning(name), self.ways.whole or self.ways.compiled)
+            if began is not None and began.diverged:
+                return Inside(True, name, "beginning", began.sentence)
+            return Inside(False, sentence="" if verdict is None else verdict.sentence)
+        tensors = tensors_among(alone.graph, alone.inputs, alone.calls)
+        if len(tensors) < 2:
+            return Inside(True, name, "", verdict.sentence)
+        first: Inside | None = None
+        for found in itertools.islice(self._beginnings_in(alone, tensors), MOST_BEGINNINGS):
+            if found.node == name:
+                return first or replace(found, sentence=found.sentence or verdict.sentence)
+            kept = self.calls_without(calls, str(found.node), [name])
+            given = _judged(self.part(kept, [name]), self.ways.compiled)
+            recovers = None if given is None else not given.diverged
+            found = replace(found, sentence=found.sentence or verdict.sentence, recovers=recovers)
+            if recovers or (first is None and recovers is None):
+                return found
+            first = first or found
+        assert first is not None
+        return first
+
+    def _beginnings_in(self, alone: Part, tensors: Mapping[str, tuple[int, int]]) -> Iterator[Inside]:
+        """The nodes of a wrong part at which an error begins, in order, those that need no code first; at least one."""
+        ways, calls = self.ways, alone.calls
+        named: set[str] = set()
+        if _may_be_exposed(alone, tensors):
+            exposed = self.part(calls, [*tensors])
+            for way, how in ((ways.lowered, "lowered"), (ways.compiled, "compiled")):
+                wrong = _wrong_values(exposed, way) if way is not None else {}
+                begin = [each for each in beginnings(self.graph, wrong, tensors) if each not in named]
+                named.update(begin)
+                yield from (Inside(True, each, how, wrong[each]) for each in begin)
+        elif ways.lowered is not None and _wrong(self.part(calls, calls[-1:]), ways.lowered):
+            named.add(self._first_beginning([*tensors], calls, ways.lowered))
+            yield from (Inside(True, each, "lowered") for each in named)
+        if not named:
+            yield Inside(True, self._first_beginning([*tensors], calls, ways.compiled), "beginnings")
+
+    def _first_beginning(self, tensors: Sequence[str], calls: Sequence[str], way: Compile) -> str:
+        """The first node whose value is wrong where only it is returned; by halves, since what follows inherits it."""
+        known = self.nodes.keys() - set(calls)
+
+        def wrong(place: int) -> bool:
+            name = tensors[place]
+            return _wrong(self.part(self.calls_between(name, known), [name]), way)
+
+        return tensors[bisect.bisect_left(range(len(tensors) - 1), True, key=wrong)]
+
+    def right_without(self, calls: Sequence[str], left: str) -> bool | None:
+        """Whether the results, wrong where all of `calls` are compiled, are right where `left` is left to eager.
+
+        None where they are not wrong, or where one of the two cannot be compiled.
+        """
+        output = self.graph.graph.output_node()
+        ends = [node.name for node in output.all_input_nodes if node.name in calls and node.name != left]
+        kept = self.calls_without(calls, left, ends)
+        if not ends or not _wrong(self.part(calls, ends), self.ways.compiled):
+            return None
+        verdict = _judged(self.part(kept, ends), self.ways.compiled)
+        return None if verdict is None else not verdict.diverged
 
 
 def _fills_its_memory(value: torch.Tensor) -> bool:
     return value.numel() * value.element_size() == value.untyped_storage().nbytes()
-
-
-def beginning_of(graph: GraphModule, node: str, inputs: Sequence[Any]) -> Part:
-    """The graph up to a node, on its own inputs, with what is written into them on the way; only the node is returned.
-
-    >>> beginning_of(gm, "relu", [torch.ones(2)]).calls
-    ('relu',)
-    """
-    nodes = {n.name: n for n in graph.graph.nodes}
-    kept = needed_by([nodes[node]])
-    for each in graph.graph.nodes:
-        follows = each.target is operator.getitem or may_write(each)
-        if follows and all(source in kept or source.op == "placeholder" for source in each.all_input_nodes):
-            kept.add(each)
-    small = Graph()
-    made: dict[Node, Node] = {}
-    for each in graph.graph.nodes:
-        if each in kept or each.op == "placeholder":
-            made[each] = small.node_copy(each, made.__getitem__)
-    small.output((made[nodes[node]],))
-    calls = tuple(each.name for each in made if each.op.startswith("call_"))
-    return Part(GraphModule(graph, small), tuple(inputs), calls, (node,))
-
-
-def look_inside(
-    graph: GraphModule,
-    inputs: Sequence[Any],
-    node: str,
-    calls: Sequence[str],
-    ways: Compilers,
-    drawn: EagerRun | None = None,
-    memory: EagerMemory | None = None,
-) -> Inside:
-    """Whether the calls that make `node` are wrong by themselves, and which of them is the first that is.
-
-    `memory` is what earlier runs on these inputs have left.
-    """
-    memory = EagerMemory() if memory is None else memory
-
-    def part(names: Sequence[str], returned: Sequence[str]) -> Part:
-        return part_of(graph, inputs, names, returned, drawn, memory)
-
-    alone = part(calls, [node])
-    told = _judged(alone, ways.compiled)
-    if told is None or told.kind != DIVERGED:
-        began = _judged(beginning_of(graph, node, inputs), ways.whole or ways.compiled)
-        if began is not None and began.kind == DIVERGED:
-            return Inside(True, node, "beginning", began.sentence)
-        return Inside(False, sentence="" if told is None else told.sentence)
-    tensors, fit = _tensors_of(alone)
-    if len(tensors) < 2:
-        return Inside(True, node, "", told.sentence)
-    first: Inside | None = None
-    for found in itertools.islice(_beginnings_in(part, calls, tensors, fit, ways, graph), MOST_BEGINNINGS):
-        if found.node == node:
-            return first or replace(found, sentence=found.sentence or told.sentence)
-        kept = calls_without(graph, calls, str(found.node), [node])
-        given = _judged(part(kept, [node]), ways.compiled)
-        recovers = None if given is None else given.kind != DIVERGED
-        found = replace(found, sentence=found.sentence or told.sentence, recovers=recovers)
-        if recovers or (first is None and recovers is None):
-            return found
-        first = first or found
-    assert first is not None
-    return first
-
-
-def _beginnings_in(
-    part: Callable[[Sequence[str], Sequence[str]], Part],
-    calls: Sequence[str],
-    tensors: Sequence[str],
-    fit: bool,
-    ways: Compilers,
-    graph: GraphModule,
-) -> Iterator[Inside]:
-    """The nodes of a wrong part at which an error begins, in order, those that need no code first; at least one."""
-    told: set[str] = set()
-    if fit:
-        exposed = part(calls, tensors)
-        for way, name in ((ways.lowered, "lowered"), (ways.compiled, "compiled")):
-            wrong = _wrong_values(exposed, way) if way is not None else {}
-            begin = [each for each in beginnings(graph, wrong, tensors) if each not in told]
-            told.update(begin)
-            yield from (Inside(True, each, name, wrong[each]) for each in begin)
-    elif ways.lowered is not None and _wrong(part(calls, calls[-1:]), ways.lowered):
-        told.add(_first_beginning(tensors, part, calls, ways.lowered, graph))
-        yield from (Inside(True, each, "lowered") for each in told)
-    if not told:
-        yield Inside(True, _first_beginning(tensors, part, calls, ways.compiled, graph), "beginnings")
 
 
 def beginnings(graph: GraphModule, wrong: Collection[str], known: Collection[str]) -> list[str]:
@@ -245,41 +257,7 @@ def beginnings(graph: GraphModule, wrong: Collection[str], known: Collection[str
     return [node.name for node in graph.graph.nodes if node.name in wrong and not inherits(node)]
 
 
-def right_without(
-    graph: GraphModule,
-    inputs: Sequence[Any],
-    calls: Sequence[str],
-    left: str,
-    ways: Compilers,
-    drawn: EagerRun | None = None,
-    memory: EagerMemory | None = None,
-) -> bool | None:
-    """Whether a graph's results, wrong where all of `calls` are compiled, are right where `left` is left to eager.
-
-    None where they are not wrong, or where one of the two cannot be compiled. Used as
-    `right_without(gm, [x], ["sin", "relu"], "relu", aten_ways({}))`.
-    """
-    output = graph.graph.output_node()
-    ends = [node.name for node in output.all_input_nodes if node.name in calls and node.name != left]
-    kept = calls_without(graph, calls, left, ends)
-    if not ends or not _wrong(part_of(graph, inputs, calls, ends, drawn, memory), ways.compiled):
-        return None
-    told = _judged(part_of(graph, inputs, kept, ends, drawn, memory), ways.compiled)
-    return None if told is None else told.kind != DIVERGED
-
-
-def calls_without(graph: GraphModule, calls: Collection[str], left: str, ends: Sequence[str]) -> list[str]:
-    """Of these calls those that are still needed for the values of `ends` where `left` is given.
-
-    >>> calls_without(gm, ["relu"], "x", ["relu"])
-    ['relu']
-    """
-    nodes = {n.name: n for n in graph.graph.nodes}
-    needed = needed_by([nodes[end] for end in ends], lambda each: each.name in calls and each.name != left)
-    return [name for name, node in nodes.items() if node in needed]
-
-
-def _judged(part: Part, way: Callable[..., Any]) -> Verdict | None:
+def _judged(part: Part, way: Compile) -> Verdict | None:
     """The verdict on a part that is run this way; None where it cannot be run so."""
     try:
         compiled = way(part.graph, list(part.inputs))
@@ -288,53 +266,49 @@ def _judged(part: Part, way: Callable[..., Any]) -> Verdict | None:
         return None
 
 
-def _wrong_values(part: Part, way: Callable[..., Any]) -> dict[str, str]:
+def _wrong(part: Part, way: Compile) -> bool:
+    verdict = _judged(part, way)
+    return verdict is not None and verdict.diverged
+
+
+def _wrong_values(part: Part, way: Compile) -> dict[str, str]:
     """The returned nodes whose values are wrong, in order, with what is said of each."""
-    told = _judged(part, way)
-    wrong = {leaf.path: leaf for leaf in told.leaves if leaf.kind == DIVERGED} if told is not None else {}
+    verdict = _judged(part, way)
+    leaves = verdict.leaves if verdict is not None else ()
+    wrong = {leaf.path: leaf for leaf in leaves if leaf.kind == DIVERGED}
     paths = {name: f"outputs[{place}]" for place, name in enumerate(part.returned)}
     return {name: wrong[path].sentence for name, path in paths.items() if path in wrong}
 
 
-def _first_beginning(
-    tensors: Sequence[str],
-    part: Callable[[Sequence[str], Sequence[str]], Part],
-    calls: Sequence[str],
-    way: Callable[..., Any],
+def tensors_among(
     graph: GraphModule,
-) -> str:
-    """The first node whose value is wrong where only it is returned; by halves, since what follows inherits it."""
-    low, high = 0, len(tensors) - 1
-    while low < high:
-        middle = (low + high) // 2
-        name = tensors[middle]
-        known = {n.name for n in graph.graph.nodes} - set(calls)
-        if _wrong(part(calls_between(graph, name, known), [name]), way):
-            high = middle
-        else:
-            low = middle + 1
-    return tensors[low]
+    inputs: Sequence[Any],
+    calls: Sequence[str],
+    drawn: EagerRun | None = None,
+    memory: EagerMemory | None = None,
+) -> dict[str, tuple[int, int]]:
+    """Of these calls those whose value is a tensor, with how many elements and bytes it has.
+
+    >>> tensors_among(gm, [torch.ones(2)], ["relu"])
+    {'relu': (2, 8)}
+    """
+    steps = EagerSteps(graph, inputs, calls, drawn, memory)
+    found = {}
+    with torch.no_grad():
+        for name in calls:
+            value = steps.value(name)
+            steps.done(name)
+            if isinstance(value, torch.Tensor):
+                found[name] = value.numel(), value.numel() * value.element_size()
+    return found
 
 
-def _wrong(part: Part, way: Callable[..., Any]) -> bool:
-    told = _judged(part, way)
-    return told is not None and told.kind == DIVERGED
-
-
-def _tensors_of(part: Part) -> tuple[list[str], bool]:
-    """The calls of a part whose value is a tensor, and whether there is memory to return and judge them all at once."""
-    steps = EagerSteps(part.graph, part.inputs, part.calls)
-    found, taken, largest = [], 0, 0
-    for name in part.calls:
-        value = steps.value(name)
-        steps.done(name)
-        if isinstance(value, torch.Tensor):
-            taken += value.numel() * value.element_size()
-            largest = max(largest, value.numel())
-            found.append(name)
+def _may_be_exposed(part: Part, tensors: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether there is memory to return all these values and to judge them."""
+    taken, largest = sum(size for _, size in tensors.values()), max(count for count, _ in tensors.values())
     left = min((memory_left(t.device) for t in tensors_in(list(part.inputs))[:1]), default=MOST_EXPOSED)
     # Of each there is the compiled value and eager's; they are judged one after the other.
-    return found, taken <= MOST_EXPOSED and 2 * taken + JUDGING_BYTES * largest <= left
+    return taken <= MOST_EXPOSED and 2 * taken + JUDGING_BYTES * largest <= left
 
 
 AOT_ALONE = "aot_eager_decomp_partition"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
 )
 from torchsleuth.torch_core.compare.reference.opkinds import plain_name
 from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, noting_draws, restore_rng, save_rng
-from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.reference.trees import is_inexact, leaves
 from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.torch_internals.tensors import transforms_ended
 
@@ -54,8 +54,7 @@ def inlined(graph: GraphModule) -> GraphModule:
     if not any(_called_graph(graph, node) for node in graph.graph.nodes):
         return graph
     flat = Graph()
-    outputs = _copy(graph, graph, "", flat, None)
-    flat.output(outputs)
+    flat.output(_copy(graph, graph, "", flat, None))
     attributes = {
         str(n.target): fetch(graph, str(n.target)) for n in flat.nodes if n.op in ("get_attr", "call_module")
     }
@@ -81,11 +80,7 @@ def _operands(node: Node) -> list[Any]:
 def _copy(root: GraphModule, owner: GraphModule, prefix: str, flat: Graph, operands: list[Any] | None) -> Any:
     """Copy a graph's nodes into `flat`; returns what its output stands for there."""
     env: dict[Node, Any] = {}
-    given = iter(operands or [])
-
-    def look_up(node: Node) -> Any:
-        return env[node]
-
+    given, look_up = iter(operands or []), env.__getitem__
     for node in owner.graph.nodes:
         called = _called_graph(owner, node)
         if node.op == "placeholder" and operands is not None:
@@ -109,19 +104,16 @@ MUTATED = " (mutated)"
 """How the path of an input ends whose value after the run is a result of it."""
 
 
-@dataclass
-class RunResult:
-    """What one run produced: leaves by path, mutated inputs included."""
-
-    values: dict[str, Any] = field(default_factory=dict)
+Values = dict[str, Any]
+"""What one run produced: leaves by path, mutated inputs included."""
 
 
-def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] = ()) -> RunResult:
+def result_of(outputs: Any, inputs: Sequence[Any] = (), mutated: Sequence[int] = ()) -> Values:
     """Outputs and the inputs at the given positions as leaves by path."""
     values = dict(leaves(outputs))
     for position in mutated:
         values[f"inputs[{position}]{MUTATED}"] = inputs[position]
-    return RunResult(values)
+    return values
 
 
 class EagerRun(Interpreter):
@@ -166,7 +158,7 @@ class EagerRun(Interpreter):
     def _reads_floats(self, n: Node) -> bool:
         given = [self.dtypes.get(a.name) for a in n.all_input_nodes]
         floats = any(isinstance(d, torch.dtype) and d.is_floating_point for d in given)
-        fills = opkinds.plain_name(n).endswith("_like") or opkinds.fills_memory(n)
+        fills = plain_name(n).endswith("_like") or opkinds.fills_memory(n)
         return n.op == "call_function" and floats and not fills
 
 
@@ -175,7 +167,7 @@ def run_eager(
     inputs: Sequence[Any],
     start: RngState | None,
     given: Given | None = None,
-) -> tuple[RunResult, EagerRun, tuple[int, ...]]:
+) -> tuple[Values, EagerRun, tuple[int, ...]]:
     """The results of a graph, the run that made them, and which inputs it writes; inputs and graph stay as they are."""
     recorder = EagerRun(graph, given)
     if start is not None:
@@ -195,19 +187,6 @@ def run_eager(
     result = result_of(outputs, fresh, mutated)
     restore(state)
     return result, recorder, mutated
-
-
-def as_drawn(node: Node, recorder: EagerRun) -> Callable[..., Any]:
-    """What gives again what a node drew in a run, whatever it is called with."""
-    state, rate, value = recorder.states.get(node.name), opkinds.dropout_rate(node), recorder.drawn[node.name]
-    if state is None:
-        return _constant(value) if rate is None else _masked(value, rate, recorder.masks.get(node.name))
-
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        restore_rng(state)
-        return node.target(*args, **kwargs)
-
-    return draw
 
 
 def graph_state(graph: GraphModule) -> list[torch.Tensor]:
@@ -232,7 +211,7 @@ def handed_over(graph: GraphModule, drawn: Sequence[Draw]) -> Given:
         raise OtherDraws
     found: dict[str, Callable[..., Any]] = {}
     for node, draw in zip(nodes, drawn):
-        rate, name = opkinds.dropout_rate(node), opkinds.plain_name(node)
+        rate, name = opkinds.dropout_rate(node), plain_name(node)
         same = name.removesuffix("_like") == draw.name.removesuffix("_like")
         masks = (rate is not None or name == "bernoulli") and draw.name in (*opkinds.DROPOUT, "bernoulli")
         if draw.value is None or not (same or masks):
@@ -282,28 +261,24 @@ class Dropped:
 
 
 def substitutes(
-    graph: GraphModule, recorder: EagerRun, places: Places = HERE
+    graph: GraphModule, recorder: EagerRun, places: Places | None = HERE
 ) -> dict[str, Callable[..., Any]]:
-    """For every random node, a function that gives in float64 what eager drew."""
+    """For every random node, a function that gives what eager drew: in float64 at `places`, or as it was where None."""
     found: dict[str, Callable[..., Any]] = {}
     for node in graph.graph.nodes:
         if node.name in recorder.states:
             found[node.name] = _drawn_again(node, recorder.dtypes, recorder.states[node.name], places)
         elif node.name in recorder.drawn:
-            drawn = recorder.drawn[node.name]
+            value, mask = recorder.drawn[node.name], recorder.masks.get(node.name)
+            if places is not None:
+                value, mask = places.moved_here(widen(value)), places.moved_here(mask)
             rate = opkinds.dropout_rate(node)
-            value = places.moved_here(widen(drawn))
-            mask = recorder.masks.get(node.name)
-            mask = mask if mask is None else places.moved_here(mask)
             found[node.name] = _constant(value) if rate is None else _masked(value, rate, mask)
     return found
 
 
 def _constant(value: Any) -> Callable[..., Any]:
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        return clone_inputs(value)
-
-    return draw
+    return lambda *args, **kwargs: clone_inputs(value)
 
 
 def _masked(value: Any, rate: float, mask: torch.Tensor | None) -> Callable[..., Any]:
@@ -318,10 +293,14 @@ def _masked(value: Any, rate: float, mask: torch.Tensor | None) -> Callable[...,
     return draw
 
 
-def _drawn_again(node: Node, dtypes: Dtypes, state: RngState, places: Places) -> Callable[..., Any]:
+def _drawn_again(node: Node, dtypes: Dtypes, state: RngState, places: Places | None) -> Callable[..., Any]:
     """The node itself, on rounded inputs, with the same random numbers: attention that drops weights knows no other."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
+        if places is None:
+            restore_rng(state)
+            return node.target(*args, **kwargs)
+
         def as_it_was(given: Any, was: Any) -> Any:
             return places.moved_home(narrow(given, dtypes.get(was.name)) if isinstance(was, Node) else given)
 
@@ -353,8 +332,7 @@ def _filled(node: Node, zeros: bool) -> Callable[..., Any]:
             memory = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
             memory = node.target(*args, **kwargs)
-        wide = memory.is_floating_point() or memory.is_complex()
-        return widen(memory.fill_(0 if zeros else _OTHER if wide else 1))
+        return widen(memory.fill_(0 if zeros else _OTHER if is_inexact(memory) else 1))
 
     return make
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, map_tensors
+from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, map_tensors, memory_of
 from torchsleuth.torch_core.compare.reference.opkinds import NORMALISE, PRODUCT, SEQUENTIAL, plain_name
+from torchsleuth.torch_core.compare.reference.trees import is_inexact
 from torchsleuth.torch_internals.tensors import unwrapped
 
 NARROW_METHODS = frozenset(["half", "float", "bfloat16"])
@@ -99,17 +101,9 @@ def widen_inputs(inputs: Sequence[Any], device: torch.device | None = None) -> l
 
 
 def _shared_storages(inputs: Sequence[Any]) -> set[int]:
-    seen: set[int] = set()
-    shared: set[int] = set()
-
-    def visit(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout == torch.strided and tensor.numel() and tensor.device.type != "meta":
-            key = tensor.untyped_storage().data_ptr()
-            (shared if key in seen else seen).add(key)
-        return tensor
-
-    map_tensors(list(inputs), visit)
-    return shared
+    places: list[int] = []
+    map_tensors(list(inputs), lambda t: places.append(memory_of(t) if t.numel() else 0))
+    return {place for place, count in Counter(places).items() if place and count > 1}
 
 
 def widen_graph(graph: GraphModule, device: torch.device | None = None) -> GraphModule:
@@ -315,12 +309,15 @@ class Float64Run(Interpreter):
         results: list[torch.Tensor] = []
         map_tensors([list(args), dict(kwargs)], lambda t: inputs.append(unwrapped(t)))
         map_tensors(value, lambda t: results.append(unwrapped(t)))
-        memory = {_pointer(t) for t in inputs} - {0}
-        if any(_pointer(tensor) in memory for tensor in results):
+        memory = {memory_of(t) for t in inputs} - {0}
+        if any(memory_of(tensor) in memory for tensor in results):
             self.findings.aliasing.add(n.name)
         for tensor in results:
-            inexact = tensor.is_floating_point() or tensor.is_complex()
-            if inexact and tensor.layout == torch.strided and not math.isfinite(abs(tensor.sum().item())):
+            if (
+                is_inexact(tensor)
+                and tensor.layout == torch.strided
+                and not math.isfinite(abs(tensor.sum().item()))
+            ):
                 self.findings.infinite.add(n.name)
         if results:
             self.findings.terms[n.name] = _terms(plain_name(n), inputs, results[0])
@@ -369,12 +366,6 @@ def recorded_dtypes(graph: GraphModule) -> dict[str, Any]:
         if noted is not None:
             found[node.name] = dtypes_of(noted)
     return found
-
-
-def _pointer(tensor: torch.Tensor) -> int:
-    if tensor.layout != torch.strided or tensor.device.type == "meta":
-        return 0
-    return tensor.untyped_storage().data_ptr()
 
 
 class Float64Model(torch.nn.Module):

@@ -199,7 +199,7 @@ def dropout_rate(node: Node) -> float | None:
         return float(module.p) if _active_dropout(module) else None
     if plain_name(node) not in DROPOUT or _never_drops(node):
         return None
-    rate = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    rate = _argument(node, 1, "p", 0.5)
     return float(rate) if isinstance(rate, (int, float)) else None
 
 
@@ -214,16 +214,11 @@ def _active_dropout(module: torch.nn.Module) -> bool:
 
 def _never_drops(node: Node) -> bool:
     if plain_name(node) == "dropout":
-        training = (
-            node.args[2]
-            if len(node.args) > 2
-            else node.kwargs.get("training", node.kwargs.get("train", True))
-        )
+        training = _argument(node, 2, "training", node.kwargs.get("train", True))
         # At a rate of 0 it hands on what it is given and asks no generator.
         return training is False or _argument(node, 1, "p", 0.5) == 0.0
     if plain_name(node) == "scaled_dot_product_attention":
-        rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return rate == 0.0
+        return _argument(node, 4, "dropout_p", 0.0) == 0.0
     return _is_attention(node) and argument_of(node, "dropout_p") == 0.0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torchsleuth.torch_core.compare.reference.cloning import (
     map_tensors,
     tensors_in,
 )
-from torchsleuth.torch_core.compare.reference.eager import EagerRun, Given, RunResult, as_drawn, run_eager
+from torchsleuth.torch_core.compare.reference.eager import EagerRun, Given, Values, run_eager, substitutes
 from torchsleuth.torch_internals.decompositions import decomposition_of
 from torchsleuth.torch_internals.modes import watching_ops
 from torchsleuth.torch_internals.operators import is_view, short_name
@@ -37,52 +37,41 @@ CUT_BITS = 13
 
 def equivalent_runs(
     graph: GraphModule, inputs: Sequence[Any], recorder: EagerRun, device: torch.device, memory: Given
-) -> Iterator[tuple[str, RunResult]]:
+) -> Iterator[tuple[str, Values]]:
     """What eager gives in each of its other ways to compute the graph, with the random numbers of the first run.
 
     `memory` stands for the nodes that ask for memory which the graph does not write. A way that the graph does not take
     is left out.
-    Example: `dict(equivalent_runs(gm, [x], recorder, x.device, {}))["without oneDNN"].values["outputs[0]"]`.
+    Example: `dict(equivalent_runs(gm, [x], recorder, x.device, {}))["without oneDNN"]["outputs[0]"]`.
     """
-    drawn = {n.name: as_drawn(n, recorder) for n in graph.graph.nodes if n.name in recorder.drawn} | dict(
-        memory
-    )
-    for name, settings, change in _ways(graph, device, recorder):
+    drawn = {**substitutes(graph, recorder, None), **memory}
+    for name, setting, change in _ways(graph, device, recorder):
         try:
-            with ExitStack() as stack:
-                for setting in settings:
-                    stack.enter_context(setting)
+            with setting:
                 result = run_eager(graph, change(inputs), None, drawn)[0]
         except (RuntimeError, NotImplementedError, ValueError, TypeError):  # a kernel that is missing there
             continue
         yield name, result
 
 
-Way = tuple[str, list[AbstractContextManager[Any]], Callable[[Sequence[Any]], Sequence[Any]]]
+Way = tuple[str, AbstractContextManager[Any], Callable[[Sequence[Any]], Sequence[Any]]]
 
 
 def _ways(graph: GraphModule, device: torch.device, recorder: EagerRun) -> Iterator[Way]:
-    yield "inputs a step away", [], _a_step_away
-    yield "biases added by themselves", [_biases_apart()], list
+    yield "inputs a step away", nullcontext(), _a_step_away
+    yield "biases added by themselves", _biases_apart(), list
     if any(dtype in SHORT for dtype in recorder.dtypes.values()):
-        yield "sums of what is not rounded yet", [_sums_before_rounding()], list
+        yield "sums of what is not rounded yet", _sums_before_rounding(), list
     if not any("stride" in opkinds.plain_name(n) or _is_anothers(n) for n in graph.graph.nodes):
-        yield "another layout", [], _in_other_layouts
+        yield "another layout", nullcontext(), _in_other_layouts
     if device.type == "cuda":
-        cudnn = torch.backends.cudnn
-        yield "without cuDNN", [cudnn.flags(enabled=False)], list
-        yield (
-            "deterministic, without TF32",
-            [
-                cudnn.flags(enabled=True, deterministic=True, allow_tf32=False),
-                _full_products(),
-            ],
-            list,
-        )
-        if _products_are_shortened():
-            yield "factors cut off to TF32", [_full_convolutions(), _full_products(), _cut_factors()], list
+        shortened = torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
+        yield "without cuDNN", torch.backends.cudnn.flags(enabled=False), list
+        yield "deterministic, without TF32", _without_tf32(nullcontext(), deterministic=True), list
+        if shortened:
+            yield "factors cut off to TF32", _without_tf32(_cut_factors()), list
     else:
-        yield "without oneDNN", [_without_onednn()], list
+        yield "without oneDNN", _without_onednn(), list
 
 
 def _is_anothers(n: Node) -> bool:
@@ -100,21 +89,16 @@ def _without_onednn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _full_products() -> Iterator[None]:
+def _without_tf32(within: AbstractContextManager[Any], **flags: Any) -> Iterator[None]:
+    """Convolutions and products of all their bits, with these flags of cuDNN."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _full_convolutions() -> AbstractContextManager[None]:
-    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-
-
-def _products_are_shortened() -> bool:
-    return torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False, **flags):
+        torch.set_float32_matmul_precision("highest")
+        try:
+            with within:
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 def _cut_factors() -> AbstractContextManager[Any]:

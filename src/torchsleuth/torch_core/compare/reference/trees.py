@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.fx
@@ -66,6 +66,25 @@ def leaves(value: Any, path: str = "outputs") -> Iterator[Part]:
         return
     for suffix, item in inner:
         yield from leaves(item, path + suffix)
+
+
+def is_inexact(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor of rounded numbers, real or complex.
+
+    >>> is_inexact(torch.ones(2)), is_inexact(torch.ones(2).bool()), is_inexact(1.0)
+    (True, False, False)
+    """
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def returned_nodes(graph: torch.fx.GraphModule) -> dict[str, torch.fx.Node]:
+    """The nodes that a graph returns, by the path of each result.
+
+    >>> returned_nodes(gm)
+    {'outputs[0]': relu}
+    """
+    found = leaves(graph.graph.output_node().args[0])
+    return {path: leaf for path, leaf in found if isinstance(leaf, torch.fx.Node)}
 
 
 CHUNK = 1 << 22

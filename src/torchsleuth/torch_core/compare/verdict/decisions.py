@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torchsleuth.torch_core.compare.reference.opkinds import plain_name
+
 COMPARE = frozenset(["gt", "lt", "ge", "le", "eq", "ne"])
 
 GATE = "threshold_backward"
@@ -94,11 +96,11 @@ class Decision:
         return value ^ reverse(doubtful)
 
 
-def unclamped_operand(node: Node, name_of: Callable[[Node], str], left: Any, right: Any) -> Node | None:
+def unclamped_operand(left: Any, right: Any) -> Node | None:
     """What a comparison's operand was before it was clamped to the very number it is compared with, if it was."""
-    while isinstance(left, Node) and name_of(left) in ("detach", "alias", "clone") and left.args:
+    while isinstance(left, Node) and plain_name(left) in ("detach", "alias", "clone") and left.args:
         left = left.args[0]
-    if not isinstance(left, Node) or isinstance(right, Node) or right != 0 or name_of(left) != "relu":
+    if not isinstance(left, Node) or isinstance(right, Node) or right != 0 or plain_name(left) != "relu":
         return None
     before = left.args[0] if left.args else None
     return before if isinstance(before, Node) else None

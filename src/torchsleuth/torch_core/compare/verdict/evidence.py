@@ -11,7 +11,7 @@ import copy
 import functools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import (
     clone_inputs,
     map_tensors,
+    memory_of,
     positions_written,
     restore,
     snapshot,
@@ -29,7 +30,7 @@ from torchsleuth.torch_core.compare.reference.cloning import (
 from torchsleuth.torch_core.compare.reference.eager import (
     EagerRun,
     OtherDraws,
-    RunResult,
+    Values,
     filled_memory,
     graph_state,
     handed_over,
@@ -44,7 +45,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
     Findings,
     Float64Run,
     Places,
-    widen,
+    wide_dtype,
     widen_graph,
     widen_inputs,
     widen_late,
@@ -52,7 +53,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
 from torchsleuth.torch_core.compare.reference.memory import memory_left, trim
 from torchsleuth.torch_core.compare.reference.other_ways import equivalent_runs
 from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, rng_kept, save_rng
-from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.reference.trees import is_inexact, leaves, returned_nodes
 from torchsleuth.torch_core.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.torch_core.compare.verdict.leaf import (
     AMPLIFICATION,
@@ -62,9 +63,10 @@ from torchsleuth.torch_core.compare.verdict.leaf import (
     USUAL,
     Leaf,
     Spread,
+    largest,
     sampled,
 )
-from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, noisy_graph
+from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, NoisyRun
 from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, Textbook, TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 from torchsleuth.torch_internals.tensors import transforms_ended
@@ -92,13 +94,17 @@ BYTES_PER_ELEMENT = 24
 class Evidence:
     """All leaves, and what has to be said about how they were obtained."""
 
-    leaves: tuple[Leaf, ...]
-    fallbacks: dict[str, str]
-    notes: tuple[str, ...]
-    runs: int
-    mutated: tuple[int, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
+    fallbacks: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    runs: int = 0
     second_opinion: Callable[[Collection[str], bool], Evidence] | None = None
     """The evidence on some leaves by the textbook's yardstick, from few runs or from all; None where this is it."""
+
+    def and_seen_in(self, part: Evidence) -> Evidence:
+        """What has to be said about this and about another piece of it, without what they weigh."""
+        notes = dict.fromkeys((*self.notes, *part.notes))
+        return Evidence((), self.fallbacks | part.fallbacks, tuple(notes), self.runs + part.runs)
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class Reference:
 
     graph: GraphModule
     inputs: Sequence[Any]
-    eager: RunResult
+    eager: Values
     recorder: EagerRun
     mutated: tuple[int, ...]
     runs: int
@@ -128,7 +134,7 @@ class Reference:
 
     def bytes_of(self, path: str) -> int:
         """What the evidence on one leaf takes."""
-        value = self.eager.values[path]
+        value = self.eager[path]
         if not isinstance(value, torch.Tensor):
             return 0
         samples = self.runs * sampled(value.shape) * torch.float64.itemsize
@@ -139,7 +145,7 @@ class Reference:
         budget = memory_left(self.device) // 6  # the rest is for the runs themselves
         parts: list[list[str]] = [[]]
         taken = 0
-        for path in self.eager.values:
+        for path in self.eager:
             size = self.bytes_of(path)
             if parts[-1] and taken + size > budget:
                 parts.append([])
@@ -176,7 +182,7 @@ def reference_run(
             eager, recorder, mutated = run_eager(graph, inputs, start if draws else None)
         after = save_rng() if draws else None
     if runs is None:
-        size = sum(v.numel() for v in eager.values.values() if isinstance(v, torch.Tensor))
+        size = sum(v.numel() for v in eager.values() if isinstance(v, torch.Tensor))
         runs = RUNS if size <= LARGE else RUNS_LARGE
     return Reference(graph, inputs, eager, recorder, mutated, runs, seed, draws, handed, after)
 
@@ -199,9 +205,9 @@ def evidence_on(
     With `textbook` the noise is that of the least careful of the accepted ways to compute it, and eager's own other
     ways are among the runs.
     """
-    wanted = reference.eager.values.keys() if paths is None else paths
+    wanted = reference.eager.keys() if paths is None else paths
     whole = reference
-    if len(wanted) < len(reference.eager.values):
+    if len(wanted) < len(reference.eager):
         reference = replace(reference, graph=_only(reference.graph, wanted))
     with _generators_kept(reference.draws), torch.no_grad(), transforms_ended():
         try:
@@ -239,12 +245,9 @@ def _generators_kept(draws: bool) -> AbstractContextManager[Any]:
 def _only(graph: GraphModule, paths: Collection[str]) -> GraphModule:
     """The graph without the outputs at other paths, and without what only they need."""
     smaller = GraphModule(graph, copy.deepcopy(graph.graph))
-    output = next(n for n in reversed(smaller.graph.nodes) if n.op == "output")
-    dropped = {
-        leaf: path for path, leaf in leaves(output.args[0]) if path not in paths and isinstance(leaf, Node)
-    }
-    kept = {leaf for path, leaf in leaves(output.args[0]) if path in paths and isinstance(leaf, Node)}
-    output.args = (torch.fx.map_arg(output.args[0], lambda n: None if n in dropped and n not in kept else n),)
+    output = smaller.graph.output_node()
+    kept = {node for path, node in returned_nodes(smaller).items() if path in paths}
+    output.args = (torch.fx.map_arg(output.args[0], lambda n: n if n in kept else None),)
     if not any(may_write(n) for n in smaller.graph.nodes):
         smaller.graph.eliminate_dead_code()
     smaller.recompile()
@@ -288,7 +291,7 @@ def _gather_wide(
         outputs = run.run(*given)
         found = result_of(
             clone_inputs(outputs) if writes else _owned(outputs, [given, *held]), given, mutated
-        ).values
+        )
         restore(state)
         return found
 
@@ -301,23 +304,25 @@ def _gather_wide(
         draws |= memory
     run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
     source = NoiseSource(places.here or reference.device, seed=reference.seed, before_each=watch_noisy)
-    noisy: Callable[..., Any]
-    if textbook:
-        by_the_book = TextbookRun(wide, graph, recorder.dtypes, run.findings, substitute, places, source)
-        noisy = by_the_book.run
-    else:
-        noisy = noisy_graph(wide, graph, recorder.dtypes, run.findings, source, draws, places)
-    kinds = {path: _dtype(reference.eager.values[path]) for path in wanted}
-    spreads = {path: Spread(truth.get(path), dtype) for path, dtype in kinds.items()}
+    how = (wide, graph, recorder.dtypes, run.findings, substitute, places, source)
+    by_the_book = TextbookRun(*how) if textbook else None
+    noisy = by_the_book or NoisyRun(*how)
+
+    def nothing_seen() -> dict[str, Spread]:
+        return {
+            path: Spread(truth.get(path), getattr(reference.eager[path], "dtype", None)) for path in wanted
+        }
+
+    spreads = nothing_seen()
 
     def perturbed(kind: str, scale: float, count: int) -> int:
         source.scale = scale
         for _ in range(count):
             given = fresh_inputs()
-            outputs = noisy(*given)
+            outputs = noisy.run(*given)
             # Inputs may lie in one memory, and differences are taken in place.
             after = [each.clone() if place in mutated else each for place, each in enumerate(given)]
-            values = result_of(_owned(outputs, [given, *held]), after, mutated).values
+            values = result_of(_owned(outputs, [given, *held]), after, mutated)
             del outputs, after, given
             for path in wanted:
                 spreads[path].add(values.pop(path, None), kind)
@@ -327,21 +332,21 @@ def _gather_wide(
 
     runs = textbook.usual if textbook else reference.runs
     made = 1 + bool(memory) + perturbed(USUAL, 1.0, runs)
-    if textbook:
+    if by_the_book is not None:
         source.scale = 0.0
         if not _agree(values_of(by_the_book), truth, spreads):
             by_the_book.take_whole()
-            spreads.update({path: Spread(truth.get(path), dtype) for path, dtype in kinds.items()})
+            spreads.update(nothing_seen())
             made += perturbed(USUAL, 1.0, runs)
             source.scale = 0.0
             if not _agree(values_of(by_the_book), truth, spreads):
                 raise RuntimeError("the graph gives something else where each of its operators is watched")
     names = {opkinds.plain_name(n) for n in graph.graph.nodes}
     if names & opkinds.DISCRETE or textbook:
-        if textbook:
-            made += perturbed(AMPLIFIED, textbook.amplification, textbook.amplified)
-        else:
-            made += perturbed(AMPLIFIED, AMPLIFICATION, max(2, runs // 2))
+        stronger = (
+            (textbook.amplification, textbook.amplified) if textbook else (AMPLIFICATION, max(2, runs // 2))
+        )
+        made += perturbed(AMPLIFIED, *stronger)
     source.reverse_decisions = True
     if names & {*COMPARE, GATE} or textbook:
         made += perturbed(REVERSED, 1.0, 1)
@@ -352,7 +357,10 @@ def _gather_wide(
         for _, result in equivalent_runs(graph, reference.inputs, recorder, reference.device, memory):
             made += 1
             for path in wanted:
-                spreads[path].add(places.moved_here(_owned_copy(result.values.pop(path, None))), EQUIVALENT)
+                value = result.pop(path, None)
+                if isinstance(value, torch.Tensor) and not value.is_quantized:
+                    value = value.to(wide_dtype(value.dtype), copy=True)  # it is used up
+                spreads[path].add(places.moved_here(value), EQUIVALENT)
     return _assemble(reference, wanted, truth, spreads, unwritten, run.findings, made)
 
 
@@ -365,31 +373,15 @@ def _agree(values: dict[str, Any], truth: dict[str, Any], spreads: dict[str, Spr
         if value.shape != wanted.shape or value.dtype != wanted.dtype:
             return False
         # Where terms cancel, nothing but the noise says how much a difference means.
-        least = SAME_FLOAT64 * max(_size(wanted), spread.largest)
+        size = largest(wanted) if wanted.is_floating_point() else 0.0
+        least = SAME_FLOAT64 * max(size, spread.largest)
         if not torch.allclose(value, wanted, SAME_FLOAT64, least, equal_nan=True):
             return False
     return True
 
 
-def _size(value: torch.Tensor) -> float:
-    return (
-        float(value.abs().nan_to_num(0.0, 0.0, 0.0).max())
-        if value.is_floating_point() and value.numel()
-        else 0.0
-    )
-
-
-def _owned_copy(value: Any) -> Any:
-    """A run's value in float64, to be used up by who reads it."""
-    if not isinstance(value, torch.Tensor) or value.is_quantized:
-        return value
-    wide = widen(value)
-    return wide.clone() if wide is value else wide
-
-
 def _widens_late(value: Any) -> bool:
-    plain = isinstance(value, torch.Tensor) and not value.is_quantized and value.layout == torch.strided
-    return plain and (value.is_floating_point() or value.is_complex())
+    return is_inexact(value) and not value.is_quantized and value.layout == torch.strided
 
 
 def _memory_watch(device: torch.device, more: int) -> Callable[[], None]:
@@ -407,10 +399,6 @@ def _memory_watch(device: torch.device, more: int) -> Callable[[], None]:
     return watch
 
 
-def _dtype(value: Any) -> torch.dtype | None:
-    return value.dtype if isinstance(value, torch.Tensor) else None
-
-
 def _assemble(
     reference: Reference,
     wanted: Collection[str],
@@ -423,12 +411,10 @@ def _assemble(
     graph = reference.graph
     origins = _origins(graph, findings.aliasing)
     drawn = {n.name for n in graph.graph.nodes if opkinds.draws(n)}
-    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    returned = {path: leaf for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)}
-    empty = {path for path, node in returned.items() if opkinds.means_nothing(node)}
+    empty = {path for path, node in returned_nodes(graph).items() if opkinds.means_nothing(node)}
     everything = {n.name for n in graph.graph.nodes}
     found = []
-    for path, value in reference.eager.values.items():
+    for path, value in reference.eager.items():
         if path not in wanted:
             continue
         behind = next((names for prefix, names in origins.items() if path.startswith(prefix)), everything)
@@ -436,14 +422,14 @@ def _assemble(
         random = bool(behind & drawn)
         why_not = path in empty, unwritten.get(path)
         found.append(Leaf(path, value, truth.get(path), spreads[path], random, fallbacks, *why_not))
-    return Evidence(tuple(found), findings.fallbacks, (), runs, reference.mutated)
+    return Evidence(tuple(found), findings.fallbacks, (), runs)
 
 
 def _owned(outputs: Any, held: list[Any]) -> Any:
     """The outputs, copied where one shares memory with another, with an input or with the graph's constants."""
-    given = {t.untyped_storage().data_ptr() for t in tensors_in(held) if t.layout == torch.strided}
+    given = {memory_of(t) for t in tensors_in(held)}
     tensors = [t for _, t in leaves(outputs) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
-    storages = [t.untyped_storage().data_ptr() for t in tensors]
+    storages = [memory_of(t) for t in tensors]
     shared = len(set(storages)) < len(storages) or not given.isdisjoint(storages)
     views = any(t.numel() * t.element_size() != t.untyped_storage().nbytes() for t in tensors)
     if shared or views:
@@ -465,9 +451,6 @@ def _origins(graph: GraphModule, aliasing: set[str]) -> dict[str, set[str]]:
         behind.setdefault(group[node.name], set()).update(names)
         for arg in written_arguments(node):
             behind[group[arg.name]] |= names
-    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    found = {
-        path: behind[group[leaf.name]] for path, leaf in leaves(output.args[0]) if isinstance(leaf, Node)
-    }
+    found = {path: behind[group[node.name]] for path, node in returned_nodes(graph).items()}
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     return found | {f"inputs[{i}]": behind[group[n.name]] for i, n in enumerate(placeholders)}

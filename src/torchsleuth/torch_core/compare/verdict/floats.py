@@ -57,6 +57,9 @@ SUSPECT = 1.5
 MOST_ULPS = 1e6
 """More ulps than this say that the value itself is next to nothing, not how wrong it is."""
 
+PATTERN_GUARD = 2.0
+"""A bias or a lane is wrong only so many times beyond eager's own."""
+
 UNREFERENCED = 3.0
 """With nodes that had no float64 kernel behind it, a leaf diverges only this many times beyond the limits."""
 
@@ -66,16 +69,7 @@ def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: VerdictLimits) -> L
 
     Example: `judge_floats(evidence.leaves[0], compiled[0], limits_for(torch.float32, n))`.
     """
-    dtype = leaf.eager.dtype
-    draft = LeafVerdict(
-        leaf.path,
-        WITHIN_NOISE,
-        "",
-        dtype=str(dtype).removeprefix("torch."),
-        shape=tuple(compiled.shape),
-        random=leaf.random,
-        fallbacks=leaf.fallbacks,
-    )
+    draft = _draft(leaf, compiled)
     if compiled.numel() == 0:
         return replace(draft, sentence="empty")
     strict = _not_finite(leaf, compiled, draft)
@@ -83,14 +77,17 @@ def judge_floats(leaf: Leaf, compiled: torch.Tensor, limits: VerdictLimits) -> L
         return strict
     errors = _errors(leaf, compiled)
     if not bool(errors.usable.any()):
-        return replace(
-            draft,
-            kind=INCONCLUSIVE,
-            sentence="the float64 reference is not finite anywhere",
-            rule="reference",
-        )
-    draft = _numbers(draft, errors, compiled, leaf, limits)
-    return _decide(draft, errors, limits)
+        text = "the float64 reference is not finite anywhere"
+        return replace(draft, kind=INCONCLUSIVE, sentence=text, rule="reference")
+    return _decide(_numbers(draft, errors, compiled, leaf, limits), errors, limits)
+
+
+def _draft(leaf: Leaf, compiled: torch.Tensor) -> LeafVerdict:
+    """A harmless verdict, to which what is found is added."""
+    dtype, shape = str(compiled.dtype).removeprefix("torch."), tuple(compiled.shape)
+    return LeafVerdict(
+        leaf.path, WITHIN_NOISE, "", dtype=dtype, shape=shape, random=leaf.random, fallbacks=leaf.fallbacks
+    )
 
 
 def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
@@ -298,34 +295,18 @@ def _broken_rule(
     noisy = torch.linalg.vector_norm(sample.noisy, dim=1).max()
     rmse, eager_rmse = (float(torch.linalg.vector_norm(v) / noisy) for v in (sample.compiled, sample.eager))
     if rmse > limits.rmse * stretch and rmse > limits.guard * eager_rmse:
-        return (
-            "spread",
-            f"errors are {rmse:.1f} times the rounding noise overall (eager: {eager_rmse:.1f})",
-            None,
-        )
-    size, significance, eager_significance, name = worst_bias(sample)
-    guard = 2.0
-    if (
-        significance > limits.bias_z * stretch
-        and size > limits.bias_size
-        and significance > guard * eager_significance
+        text = f"errors are {rmse:.1f} times the rounding noise overall (eager: {eager_rmse:.1f})"
+        return "spread", text, None
+    bias = worst_bias(sample)
+    for rule, found, least, least_size in (
+        ("bias", bias, limits.bias_z, limits.bias_size),
+        ("lane", worst_lane(sample), limits.lane_z, limits.lane_size),
     ):
-        text = f"all elements are {name} together by {size:.2f} noise units"
-        return (
-            "bias",
-            f"{text}, {significance:.0f} times what rounding does (eager: {eager_significance:.1f})",
-            size,
-        )
-    lane = worst_lane(sample)
-    if (
-        lane is not None
-        and lane[0] > limits.lane_z * stretch
-        and lane[1] > limits.lane_size
-        and lane[0] > guard * lane[2]
-    ):
-        text = f"index {lane[4]} of dimension {lane[3]} is off by {lane[1]:.1f} noise units on average"
-        return "lane", f"{text}, {lane[0]:.0f} times what rounding does (eager: {lane[2]:.1f})", size
-    return "", "", size
+        beyond = found.significance > max(least * stretch, PATTERN_GUARD * found.eager)
+        if beyond and found.size > least_size:
+            by = f"{found.significance:.0f} times what rounding does (eager: {found.eager:.1f})"
+            return rule, f"{found.what}, {by}", bias.size
+    return "", "", bias.size
 
 
 def _rms(values: torch.Tensor) -> float:
@@ -408,10 +389,20 @@ LEAST_SPREAD = 0.6
 """Noise of a mean is at least this share of what independent errors give: rounding is not always random."""
 
 
-def worst_bias(sample: Sample) -> tuple[float, float, float, str]:
-    """The strongest common error: its size per element, its significance, eager's, and its name."""
+@dataclass(frozen=True)
+class Pattern:
+    """A mean error of many elements in noise units, how many times what rounding does that is, the same of eager's."""
+
+    size: float = 0.0
+    significance: float = 0.0
+    eager: float = 0.0
+    what: str = ""
+
+
+def worst_bias(sample: Sample) -> Pattern:
+    """The strongest error that all elements have in common."""
     count = sample.compiled.numel()
-    best = (0.0, 0.0, 0.0, "shifted")
+    worst = Pattern()
     for name, direction in (("scaled", sample.truth), ("shifted", torch.ones_like(sample.truth))):
         length = direction.norm()
         if float(length) == 0.0 or not math.isfinite(float(length)):
@@ -420,19 +411,18 @@ def worst_bias(sample: Sample) -> tuple[float, float, float, str]:
         spread = torch.clamp((sample.noisy @ along).square().mean().sqrt(), min=LEAST_SPREAD)
         amount = (sample.compiled @ along).abs()
         significance = float(amount / spread)
-        if significance > best[1]:
-            eager = float((sample.eager @ along).abs() / spread)
-            best = (float(amount) / math.sqrt(count), significance, eager, name)
-    return best
+        if significance > worst.significance:
+            size, eager = float(amount) / math.sqrt(count), float((sample.eager @ along).abs() / spread)
+            what = f"all elements are {name} together by {size:.2f} noise units"
+            worst = Pattern(size, significance, eager, what)
+    return worst
 
 
-def worst_lane(sample: Sample) -> tuple[float, float, float, int, int] | None:
-    """The row or lane with the most significant mean error: significance, size, eager's, dimension, index."""
+def worst_lane(sample: Sample) -> Pattern:
+    """The row or lane with the most significant mean error."""
     dims = len(sample.shape)
-    if dims < 2:
-        return None
-    best: tuple[float, float, float, int, int] | None = None
-    for axis in sorted({0, 1, dims - 1}):
+    worst = Pattern()
+    for axis in sorted({0, 1, dims - 1}) if dims > 1 else ():
         others = [d for d in range(dims) if d != axis]
         count = sample.compiled.numel() // max(sample.shape[axis], 1)
         if count < 8 or sample.shape[axis] < 2:
@@ -443,10 +433,11 @@ def worst_lane(sample: Sample) -> tuple[float, float, float, int, int] | None:
         floor = max(float(spread.square().mean().sqrt()) * 0.7, LEAST_SPREAD / math.sqrt(count))
         spread = spread.clamp_min(floor)
         where = int((mean.abs() / spread).argmax())
-        found = float(mean[where].abs() / spread[where])
-        if best is None or found > best[0]:
-            best = (found, float(mean[where].abs()), float((eager.abs() / spread).max()), axis, where)
-    return best
+        significance, size = float(mean[where].abs() / spread[where]), float(mean[where].abs())
+        if significance > worst.significance:
+            what = f"index {where} of dimension {axis} is off by {size:.1f} noise units on average"
+            worst = Pattern(size, significance, float((eager.abs() / spread).max()), what)
+    return worst
 
 
 UNDECIDED = 0.5
@@ -466,18 +457,10 @@ def judge_discrete(leaf: Leaf, compiled: torch.Tensor) -> LeafVerdict:
     """
     truth = leaf.truth.to(leaf.eager.device)
     result = compiled.to(leaf.eager.device)
-    draft = LeafVerdict(
-        leaf.path,
-        WITHIN_NOISE,
-        "equal to eager",
-        dtype=str(compiled.dtype).removeprefix("torch."),
-        shape=tuple(compiled.shape),
-        random=leaf.random,
-        fallbacks=leaf.fallbacks,
-    )
+    draft = _draft(leaf, compiled)
     wrong = result != leaf.eager
     if not bool(wrong.any()):
-        return replace(draft, share=0.0)
+        return replace(draft, sentence="equal to eager", share=0.0)
     wrong &= result != truth
     for seen in leaf.spread.flips.values():
         wrong &= ~seen.to(wrong.device)

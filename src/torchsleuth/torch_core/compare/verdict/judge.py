@@ -18,7 +18,7 @@ import torch
 from torch.fx import GraphModule
 
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits, tensors_in
-from torchsleuth.torch_core.compare.reference.eager import MUTATED, RunResult, result_of
+from torchsleuth.torch_core.compare.reference.eager import MUTATED, Values, result_of
 from torchsleuth.torch_core.compare.reference.float64 import MEMORY_ERRORS
 from torchsleuth.torch_core.compare.reference.memory import memory_left
 from torchsleuth.torch_core.compare.reference.rng import (
@@ -30,6 +30,7 @@ from torchsleuth.torch_core.compare.reference.rng import (
     same_state,
     save_rng,
 )
+from torchsleuth.torch_core.compare.reference.trees import is_inexact
 from torchsleuth.torch_core.compare.verdict.evidence import (
     Evidence,
     Reference,
@@ -142,7 +143,7 @@ def judge_results(
     Example: `judge_results(graph, before, None, compiled(*inputs), mutated_inputs_after=inputs)`.
     """
     began = time.perf_counter()
-    chosen = calibration if calibration is not None else load_calibration()
+    calibration = calibration if calibration is not None else load_calibration()
     after = mutated_inputs_after if mutated_inputs_after is not None else ()
     try:
         start = rng_state or save_rng()
@@ -151,16 +152,19 @@ def judge_results(
         if eager_results is not None:
             reference = replace(reference, eager=_with_eager(reference.eager, eager_results))
         mutated = reference.mutated if mutated_inputs_after is not None else ()
-        results = [_shaped_like(reference.eager, result_of(compiled_results, after, mutated))]
-        if second is not None:
-            results.append(_shaped_like(reference.eager, result_of(second[0], second[1], mutated)))
+        calls = [(compiled_results, after), *([second] if second is not None else [])]
+        results = [_shaped_like(reference.eager, result_of(out, given, mutated)) for out, given in calls]
         for result in results:
-            if (why := _other_structure(reference.eager.values.keys(), result)) is not None:
+            if (why := _other_structure(reference.eager.keys(), result)) is not None:
                 return inconclusive(why)
-        whole: Evidence | None = None
+        seen = Evidence()
         found: list[list[LeafVerdict]] = [[] for _ in results]
         for paths in reference.pieces():
-            whole = _judge_piece(reference, paths, results, found, whole, rng_matched, chosen)
+            part = evidence_on(reference, paths)
+            for result, judged in zip(results, found):
+                judged += _judge_leaves(part, result, rng_matched, calibration)
+            seen = seen.and_seen_in(part)
+            del part  # it may be most of the memory that there is
     except MEMORY_ERRORS as error:
         return inconclusive(
             f"there is not enough memory for a float64 run, on the CPU either: {_first_line(error)}"
@@ -169,8 +173,7 @@ def judge_results(
         where = traceback.format_exc(limit=-3)
         why = f"the graph could not be run for reference: {type(error).__name__}: {_first_line(error)}"
         return inconclusive(why, notes=(where,))
-    assert whole is not None
-    verdict, *others = (_verdict(judged, whole, chosen) for judged in found)
+    verdict, *others = (_verdict(judged, seen, calibration) for judged in found)
     if mutated_inputs_after is not None:
         verdict = _with_stray_writes(verdict, reference.mutated, inputs_before, after)
     if second is not None:
@@ -203,18 +206,18 @@ def _call(
     return clone_inputs(out) if owned else out, given
 
 
-def _shaped_like(eager: RunResult, result: RunResult) -> RunResult:
+def _shaped_like(eager: Values, result: Values) -> Values:
     """A single output may come back alone or in a list of one; take eager's way of writing it."""
-    paths = eager.values.keys()
-    if "outputs" in paths and "outputs[0]" in result.values and "outputs[1]" not in result.values:
-        result.values["outputs"] = result.values.pop("outputs[0]")
-    if "outputs[0]" in paths and "outputs" in result.values:
-        result.values["outputs[0]"] = result.values.pop("outputs")
+    paths = eager.keys()
+    if "outputs" in paths and "outputs[0]" in result and "outputs[1]" not in result:
+        result["outputs"] = result.pop("outputs[0]")
+    if "outputs[0]" in paths and "outputs" in result:
+        result["outputs[0]"] = result.pop("outputs")
     return result
 
 
 def weigh(
-    evidence: Evidence, result: RunResult, rng_matched: bool = False, calibration: Calibration | None = None
+    evidence: Evidence, result: Values, rng_matched: bool = False, calibration: Calibration | None = None
 ) -> Verdict:
     """The verdict on one result, given evidence that may serve many results.
 
@@ -226,39 +229,21 @@ def weigh(
     return _verdict(_judge_leaves(evidence, result, rng_matched, calibration), evidence, calibration)
 
 
-def _other_structure(paths: Collection[str], result: RunResult) -> str | None:
+def _other_structure(paths: Collection[str], result: Values) -> str | None:
     """What is missing or too much in a result, in a sentence; None where nothing is."""
-    expected = {path for path in paths if path in result.values or MUTATED not in path}
-    missing = sorted(expected - result.values.keys())
-    extra = sorted(result.values.keys() - expected)
+    expected = {path for path in paths if path in result or MUTATED not in path}
+    missing = sorted(expected - result.keys())
+    extra = sorted(result.keys() - expected)
     if not missing and not extra:
         return None
     return f"eager and compiled return different structures: missing {missing[:5]}, unexpected {extra[:5]}"
 
 
-def _judge_piece(
-    reference: Reference,
-    paths: list[str],
-    results: list[RunResult],
-    found: list[list[LeafVerdict]],
-    earlier: Evidence | None,
-    rng_matched: bool,
-    calibration: Calibration | None,
-) -> Evidence:
-    """Adds to `found` what the leaves at these paths say of each result; what they were weighed with is let go."""
-    part = evidence_on(reference, paths)
-    for result, judged in zip(results, found):
-        judged += _judge_leaves(part, result, rng_matched, calibration)
-    return _without_leaves(part, earlier)
-
-
 def _judge_leaves(
-    evidence: Evidence, result: RunResult, rng_matched: bool, calibration: Calibration | None
+    evidence: Evidence, result: Values, rng_matched: bool, calibration: Calibration | None
 ) -> list[LeafVerdict]:
     found = [
-        _judge_one(leaf, result, rng_matched, calibration)
-        for leaf in evidence.leaves
-        if leaf.path in result.values
+        _judge_one(leaf, result, rng_matched, calibration) for leaf in evidence.leaves if leaf.path in result
     ]
     accused = (DIVERGED, EAGER_SUSPECT)
     doubted = [leaf.path for leaf in found if leaf.kind in accused and leaf.rule in BY_NOISE]
@@ -293,11 +278,9 @@ def _beyond_doubt(verdict: LeafVerdict) -> bool:
     return verdict.kind == DIVERGED and far and (verdict.share or 0.0) > MANY
 
 
-def _judge_one(
-    leaf: Leaf, result: RunResult, rng_matched: bool, calibration: Calibration | None
-) -> LeafVerdict:
+def _judge_one(leaf: Leaf, result: Values, rng_matched: bool, calibration: Calibration | None) -> LeafVerdict:
     try:
-        verdict = _judge_leaf(leaf, result.values[leaf.path], calibration)
+        verdict = _judge_leaf(leaf, result[leaf.path], calibration)
     except MEMORY_ERRORS as error:
         verdict = LeafVerdict(leaf.path, INCONCLUSIVE, f"too large to judge: {_first_line(error)}", "memory")
     if (
@@ -325,32 +308,22 @@ def _confirmed(first: LeafVerdict, leaf: Leaf, second: LeafVerdict) -> LeafVerdi
     return replace(first, kind=LESS_PRECISE, sentence=text)
 
 
-def _without_leaves(part: Evidence, earlier: Evidence | None) -> Evidence:
-    """What has to be said about the evidence of several pieces, without what it weighs."""
-    if earlier is None:
-        return replace(part, leaves=(), second_opinion=None)
-    notes = (*earlier.notes, *(note for note in part.notes if note not in earlier.notes))
-    fallbacks = {**earlier.fallbacks, **part.fallbacks}
-    return replace(
-        part,
-        leaves=(),
-        notes=notes,
-        fallbacks=fallbacks,
-        runs=earlier.runs + part.runs,
-        second_opinion=None,
-    )
-
-
 def _verdict(found: list[LeafVerdict], evidence: Evidence, calibration: Calibration | None) -> Verdict:
     # A leaf that is all noise (the gradient of a bias before a normalisation) must not hide what the others say.
     telling = [leaf.kind for leaf in found if leaf.rule not in ALL_NOISE]
     kind = gravest(telling or [leaf.kind for leaf in found])
+    notes = evidence.notes
+    if evidence.fallbacks:
+        named = ", ".join(f"{name} ({why})" for name, why in list(evidence.fallbacks.items())[:5])
+        notes += (
+            f"no float64 reference for {len(evidence.fallbacks)} nodes, run in their own dtype: {named}",
+        )
     return Verdict(
         kind,
         _sentence(kind, found),
         tuple(found),
         fallbacks=evidence.fallbacks,
-        notes=(*evidence.notes, *_fallback_note(evidence)),
+        notes=notes,
         runs=evidence.runs,
         calibrated=calibration.name if calibration is not None else None,
     )
@@ -380,7 +353,7 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
         return LeafVerdict(leaf.path, kind, text, "quantised")
     if leaf.unwritten is not None:
         leaf, compiled = leaf.with_zeros_for_unwritten(), with_zeros(compiled, leaf.unwritten)
-    if not (compiled.is_floating_point() or compiled.is_complex()):
+    if not is_inexact(compiled):
         return judge_discrete(leaf, compiled)
     if JUDGING_BYTES * compiled.numel() > memory_left(compiled.device):
         leaf, compiled = leaf.on_cpu(), compiled.cpu()
@@ -409,10 +382,10 @@ def _judge_plain(leaf: Leaf, compiled: Any) -> LeafVerdict:
     return LeafVerdict(leaf.path, INCONCLUSIVE if flips else DIVERGED, text, "exact")
 
 
-def _with_eager(eager: RunResult, eager_results: Any) -> RunResult:
+def _with_eager(eager: Values, eager_results: Any) -> Values:
     """The eager results the caller saw, instead of those of the graph's own run."""
-    given = _shaped_like(eager, result_of(eager_results)).values
-    return RunResult({p: given[p] if _alike(own, given.get(p)) else own for p, own in eager.values.items()})
+    given = _shaped_like(eager, result_of(eager_results))
+    return {p: given[p] if _alike(own, given.get(p)) else own for p, own in eager.items()}
 
 
 def _alike(ours: Any, theirs: Any) -> bool:
@@ -443,8 +416,8 @@ def _with_stray_writes(
     return replace(verdict, kind=DIVERGED, leaves=leaves, sentence=_sentence(DIVERGED, list(leaves)))
 
 
-def _with_second_run(verdict: Verdict, other: Verdict, first: RunResult, second: RunResult) -> Verdict:
-    differ = [path for path, value in first.values.items() if not _bitwise(value, second.values.get(path))]
+def _with_second_run(verdict: Verdict, other: Verdict, first: Values, second: Values) -> Verdict:
+    differ = [path for path, value in first.items() if not _bitwise(value, second.get(path))]
     if not differ:
         return verdict
     note = f"two compiled runs on the same inputs and random numbers differ in {', '.join(differ[:5])}"
@@ -478,13 +451,6 @@ def _sentence(kind: str, found: list[LeafVerdict]) -> str:
     worst = max(decisive, key=lambda leaf: leaf.z or 0.0)
     also = f" (and {len(decisive) - 1} more of {len(found)} leaves)" if len(decisive) > 1 else ""
     return f"{worst.path}: {worst.sentence}{also}"
-
-
-def _fallback_note(evidence: Evidence) -> list[str]:
-    if not evidence.fallbacks:
-        return []
-    named = ", ".join(f"{name} ({why})" for name, why in list(evidence.fallbacks.items())[:5])
-    return [f"no float64 reference for {len(evidence.fallbacks)} nodes, run in their own dtype: {named}"]
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from torchsleuth.torch_core.compare.reference.trees import is_inexact
+
 SAMPLE = 1 << 16
 """Elements of a run that are kept for the row, lane and bias tests; more would only find harmless biases."""
 
@@ -52,6 +54,16 @@ def as_real(value: torch.Tensor) -> torch.Tensor:
     if value.is_complex():
         return torch.view_as_real(value.resolve_conj().to(torch.complex128))
     return value.double()
+
+
+def largest(value: torch.Tensor) -> float:
+    """The largest magnitude among the finite elements; 0 where there is none.
+
+    >>> largest(torch.tensor([1.0, -3.0, math.inf]))
+    3.0
+    """
+    sizes = value.detach().abs().nan_to_num(0.0, 0.0, 0.0)
+    return float(sizes.max()) if sizes.numel() else 0.0
 
 
 class Spread:
@@ -105,7 +117,7 @@ class Spread:
         if not isinstance(value, torch.Tensor) or not isinstance(truth, torch.Tensor):
             self.values.append((kind, value))
         elif value.shape == truth.shape and not value.is_quantized:
-            if value.is_floating_point() or value.is_complex():
+            if is_inexact(value):
                 self._add_floats(self._difference(value), kind)
             else:
                 self._add_decisions(value.to(truth.device) != truth, kind)

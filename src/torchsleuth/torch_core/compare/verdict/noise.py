@@ -8,7 +8,6 @@ Random factors are slices of one small pool, so they cost one multiplication.
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from collections.abc import Callable
@@ -21,13 +20,13 @@ from torch.fx import GraphModule, Node
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import map_tensors
 from torchsleuth.torch_core.compare.reference.float64 import (
-    HERE,
     WIDENS,
     Dtypes,
     Findings,
+    Float64Run,
     Places,
+    Substitute,
     fetch,
-    narrow,
     widen,
 )
 from torchsleuth.torch_core.compare.reference.trees import CHUNK, pieces
@@ -71,11 +70,6 @@ def half_ulp(dtype: Any) -> float:
     if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
     return torch.finfo(dtype).eps / 2
-
-
-def smallest_step(dtype: torch.dtype) -> float:
-    """Half the distance between zero and the next float: the rounding error near underflow."""
-    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
 
 
 @dataclass(frozen=True)
@@ -271,9 +265,9 @@ def widest_unit(dtypes: Any) -> float:
 
 def _underflow(dtypes: Any) -> float:
     """The absolute floor, for the only common format that underflows at everyday magnitudes."""
-    if isinstance(dtypes, list):
-        return max((_underflow(d) for d in dtypes), default=0.0)
-    return smallest_step(torch.float16) if dtypes == torch.float16 else 0.0
+    info = torch.finfo(torch.float16)
+    found = dtypes if isinstance(dtypes, list) else [dtypes]
+    return info.smallest_normal * info.eps / 2 if torch.float16 in found else 0.0
 
 
 def shortened(own: float, convolves: bool) -> float:
@@ -290,172 +284,97 @@ def shortened(own: float, convolves: bool) -> float:
     return TF32 if precision == "high" or (allowed and torch.cuda.is_initialized()) else 0.0
 
 
-def noisy_graph(
-    wide: GraphModule,
-    original: GraphModule,
-    dtypes: Dtypes,
-    findings: Findings,
-    source: NoiseSource,
-    substitutes: dict[str, Callable[..., Any]],
-    places: Places = HERE,
-) -> GraphModule:
-    """A copy of the widened graph with perturbations written between its nodes.
+class NoisyRun(Float64Run):
+    """A widened graph run with a random rounding after every step; `source` says how strong. Call `run` several times.
 
-    Nodes that fell back run in their original dtype; `substitutes` replace random nodes by name.
+    `known` is what a run without noise has found. Nodes that fell back there run in their original dtype here.
     """
-    twin = copy.deepcopy(wide.graph)
-    attributes = {
-        str(n.target): fetch(wide, str(n.target)) for n in twin.nodes if n.op in ("get_attr", "call_module")
-    }
-    by_name = {n.name: n for n in original.graph.nodes}
-    for node in list(twin.nodes):
-        if node.meta.get(WIDENS):
-            continue
-        if node.name in substitutes:
-            node.op, node.target = "call_function", _named(substitutes[node.name], f"draw_{node.name}")
-            if node.name in findings.fallbacks:
-                # Not rounded to a grid: that would leave alone whatever happens to lie on it.
-                _append(twin, node, _spreader(source, widest_unit(dtypes.get(node.name))))
-            continue
-        if opkinds.plain_name(node) == GATE:
-            before = unclamped_operand(node, opkinds.plain_name, *node.args[1:])
-            node.op, node.target = "call_function", _gate(source, node.name)
-            node.args = node.args if before is None else (*node.args, before)
-            continue
-        if opkinds.plain_name(node) in COMPARE and len(node.args) == 2 and node.op != "call_module":
-            before = unclamped_operand(node, opkinds.plain_name, *node.args)
-            node.op, node.target = "call_function", _decider(source, node.target, node.name)
-            node.args = node.args if before is None else (*node.args, before)
-            continue
-        was = by_name[node.name]
-        plan = perturbation(was, dtypes, findings.terms.get(node.name, 1))
-        if node.name in findings.fallbacks:
-            _run_as_it_was(twin, node, was, dtypes, attributes, original, places)
-        elif plan.inputs:
-            _perturb_inputs(twin, node, was, _spreader(source, plan.inputs))
-        elif opkinds.plain_name(node) in opkinds.TIED:
+
+    def __init__(
+        self,
+        wide: GraphModule,
+        original: GraphModule,
+        dtypes: Dtypes,
+        known: Findings,
+        substitute: Substitute,
+        places: Places,
+        source: NoiseSource,
+    ) -> None:
+        super().__init__(wide, original, dtypes, substitute, places, notes=False)
+        self.known, self.source = known, source
+        self.steps = {
+            n: _Step(n, self.originals[n.name], dtypes, known)
+            for n in wide.graph.nodes
+            if n.op.startswith("call_") and not n.meta.get(WIDENS)
+        }
+        self.held = dict[Node, Any]()
+        """What decisions were clamped from: they are taken by that, after its last reader."""
+        self.holds = {step.unclamped for step in self.steps.values()}
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.held.clear()
+        return super().run(*args, **kwargs)
+
+    def run_node(self, n: Node) -> Any:
+        value = self._with_noise(n, self.steps[n]) if n in self.steps else super().run_node(n)
+        if n in self.holds:
+            self.held[n] = value
+        return value
+
+    def _with_noise(self, n: Node, step: _Step) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        falls_back = n.name in self.known.fallbacks
+        value = self.substitute(n, args, kwargs) if self.substitute is not None else NotImplemented
+        if value is not NotImplemented:
+            # Not rounded to a grid: that would leave alone whatever happens to lie on it.
+            return self._spread(value, widest_unit(self.dtypes.get(n.name))) if falls_back else value
+        if step.decision is not None:
+            return self._decided(n, step, step.decision, args)
+        if falls_back:
+            value = self._fall_back(n, self.known.fallbacks[n.name])
+        else:
+            if step.plan.inputs:
+                noisy = {each: self._spread(self.env[each], step.plan.inputs) for each in step.read}
+                args = torch.fx.map_arg(n.args, lambda each: noisy.get(each, self.env[each]))
+                kwargs = torch.fx.map_arg(n.kwargs, lambda each: noisy.get(each, self.env[each]))
+            value = getattr(self, n.op)(n.target, args, kwargs)
+            if n.name in self.known.widened:
+                value = self.places.moved_here(widen(value))
+        if not step.plan.result:
+            return value
+        return map_tensors(value, lambda t: self.source.perturb(t, step.plan, step.fresh))
+
+    def _spread(self, value: Any, unit: float) -> Any:
+        return map_tensors(value, lambda t: self.source.spread(t, unit))
+
+    def _decided(self, n: Node, step: _Step, decision: Decision, args: tuple) -> Any:
+        """A comparison, or the gradient of a relu, which a decision lets through or not."""
+        gate = opkinds.plain_name(n) == GATE
+        left, right = args[1:3] if gate else args
+        before = left if step.unclamped is None else self.held[step.unclamped]
+        value = torch.le(left, right) if gate else comparison(n.target)(left, right)
+        value = decision.taken(value, before, right, self.source.reversal, self.source.is_ordinary)
+        return torch.where(value, torch.zeros_like(args[0]), args[0]) if gate else value
+
+
+class _Step:
+    """What noise does at one node `n` of a widened graph, which is `was` in the original one."""
+
+    def __init__(self, n: Node, was: Node, dtypes: Dtypes, known: Findings) -> None:
+        name = opkinds.plain_name(was)
+        plan = perturbation(was, dtypes, known.terms.get(n.name, 1))
+        if not plan.inputs and name in opkinds.TIED:
             # Independent errors break exact ties at random, which equal rounding would keep.
-            unit = widest_unit([dtypes.get(a.name) for a in was.all_input_nodes])
-            if unit:
-                _perturb_inputs(twin, node, was, _spreader(source, unit))
-        after: list[Callable[..., Any]] = []
-        if node.name in findings.fallbacks or node.name in findings.widened:
-            after.append(_widener(places))
-        fresh = node.name not in findings.aliasing or may_write(was)
+            plan = replace(plan, inputs=widest_unit([dtypes.get(a.name) for a in was.all_input_nodes]))
+        self.fresh = n.name not in known.aliasing or may_write(was)
         # Only a cast hands on, in float64, what it rounds; a copy of what others hand on would lose later writes to it.
-        if plan.result and (fresh or opkinds.plain_name(was) in opkinds.CONVERT):
-            plan = replace(plan, infinite=node.name in findings.infinite)
-            after.append(_perturber(source, plan, fresh))
-        for step in after:
-            _append(twin, node, step)
-    return GraphModule(attributes, twin)
-
-
-def _perturber(source: NoiseSource, plan: Perturbation, in_place: bool) -> Callable[[Any], Any]:
-    def perturb(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return source.perturb(value, plan, in_place)
-        return map_tensors(value, lambda t: source.perturb(t, plan, in_place))
-
-    return perturb
-
-
-def _decider(source: NoiseSource, target: Any, name: str) -> Callable[..., Any]:
-    decision, compare = Decision(), comparison(target)
-
-    def decide(left: Any, right: Any, unclamped: Any = None, **kwargs: Any) -> Any:
-        before = left if unclamped is None else unclamped
-        return decision.taken(compare(left, right), before, right, source.reversal, source.is_ordinary)
-
-    return _named(decide, f"decide_{name}")
-
-
-def _gate(source: NoiseSource, name: str) -> Callable[..., Any]:
-    """The gradient of a relu, which a decision lets through or not."""
-    decide = _decider(source, torch.le, name)
-
-    def gate(gradient: torch.Tensor, result: torch.Tensor, bound: Any, unclamped: Any = None) -> torch.Tensor:
-        return torch.where(decide(result, bound, unclamped), torch.zeros_like(gradient), gradient)
-
-    return _named(gate, f"gate_{name}")
-
-
-def _spreader(source: NoiseSource, unit: float) -> Callable[[Any], Any]:
-    def spread(value: Any) -> Any:
-        return map_tensors(value, lambda t: source.spread(t, unit))
-
-    return spread
-
-
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """FX writes a call by the function's name, so every closure carries its own."""
-    function.__name__ = function.__qualname__ = name
-    return function
-
-
-def _append(graph: torch.fx.Graph, node: Node, step: Callable[[Any], Any]) -> None:
-    users = list(node.users)
-    last = node
-    # A step already appended to this node is passed its result, so steps run in the order they were added.
-    while len(last.users) == 1 and (only := next(iter(last.users))).meta.get("appended_to") == node.name:
-        last = only
-        users = list(last.users)
-    with graph.inserting_after(last):
-        added = graph.call_function(_named(step, f"round_{node.name}"), (last,))
-    added.meta["appended_to"] = node.name
-    for user in users:
-        user.replace_input_with(last, added)
-
-
-def _perturb_inputs(graph: torch.fx.Graph, node: Node, was: Node, step: Callable[[Any], Any]) -> None:
-    """Lets a node read perturbed copies of its inputs, except of those it writes to."""
-    swaps: dict[Node, Node] = {}
-    written = () if was.op == "call_module" else written_arguments(was)
-    # Steps may already stand between this node and its inputs, so inputs are matched by place.
-    for before, arg in zip(was.all_input_nodes, node.all_input_nodes):
-        if before in written:
-            continue
-        with graph.inserting_before(node):
-            swaps[arg] = graph.call_function(_named(step, f"round_into_{node.name}"), (arg,))
-    node.args = torch.fx.map_arg(node.args, lambda n: swaps.get(n, n))
-    node.kwargs = torch.fx.map_arg(node.kwargs, lambda n: swaps.get(n, n))
-
-
-def _run_as_it_was(
-    graph: torch.fx.Graph,
-    node: Node,
-    was: Node,
-    dtypes: Dtypes,
-    attributes: dict[str, Any],
-    original: GraphModule,
-    places: Places,
-) -> None:
-    """Round the node's inputs to their original dtypes and call the original operation."""
-    swaps: dict[str, Node] = {}
-    # Steps may already stand between this node and its inputs, so inputs are matched by place.
-    for before, arg in zip(was.all_input_nodes, node.all_input_nodes):
-        with graph.inserting_before(node):
-            if arg.op == "get_attr" and isinstance(attributes.get(str(arg.target)), torch.nn.Module):
-                name = f"as_it_was_{str(arg.target).replace('.', '_')}"
-                attributes[name] = fetch(original, str(arg.target))
-                swaps[before.name] = graph.get_attr(name)
-            else:
-                step = _narrower(dtypes.get(before.name), places)
-                swaps[before.name] = graph.call_function(_named(step, f"narrow_{before.name}"), (arg,))
-    node.target = was.target
-    node.args = torch.fx.map_arg(was.args, lambda n: swaps[n.name])
-    node.kwargs = torch.fx.map_arg(was.kwargs, lambda n: swaps[n.name])
-
-
-def _narrower(dtypes: Any, places: Places) -> Callable[[Any], Any]:
-    def narrow_to(value: Any) -> Any:
-        return places.moved_home(narrow(value, dtypes))
-
-    return narrow_to
-
-
-def _widener(places: Places) -> Callable[[Any], Any]:
-    def widen_again(value: Any) -> Any:
-        return places.moved_here(widen(value))
-
-    return widen_again
+        if not (self.fresh or name in opkinds.CONVERT):
+            plan = replace(plan, result=0.0)
+        self.plan = replace(plan, infinite=n.name in known.infinite)
+        written = () if was.op == "call_module" else written_arguments(was)
+        # By place, not by name: an input that is widened late is read through a node of its own.
+        self.read = [twin for arg, twin in zip(was.all_input_nodes, n.all_input_nodes) if arg not in written]
+        compared = n.args[1:] if name == GATE else n.args if name in COMPARE and n.op != "call_module" else ()
+        decides = len(compared) == 2
+        self.decision = Decision() if decides else None
+        self.unclamped = unclamped_operand(*compared) if decides else None

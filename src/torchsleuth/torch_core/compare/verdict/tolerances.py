@@ -7,7 +7,6 @@ scripts and small ones all compare by these numbers (`script_runtime.wrongness` 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +15,9 @@ import torch
 
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
 from torchsleuth.torch_core.compare.reference.rng import save_rng
+from torchsleuth.torch_core.compare.reference.trees import is_inexact
 from torchsleuth.torch_core.compare.verdict.evidence import gather
-from torchsleuth.torch_core.compare.verdict.leaf import Leaf
+from torchsleuth.torch_core.compare.verdict.leaf import Leaf, largest
 
 # Noisy runs of each candidate: the largest of four is a fair scale, and a search asks often.
 RUNS = 4
@@ -45,29 +45,18 @@ def measured_tolerances(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> T
         return Tolerances()
     numbers = {leaf.path.removesuffix(MUTATED): (leaf, _tolerance(leaf)) for leaf in found.leaves}
     known = {path: (leaf, number) for path, (leaf, number) in numbers.items() if number is not None}
-    distances = [number for leaf, number in known.values() if _has_distance(leaf.eager)]
+    distances = [number for leaf, number in known.values() if is_inexact(leaf.eager)]
     return Tolerances({path: number for path, (_, number) in known.items()}, max(distances, default=None))
-
-
-def _has_distance(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _tolerance(leaf: Leaf) -> float | None:
     eager = leaf.eager
     if not isinstance(eager, torch.Tensor) or not isinstance(leaf.truth, torch.Tensor):
         return None
-    if not _has_distance(eager):
+    if not is_inexact(eager):
         # Decisions that noise flips: how many elements differ from the truth in the worst run.
         flipped = int((leaf.truth.to(eager.device) != eager).sum()) if leaf.truth.shape == eager.shape else 0
         return 2.0 * max(leaf.spread.largest, flipped)
-    own = _largest(eager.to(leaf.truth.dtype) - leaf.truth)
-    step = torch.finfo(eager.dtype).eps * _largest(leaf.truth)
+    own = largest(eager.to(leaf.truth.dtype) - leaf.truth)
+    step = torch.finfo(eager.dtype).eps * largest(leaf.truth)
     return TIMES * max(own, leaf.spread.largest, step)
-
-
-def _largest(values: Any) -> float:
-    sizes = values.detach().abs()
-    finite = sizes[torch.isfinite(sizes)]
-    number = float(finite.max()) if finite.numel() else 0.0
-    return number if math.isfinite(number) else 0.0
