@@ -141,7 +141,7 @@ class Reference:
         return BYTES_PER_ELEMENT * value.numel() + samples
 
     def pieces(self) -> list[list[str]]:
-        """The paths of all leaves, parted so that the evidence on each part fits into the memory there is for it."""
+        """The paths of all leaves in groups, each so small that the evidence on it fits into memory."""
         budget = memory_left(self.device) // 6  # the rest is for the runs themselves
         parts: list[list[str]] = [[]]
         taken = 0
@@ -259,12 +259,12 @@ def _gather_wide(
 ) -> Evidence:
     graph, recorder, mutated = reference.graph, reference.recorder, reference.mutated
     written = positions_written(graph, reference.inputs)
-    wide = widen_graph(graph, places.here)
+    wide = widen_graph(graph, places.device)
     late = [i for i, v in enumerate(reference.inputs) if _widens_late(v) and i not in written]
-    widen_late(wide, late, places.here)
+    widen_late(wide, late, places.device)
     # Only what the graph writes needs to be copied for each run, and memory that such inputs share stays shared.
     early = [i for i in range(len(reference.inputs)) if i not in late]
-    wide_inputs = dict(zip(early, widen_inputs([reference.inputs[i] for i in early], places.here)))
+    wide_inputs = dict(zip(early, widen_inputs([reference.inputs[i] for i in early], places.device)))
     memory = filled_memory(graph, zeros=True)
     draws = {**substitutes(graph, recorder, places), **memory}
     state = snapshot(graph_state(wide))
@@ -280,7 +280,7 @@ def _gather_wide(
         return NotImplemented if draw is None else draw(*args, **kwargs)
 
     kept = sum(reference.bytes_of(path) for path in wanted)
-    left = memory_left(reference.device) if places.here is None else 0
+    left = memory_left(reference.device) if places.device is None else 0
     # Noisy runs take a little more than the first, and what is kept of them grows meanwhile.
     watch = _memory_watch(reference.device, int(NOISY_SHARE * (left - kept)))
     watch_noisy = _memory_watch(reference.device, left)
@@ -303,7 +303,7 @@ def _gather_wide(
         unwritten = of_unwritten_memory({path: truth.get(path) for path in wanted}, values_of(other))
         draws |= memory
     run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
-    source = NoiseSource(places.here or reference.device, seed=reference.seed, before_each=watch_noisy)
+    source = NoiseSource(places.device or reference.device, seed=reference.seed, before_each=watch_noisy)
     how = (wide, graph, recorder.dtypes, run.findings, substitute, places, source)
     by_the_book = TextbookRun(*how) if textbook else None
     noisy = by_the_book or NoisyRun(*how)
@@ -360,7 +360,7 @@ def _gather_wide(
                 value = result.pop(path, None)
                 if isinstance(value, torch.Tensor) and not value.is_quantized:
                     value = value.to(wide_dtype(value.dtype), copy=True)  # it is used up
-                spreads[path].add(places.moved_here(value), EQUIVALENT)
+                spreads[path].add(places.to_device(value), EQUIVALENT)
     return _assemble(reference, wanted, truth, spreads, unwritten, run.findings, made)
 
 

@@ -339,7 +339,7 @@ class NoisyRun(Float64Run):
                 kwargs = torch.fx.map_arg(n.kwargs, lambda each: noisy.get(each, self.env[each]))
             value = getattr(self, n.op)(n.target, args, kwargs)
             if n.name in self.known.widened:
-                value = self.places.moved_here(widen(value))
+                value = self.places.to_device(widen(value))
         if not step.plan.result:
             return value
         return map_tensors(value, lambda t: self.source.perturb(t, step.plan, step.fresh))
