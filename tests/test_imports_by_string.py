@@ -22,7 +22,7 @@ STARTED = {
         "torchsleuth.torch_core.compare.verdict.calibrate",
     },
     "front/sweep/running.py": {"torchsleuth.search.host.programs_on_ray"},
-    "front/sweep/page.py": {"torchsleuth.front.sweep"},  # whose templates are read
+    "front/sweep/result.py": {"torchsleuth.front.sweep"},  # whose templates are read
 }
 
 

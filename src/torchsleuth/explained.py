@@ -1,7 +1,8 @@
-"""What a program is told of its own compiles: `explain(fn)(*args)`, `ExplainWithBackend` and `CompileProfiler`.
+"""What a program is told of its own compiles, by the collectors of an observed run in the process that asks.
 
-The collectors of an observed run, in the process that asks. A backend object listens to what is compiled with it; what
-is compiled with any other backend passes through.
+How capture went (`explain(fn)(*args)`, `ExplainWithBackend`), what was compiled again (`CompileProfiler`), where time
+went (`compile_times`, `record_compile_times`). A backend object listens to what is compiled with it; what is compiled
+with any other backend passes through.
 
 >>> found = explain(lambda x: x.sin() + 1)(torch.ones(2))
 >>> print(str(found).splitlines()[0])
@@ -16,22 +17,88 @@ is compiled with any other backend passes through.
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import functools
+import io
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import torch
 
 from torchsleuth.front.observe.breaks import Breaks, GraphBreak, break_lines, breaks_of
 from torchsleuth.front.observe.events import Event
+from torchsleuth.front.observe.phases import phase_of
+from torchsleuth.front.observe.profile import Profile, profile_of
 from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
 from torchsleuth.torch_internals import frames, hooks
-from torchsleuth.torch_internals.frames import FrameCompile
+from torchsleuth.torch_internals.compile_events import (
+    LOOK_UP_MODULES,
+    frame_times,
+    listen_to_compile_events,
+    step_times,
+    time_look_ups,
+)
+from torchsleuth.torch_internals.frames import FrameCompile, hook_frame_compiles
 from torchsleuth.watched.observe.captures import BreakCollector, note_frame, note_recompile
+from torchsleuth.watched.observe.times import StepWriter
+
+
+@dataclass
+class EventsInMemory:
+    """What the collectors write, kept here.
+
+    >>> events = EventsInMemory()
+    >>> events.write("frame", line=1)
+    >>> events.kept[0].fields
+    {'line': 1}
+    """
+
+    kept: list[Event] = field(default_factory=list)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        self.kept.append(Event(kind, float(fields.pop("at", time.time())), os.getpid(), fields))
+
+
+class Listener:
+    """A backend that is told of the frames compiled with it, and of graph breaks in them, as long as it lives."""
+
+    def __init__(self) -> None:
+        self.events = EventsInMemory()
+        _put_in()
+        _listening.add(self)
+
+    def on_frame(self, seen: FrameCompile) -> Any:
+        """A frame is compiled with this backend."""
+        return seen.compile()
+
+    def on_break(self, look: Callable[[], Any]) -> None:
+        """A graph breaks that would have come to this backend."""
+
+
+_listening: weakref.WeakSet[Listener] = weakref.WeakSet()
+
+
+@functools.cache
+def _put_in() -> None:
+    """The hooks are put in with the first listener and stay."""
+
+    def on_frame(seen: FrameCompile) -> Any:
+        mine = next((each for each in _listening if each is seen.backend), None)
+        return seen.compile() if mine is None else mine.on_frame(seen)
+
+    def on_break(look: Callable[[], Any], backend: Any) -> None:
+        for each in list(_listening):
+            if each is backend:
+                each.on_break(look)
+
+    hook_frame_compiles(on_frame)
+    frames.hook_graph_breaks(on_break)
+    frames.hook_frame_refusals(on_break)
 
 
 @dataclass(frozen=True)
@@ -55,7 +122,7 @@ class ExplainOutput:
         return "\n".join([*break_lines(self.breaks), "", self.compile_times])
 
 
-class ExplainWithBackend:
+class ExplainWithBackend(Listener):
     """A backend that does what `backend` does and remembers what it was given; `output()` explains it.
 
     Used as
@@ -69,9 +136,8 @@ class ExplainWithBackend:
         self.backend = hooks.lookup_backend(backend)
         self.graphs: list[torch.fx.GraphModule] = []
         self.guards: list[str] = []
-        self.events = EventsInMemory()
+        super().__init__()
         self._collector = BreakCollector(self.events)
-        listen(self)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         self.graphs.append(frames.copy_of_graph(gm))
@@ -103,7 +169,7 @@ class ExplainWithBackend:
             breaks=breaks,
         )
 
-    def on_frame(self, seen: frames.FrameCompile) -> Any:
+    def on_frame(self, seen: FrameCompile) -> Any:
         """A frame is compiled with this backend."""
         result = note_frame(seen, self.events, None)
         self.guards += frames.guards_of(result)
@@ -137,23 +203,22 @@ def explain(
 
 
 def _compile_times(events: Sequence[Event]) -> str:
-    frames = [event.fields for event in events if event.kind == "frame"]
-    total = sum(frame["seconds"] for frame in frames)
-    lines = [f"{frame['seconds']:8.3f} s  {frame['function']} ({frame['id']})" for frame in frames]
+    told = [event.fields for event in events if event.kind == "frame"]
+    total = sum(frame["seconds"] for frame in told)
+    lines = [f"{frame['seconds']:8.3f} s  {frame['function']} ({frame['id']})" for frame in told]
     return "\n".join([f"compile time: {total:.3f} s", *lines])
 
 
-class CompileProfiler:
+class CompileProfiler(Listener):
     """Runs captured graphs as they are; what is compiled with it is counted. May be used in a `with` block, or without.
 
     Compiled code of before the block is forgotten, so that what is counted is all there is.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.graphs = 0
         self.op_count = 0
-        self.events = EventsInMemory()
-        listen(self)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self.graphs += 1
@@ -184,54 +249,73 @@ class CompileProfiler:
         noted = replace(seen, compile=lambda: note_recompile(seen, self.events, None))
         return note_frame(noted, self.events, None)
 
-    def on_break(self, look: Callable[[], Any]) -> None:
-        """Graph breaks are `ExplainWithBackend`'s to tell."""
 
+def compile_times(repr: Literal["str", "csv", "dict"] = "str", aggregate: bool = False) -> Any:
+    """Time spent compiling in this process so far, by step and by frame; needs no preparation.
 
-class Listener(Protocol):
-    """A backend that wants to hear of frames compiled with it, and of graph breaks in them."""
+    `aggregate` adds up the times of each step, which are otherwise given one by one. A step's time holds that of the
+    steps inside it; `record_compile_times` tells them apart. Of frames, torch remembers the last 64.
 
-    def on_frame(self, seen: frames.FrameCompile) -> Any: ...
-
-    def on_break(self, look: Callable[[], Any]) -> None: ...
-
-
-@dataclass
-class EventsInMemory:
-    """What the collectors write, kept here.
-
-    >>> events = EventsInMemory()
-    >>> events.write("frame", line=1)
-    >>> events.kept[0].fields
-    {'line': 1}
+    >>> sorted(compile_times("dict"))
+    ['frames', 'seconds', 'steps']
     """
+    if repr not in ("str", "csv", "dict"):
+        raise ValueError(f"repr is {repr!r}; it must be 'str', 'csv' or 'dict'")
+    steps, compiles = step_times(), frame_times()
+    if repr == "csv":
+        return _csv(steps, aggregate)
+    total = sum(frame["seconds"] for frame in compiles)
+    if repr == "dict":
+        told = {
+            name: {"phase": phase_of(name), "seconds": sum(times) if aggregate else times}
+            for name, times in steps.items()
+        }
+        return {"seconds": total, "steps": told, "frames": compiles}
+    lines = [f"compile time: {total:.3f} s in {len(compiles)} compiles", "", "by frame"]
+    for frame in compiles:
+        lines.append(f"{frame['seconds']:9.3f} s  {frame['graph']:<6} {frame['function'] or 'backward'}")
+    lines += ["", "by step, each with what is inside it"]
+    lines += [
+        f"{sum(times):9.3f} s  {len(times):5d}x  {name}  [{phase_of(name) or 'other'}]"
+        + ("" if aggregate else f": {', '.join(f'{seconds:.4f}' for seconds in times)}")
+        for name, times in sorted(steps.items(), key=lambda item: -sum(item[1]))
+    ]
+    return "\n".join(lines)
 
-    kept: list[Event] = field(default_factory=list)
 
-    def write(self, kind: str, **fields: Any) -> None:
-        self.kept.append(Event(kind, time.time(), os.getpid(), fields))
-
-
-_listening: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def listen(listener: Listener) -> None:
-    """Tells `listener` of the compiles made with it, as long as it lives: `listen(self)`."""
-    _put_in()
-    _listening.add(listener)
+def _csv(steps: dict[str, list[float]], aggregate: bool) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", "phase", "count", "seconds"])
+    for name, times in steps.items():
+        seconds = [sum(times)] if aggregate else times
+        count = len(times) if aggregate else 1
+        writer.writerows([name, phase_of(name) or "", count, f"{each:.6f}"] for each in seconds)
+    return text.getvalue()
 
 
-@functools.cache
-def _put_in() -> None:
-    def on_frame(seen: frames.FrameCompile) -> Any:
-        mine = next((each for each in _listening if each is seen.backend), None)
-        return seen.compile() if mine is None else mine.on_frame(seen)
+class RecordedTimes(EventsInMemory):
+    """What was compiled since recording began: `recorded.profile()`."""
 
-    def on_break(look: Callable[[], Any], backend: Any) -> None:
-        for each in list(_listening):
-            if each is backend:
-                each.on_break(look)
+    def profile(self) -> Profile:
+        """The compile time by phase, graph and function so far; a compile under way counts up to now."""
+        return profile_of(sorted(self.kept, key=lambda event: event.at))
 
-    frames.hook_frame_compiles(on_frame)
-    frames.hook_graph_breaks(on_break)
-    frames.hook_frame_refusals(on_break)
+
+@contextlib.contextmanager
+def record_compile_times() -> Iterator[RecordedTimes]:
+    """Records the compile time of everything that is compiled in the block.
+
+    >>> with record_compile_times() as recorded:
+    ...     _ = torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(2))
+    >>> recorded.profile().seconds > 0
+    True
+    """
+    recorded = RecordedTimes()
+    writer = StepWriter(recorded)
+    with contextlib.ExitStack() as stack:
+        stack.callback(listen_to_compile_events(writer.event))
+        stack.callback(hook_frame_compiles(lambda seen: note_frame(seen, recorded, None)))
+        for module in LOOK_UP_MODULES:
+            stack.callback(time_look_ups(module, writer.event))
+        yield recorded

@@ -170,8 +170,9 @@ class Detective:
         """The test once more, under watch; where it only claims something, its results are compared with eager."""
         import tempfile
 
-        from torchsleuth.core.changes import NOTHING
-        from torchsleuth.front.program.runs import CannotRunProgram, Program, watch_program
+        from torchsleuth.front.report.html import write_report
+        from torchsleuth.front.supervise.program_runs import CannotRunProgram, Program, Watch
+        from torchsleuth.front.supervise.road import run_and_investigate
 
         option = self.config.getoption
         budget = option("--torchsleuth-budget")
@@ -186,13 +187,13 @@ class Detective:
                 (sys.executable, "-m", "pytest", *words), str(self.config.invocation_params.dir)
             )
             try:
-                run = watch_program(
+                run = run_and_investigate(
                     program,
-                    NOTHING,
-                    options=["--budget", str(budget), *(["--check-accuracy"] if compare else [])],
+                    watch=Watch(compares=compare),
                     timeout=SECONDS_FOR_THE_TEST + budget,
+                    budget=budget,
                     cases_dir=cases,
-                    record_only=False,
+                    finished=write_report,
                 )
             except CannotRunProgram as why:
                 return str(why)

@@ -73,7 +73,7 @@ def test_with_fullgraph_the_program_stops_at_its_first_break(tmp_path):
     assert at["place"]["line"] == 17 and at["fatal"] and "of the program's own" not in ran.stderr
 
 
-def test_a_program_that_compiles_nothing_is_told_where_torch_compile_would_go(tmp_path):
+def test_a_program_that_compiles_nothing_is_told_so(tmp_path):
     write_program(
         tmp_path,
         """
@@ -90,7 +90,6 @@ def test_a_program_that_compiles_nothing_is_told_where_torch_compile_would_go(tm
     ran = sleuth("explain", "program.py", cwd=tmp_path)
     assert ran.status == 0 and "tensor([1., 1.])" in ran.stdout
     assert "nothing was compiled" in ran.stderr
-    assert "net = torch.compile(net), after program.py:8" in ran.stderr
 
 
 FAILING = """
@@ -123,7 +122,7 @@ def test_a_compile_that_failed_is_told_and_not_called_nothing(tmp_path, verb):
     assert ran.status == 0 and "went on" in ran.stderr
     assert "compile of `scale` (program.py:7) failed: RuntimeError: this backend cannot do it" in ran.stderr
     assert "torchsleuth run" in ran.stderr
-    assert "that works on tensors" not in ran.stderr and "could go here" not in ran.stderr
+    assert "that works on tensors" not in ran.stderr
     (failed,) = json.loads(ran.stdout)["failed_compiles"]
     assert (failed["function"], failed["line"]) == ("scale", 7)
     assert "this backend cannot do it" in failed["error"]
@@ -194,7 +193,6 @@ def test_a_compiled_function_without_tensors_is_not_to_be_compiled_again(tmp_pat
     )
     ran = sleuth("explain", "program.py", cwd=tmp_path)
     assert ran.status == 0 and "that works on tensors" in ran.stderr
-    assert "could go here" not in ran.stderr
 
 
 def test_a_program_that_never_ends_is_ended_when_its_time_is_up(tmp_path):

@@ -7,9 +7,11 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from torchsleuth.front.cli.debug_folder import Artefact, index_markdown, placed
-from torchsleuth.front.observe.diagram import boxes_of, diagram_svg
 from torchsleuth.front.observe.events import Event
 from torchsleuth.front.observe.trace import Trace, trace_lines, trace_of, trace_page
+from torchsleuth.front.report.drawing import MOST_IN_A_FILE, draw
+from torchsleuth.front.report.graph_reading import NotAGraph, read_graph
+from torchsleuth.front.report.html import graph_svg
 
 
 def event(at, kind, pid=7, **fields):
@@ -178,11 +180,17 @@ class GraphModule(torch.nn.Module):
         b = torch.ops.aten.add.Tensor(a, y);  a = y = None
         return (b,)
 """
-    assert [(box.name, box.calls, box.takes) for box in boxes_of(source)][2:] == [
+    graph = read_graph(source)
+    assert [(call.name, call.op, call.uses) for call in graph.calls] == [
         ("a", "torch.sin", ("x",)),
-        ("b", "aten.add.Tensor", ("a", "y")),
-        ("return", "output", ("b",)),
+        ("b", "torch.ops.aten.add.Tensor", ("a", "y")),
     ]
-    drawing = xml.fromstring(diagram_svg(source))
-    assert len(drawing.findall(".//{*}line")) == 4
-    assert diagram_svg("not python (") is None and diagram_svg("x = 1") is None
+    assert graph.outputs == ("b",)
+    drawn = draw(graph, MOST_IN_A_FILE, named=True)
+    rows = {box.title: box.y for box in drawn.boxes}
+    assert rows["x"] < rows["a = torch.sin"] < rows["b = aten.add.Tensor"] < rows["returned"]
+    drawing = xml.fromstring(graph_svg(drawn))
+    assert len(drawing.findall(".//{*}path[@marker-end]")) == 4
+    for text in ("not python (", "x = 1"):
+        with pytest.raises(NotAGraph):
+            read_graph(text)

@@ -1,11 +1,14 @@
 """A node knows the user's line and module it came from, forward and backward."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from captured import capture
 from programs import graphs_of
 
-from torchsleuth.torch_core.graphs.provenance import source_line, user_lines
+import torchsleuth
+from torchsleuth.torch_core.graphs.provenance import calling_line, source_line, user_lines
 
 
 def node_with(trace, **meta):
@@ -88,3 +91,10 @@ def test_the_users_lines_of_a_graph_are_listed_once_in_order():
     assert int(second.split(":")[1]) == int(first.split(":")[1]) + 1
     modules = [source_line(node).module for node in gm.graph.nodes if node.op == "call_function"]
     assert modules == ["layers.0", "layers.1", ""]
+
+
+def test_frames_of_ours_are_not_the_users():
+    ours = str(Path(torchsleuth.__file__).parent / "watched" / "made_up.py")
+    scope = {"calling_line": calling_line}
+    exec(compile("def ask():\n    return calling_line()", ours, "exec"), scope)
+    assert scope["ask"]().file == __file__

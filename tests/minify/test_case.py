@@ -2,13 +2,15 @@
 
 import json
 import os
+import time
 
 import pytest
 
 from program_runs import environment, sleuth, write_program
 from torchsleuth.core.cases.folder import open_case
 from torchsleuth.front.cli.wanted import expected_of_script
-from torchsleuth.front.supervise.pipeline import minify_step, processes_for
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
+from torchsleuth.front.supervise.road import minify
 from torchsleuth.front.supervise.scripts import ScriptRunner
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
 from torchsleuth.search.minify.minify_case import Follower, minify_case
@@ -43,7 +45,7 @@ def faulty(tmp_path, monkeypatch):
 def minified(folder, budget):
     """What the front makes of a case, with a search host of its own."""
     with processes_for(folder, "2") as processes:
-        return minify_step(folder, processes, budget, print)
+        return minify(CaseAtWork(folder, processes, time.monotonic() + budget, print), budget)
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def questions(tmp_path):
 
 def searched(folder, asked):
     class NobodyVerifies(Follower):
-        def written(self, scripts, **how):
+        def written(self, wanted):
             return
 
     return minify_case(folder, asked.start_of(folder), asked, NobodyVerifies(), budget_seconds=100)

@@ -12,14 +12,10 @@ from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
 from torchsleuth.search.minify.minify_case import Follower
+from torchsleuth.search.minify.minify_program import minify_program
 from torchsleuth.search.minify.python.oracle import DifferenceOracle, ProgramOracle
 from torchsleuth.search.minify.python.program import parsed
-from torchsleuth.search.minify.python.program_case import (
-    FirstRun,
-    case_of_program,
-    minify_program,
-    standing_alone,
-)
+from torchsleuth.search.minify.script_cases import FirstRun, case_of_program, standing_alone
 from torchsleuth.search.workers.pool import Workers
 
 
@@ -32,7 +28,7 @@ def workers():
 class Nobody(Follower):
     """Nobody verifies what is written."""
 
-    def written(self, scripts, **how):
+    def written(self, wanted):
         return
 
 

@@ -15,7 +15,7 @@ WRONG = Signature("accuracy", "run")
 
 def suspects(state, *paths):
     oracle = TrialOracle(None, WRONG, None)
-    oracle._judge(Outcome(Signature("accuracy", "run", outputs=paths), 0.1), state)
+    oracle.judge(Outcome(Signature("accuracy", "run", outputs=paths), 0.1), state)
     return oracle.suspects
 
 

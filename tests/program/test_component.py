@@ -5,13 +5,13 @@ import pytest
 from torchsleuth.core import change_table
 from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import Answer, answer_of_run
-from torchsleuth.front.program import component as program
-from torchsleuth.front.program.component import (
+from torchsleuth.front.supervise import program_blame as program
+from torchsleuth.front.supervise.program_blame import (
     component_by_runs,
     component_of_program,
     program_named,
 )
-from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.torch_core.backends import CATALOG
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
@@ -23,13 +23,14 @@ def climbed(monkeypatch, fails, first=BAD, **answers):
     """The finding, and what was changed in each run; `fails(change)` says how a run ends."""
     seen = []
 
-    def run(_program, change, *, timeout=None):
+    def run(_program, change, *, watch=None, timeout=None, cases_dir=None):
+        if watch is not None:
+            return first
         what = change.backend or next(iter(change.config.get("torch._inductor.config", {})), None)
         seen.append(what or "uncompiled")
         outcome = fails(change)
         return outcome if isinstance(outcome, ProgramRun) else BAD if outcome else GOOD
 
-    monkeypatch.setattr(program, "watch_program", lambda *_args, **_kwargs: first)
     monkeypatch.setattr(program, "run_program", run)
     return component_of_program(["train.py"], **answers), seen
 
@@ -101,7 +102,7 @@ def test_wrong_numbers_are_put_to_the_setting_that_cures_them(monkeypatch, setti
     [(BAD, "compile cache", "passes with an empty compile cache"), (GOOD, None, "it fails at times")],
 )
 def test_a_failure_that_goes_with_an_empty_compile_cache(monkeypatch, answers_with_cache, part, detail):
-    def run(_program, change, *, timeout=None):
+    def run(_program, change, *, watch=None, timeout=None):
         return answers_with_cache if change.own_cache else GOOD
 
     monkeypatch.setattr(program, "run_program", run)

@@ -5,29 +5,28 @@ import time
 import pytest
 
 from cases.made import make
-from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.front.program import oracle
-from torchsleuth.front.program.oracle import WatchedRuns, ask_program
-from torchsleuth.front.program.runs import Program, ProgramRun, compile_cache
+from torchsleuth.front.supervise import program_blame
+from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program
+from torchsleuth.front.supervise.program_runs import Program, ProgramRun, compile_cache
 
 GOOD = ProgramRun(0, 1.0)
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path):
+def asked(monkeypatch):
     """Asks the program of a case whose runs fail as `fails(change)` says; also what was run."""
     ran = []
 
     def ask(case, fails, runs=None):
         bad = ProgramRun(1, 1.0, cases=({"signature": case.signature.to_json()},))
 
-        def watch(_program, change, *, options=(), timeout=None):
+        def run(_program, change, *, watch=None, timeout=None):
             ran.append("own cache" if change.own_cache else change.backend or str(change.to_json()))
             return bad if fails(change) else GOOD
 
-        monkeypatch.setattr(oracle, "watch_program", watch)
-        monkeypatch.setattr(oracle, "program_of", lambda folder: Program(("python", "train.py"), "/"))
-        return ask_program(CaseFolder(tmp_path, case), time.monotonic() + 60, runs=runs)
+        monkeypatch.setattr(program_blame, "run_program", run)
+        program, until = Program(("python", "train.py"), "/"), time.monotonic() + 60
+        return ask_program(case, program, until, lambda text: None, runs or KnownRuns())
 
     return ask, ran
 
@@ -53,7 +52,7 @@ def test_a_program_that_fails_at_times_blames_nobody_and_nothing_is_called_a_wor
 
 def test_what_was_run_for_one_case_is_not_run_again_for_the_next(asked):
     ask, ran = asked
-    runs = WatchedRuns()
+    runs = KnownRuns()
 
     def fails(change):
         return change.backend is None and change.dynamic is not False

@@ -13,10 +13,11 @@ from made import make
 
 from torchsleuth.core.cases.folder import update_case, write_case
 from torchsleuth.core.cases.model import Triage, Workaround
-from torchsleuth.front.program import own_workarounds
-from torchsleuth.front.program.acquittal import acquitted
-from torchsleuth.front.program.own_workarounds import gives_up, program_attempts, try_on_program
-from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.supervise import program_cures
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
+from torchsleuth.front.supervise.program_cures import changes_of_program, gives_up, try_on_program
+from torchsleuth.front.supervise.program_runs import ProgramRun
+from torchsleuth.front.supervise.settle import check_blame_of_program
 
 MODEL = """class Net:
     def forward(self, x):
@@ -45,7 +46,7 @@ def capture_case(tmp_path):
 
 
 def test_functions_are_tried_from_the_innermost_outwards_and_then_errors_are_passed_over(capture_case):
-    found = [attempt.workaround for attempt in program_attempts(capture_case)]
+    found = list(changes_of_program(capture_case))
     assert [each.name for each in found] == [
         "function inner eager",
         "function Net.forward eager",
@@ -61,10 +62,10 @@ def test_a_setting_that_torch_advises_is_tried_first_and_one_it_only_tells_of_is
         "  Hint: Set torch._dynamo.config.allow_rnn=True to enable experimental support\n"
     )
     told = update_case(capture_case, {"traceback.txt": hints})
-    found = list(program_attempts(told))
-    assert found[0].workaround.how == "torch._dynamo.config.allow_rnn = True"
-    assert found[0].change.config == {"torch._dynamo.config": {"allow_rnn": "True"}}
-    assert not any("trace_numpy" in attempt.workaround.how for attempt in found)
+    found = list(changes_of_program(told))
+    assert found[0].how == "torch._dynamo.config.allow_rnn = True"
+    assert found[0].config == {"torch._dynamo.config": {"allow_rnn": "True"}}
+    assert not any("trace_numpy" in change.how for change in found)
 
 
 def test_what_torch_says_of_functions_it_cannot_look_into_is_tried(capture_case):
@@ -77,10 +78,10 @@ def test_what_torch_says_of_functions_it_cannot_look_into_is_tried(capture_case)
         "cannot determine source file for my.scaling (likely a C extension or builtin)\n"
     )
     told = update_case(capture_case, {"traceback.txt": printed + in_c})
-    prints, allowed, *_ = program_attempts(told)
+    prints, allowed, *_ = changes_of_program(told)
     warn = "torch._dynamo.config.reorderable_logging_functions.add(warnings.warn)"
-    assert prints.workaround.how == f"import warnings\n{warn}" == prints.change.snippet
-    assert allowed.workaround.how == "import my.scaling\ntorch.compiler.allow_in_graph(my.scaling.twice)"
+    assert prints.how == f"import warnings\n{warn}" == prints.snippet
+    assert allowed.how == "import my.scaling\ntorch.compiler.allow_in_graph(my.scaling.twice)"
 
 
 def test_a_function_in_c_with_a_python_text_in_the_standard_library_is_captured_from_that(capture_case):
@@ -89,12 +90,12 @@ def test_a_function_in_c_with_a_python_text_in_the_standard_library_is_captured_
         "for _bisect (likely a C extension or builtin)\n"
     )
     alone = in_c.replace("insort_left", "bisect_left")
-    first, *_ = program_attempts(update_case(capture_case, {"traceback.txt": alone}))
-    assert first.workaround.how.startswith(
+    first, *_ = changes_of_program(update_case(capture_case, {"traceback.txt": alone}))
+    assert first.how.startswith(
         "import bisect\n@torch.compiler.substitute_in_graph(bisect.bisect_left)\ndef bisect_left(a, x, lo=0"
     )
-    calls_another = program_attempts(update_case(capture_case, {"traceback.txt": in_c}))
-    assert not any("bisect" in attempt.workaround.how for attempt in calls_another)
+    calls_another = changes_of_program(update_case(capture_case, {"traceback.txt": in_c}))
+    assert not any("bisect" in change.how for change in calls_another)
 
 
 def test_a_line_is_rewritten_before_anything_is_left_out(capture_case, tmp_path):
@@ -102,15 +103,15 @@ def test_a_line_is_rewritten_before_anything_is_left_out(capture_case, tmp_path)
     (tmp_path / "model.py").write_text("import torch\n" + text)
     frames = [[file, line + 1, name] for file, line, name in capture_case.case.extra["frames"]]
     whole = update_case(capture_case, extra={**capture_case.case.extra, "frames": frames, "fullgraph": True})
-    first, second, third, *_ = program_attempts(whole)
-    assert first.workaround.how.splitlines() == [
+    first, second, third, *_ = changes_of_program(whole)
+    assert first.how.splitlines() == [
         "# model.py:8, in place of",
         "#     return x if x.sum() > 0 else -x",
         "return torch.where(x.sum() > 0, x, -x)",
     ]
-    assert first.change.rewritten[0][1:3] == (8, 8)
-    assert second.workaround.name == "function inner traced as a whole"
-    assert third.workaround.name == "fullgraph=False"
+    assert first.rewritten[0][1:3] == (8, 8)
+    assert second.name == "function inner traced as a whole"
+    assert third.name == "fullgraph=False"
 
 
 def test_the_first_with_which_the_program_passes_ends_the_search_and_comes_first(capture_case, monkeypatch):
@@ -120,9 +121,10 @@ def test_the_first_with_which_the_program_passes_ends_the_search_and_comes_first
         asked.append(change)
         return ProgramRun(0 if "forward" in str(change.functions) else 1, 0.1)
 
-    monkeypatch.setattr(own_workarounds, "watch_program", run)
-    done = try_on_program(capture_case, time.monotonic() + 60, lambda text: None)
-    first, other = done.case.workarounds
+    monkeypatch.setattr(program_cures, "run_program", run)
+    case = CaseAtWork(capture_case, Processes(), time.monotonic() + 60)
+    try_on_program(case)
+    first, other = case.case.workarounds
     assert (first.name, first.verified, first.program) == ("function Net.forward eager", True, True)
     assert (other.name, other.verified) == ("function inner eager", False) and "status 1" in other.error
     assert len(asked) == 2
@@ -140,6 +142,8 @@ def test_a_program_is_at_fault_only_if_it_fails_when_nothing_is_compiled(capture
     blamed = Triage(component="program", part="operator", detail="it fails without the compiler, too")
     extra = {"program": {**capture_case.case.extra["program"], "command": command}}
     folder = replace(capture_case, case=replace(capture_case.case, triage=blamed, extra=extra))
-    found = acquitted(folder, time.monotonic() + 60, lambda text: None).case.triage
+    case = CaseAtWork(folder, Processes(), time.monotonic() + 60)
+    check_blame_of_program(case, 60)
+    found = case.case.triage
     assert found.component == component
     assert ("passes when nothing is compiled" in found.detail) is (component == "dynamo")

@@ -7,7 +7,7 @@ import pytest
 from program_runs import run_watched
 from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.sealed import why_not_sealable
-from torchsleuth.front.program.rewrites import rewrites_of
+from torchsleuth.front.supervise.rewrites import rewrites_of
 
 # Functions of one tensor, each with a mark at the line that cannot be captured; what stands there instead.
 REWRITTEN = {

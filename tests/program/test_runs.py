@@ -16,8 +16,15 @@ from made import make
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import why_not_cured
-from torchsleuth.front.program.runs import CannotRunProgram, Program, ProgramRun, program_of, run_program
-from torchsleuth.front.program.workarounds import watch_options
+from torchsleuth.front.supervise.program_runs import (
+    CannotRunProgram,
+    Program,
+    ProgramRun,
+    Watch,
+    program_of,
+    run_program,
+    watch_for,
+)
 from torchsleuth.script_runtime.signature import Signature
 
 
@@ -90,6 +97,6 @@ def test_a_program_passes_only_if_it_ends_as_a_healthy_one_would():
 
 
 def test_the_program_is_watched_for_the_kind_of_failure_it_had():
-    assert watch_options(make()) == []
-    assert watch_options(make(kind="accuracy")) == ["--check-accuracy"]
-    assert watch_options(make(kind="hang", extra={"timeout": 20.0})) == ["--timeout", "20"]
+    assert watch_for(make()) == Watch()
+    assert watch_for(make(kind="accuracy")) == Watch(compares=True)
+    assert watch_for(make(kind="hang", extra={"timeout": 20.0})) == Watch(timeout=20.0)

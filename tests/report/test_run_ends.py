@@ -12,8 +12,8 @@ from program_runs import run_watched
 from torchsleuth.core.cases.errors import NotWritable
 from torchsleuth.front.cli import run as run_module
 from torchsleuth.front.cli.output import StatusLine
-from torchsleuth.front.program.oracle import WatchedRuns
-from torchsleuth.front.supervise import pipeline
+from torchsleuth.front.supervise import road
+from torchsleuth.front.supervise.program_blame import KnownRuns
 
 PROGRAM = """
     import torch
@@ -76,7 +76,7 @@ def test_without_a_terminal_progress_is_a_few_lines(capsys):
 def test_what_came_of_the_workarounds_is_said(tmp_path, monkeypatch, tried, words):
     folder = hang(tmp_path)
     known = dataclasses.replace(folder, case=dataclasses.replace(folder.case, graph=None, workarounds=tried))
-    monkeypatch.setattr(pipeline, "try_on_program", lambda *_: known)
+    monkeypatch.setattr(road, "try_on_program", lambda case: None)
     said: list[str] = []
-    list(pipeline.investigate(known, None, sys.maxsize, "1", said.append, said.append, WatchedRuns()))
+    list(road.investigate(known, None, sys.maxsize, "1", said.append, said.append, KnownRuns()))
     assert said[-1].endswith(words), said

@@ -18,13 +18,9 @@ from program_runs import run_watched
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.tree import descendants_of
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 from torchsleuth.front.supervise.host import HostLost, SearchHost, StepRefused
-from torchsleuth.front.supervise.pipeline import (
-    Processes,
-    minify_step,
-    triage_step,
-    workaround_step,
-)
+from torchsleuth.front.supervise.road import blame, find_workarounds, minify
 from torchsleuth.front.supervise.scripts import ScriptRunner
 
 PROGRAM = """
@@ -103,6 +99,10 @@ class Killer:
         self.said.append(text)
 
 
+def at_work(folder, processes, seconds, tell, hear=lambda message: None) -> CaseAtWork:
+    return CaseAtWork(folder, processes, time.monotonic() + seconds, tell, hear)
+
+
 STEPS = ["reading the case", "smaller: nodes", "smaller: shapes", "writing the scripts", "may vary"]
 DEFAULT = [("smaller: nodes", signal.SIGSEGV), ("may vary", signal.SIGKILL)]
 
@@ -119,7 +119,7 @@ def test_a_host_that_dies_while_it_makes_a_case_small_is_started_again_without_t
     processes, folder, doing, number
 ):
     killer = Killer(processes.host, doing, number)
-    outcome = minify_step(folder, processes, 120, killer.say, killer.hear)
+    outcome = minify(at_work(folder, processes, 120, killer.say, killer.hear), 120)
     assert killer.left == 0
     # The signal comes a moment after the word, so the host may have gone on to its next step.
     told = re.search(
@@ -140,7 +140,7 @@ def test_a_host_that_dies_again_leaves_the_best_script_so_far_verified_and_says_
         if "values" in message.get("doing", "") and processes.host.left_out:
             os.kill(processes.host._pid, signal.SIGKILL)
 
-    outcome = minify_step(folder, processes, 120, killer.say, hear)
+    outcome = minify(at_work(folder, processes, 120, killer.say, hear), 120)
     case = outcome.folder.case
     assert outcome.verified and case.minified.calls == 1
     assert "died of SIGKILL while making the graph smaller" in case.minified.error
@@ -150,7 +150,7 @@ def test_a_host_that_dies_again_leaves_the_best_script_so_far_verified_and_says_
 def test_a_host_that_cannot_even_read_the_case_is_told_and_kept(processes, folder):
     killer = Killer(processes.host, "reading the case", signal.SIGSEGV, times=2)
     with pytest.raises(HostLost, match="died of SIGSEGV while reading the case") as lost:
-        minify_step(folder, processes, 60, killer.say, killer.hear)
+        minify(at_work(folder, processes, 60, killer.say, killer.hear), 60)
     assert lost.value.exit_status == 1
     kept = open_case(folder.path.parent, str(folder.path)).case.minified
     assert "SIGSEGV" in kept.error
@@ -158,12 +158,14 @@ def test_a_host_that_cannot_even_read_the_case_is_told_and_kept(processes, folde
 
 def test_a_triage_whose_host_dies_twice_leaves_its_reason_and_the_next_step_runs(processes, folder):
     killer = Killer(processes.host, "looking for the calls", signal.SIGSEGV)
-    found = triage_step(folder, processes, 60, killer.say, heard=killer.hear)
+    found = at_work(folder, processes, 60, killer.say, killer.hear)
+    blame(found, 60)
     assert found.case.triage.component == "inductor" and found.case.triage.error is None
     assert any("died of SIGSEGV" in said and "starting it again" in said for said in killer.said)
     killer = Killer(processes.host, "trying", signal.SIGKILL)
-    folder, attempts = workaround_step(found, processes, 90, killer.say, heard=killer.hear)
-    assert any(attempt["workaround"]["verified"] for attempt in attempts)
+    found.hear = killer.hear
+    find_workarounds(found, 90)
+    assert any(each.verified for each in found.case.workarounds)
 
 
 def test_a_host_that_hangs_past_its_budget_is_ended(processes, folder):
@@ -174,7 +176,9 @@ def test_a_host_that_hangs_past_its_budget_is_ended(processes, folder):
         )
     # There is no time left to start it again for this; the next step finds another.
     assert killer.said == []
-    assert triage_step(folder, processes, 60, killer.say).case.triage.component == "inductor"
+    case = at_work(folder, processes, 60, killer.say)
+    blame(case, 60)
+    assert case.case.triage.component == "inductor"
 
 
 def test_a_host_that_takes_too_much_memory_is_ended(prepared, folder):
@@ -189,9 +193,9 @@ def test_a_host_that_takes_too_much_memory_is_ended(prepared, folder):
 def test_what_cannot_be_done_is_one_sentence_and_the_host_goes_on(processes, folder):
     (folder.path / "graph.py").rename(folder.path / "gone.py")
     with pytest.raises(StepRefused, match="has lost its graph"):
-        minify_step(folder, processes, 30, print)
+        minify(at_work(folder, processes, 30, print), 30)
     (folder.path / "gone.py").rename(folder.path / "graph.py")
-    assert minify_step(folder, processes, 120, print).verified
+    assert minify(at_work(folder, processes, 120, print), 120).verified
 
 
 def test_without_its_interpreter_a_host_is_started_anew(folder):
@@ -199,7 +203,9 @@ def test_without_its_interpreter_a_host_is_started_anew(folder):
         os.kill(lost._process.pid, signal.SIGKILL)
         lost._process.wait()
         with SearchHost(lost, "2", folder.path / "minify") as host:
-            assert triage_step(folder, Processes(ScriptRunner(), host), 120, print).case.triage.component
+            case = at_work(folder, Processes(ScriptRunner(), host), 120, print)
+            blame(case, 120)
+            assert case.case.triage.component
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -9,9 +9,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.core.cases.folder import update_case, write_case
+from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.model import Minified, Triage
-from torchsleuth.front.supervise import pipeline
+from torchsleuth.front.supervise import road
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 
 PINNED = Triage(
     component="inductor", part="lowering", pinned=True, nodes=("sin",), user_line="m.py:9", seconds=2.0
@@ -27,21 +28,24 @@ def triage_says(monkeypatch):
     asked = []
 
     def says(answer):
-        def step(folder, *_, **__):
-            asked.append(folder)
-            return update_case(folder, triage=answer)
+        def step(case, *_, **__):
+            asked.append(case)
+            case.write(triage=answer)
 
-        monkeypatch.setattr(pipeline, "triage_step", step)
+        monkeypatch.setattr(road, "blame", step)
         return asked
 
     return says
 
 
+def case_in(cases_dir, **sections):
+    return CaseAtWork(write_case(cases_dir, make(**sections), {}), Processes(), 60.0)
+
+
 def blamed(tmp_path, before, calls=1):
-    folder = write_case(tmp_path / "cases", make(triage=before, minified=Minified(calls=calls)), {})
-    return pipeline._blame_the_smallest(
-        folder, None, 60.0, lambda text: None, lambda message: None
-    ).case.triage
+    case = case_in(tmp_path / "cases", triage=before, minified=Minified(calls=calls))
+    road.blame_the_smallest(case, 60.0)
+    return case.case.triage
 
 
 @pytest.mark.parametrize("before", [None, Triage(error="the time was up"), NOT_NARROWED])
@@ -68,8 +72,7 @@ def test_where_the_smallest_graph_tells_nothing_what_was_known_stays(tmp_path, t
 
 
 def test_time_is_kept_for_workarounds_and_for_a_triage_that_is_still_to_come(tmp_path):
-    known = write_case(tmp_path / "known", make(triage=PINNED), {})
-    unknown = write_case(tmp_path / "unknown", make(triage=None), {})
-    kept = [pipeline._kept_for_later(pipeline._shrink, each, 200.0) for each in (known, unknown)]
+    known, unknown = case_in(tmp_path / "known", triage=PINNED), case_in(tmp_path / "unknown", triage=None)
+    kept = [road._kept_for_later(road.shrink, each, 200.0) for each in (known, unknown)]
     assert kept == [pytest.approx(40.0), pytest.approx(70.0)]
-    assert pipeline._kept_for_later(pipeline._blame_the_smallest, unknown, 200.0) == pytest.approx(40.0)
+    assert road._kept_for_later(road.blame_the_smallest, unknown, 200.0) == pytest.approx(40.0)

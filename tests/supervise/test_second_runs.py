@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,14 +18,17 @@ from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.criteria import Answer, answer_of_watched_run
-from torchsleuth.front.program.runs import ProgramRun
-from torchsleuth.front.supervise.original import verify_original
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
+from torchsleuth.front.supervise.host import SearchHost
+from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.front.supervise.scripts import ScriptRun
-from torchsleuth.front.supervise.second_look import NoSecondLook, second_look
+from torchsleuth.front.supervise.settle import NoSecondLook, second_look, settle_graph
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.watched.flight import write_json
 from torchsleuth.watched.graph_record import RecordedGraph
 
+# Any host will do: whether there is one says whether the program may run once more.
+SEARCHES = cast(SearchHost, object())
 GRAPH = "class Repro(torch.nn.Module):\n    def forward(self, x):\n        return (x,)\n"
 
 
@@ -35,7 +39,7 @@ class Runner:
         self.answers = list(answers)
         self.clocks: list[float] = []
 
-    def run(self, script, expected, *, arguments=(), phase_seconds=0.0, deadline=None):
+    def run(self, script, expected, *, arguments=(), phase_seconds=0.0, deadline=None, compiles=True):
         self.clocks.append(phase_seconds)
         return self.answers.pop(0)
 
@@ -61,7 +65,9 @@ def test_a_hang_is_named_by_the_phase_in_which_its_script_hangs(tmp_path):
     folder, process = case_in(tmp_path, ["python", "train.py"], **changes)
     running = ScriptRun(Answer.OTHER, "hang while running", 60.0, Signature("hang", "run"))
     said: list[str] = []
-    folder = verify_original(folder, process, time.monotonic() + 600, said.append, Runner(running))
+    case = CaseAtWork(folder, Processes(Runner(running), SEARCHES), time.monotonic() + 600, said.append)
+    settle_graph(case, process)
+    folder = case.folder
     assert folder.case.signature == Signature("hang", "run") and folder.case.phase == "run"
     assert folder.case.verified.same_signature
     assert "'phase': 'run'" in folder.file("original.py").read_text()
@@ -78,7 +84,7 @@ def test_a_program_that_cannot_be_run_again_says_why(tmp_path, command, seconds,
     folder, process = case_in(tmp_path, command, kind="accuracy", phase="run")
     with (
         pytest.raises(NoSecondLook, match=why),
-        second_look(folder, process, time.monotonic() + seconds),
+        second_look(CaseAtWork(folder, Processes(), time.monotonic() + seconds), process),
     ):
         pass
 
@@ -88,7 +94,9 @@ def test_a_program_that_passes_this_time_is_said_to_have_passed(tmp_path):
     command = [sys.executable, "train.py"]
     folder, process = case_in(tmp_path, command, kind="accuracy", phase="run")
     nothing = ScriptRun(Answer.PASSES, "NOT REPRODUCED", 1.0)
-    folder = verify_original(folder, process, time.monotonic() + 600, lambda _: None, Runner(nothing))
+    case = CaseAtWork(folder, Processes(Runner(nothing), SEARCHES), time.monotonic() + 600)
+    settle_graph(case, process)
+    folder = case.folder
     assert folder.case.verified.reproduced == 0
     assert "run once more, did not fail in the same way" in folder.case.verified.error
 

@@ -15,8 +15,10 @@ from made import make
 
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.criteria import Answer
+from torchsleuth.core.protocol.steps import ScriptToVerify, Verification
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 from torchsleuth.front.supervise.scripts import ScriptRun
-from torchsleuth.front.supervise.verification import ScriptToVerify, verified_repro
+from torchsleuth.front.supervise.verification import verified_repro
 
 SCRIPTS = [
     ScriptToVerify("function"),
@@ -44,8 +46,8 @@ class Runner:
     def stopped_with_us(self):
         return contextlib.nullcontext()
 
-    def run(self, script, expected, *, phase_seconds, deadline, compiles):
-        assert not compiles
+    def run(self, script, expected, *, arguments, phase_seconds, deadline, compiles):
+        assert not compiles and not arguments
         return ScriptRun(Answer(script.read_text().partition(" / ")[2] or "passes"), "no such size", 0.0)
 
 
@@ -59,7 +61,8 @@ def verified(folder, answers, deadline=None, scripts=SCRIPTS, longest_alone=0.0,
     for script, answer in zip(scripts, answers):
         (folder.path / script.name).write_text(answer)
     runner = Runner(longest_alone)
-    return verified_repro(folder, scripts, runner, times=3, deadline=deadline, **how), runner
+    case = CaseAtWork(folder, Processes(runner), float("inf") if deadline is None else deadline)
+    return verified_repro(case, Verification(tuple(scripts), times=3, **how)), runner
 
 
 def test_the_first_that_fails_the_same_way_is_taken_and_one_that_does_not_is_run_once(folder):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from torchsleuth.core.changes import Change
-from torchsleuth.front.program.runs import Program, ProgramRun
-from torchsleuth.front.sweep.cells import SweepLog, buckets_of, bug_of, cell_of, merged
+from torchsleuth.front.supervise.program_runs import Program, ProgramRun
+from torchsleuth.front.sweep.cells import Bucket, Cell, Failure, SweepLog, buckets_of, bug_of, cell_of, merged
 from torchsleuth.front.sweep.grid import (
     NothingToSweep,
     SweptProgram,
@@ -17,8 +17,8 @@ from torchsleuth.front.sweep.grid import (
     uncompiled,
     way,
 )
-from torchsleuth.front.sweep.page import page_of
-from torchsleuth.front.sweep.running import Limits, Sweep, document_of, is_green, known_buckets
+from torchsleuth.front.sweep.result import SweepResult, known_buckets, page_of, result_of
+from torchsleuth.front.sweep.running import Limits, Sweep
 from torchsleuth.script_runtime.signature import Signature, normalise_message
 
 AS_IS = ["as-is"]
@@ -199,20 +199,21 @@ def test_buckets_that_turn_out_to_be_one_bug_are_counted_as_one_and_known_as_one
         }
         sweep.log.add_look(bucket.key, case, None, bug)
     sweep.log = SweepLog(sweep.log.path)  # as the same command finds it later
-    document = document_of(sweep, frozenset())
-    one, other = document["buckets"]
-    assert [program for program, _ in one["cells"]] == ["a.py", "b.py"]
-    assert [each["case"]["id"] for each in (one, *one["same"], other)] == ["aaaaaaaa", "baaaaaaa", "caaaaaaa"]
-    page = page_of(document, {})
+    result = result_of(sweep, frozenset())
+    one, other = result.buckets
+    assert [program for program, _ in one.cells] == ["a.py", "b.py"]
+    assert [each.case["id"] for each in (one, *one.same, other)] == ["aaaaaaaa", "baaaaaaa", "caaaaaaa"]
+    page = page_of(result, {})
     assert page.count('href="#bucket-1"') == 2 and "counted as one bug" in page
 
-    (tmp_path / "sweep.json").write_text(json.dumps({**document, "buckets": [one]}))
+    document = result.to_json()
+    (tmp_path / "sweep.json").write_text(json.dumps({**document, "buckets": document["buckets"][:1]}))
     known = known_buckets(tmp_path / "sweep.json")
-    again = document_of(sweep, known)
-    assert [bucket["known"] for bucket in again["buckets"]] == [True, False] and not is_green(again)
+    again = result_of(sweep, known)
+    assert [bucket["known"] for bucket in again.to_json()["buckets"]] == [True, False] and not again.is_green
     fresh = swept(tmp_path / "later", "d.py")  # a program that the earlier sweep did not have
     fresh.log.add_look(fresh.buckets()[0].key, {"id": "dddddddd"}, None, "same")
-    assert is_green(document_of(fresh, known))
+    assert result_of(fresh, known).is_green
 
 
 def test_the_log_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path):
@@ -230,48 +231,25 @@ def test_the_log_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path):
 
 def test_nothing_of_a_program_is_obeyed_by_the_page():
     evil = "<script>alert(1)</script>\"' onload=x"
-    document = {
-        "about": {"torch": evil},
-        "programs": [evil],
-        "settings": ["inductor"],
-        "counts": {"passes": 0, "fails": 1, "late": 0, "program": 0, "not run": 0, "wanted": 1},
-        "eager": [],
-        "cells": [
-            {
-                "program": evil,
-                "setting": "inductor",
-                "answer": "fails",
-                "seconds": 1.0,
-                "status": 1,
-                "why": evil,
-                "failures": [{"bucket": evil, "kind": evil, "summary": evil}],
-            }
-        ],
-        "buckets": [
-            {
-                "key": evil,
-                "kind": evil,
-                "summary": evil,
-                "cells": [[evil, evil]],
-                "known": False,
-                "why_not": None,
-                "same": [{"key": "b", "kind": evil, "summary": evil, "case": {"id": evil}}],
-                "case": {
-                    "id": evil,
-                    "triage": {
-                        "component": evil,
-                        "part": evil,
-                        "ops": [evil],
-                        "user_line": evil,
-                        "code": evil,
-                    },
-                    "workarounds": [{"verified": True, "how": evil}],
-                    "verified": {"times": 3, "reproduced": 3},
-                },
-            }
-        ],
+    case = {
+        "id": evil,
+        "triage": {"component": evil, "part": evil, "ops": [evil], "user_line": evil, "code": evil},
+        "workarounds": [{"verified": True, "how": evil}],
+        "verified": {"times": 3, "reproduced": 3},
     }
-    page = page_of(json.loads(json.dumps(document)), {evil: evil})
+    at = (evil, evil)
+    result = SweepResult(
+        about={"torch": evil},
+        programs=(evil,),
+        settings=("inductor",),
+        counts={"passes": 0, "fails": 1, "late": 0, "program": 0, "not run": 0, "wanted": 1},
+        eager=(),
+        cells=(Cell("k", evil, "inductor", "fails", 1.0, 1, (Failure(evil, evil, evil),), evil),),
+        buckets=(
+            Bucket(evil, evil, evil, (at,), at, case, same=(Bucket("b", evil, evil, (), at, {"id": evil}),)),
+        ),
+    )
+    page = page_of(result, {evil: evil})
     seen = Tags()
     seen.feed(page)
     assert "script" not in seen.tags and "onload" not in seen.attributes

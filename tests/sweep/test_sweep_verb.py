@@ -148,7 +148,7 @@ class Reference:
 
 
 def order(tmp_path, *jobs):
-    return {"seconds": 200, "timeout": 100, "options": [], "python": "/elsewhere/python", "jobs": list(jobs)}
+    return {"seconds": 200, "timeout": 100, "watch": {}, "python": "/elsewhere/python", "jobs": list(jobs)}
 
 
 def test_a_node_runs_a_program_from_the_folder_that_was_sent_there(tmp_path):

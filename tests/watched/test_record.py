@@ -10,8 +10,7 @@ import torch.fx
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.torch_internals.configuration import global_state
-from torchsleuth.watched.failures import keep_inputs
-from torchsleuth.watched.graph_record import GraphOrigin, keep_values, record_graph
+from torchsleuth.watched.graph_record import GraphOrigin, keep_inputs, keep_values, record_graph
 
 
 def origin(**more):

@@ -90,7 +90,7 @@ def _graph(trial: Trial) -> torch.fx.GraphModule:
 
 def _noise(trial: Trial) -> dict[str, Any]:
     """How far rounding alone moves the results."""
-    return {"tolerances": asdict(noise_of(ready_trial(trial)))}
+    return {"noise": asdict(noise_of(ready_trial(trial)))}
 
 
 def _shapes(trial: Trial) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from torchsleuth.core.changes import INDUCTOR, Change, Place, merged
+from torchsleuth.core.changes import DYNAMO, INDUCTOR, Change, Place, merged
 from torchsleuth.core.criteria import Answer
 
 # How much of the compiler a workaround gives up, least first.
@@ -381,3 +381,31 @@ def other_backend(name: str) -> Change:
     disables = "nothing but your backend" if own else "all code generation: kernels are eager's"
     how = f'torch.compile(model, backend="{name}")'
     return Change(name=f"backend {name}", how=how, disables=disables, reach=BACKEND, backend=name)
+
+
+def other_release(version: str, given: str) -> Change:
+    """Another torch: `other_release("2.12.0", "2.11.0+cpu").how == "pip install torch==2.12.0"`."""
+    return Change(name=f"torch {version}", how=f"pip install torch=={version}", disables=f"torch {given}")
+
+
+# For what only a whole program can be run with.
+
+DYNAMIC = Change(
+    name="dynamic=True",
+    how="torch.compile(model, dynamic=True)",
+    disables="code that is made for one size: a little slower, compiled once for all",
+    dynamic=True,
+)
+MORE_COMPILES = setting("recompile_limit", "64", "nothing, but each compile takes its time", DYNAMO)
+BREAKS_ALLOWED = Change(
+    name="fullgraph=False",
+    how="torch.compile(model)  # without fullgraph=True",
+    disables="one graph for the whole function: it breaks at the line that cannot be captured",
+    graph_breaks=True,
+)
+ERRORS_SUPPRESSED = setting(
+    "suppress_errors",
+    "True",
+    "compilation of every function that fails, with a warning each; not with fullgraph=True",
+    DYNAMO,
+)

@@ -110,9 +110,7 @@ class Change:
     @property
     def for_programs(self) -> bool:
         """Whether a whole program can be run with it, as well as a graph."""
-        placed = self.functions or self.modules or self.classes
-        of_graphs = self.cut_before or self.no_inference_mode or (self.eager_nodes and not placed)
-        return self != NOTHING and not of_graphs
+        return bool(self.to_json()) and not (self.cut_before or self.no_inference_mode)
 
     def over(self, base: Change | None) -> Change:
         """This and what of `base` it says nothing else about.

@@ -93,7 +93,7 @@ ONCE_MORE = Criterion(
 
 
 class Run(Protocol):
-    """How a run of a whole program ended: `front.program.runs.ProgramRun` is one."""
+    """How a run of a whole program ended: `front.supervise.program_runs.ProgramRun` is one."""
 
     @property
     def status(self) -> int: ...
@@ -114,7 +114,7 @@ class Run(Protocol):
 def answer_of_run(first: Run, run: Run) -> Answer:
     """What a bare run says about how the program ended at first: both late, or with one status and type of error.
 
-    >>> from torchsleuth.front.program.runs import ProgramRun
+    >>> from torchsleuth.front.supervise.program_runs import ProgramRun
     >>> answer_of_run(ProgramRun(1, 2.0, tail="ValueError: a"), ProgramRun(1, 3.0, tail="ValueError: b"))
     <Answer.FAILS: 'fails'>
     """
@@ -130,7 +130,7 @@ def answer_of_run(first: Run, run: Run) -> Answer:
 def answer_of_watched_run(expected: Signature, run: Run) -> Answer:
     """What a run of the program under watch says about the failure of one of its cases.
 
-    >>> from torchsleuth.front.program.runs import ProgramRun
+    >>> from torchsleuth.front.supervise.program_runs import ProgramRun
     >>> answer_of_watched_run(Signature("crash", "run"), ProgramRun(0, 2.0))
     <Answer.PASSES: 'passes'>
     """

@@ -14,13 +14,14 @@ import functools
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from torchsleuth.torch_internals.hooks import UnsupportedTorch
+from torchsleuth.torch_internals.hooks import current_compile_id
+from torchsleuth.torch_internals.places import UnsupportedTorch, all_of, replaced
 
 BEGIN, END, MARK = "begin", "end", "mark"
 # Where a look-up takes place: module, class, method.
@@ -29,6 +30,7 @@ _LOOK_UPS = (
     ("torch._inductor.codecache", "FxGraphCache", "prepare_key"),
     ("torch._inductor.codecache", "FxGraphCache", "load_with_key"),
 )
+_LOGGER = ("torch._dynamo.utils", "ChromiumEventLogger")
 LOOK_UP_MODULES = tuple(dict.fromkeys(module for module, _, _ in _LOOK_UPS))
 
 
@@ -61,64 +63,61 @@ def listen_to_compile_events(listener: Listener) -> Callable[[], None]:
     >>> seen[0].kind
     'begin'
     """
-    logger = getattr(importlib.import_module("torch._dynamo.utils"), "ChromiumEventLogger", None)
-    if logger is None:
-        raise UnsupportedTorch("this torch does not tell how long its compiler's steps take")
-    told = _Teller(listener)
 
-    def around(name: str, tell: Callable[..., None]) -> Callable[[], None]:
-        original = getattr(logger, name)
-
-        @functools.wraps(original)
+    def telling(kind: str, original: Any) -> Any:
         def call(
             self: Any, event_name: str, time_ns: int, metadata: Any = None, *args: Any, **kw: Any
         ) -> Any:
             # torch puts the compile's id into the metadata while it logs the beginning.
             result = original(self, event_name, time_ns, metadata, *args, **kw)
-            tell(event_name, time_ns / 1e9, metadata if isinstance(metadata, dict) else {})
+            facts = metadata if isinstance(metadata, dict) else {}
+            _tell(listener, kind, event_name, time_ns / 1e9, facts)
             return result
 
-        setattr(logger, name, call)
-        return lambda: setattr(logger, name, original)
+        return call
 
-    undo = (
-        around("log_event_start", functools.partial(told.tell, BEGIN)),
-        around("log_event_end", functools.partial(told.tell, END)),
-        around("log_instant_event", functools.partial(told.tell, MARK)),
+    needed = "this torch does not tell how long its compiler's steps take"
+    names = {BEGIN: "log_event_start", END: "log_event_end", MARK: "log_instant_event"}
+    return all_of(
+        replaced(*_LOGGER, name, functools.partial(telling, kind), needed=needed)
+        for kind, name in names.items()
     )
-    return functools.partial(_all, undo)
 
 
 def time_look_ups(module: str, listener: Listener) -> Callable[[], None]:
     """Tells `listener` of look-ups in the caches of `module`, one of `LOOK_UP_MODULES`; returns the undo function."""
-    told = _Teller(listener)
-    undo: list[Callable[[], None]] = []
-    for where, owner, method in _LOOK_UPS:
-        target = getattr(importlib.import_module(module), owner, None) if where == module else None
-        descriptor = None if target is None else target.__dict__.get(method)
-        if isinstance(descriptor, (classmethod, staticmethod)):
-            wrapped = type(descriptor)(_timed(f"{owner}.{method}", descriptor.__func__, told))
-            setattr(target, method, wrapped)
-            undo.append(functools.partial(setattr, target, method, descriptor))
-    return functools.partial(_all, undo)
+    return all_of(
+        replaced(where, owner, method, functools.partial(_timed, f"{owner}.{method}", listener))
+        for where, owner, method in _LOOK_UPS
+        if where == module
+    )
 
 
-def _all(calls: Iterable[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+def _timed(name: str, listener: Listener, descriptor: Any) -> Any:
+    if not isinstance(descriptor, (classmethod, staticmethod)):
+        return descriptor
+    original = descriptor.__func__
 
-
-def _timed(name: str, original: Callable[..., Any], told: _Teller) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        facts = {"compile_id": str(_compile_id())}
-        told.tell(BEGIN, name, time.time(), facts)
+        facts = {"compile_id": current_compile_id()}
+        _tell(listener, BEGIN, name, time.time(), facts)
         try:
             return original(*args, **kwargs)
         finally:
-            told.tell(END, name, time.time(), facts)
+            _tell(listener, END, name, time.time(), facts)
 
-    return call
+    return type(descriptor)(call)
+
+
+def _tell(listener: Listener, kind: str, name: str, seconds: float, metadata: Mapping[str, Any]) -> None:
+    """Makes an event of what torch logs. What fails in here is dropped: the user's program comes first."""
+    with contextlib.suppress(Exception):
+        graph = metadata.get("compile_id")
+        facts = {key: metadata[key] for key in ("is_backward", "cache_state") if key in metadata}
+        graph = None if graph in (None, "None") else str(graph)
+        thread = threading.get_ident()
+        listener(CompileEvent(kind, str(name), seconds, thread, graph, metadata.get("fn_name"), facts))
 
 
 def step_times() -> dict[str, list[float]]:
@@ -149,35 +148,6 @@ def frame_times() -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _compile_id() -> Any:
-    from torch._guards import CompileContext
-
-    return CompileContext.current_compile_id()
-
-
-class _Teller:
-    """Makes a `CompileEvent` of what torch logs. What fails in here is dropped: the user's program comes first."""
-
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
-
-    def tell(self, kind: str, name: str, seconds: float, metadata: Mapping[str, Any]) -> None:
-        with contextlib.suppress(Exception):
-            graph = metadata.get("compile_id")
-            facts = {key: metadata[key] for key in ("is_backward", "cache_state") if key in metadata}
-            self.listener(
-                CompileEvent(
-                    kind,
-                    str(name),
-                    seconds,
-                    threading.get_ident(),
-                    None if graph in (None, "None") else str(graph),
-                    metadata.get("fn_name"),
-                    facts,
-                )
-            )
 
 
 @dataclass(frozen=True)

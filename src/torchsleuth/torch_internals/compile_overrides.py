@@ -11,20 +11,21 @@ Versions: the places are those of `hooks.py`; `check_verbose`, `ConvertFrameRetu
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
 import torch
 
 from torchsleuth.torch_internals import hooks
+from torchsleuth.torch_internals.places import replaced
 
 INDUCTOR = "torch._inductor.config"
 DYNAMO = "torch._dynamo.config"
 Settings = Mapping[str, Mapping[str, Any]]
+_NO_RULES = "torch {} has no rule for which functions are looked into"
 
 
 class UnknownSetting(RuntimeError):
@@ -51,6 +52,20 @@ def ignore_dynamic_marks() -> None:
                 setattr(module, name, lambda *_args, **_kwargs: None)
 
 
+def _at_frames(look: Callable[[Any], Any]) -> None:
+    """What `look` answers for a frame stands for Dynamo's answer; with None, Dynamo is asked."""
+
+    def looked_at(original: Any) -> Any:
+        def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = hooks.answer_for_disabled(sys._getframe(1))
+            answer = look(frame) if answer is None else answer
+            return original(self, frame, *args, **kwargs) if answer is None else answer
+
+        return call
+
+    replaced(*hooks.FRAME_CALLBACK, looked_at, needed="torch {} has no frame callback to hook into")
+
+
 def mark_dimensions(dimensions: Sequence[tuple[str, str, int]]) -> None:
     """Marks (function, argument, dimension) as dynamic whenever Dynamo comes to a call of such a function.
 
@@ -58,14 +73,14 @@ def mark_dimensions(dimensions: Sequence[tuple[str, str, int]]) -> None:
     left alone: torch compiles them separately and would refuse the mark.
     """
 
-    def on_frame(call: hooks.FrameCapture) -> Any:
+    def mark(frame: Any) -> None:
         for function, argument, dimension in dimensions:
-            value = call.values.get(argument) if function.rpartition(".")[2] == call.function else None
+            named = function.rpartition(".")[2] == frame.f_code.co_name
+            value = frame.f_locals.get(argument) if named else None
             if isinstance(value, torch.Tensor) and dimension < value.dim() and value.shape[dimension] > 1:
                 torch._dynamo.mark_dynamic(value, dimension)
-        return call.as_without_us()
 
-    hooks.hook_frame_captures(on_frame)
+    _at_frames(mark)
 
 
 def compile_nothing() -> None:
@@ -75,14 +90,11 @@ def compile_nothing() -> None:
 
 def force_fullgraph(fullgraph: bool) -> None:
     """From now on every `torch.compile` of a program has this `fullgraph`, whatever it says itself."""
-    dynamo: Any = importlib.import_module("torch._dynamo")
-    original = dynamo.optimize
 
-    @functools.wraps(original)
-    def optimize(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **{**kwargs, "nopython": fullgraph})
+    def forced(original: Any) -> Any:
+        return lambda *args, **kwargs: original(*args, **{**kwargs, "nopython": fullgraph})
 
-    dynamo.optimize = optimize
+    replaced("torch._dynamo", "", "optimize", forced)
 
 
 def compile_with(backend: str | None, mode: str | None) -> None:
@@ -90,18 +102,18 @@ def compile_with(backend: str | None, mode: str | None) -> None:
 
     Replaced where it is handed to Dynamo, so that whoever watches sees what really compiles.
     """
-    dynamo: Any = importlib.import_module("torch._dynamo")
-    original = dynamo.optimize
 
-    @functools.wraps(original)
-    def optimize(*args: Any, **kwargs: Any) -> Any:
-        given = kwargs.pop("backend", args[0] if args else "inductor")
-        return original(_replaced(given, backend, mode), *args[1:], **kwargs)
+    def forced(original: Any) -> Any:
+        def optimize(*args: Any, **kwargs: Any) -> Any:
+            given = kwargs.pop("backend", args[0] if args else "inductor")
+            return original(_instead_of(given, backend, mode), *args[1:], **kwargs)
 
-    dynamo.optimize = optimize
+        return optimize
+
+    replaced("torch._dynamo", "", "optimize", forced)
 
 
-def _replaced(given: Any, backend: str | None, mode: str | None) -> Any:
+def _instead_of(given: Any, backend: str | None, mode: str | None) -> Any:
     """The backend to use instead of the one given; options= of the program stay where Inductor stays."""
     if backend not in (None, "inductor"):
         return backend_named(backend)
@@ -120,16 +132,15 @@ def run_before_captures(snippet: str) -> None:
     """Runs what a person would paste, once, when Dynamo comes to the first frame: by then all of torch is there."""
     pending = [snippet]
 
-    def on_frame(call: hooks.FrameCapture) -> Any:
+    def run_it(_frame: Any) -> None:
         while pending:
             try:
                 run_snippet(pending.pop())
             except Exception as error:  # a run without it would be taken for a run with it
                 sys.stderr.write(f"torchsleuth: the snippet cannot be run: {type(error).__name__}: {error}\n")
                 raise SystemExit(2) from error
-        return call.as_without_us()
 
-    hooks.hook_frame_captures(on_frame)
+    _at_frames(run_it)
 
 
 def run_snippet(snippet: str) -> None:
@@ -157,12 +168,7 @@ def put_in_force(wanted: Settings) -> None:
 
 def force_at_captures(wanted: Settings) -> None:
     """Puts settings in force whenever Dynamo looks at a frame."""
-
-    def on_frame(call: hooks.FrameCapture) -> Any:
-        put_in_force(wanted)
-        return call.as_without_us()
-
-    hooks.hook_frame_captures(on_frame)
+    _at_frames(lambda _frame: put_in_force(wanted))
 
 
 def force_at_backend_calls(wanted: Settings) -> None:
@@ -243,17 +249,26 @@ def is_place(code: CodeType, place: Place) -> bool:
 def leave_functions_eager(places: Sequence[Place]) -> None:
     """These functions, and what they call, run as they would under `torch.compiler.disable`."""
     rules: Any = importlib.import_module("torch._dynamo.trace_rules")
-    original = rules.check_verbose
+    types: Any = importlib.import_module("torch._dynamo.types")
+    # Frames of these functions are left alone together with all that is called from them.
+    skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
 
-    @functools.wraps(original)
-    def check_verbose(subject: Any, *args: Any, **kwargs: Any) -> Any:
-        code = _code_of(subject)
-        if code is not None and any(is_place(code, place) for place in places):
-            return rules.SkipResult(True, "left eager by torchsleuth")
-        return original(subject, *args, **kwargs)
+    def not_looked_into(original: Any) -> Any:
+        def check_verbose(subject: Any, *args: Any, **kwargs: Any) -> Any:
+            code = _code_of(subject)
+            if code is not None and any(is_place(code, place) for place in places):
+                return rules.SkipResult(True, "left eager by torchsleuth")
+            return original(subject, *args, **kwargs)
 
-    rules.check_verbose = check_verbose
-    _skip_frames(places)
+        return check_verbose
+
+    def left_alone(frame: Any) -> Any:
+        if any(is_place(frame.f_code, place) for place in places):
+            return types.ConvertFrameReturn(frame_exec_strategy=skip)
+        return None
+
+    replaced("torch._dynamo.trace_rules", "", "check_verbose", not_looked_into, needed=_NO_RULES)
+    _at_frames(left_alone)
 
 
 def trace_functions_whole(places: Sequence[Place]) -> None:
@@ -265,18 +280,14 @@ def trace_functions_whole(places: Sequence[Place]) -> None:
     trace = getattr(importlib.import_module("torch._dynamo"), "nonstrict_trace", None)
     if trace is None:
         raise NoSuchTarget("this torch has no nonstrict_trace")
-    wrapper = importlib.import_module("torch._dynamo.convert_frame").CatchErrorsWrapper
-    original = wrapper.__call__
     waiting = list(places)
 
-    @functools.wraps(original)
-    def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+    def put_in(_frame: Any) -> None:
         while waiting:  # by the first frame the program has defined what it calls
             owner, name, function = _holder(waiting.pop())
             setattr(owner, name, trace(function))
-        return original(self, frame, *args, **kwargs)
 
-    wrapper.__call__ = call
+    _at_frames(put_in)
 
 
 def _holder(place: Place) -> tuple[Any, str, Any]:
@@ -305,38 +316,19 @@ def _code_of(subject: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def _skip_frames(places: Sequence[Place]) -> None:
-    """Frames of these functions are left alone together with all that is called from them."""
-    wrapper = importlib.import_module("torch._dynamo.convert_frame").CatchErrorsWrapper
-    types: Any = importlib.import_module("torch._dynamo.types")
-    skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
-    original = wrapper.__call__
-
-    @functools.wraps(original)
-    def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(is_place(frame.f_code, place) for place in places):
-            return types.ConvertFrameReturn(frame_exec_strategy=skip)
-        return original(self, frame, *args, **kwargs)
-
-    wrapper.__call__ = call
-
-
 def leave_modules_eager(paths: Sequence[str], classes: Sequence[str] = ()) -> None:
     """Submodules at these paths, and all of these classes (`nn.ReLU`), run as under `torch.compiler.disable`.
 
     A path is one below any module that is compiled.
     """
-    wrapper = importlib.import_module("torch._dynamo.convert_frame").CatchErrorsWrapper
-    original = wrapper.__call__
     found = [class_named(name) for name in classes]
 
-    @functools.wraps(original)
-    def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+    def leave_eager(frame: Any) -> None:
         for owner in (*found, *_modules_at(frame, paths)):
-            _leave_eager(owner)
-        return original(self, frame, *args, **kwargs)
+            if not getattr(owner.forward, "_torchdynamo_disable", False):
+                owner.forward = torch.compiler.disable(owner.forward)
 
-    wrapper.__call__ = call
+    _at_frames(leave_eager)
 
 
 def class_named(name: str) -> Any:
@@ -347,11 +339,6 @@ def class_named(name: str) -> Any:
     if not isinstance(found, type) or not issubclass(found, torch.nn.Module):
         raise NoSuchTarget(f"this torch has no module class torch.{name}")
     return found
-
-
-def _leave_eager(owner: Any) -> None:
-    if not getattr(owner.forward, "_torchdynamo_disable", False):
-        owner.forward = torch.compiler.disable(owner.forward)
 
 
 def _modules_at(frame: Any, paths: Sequence[str]) -> Iterator[torch.nn.Module]:

@@ -13,18 +13,18 @@ hands it to `_compile_to_module_lines`. Where one of these is missing, the compi
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from torchsleuth.torch_internals.places import replaced
+
 _LOWERING = "torch._inductor.graph", "GraphLowering"
 # The first function of the next stage: its module, the class that has it, its name.
 _NEXT = {
-    "joint": ("torch._inductor.compile_fx", None, "_compile_fx_inner"),
+    "joint": ("torch._inductor.compile_fx", "", "_compile_fx_inner"),
     "lowering": (*_LOWERING, "compile_to_module"),
     "codegen": (*_LOWERING, "_compile_to_module_lines"),
 }
@@ -68,28 +68,13 @@ def stopping_after(stage: str | None, decided: type[BaseException]) -> Iterator[
 
     Use: `with stopping_after("lowering", Decided): compile_it()`.
     """
-    owner, name = _next(stage)
-    original: Callable[..., Any] | None = getattr(owner, name, None)
-    if original is None:
-        yield
-        return
 
     def stop(*_: object, **__: object) -> None:
         raise decided
 
-    setattr(owner, name, stop)
-    try:
+    place = _NEXT.get(stage or "")
+    with replaced(*place, lambda _: stop) if place is not None else contextlib.nullcontext():
         yield
-    finally:
-        setattr(owner, name, original)
-
-
-def _next(stage: str | None) -> tuple[Any, str]:
-    if stage not in _NEXT:
-        return None, ""
-    module, owner, name = _NEXT[stage]
-    found = importlib.import_module(module)
-    return getattr(found, owner, None) if owner else found, name
 
 
 class _Passed(BaseException):
@@ -107,25 +92,18 @@ def passes_alone() -> Iterator[None]:
     >>> with passes_alone(): torch.compile(torch.relu)(x)
     tensor([0., 2.])
     """
-    compiler: Any = importlib.import_module("torch._inductor.compile_fx")
-    compiling = getattr(compiler, "_compile_fx_inner", None)
-    passes = getattr(compiler, "_recursive_post_grad_passes", None)
-    if compiling is None or passes is None:
-        yield
-        return
-    compiler._compile_fx_inner = _evaluating(compiling)
-    compiler._recursive_post_grad_passes = _ending(passes)
-    try:
-        yield
-    finally:
-        compiler._compile_fx_inner, compiler._recursive_post_grad_passes = compiling, passes
+    module = "torch._inductor.compile_fx"
+    with replaced(module, "", "_compile_fx_inner", _evaluating) as evaluating:
+        # What ends the passes by an exception needs who catches it.
+        ending = replaced(module, "", "_recursive_post_grad_passes", _ending) if evaluating.there else None
+        with ending or contextlib.nullcontext():
+            yield
 
 
 def _ending(passes: Callable[..., Any]) -> Callable[..., Any]:
     """The passes, after which nothing comes; those over nested graphs are part of those over the outer one."""
     depth = 0
 
-    @functools.wraps(passes)
     def run(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> None:
         nonlocal depth
         depth += 1
@@ -140,7 +118,6 @@ def _ending(passes: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _evaluating(compiling: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(compiling)
     def compile_graph(*args: Any, **kwargs: Any) -> Any:
         try:
             return compiling(*args, **kwargs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import operator
 import os
 import re
@@ -19,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.torch_internals.compiler_switches import checks_replaced, pattern_name
+from torchsleuth.torch_internals.compiler_switches import asking_instead, pattern_name
+from torchsleuth.torch_internals.places import replaced
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ def traced(path: str) -> Iterator[None]:
         os.write(out, f">\t{at}\t{step.kind}\t{step.name}\t{' '.join(step.nodes)}\n".encode())
 
     def around(original: Callable[..., Any], step: Callable[..., Step | None]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal depth
             now = step(*args, **kwargs)
@@ -93,45 +92,24 @@ def traced(path: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, out)
         for module, owner, name, step in _STEPS:
-            target: Any = importlib.import_module(module)
-            target = getattr(target, owner, None) if owner else target
-            original = None if target is None else target.__dict__.get(name)
-            if original is not None:
-                setattr(target, name, around(original, step))
-                stack.callback(setattr, target, name, original)
-        _trace_checks(stack, around)
-        _note_kernels(stack, kernels)
+            stack.enter_context(replaced(module, owner, name, functools.partial(around, step=step)))
+        # A pattern traces its replacement while it is asked whether a match is used: that is a step, too.
+        asked = asking_instead(lambda entry, own: around(own, functools.partial(_pattern, entry)))
+        stack.enter_context(replaced(_MATCHER, "PatternMatcherPass", "apply", asked))
+        noting = functools.partial(_noting, kernels)
+        stack.enter_context(replaced("torch._inductor.codegen.cpp", "CppScheduling", "define_kernel", noting))
         yield
 
 
-def _trace_checks(stack: contextlib.ExitStack, around: Callable[..., Any]) -> None:
-    """A pattern traces its replacement while it is asked whether a match is used: that is a step, too."""
-    matcher = importlib.import_module(_MATCHER).PatternMatcherPass
-    original = matcher.apply
-
-    def check(entry: Any, own: Any) -> Any:
-        return around(own, functools.partial(_checked, entry))
-
-    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with checks_replaced(self, check):
-            return original(self, *args, **kwargs)
-
-    matcher.apply = apply
-    stack.callback(setattr, matcher, "apply", original)
-
-
-def _note_kernels(stack: contextlib.ExitStack, kernels: list[tuple[str, Step]]) -> None:
+def _noting(kernels: list[tuple[str, Step]], original: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps the text of each C++ kernel, and what it was made of: they are compiled when all have been written."""
-    scheduling = importlib.import_module("torch._inductor.codegen.cpp").CppScheduling
-    original = scheduling.define_kernel
 
     def define_kernel(self: Any, src_code: str, nodes: Any, *args: Any, **kwargs: Any) -> Any:
         name = original(self, src_code, nodes, *args, **kwargs)
         kernels.append((src_code, Step("kernel", str(name), _origins(nodes))))
         return name
 
-    scheduling.define_kernel = define_kernel
-    stack.callback(setattr, scheduling, "define_kernel", original)
+    return define_kernel
 
 
 def _refused(message: str, kernels: list[tuple[str, Step]]) -> Step | None:
@@ -157,11 +135,7 @@ def _pass(observer: Any, *_: Any) -> Step:
     return Step("pass", f"{where}:{observer.passname}", tuple(names[:64]))
 
 
-def _pattern(entry: Any, match: Any, _graph: Any, _node: Any) -> Step:
-    return Step("pattern", pattern_name(entry), tuple(node.name for node in match.nodes))
-
-
-def _checked(entry: Any, match: Any) -> Step:
+def _pattern(entry: Any, match: Any, *_: Any) -> Step:
     return Step("pattern", pattern_name(entry), tuple(node.name for node in match.nodes))
 
 

@@ -22,13 +22,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_internals.hooks import (
-    UnsupportedTorch,
-    backend_options,
-    is_inductor,
-    ships_with_torch,
-    user_backend,
-)
+from torchsleuth.torch_internals.hooks import backend_options, is_inductor, ships_with_torch, user_backend
+from torchsleuth.torch_internals.places import UnsupportedTorch
 
 _WRAPPER = "compile_wrapper"
 # The one entry of options= that is Dynamo's and not the backend's.

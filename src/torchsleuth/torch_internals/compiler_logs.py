@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torchsleuth.torch_internals.places import all_of, replaced
+
 _SHAPES = (
     "torch.fx.experimental.symbolic_shapes",
     "torch.fx.experimental.sym_node",
@@ -70,7 +72,7 @@ def listen_to_logs(parts: Iterable[str], on_line: OnLine) -> Callable[[], None]:
     """
     names = dict.fromkeys(name for part in parts for name in _LOGGERS.get(part, ()))
     undo = [_read(logging.getLogger(name), on_line) for name in names]
-    return lambda: [take_away() for take_away in undo].clear()
+    return all_of(undo)
 
 
 def listen_to_structured_trace(on_entry: OnEntry, on_line: OnLine | None = None) -> Callable[[], None]:
@@ -122,18 +124,16 @@ def _compile_id(metadata: dict[str, Any]) -> str | None:
 
 def hook_fusion(on_loops: Callable[[str, str], None]) -> Callable[[], None]:
     """Hands the loops of a graph, as text, to `on_loops("before" or "after", text)` around fusion; returns the undo."""
-    debug: Any = importlib.import_module("torch._inductor.debug")
-    undo: list[Callable[[], None]] = []
-    for when, name in (("before", "log_ir_pre_fusion"), ("after", "log_ir_post_fusion")):
-        original = getattr(debug, name, None)
-        if original is None:
-            continue
 
-        def log_loops(nodes: Any, when: str = when, original: Callable[[Any], None] = original) -> None:
+    def telling(when: str, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def log_loops(nodes: Any) -> None:
             with contextlib.suppress(Exception):
                 on_loops(when, "\n\n".join(node.debug_str() for node in nodes) + "\n")
             original(nodes)
 
-        setattr(debug, name, functools.wraps(original)(log_loops))
-        undo.append(functools.partial(setattr, debug, name, original))
-    return lambda: [take_away() for take_away in undo].clear()
+        return log_loops
+
+    before = ("torch._inductor.debug", "", "log_ir_pre_fusion")
+    after = ("torch._inductor.debug", "", "log_ir_post_fusion")
+    told = (("before", before), ("after", after))
+    return all_of(replaced(*place, functools.partial(telling, when)) for when, place in told)

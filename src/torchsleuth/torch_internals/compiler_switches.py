@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchsleuth.torch_internals.decompositions import python_decompositions
+from torchsleuth.torch_internals.places import replaced
 
 PATTERNS, INLINING, FUSION = "patterns", "inlining", "fusion"
 # Left out by name or altogether: which of them run is not known before they do.
@@ -74,13 +75,10 @@ def switched(off: Mapping[str, Window]) -> Iterator[Applied]:
 
     with contextlib.ExitStack() as stack:
         for module, owner, name, make in _HOOKS:
-            target = getattr(importlib.import_module(module), owner, None)
-            original = None if target is None else target.__dict__.get(name)
-            if original is None:
+            put_in = replaced(module, owner, name, functools.partial(make, leave_out=leave_out))
+            stack.enter_context(put_in)
+            if not put_in.there:
                 applied.missing.append(f"{owner}.{name}")
-                continue
-            setattr(target, name, make(original, leave_out))
-            stack.callback(setattr, target, name, original)
         used = applied.names.setdefault(IN_PYTHON, [])
         window = off.get(IN_PYTHON)
         stack.enter_context(python_decompositions(used.append, lambda name: is_off(window, 0, (name,))))
@@ -164,7 +162,7 @@ def _inlining(original: Any, leave_out: LeaveOut) -> Any:
 
 
 def _matching(original: Any, leave_out: LeaveOut) -> Any:
-    def check(entry: Any, own: Any) -> Any:
+    def make(entry: Any, own: Any) -> Any:
         def extra_check(match: Any) -> Any:
             name = pattern_name(entry)
             function = name.rpartition(": ")[2]
@@ -174,14 +172,10 @@ def _matching(original: Any, leave_out: LeaveOut) -> Any:
 
         return extra_check
 
-    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with checks_replaced(self, check):
-            return original(self, *args, **kwargs)
-
-    return apply
+    return asking_instead(make)(original)
 
 
-_HOOKS: tuple[tuple[str, str, str, Callable[[Any, LeaveOut], Any]], ...] = (
+_HOOKS: tuple[tuple[str, str, str, Callable[..., Any]], ...] = (
     ("torch._inductor.compiler_bisector", "CompilerBisector", "disable_subsystem", _answering),
     ("torch._inductor.scheduler", "Scheduler", "can_fuse", _fusing),
     ("torch._inductor.graph", "GraphLowering", "run_node", _inlining),
@@ -221,6 +215,19 @@ def _variables(function: Any) -> dict[str, Any]:
     if not inspect.isfunction(function):
         return {}
     return dict(inspect.getclosurevars(function).nonlocals)
+
+
+def asking_instead(make: Callable[[Any, Check], Check]) -> Callable[[Any], Any]:
+    """For the `apply` of a pass: inside, every pattern asks `make(entry, its check)` whether a match is used."""
+
+    def made(original: Any) -> Any:
+        def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with checks_replaced(self, make):
+                return original(self, *args, **kwargs)
+
+        return apply
+
+    return made
 
 
 @contextlib.contextmanager

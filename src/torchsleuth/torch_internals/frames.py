@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_internals.hooks import UnsupportedTorch, answer_for_disabled
+from torchsleuth.torch_internals.hooks import answer_for_disabled
+from torchsleuth.torch_internals.places import replaced
 
 
 @dataclass(frozen=True)
@@ -47,31 +48,29 @@ class FrameCompile:
 
 def hook_frame_compiles(handler: Callable[[FrameCompile], Any]) -> Callable[[], None]:
     """Routes every compile of a frame through `handler`, which returns what `compile()` gives; returns the undo."""
-    convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
-    original = getattr(convert_frame, "_compile", None)
-    if original is None:
-        raise UnsupportedTorch(f"in torch {torch.__version__} compiles of frames cannot be seen")
-    signature = inspect.signature(original)
 
-    @functools.wraps(original)
-    def compile_frame(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        first = given.get("cache_entry")
-        entries = given.get("cache_entries_for_reasons", given.get("cache_entries"))
-        return handler(
-            FrameCompile(
-                compile_id=str(given.get("compile_id")),
-                code=given["code"],
-                frame=given.get("frame"),
-                entries=list(entries) if entries is not None else _chain(first),
-                fullgraph=bool(given.get("one_graph")),
-                backend=innermost_backend(given.get("compiler_fn")),
-                compile=lambda: original(*args, **kwargs),
+    def routed(original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        def compile_frame(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            entries = given.get("cache_entries_for_reasons", given.get("cache_entries"))
+            return handler(
+                FrameCompile(
+                    compile_id=str(given.get("compile_id")),
+                    code=given["code"],
+                    frame=given.get("frame"),
+                    entries=list(entries) if entries is not None else _chain(given.get("cache_entry")),
+                    fullgraph=bool(given.get("one_graph")),
+                    backend=innermost_backend(given.get("compiler_fn")),
+                    compile=lambda: original(*args, **kwargs),
+                )
             )
-        )
 
-    convert_frame._compile = compile_frame
-    return lambda: setattr(convert_frame, "_compile", original)
+        return compile_frame
+
+    needed = "in torch {} compiles of frames cannot be seen"
+    return replaced("torch._dynamo.convert_frame", "", "_compile", routed, needed=needed)
 
 
 def was_compiled(result: Any) -> bool:
@@ -187,25 +186,22 @@ Handler = Callable[[Callable[[], BreakSeen], Any], None]
 
 def hook_graph_breaks(handler: Handler) -> Callable[[], None]:
     """Tells `handler` of every graph break that Dynamo handles; returns the undo function."""
-    convert: Any = importlib.import_module("torch._dynamo.symbolic_convert")
-    tracer: Any = getattr(convert, "InstructionTranslatorBase", None)
-    original = getattr(tracer, "log_graph_break", None)
-    if original is None:
-        raise UnsupportedTorch(f"in torch {torch.__version__} graph breaks cannot be seen")
 
-    @functools.wraps(original)
-    def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
-        error = kwargs.get("exc") or next(
-            (a for a in args if isinstance(a, BaseException)), sys.exc_info()[1]
-        )
-        if error is not None and not getattr(error, "logged", False):
-            resumes = "falling back to eager" not in str(kwargs.get("reason", ""))
-            backend = innermost_backend(getattr(getattr(self, "output", None), "compiler_fn", None))
-            handler(functools.partial(_seen, self, error, resumes), backend)
-        return original(self, *args, **kwargs)
+    def routed(original: Any) -> Any:
+        def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
+            error = kwargs.get("exc") or next(
+                (a for a in args if isinstance(a, BaseException)), sys.exc_info()[1]
+            )
+            if error is not None and not getattr(error, "logged", False):
+                resumes = "falling back to eager" not in str(kwargs.get("reason", ""))
+                backend = innermost_backend(getattr(getattr(self, "output", None), "compiler_fn", None))
+                handler(functools.partial(_seen, self.f_code, error, tracer=self, resumes=resumes), backend)
+            return original(self, *args, **kwargs)
 
-    tracer.log_graph_break = log_graph_break
-    return lambda: setattr(tracer, "log_graph_break", original)
+        return log_graph_break
+
+    place = ("torch._dynamo.symbolic_convert", "InstructionTranslatorBase", "log_graph_break")
+    return replaced(*place, routed, needed="in torch {} graph breaks cannot be seen")
 
 
 def hook_frame_refusals(handler: Handler) -> Callable[[], None]:
@@ -213,26 +209,24 @@ def hook_frame_refusals(handler: Handler) -> Callable[[], None]:
 
     With `fullgraph=True` that is every graph break.
     """
-    convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
-    wrapper = convert_frame.ConvertFrameAssert
-    original = wrapper.__call__
 
-    @functools.wraps(original)
-    def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        left_alone = answer_for_disabled(sys._getframe(1))
-        if left_alone is not None:
-            return left_alone
-        try:
-            return original(self, frame, *args, **kwargs)
-        except Exception as error:
-            if is_graph_break(error) and not getattr(error, "logged", False):
-                backend = innermost_backend(getattr(self, "_torchdynamo_orig_backend", None))
-                fatal = bool(getattr(self, "_one_graph", False))
-                handler(functools.partial(_refused, frame.f_code, error, fatal), backend)
-            raise
+    def routed(original: Any) -> Any:
+        def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            left_alone = answer_for_disabled(sys._getframe(1))
+            if left_alone is not None:
+                return left_alone
+            try:
+                return original(self, frame, *args, **kwargs)
+            except Exception as error:
+                if is_graph_break(error) and not getattr(error, "logged", False):
+                    backend = innermost_backend(getattr(self, "_torchdynamo_orig_backend", None))
+                    fatal = bool(getattr(self, "_one_graph", False))
+                    handler(functools.partial(_seen, frame.f_code, error, fatal=fatal), backend)
+                raise
 
-    wrapper.__call__ = call
-    return lambda: setattr(wrapper, "__call__", original)
+        return call
+
+    return replaced("torch._dynamo.convert_frame", "ConvertFrameAssert", "__call__", routed)
 
 
 def is_graph_break(error: BaseException) -> bool:
@@ -253,8 +247,10 @@ def failure_text(error: BaseException) -> str | None:
     return f"{type(inner).__name__}: {first}"[:MOST_FAILURE_TEXT] if first else type(inner).__name__
 
 
-def _seen(tracer: Any, error: BaseException, resumes: bool) -> BreakSeen:
-    code = tracer.f_code
+def _seen(
+    code: Any, error: BaseException, *, tracer: Any = None, resumes: bool = False, fatal: bool = False
+) -> BreakSeen:
+    """A break of what `tracer` goes through; without one the frame could not be begun with."""
     position = getattr(getattr(tracer, "current_instruction", None), "positions", None)
     stack = _frames(getattr(error, "real_stack", None) or ())
     return BreakSeen(
@@ -267,24 +263,8 @@ def _seen(tracer: Any, error: BaseException, resumes: bool) -> BreakSeen:
         stack=stack or (_definition(code),),
         above=_above(sys._getframe()),
         resumes=resumes,
-        fatal=False,
-        traced=_operations(tracer),
-        **_reason(error),
-    )
-
-
-def _refused(code: Any, error: BaseException, fatal: bool) -> BreakSeen:
-    return BreakSeen(
-        function=original_function(code)[0],
-        code=code.co_name,
-        file=code.co_filename,
-        line=code.co_firstlineno,
-        column=None,
-        stack=_frames(getattr(error, "real_stack", None) or ()) or (_definition(code),),
-        above=_above(sys._getframe()),
-        resumes=False,
         fatal=fatal,
-        traced=0,
+        traced=_operations(tracer),
         **_reason(error),
     )
 

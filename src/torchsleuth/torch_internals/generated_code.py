@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ import torch
 
 from torchsleuth.torch_internals.inductor_ir.lowering import without_caches
 from torchsleuth.torch_internals.kernel_builds import built_together
+from torchsleuth.torch_internals.places import replaced
 
 # Calls that make memory or another view of it; they compute nothing.
 _MEMORY = re.compile(r"(torch\.)?(empty|reinterpret_tensor|alloc_from_pool|_uninitialized)|as_strided$")
@@ -77,25 +77,23 @@ def observed_code() -> Iterator[Observed]:
 
     Used as `with observed_code() as observed: torch.compile(torch.relu)(x)`; then `observed.codes[0].written`.
     """
-    lowering = importlib.import_module("torch._inductor.graph").GraphLowering
-    original = lowering.compile_to_module
     observed = Observed()
 
-    def compile_to_module(graph: Any) -> Any:
-        module = original(graph)
-        build()
-        if getattr(graph, "parent", None) is None:
-            # A recorded CUDA graph replays kernels, not this code, and nothing may be looked at while it is recorded.
-            graph.disable_cudagraphs_reason = "its values are looked at while it runs"
-            observed.codes.append(_watched_module(graph, module))
-        return module
+    def watched(original: Any) -> Any:
+        def compile_to_module(graph: Any) -> Any:
+            module = original(graph)
+            build()
+            if getattr(graph, "parent", None) is None:
+                # A recorded CUDA graph replays kernels, not this code; nothing may be looked at while it is recorded.
+                graph.disable_cudagraphs_reason = "its values are looked at while it runs"
+                observed.codes.append(_watched_module(graph, module))
+            return module
 
-    with without_caches(), built_together() as build:
-        lowering.compile_to_module = compile_to_module
-        try:
-            yield observed
-        finally:
-            lowering.compile_to_module = original
+        return compile_to_module
+
+    place = ("torch._inductor.graph", "GraphLowering", "compile_to_module")
+    with without_caches(), built_together() as build, replaced(*place, watched):
+        yield observed
 
 
 def _watched_module(graph: Any, module: Any) -> CompiledCode:

@@ -12,7 +12,6 @@ Versions: `WrapBackendDebug`, `_compile_fx_inner` and `CatchErrorsWrapper` are t
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +21,11 @@ from typing import Any
 
 import torch
 
+from torchsleuth.torch_internals.places import UnsupportedTorch, replaced
+
 OLDEST = (2, 11)
-
-
-class UnsupportedTorch(RuntimeError):
-    """This torch lacks something torchsleuth hooks into."""
+# What Dynamo calls for each Python frame that it may look at.
+FRAME_CALLBACK = ("torch._dynamo.convert_frame", "CatchErrorsWrapper", "__call__")
 
 
 def require_supported_torch() -> None:
@@ -90,33 +89,29 @@ def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> 
     >>> undo = hook_backend_calls(lambda call: call.compile(call.graph, call.inputs))
     >>> undo()
     """
-    # Dynamo wraps every backend it is given, by name or as a callable, in this class.
-    after_dynamo = importlib.import_module("torch._dynamo.repro.after_dynamo")
 
-    wrapper = getattr(after_dynamo, "WrapBackendDebug", None)
-    if wrapper is None:
-        raise UnsupportedTorch(f"torch {torch.__version__} has no backend wrapper to hook into")
-    original = wrapper.__call__
-
-    @functools.wraps(original)
-    def call(self: Any, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        backend = self._torchdynamo_orig_backend
-        options = backend_options(backend, kwargs)
-        backend = user_backend(backend)
-        name = getattr(self, "_compiler_name", None) or getattr(self, "__name__", type(backend).__name__)
-        return handler(
-            BackendCall(
-                backend=backend,
-                name=str(name),
-                options=options,
-                graph=gm,
-                inputs=example_inputs,
-                compile=lambda g, i: settled(original(self, g, i, **kwargs)),
+    def routed(original: Any) -> Any:
+        def call(self: Any, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+            backend = self._torchdynamo_orig_backend
+            options = backend_options(backend, kwargs)
+            backend = user_backend(backend)
+            name = getattr(self, "_compiler_name", None) or getattr(self, "__name__", type(backend).__name__)
+            return handler(
+                BackendCall(
+                    backend=backend,
+                    name=str(name),
+                    options=options,
+                    graph=gm,
+                    inputs=example_inputs,
+                    compile=lambda g, i: settled(original(self, g, i, **kwargs)),
+                )
             )
-        )
 
-    wrapper.__call__ = call
-    return lambda: setattr(wrapper, "__call__", original)
+        return call
+
+    # Dynamo wraps every backend it is given, by name or as a callable, in this class.
+    needed = "torch {} has no backend wrapper to hook into"
+    return replaced("torch._dynamo.repro.after_dynamo", "WrapBackendDebug", "__call__", routed, needed=needed)
 
 
 def settled(compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,69 +132,52 @@ def route_backend_overrides() -> None:
 
     Versions: 2.11 may not have the variable.
     """
-    output_graph: Any = importlib.import_module("torch._dynamo.output_graph")
-    original = getattr(output_graph, "get_backend_override_for_compile_id", None)
-    if original is None:
-        return
 
-    @functools.wraps(original)
-    def override(*args: Any, **kwargs: Any) -> Any:
-        from torch._dynamo.repro.after_dynamo import WrapBackendDebug
+    def wrapped(original: Any) -> Any:
+        def override(*args: Any, **kwargs: Any) -> Any:
+            from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 
-        backend = original(*args, **kwargs)
-        return None if backend is None else WrapBackendDebug(backend, None)
+            backend = original(*args, **kwargs)
+            return None if backend is None else WrapBackendDebug(backend, None)
 
-    output_graph.get_backend_override_for_compile_id = override
+        return override
+
+    replaced("torch._dynamo.output_graph", "", "get_backend_override_for_compile_id", wrapped)
 
 
 def hook_inner_compiles(handler: Callable[[InnerCompile], Any]) -> Callable[[], None]:
     """Routes every graph that reaches Inductor's inner compile through `handler`; returns the undo function."""
-    compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
-    original = getattr(compile_fx, "_compile_fx_inner", None)
-    if original is None:
-        raise UnsupportedTorch(f"torch {torch.__version__} has no inner compile to hook into")
 
-    @functools.wraps(original)
-    def call(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return handler(
-            InnerCompile(
-                graph=gm,
-                inputs=example_inputs,
-                kwargs=kwargs,
-                compile=lambda g, i: original(g, i, *args, **kwargs),
-            )
-        )
+    def routed(original: Any) -> Any:
+        def call(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            compile_it = lambda g, i: original(g, i, *args, **kwargs)  # noqa: E731
+            return handler(InnerCompile(gm, example_inputs, kwargs, compile_it))
 
-    compile_fx._compile_fx_inner = call
-    return lambda: setattr(compile_fx, "_compile_fx_inner", original)
+        return call
+
+    needed = "torch {} has no inner compile to hook into"
+    return replaced("torch._inductor.compile_fx", "", "_compile_fx_inner", routed, needed=needed)
 
 
 def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], None]:
     """Routes every frame Dynamo looks at through `handler`; returns the undo function."""
-    convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
-    wrapper = getattr(convert_frame, "CatchErrorsWrapper", None)
-    if wrapper is None:
-        raise UnsupportedTorch(f"torch {torch.__version__} has no frame callback to hook into")
-    original = wrapper.__call__
 
-    @functools.wraps(original)
-    def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        left_alone = answer_for_disabled(sys._getframe(1))
-        if left_alone is not None:
-            return left_alone
-        code = frame.f_code
-        return handler(
-            FrameCapture(
-                function=code.co_name,
-                file=code.co_filename,
-                line=code.co_firstlineno,
-                capture=lambda: original(self, frame, *args, **kwargs),
-                values=frame.f_locals,
+    def routed(original: Any) -> Any:
+        def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            left_alone = answer_for_disabled(sys._getframe(1))
+            if left_alone is not None:
+                return left_alone
+            code, capture = frame.f_code, lambda: original(self, frame, *args, **kwargs)
+            return handler(
+                FrameCapture(
+                    code.co_name, code.co_filename, code.co_firstlineno, capture, values=frame.f_locals
+                )
             )
-        )
 
-    wrapper.__call__ = call
-    return lambda: setattr(wrapper, "__call__", original)
+        return call
+
+    needed = "torch {} has no frame callback to hook into"
+    return replaced(*FRAME_CALLBACK, routed, needed=needed)
 
 
 def answer_for_disabled(caller: FrameType | None) -> Any:
@@ -223,18 +201,12 @@ def hook_backward_runs(handler: Callable[[Callable[[], Any]], Any]) -> Callable[
 
     AOTAutograd compiles and runs the backward of any backend in there, outside of every other seam.
     """
-    import torch.autograd as autograd
 
-    original = getattr(autograd, "_engine_run_backward", None)
-    if original is None:
-        raise UnsupportedTorch(f"torch {torch.__version__} has no backward engine to hook into")
+    def routed(original: Any) -> Any:
+        return lambda *args, **kwargs: handler(lambda: original(*args, **kwargs))
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return handler(lambda: original(*args, **kwargs))
-
-    autograd._engine_run_backward = call
-    return lambda: setattr(autograd, "_engine_run_backward", original)
+    needed = "torch {} has no backward engine to hook into"
+    return replaced("torch.autograd", "", "_engine_run_backward", routed, needed=needed)
 
 
 def replace_callable(compiled: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:

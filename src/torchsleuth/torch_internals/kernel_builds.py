@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from torchsleuth.core.protocol.files import write_whole
+from torchsleuth.torch_internals.places import replaced
 
 MOST_TOGETHER = 16
 """Kernels in one source file; more files are built side by side."""
@@ -49,33 +50,32 @@ def built_together() -> Iterator[Callable[[], None]]:
     """
     compiling: Any = importlib.import_module("torch._inductor.async_compile").AsyncCompile
     caching: Any = importlib.import_module("torch._inductor.codecache")
-    original = getattr(compiling, "cpp_pybinding", None)
     library = getattr(caching, "CppPythonBindingsCodeCache", None)
-    if original is None or not hasattr(library, "load_async"):
+    if not hasattr(library, "load_async"):
         yield lambda: None
         return
     load = _loader(library, compiling.submit)
     waiting: list[_Kernel] = []
 
-    def cpp_pybinding(module: Any, argtypes: Sequence[str], source: str) -> Any:
-        def alone() -> Any:
-            return original(module, argtypes, source)
+    def gathered(original: Any) -> Any:
+        def cpp_pybinding(module: Any, argtypes: Sequence[str], source: str) -> Any:
+            def alone() -> Any:
+                return original(module, argtypes, source)
 
-        if not _can_share(argtypes, source):
-            return alone()
-        waiting.append(_Kernel(tuple(argtypes), source, alone))
-        return waiting[-1]
+            if not _can_share(argtypes, source):
+                return alone()
+            waiting.append(_Kernel(tuple(argtypes), source, alone))
+            return waiting[-1]
+
+        return cpp_pybinding
 
     def build() -> None:
         kernels = list(waiting)
         waiting.clear()
         _build(kernels, load)
 
-    compiling.cpp_pybinding = cpp_pybinding
-    try:
+    with replaced("torch._inductor.async_compile", "AsyncCompile", "cpp_pybinding", gathered):
         yield build
-    finally:
-        compiling.cpp_pybinding = original
 
 
 @dataclass
@@ -168,53 +168,33 @@ def _loader(library: Any, submit: Callable[..., Any]) -> Callable[[str], Callabl
 @contextlib.contextmanager
 def without_idle_work() -> Iterator[None]:
     """Inside, Inductor generates the code that it would, sooner: `with without_idle_work(): torch.compile(f)(x)`."""
-    with _rules_made_once(), _no_code_for_nothing():
+    rules = ("torch._inductor.dtype_propagation", "DtypePropagationOpsHandler", "__init__")
+    codegen = ("torch._inductor.scheduler", "SchedulerNode", "codegen")
+    with replaced(*rules, _once), replaced(*codegen, _but_for_nothing):
         yield
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    original = vars(owner).get(name) if owner is not None else None
-    if original is None:
-        yield
-        return
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+def _once(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def init(rules: Any) -> None:
+        if not vars(rules):  # there is one object of this class, and all it holds is made here
+            original(rules)
+
+    return init
 
 
-def _rules_made_once() -> contextlib.AbstractContextManager[None]:
-    module = importlib.import_module("torch._inductor.dtype_propagation")
-
-    def make(original: Callable[[Any], None]) -> Callable[[Any], None]:
-        def once(rules: Any) -> None:
-            if not vars(rules):  # there is one object of this class, and all it holds is made here
-                original(rules)
-
-        return once
-
-    return _replaced(getattr(module, "DtypePropagationOpsHandler", None), "__init__", make)
-
-
-def _no_code_for_nothing() -> contextlib.AbstractContextManager[None]:
-    scheduler = importlib.import_module("torch._inductor.scheduler")
+def _but_for_nothing(original: Callable[..., None]) -> Callable[..., None]:
     kernels = importlib.import_module("torch._inductor.codegen.cpp")
     virtualized = importlib.import_module("torch._inductor.virtualized")
     of_vectors = getattr(kernels, "CppVecKernel", ())
 
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def codegen(node: Any, index_vars: Any) -> None:
-            kernel = virtualized.V.kernel
-            rests = [getattr(kernel, name, None) for name in ("tail_size", "outer_tail_size")]
-            if isinstance(kernel, of_vectors) and 0 in rests:
-                return
-            original(node, index_vars)
+    def codegen(node: Any, index_vars: Any) -> None:
+        kernel = virtualized.V.kernel
+        rests = [getattr(kernel, name, None) for name in ("tail_size", "outer_tail_size")]
+        if isinstance(kernel, of_vectors) and 0 in rests:
+            return
+        original(node, index_vars)
 
-        return codegen
-
-    return _replaced(getattr(scheduler, "SchedulerNode", None), "codegen", make)
+    return codegen
 
 
 # Settings of a trial under which the answers could be others.

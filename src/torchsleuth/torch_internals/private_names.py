@@ -123,6 +123,8 @@ class _Reader(ast.NodeVisitor):
                 return tuple(text for text in self.texts(module) if _MODULE.fullmatch(text))
             case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[inner, name, *_]):
                 return tuple(f"{n}.{text}" for n in self.names(inner) for text in self.texts(name))
+            case ast.Call(func=ast.Name(id="replaced"), args=args):
+                return tuple(".".join(filter(None, row)) for row in product(*map(self.texts, args[:3])))
             case ast.IfExp(body=one, orelse=other):
                 return self.names(one) + self.names(other)
         return ()
@@ -240,7 +242,7 @@ class _Reader(ast.NodeVisitor):
         module, *rest = (self.texts(each) for each in node.elts) if node.elts else ((),)
         parts = []
         for each in rest:
-            if len(each) != 1 or not (each[0].isidentifier() or each[0] == "") or each[0].startswith("__"):
+            if len(each) != 1 or not (each[0].isidentifier() or each[0] == "") or each[0] == "__main__":
                 break
             parts += [each[0]] if each[0] else []
         if len(module) == 1 and _MODULE.fullmatch(module[0]) and parts:

@@ -20,6 +20,9 @@ from typing import Any
 import torch
 from torch.fx.graph import CodeGen
 
+from torchsleuth.torch_internals.hooks import replace_callable
+from torchsleuth.torch_internals.places import replaced
+
 Run = Callable[[list[Any]], Any]
 
 
@@ -83,22 +86,22 @@ def _is_code(file: str) -> bool:
 
 def hook_packages(handler: Callable[[SavedCode], Any]) -> Callable[[], None]:
     """Routes every package of AOTInductor that is loaded through `handler`; returns the undo function."""
-    module: Any = importlib.import_module("torch.export.pt2_archive._package")
-    original = getattr(module, "_load_aoti", None)
-    if original is None:
-        return lambda: None
 
-    @functools.wraps(original)
-    def load(file: str, model_name: str, *args: Any, **kwargs: Any) -> Any:
-        names: tuple[str, ...] = ()
-        with contextlib.suppress(OSError, zipfile.BadZipFile, TypeError), zipfile.ZipFile(file) as archive:
-            inside = [n for n in archive.namelist() if f"/aotinductor/{model_name}/" in n and _is_code(n)]
-            names = tuple(os.path.basename(n) for n in inside)
-        made = lambda: original(file, model_name, *args, **kwargs)  # noqa: E731
-        return handler(SavedCode("package of AOTInductor", names, False, made, _around_model))
+    def routed(original: Any) -> Any:
+        def load(file: str, model_name: str, *args: Any, **kwargs: Any) -> Any:
+            names: tuple[str, ...] = ()
+            with (
+                contextlib.suppress(OSError, zipfile.BadZipFile, TypeError),
+                zipfile.ZipFile(file) as archive,
+            ):
+                inside = [n for n in archive.namelist() if f"/aotinductor/{model_name}/" in n and _is_code(n)]
+                names = tuple(os.path.basename(n) for n in inside)
+            made = lambda: original(file, model_name, *args, **kwargs)  # noqa: E731
+            return handler(SavedCode("package of AOTInductor", names, False, made, _around_model))
 
-    module._load_aoti = load
-    return lambda: setattr(module, "_load_aoti", original)
+        return load
+
+    return replaced("torch.export.pt2_archive._package", "", "_load_aoti", routed)
 
 
 def _around_model(model: Any, wrap: Callable[[Run], Run]) -> Any:
@@ -124,24 +127,24 @@ class _Loader:
 
 def hook_bundles(handler: Callable[[SavedCode], Any]) -> Callable[[], None]:
     """Routes every graph of a saved function that is loaded through `handler`; returns the undo function."""
-    from torchsleuth.torch_internals.hooks import replace_callable
-
     module: Any = importlib.import_module("torch._functorch._aot_autograd.aot_autograd_result")
-    loadable = getattr(module, "BundledOutputCodeLoadable", None)
-    if loadable is None:
-        return lambda: None
-    original = loadable.post_compile
     backward = getattr(module, "GenericCompiledBackward", ())
 
-    @functools.wraps(original)
-    def post_compile(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
-        key = getattr(result, "cache_key", None)
-        names, is_backward = (key,) if key else (), isinstance(self, backward)
-        made = lambda: original(self, result, *args, **kwargs)  # noqa: E731
-        return handler(SavedCode("saved function", names, is_backward, made, replace_callable))
+    def routed(original: Any) -> Any:
+        def post_compile(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+            key = getattr(result, "cache_key", None)
+            names, is_backward = (key,) if key else (), isinstance(self, backward)
+            made = lambda: original(self, result, *args, **kwargs)  # noqa: E731
+            return handler(SavedCode("saved function", names, is_backward, made, replace_callable))
 
-    loadable.post_compile = post_compile
-    return lambda: setattr(loadable, "post_compile", original)
+        return post_compile
+
+    place = (
+        "torch._functorch._aot_autograd.aot_autograd_result",
+        "BundledOutputCodeLoadable",
+        "post_compile",
+    )
+    return replaced(*place, routed)
 
 
 @functools.cache

@@ -11,12 +11,12 @@ are there in 2.11 to 2.15; what a version lacks is not told.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import itertools
 import time
 from collections.abc import Callable
 from typing import Any
+
+from torchsleuth.torch_internals.places import all_of, replaced
 
 # What happened, and what is known about it.
 Tell = Callable[..., None]
@@ -43,50 +43,47 @@ def hook_traced_functions(tell: Tell, instructions: bool = False) -> Callable[[]
     `trace_enter` has number, parent, function, file, line, called_from, graph, attempt; `trace_leave` has number,
     seconds, instructions and how it ended.
     """
-    base, run = _method("torch._dynamo.symbolic_convert", "InstructionTranslatorBase", "run")
-    step = getattr(base, "step", None)
-    if run is None or step is None:
-        return _nothing
 
-    @functools.wraps(run)
-    def traced_run(self: Any) -> Any:
-        opened = _Open(next(_numbers))
-        with contextlib.suppress(Exception):
-            _enter(self, opened, tell)
-        _open.append(opened)
-        started, how = time.perf_counter(), "returned"
-        try:
-            return run(self)
-        except BaseException as error:
-            how = _how(error)
-            raise
-        finally:
-            if opened in _open:
-                del _open[_open.index(opened) :]
-            tell(
-                "trace_leave",
-                number=opened.number,
-                seconds=round(time.perf_counter() - started, 6),
-                instructions=opened.instructions,
-                how=how,
-            )
+    def traced(run: Any) -> Any:
+        def traced_run(self: Any) -> Any:
+            opened = _Open(next(_numbers))
+            with contextlib.suppress(Exception):
+                _enter(self, opened, tell)
+            _open.append(opened)
+            started, how = time.perf_counter(), "returned"
+            try:
+                return run(self)
+            except BaseException as error:
+                how = _how(error)
+                raise
+            finally:
+                if opened in _open:
+                    del _open[_open.index(opened) :]
+                tell(
+                    "trace_leave",
+                    number=opened.number,
+                    seconds=round(time.perf_counter() - started, 6),
+                    instructions=opened.instructions,
+                    how=how,
+                )
 
-    @functools.wraps(step)
-    def counted_step(self: Any) -> Any:
-        if _open:
-            opened = _open[-1]
-            opened.instructions += 1
-            if instructions:
-                with contextlib.suppress(Exception):
-                    _instruction(self, opened, tell)
-        return step(self)
+        return traced_run
 
-    base.run, base.step = traced_run, counted_step
+    def counted(step: Any) -> Any:
+        def counted_step(self: Any) -> Any:
+            if _open:
+                opened = _open[-1]
+                opened.instructions += 1
+                if instructions:
+                    with contextlib.suppress(Exception):
+                        _instruction(self, opened, tell)
+            return step(self)
 
-    def undo() -> None:
-        base.run, base.step = run, step
+        return counted_step
 
-    return undo
+    undo_run = replaced("torch._dynamo.symbolic_convert", "InstructionTranslatorBase", "run", traced)
+    undo_step = replaced("torch._dynamo.symbolic_convert", "InstructionTranslatorBase", "step", counted)
+    return all_of([undo_run, undo_step])
 
 
 def _enter(translator: Any, opened: _Open, tell: Tell) -> None:
@@ -124,25 +121,23 @@ def _instruction(translator: Any, opened: _Open, tell: Tell) -> None:
 
 def hook_subgraphs(tell: Tell) -> Callable[[], None]:
     """Tells of each graph that is handed on (`trace_subgraph`): why, where, how many calls it holds, seconds."""
-    owner, original = _method("torch._dynamo.output_graph", "OutputGraph", "compile_subgraph")
-    if original is None:
-        return _nothing
 
-    @functools.wraps(original)
-    def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        facts: dict[str, Any] = {}
-        with contextlib.suppress(Exception):
-            given = (*args, *kwargs.values())
-            facts = _subgraph(self, tx, next(each for each in given if hasattr(each, "user_stack")))
-        started = time.perf_counter()
-        try:
-            return original(self, tx, *args, **kwargs)
-        finally:
-            seconds = round(time.perf_counter() - started, 6)
-            tell("trace_subgraph", number=_open[-1].number if _open else None, seconds=seconds, **facts)
+    def timed(original: Any) -> Any:
+        def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            facts: dict[str, Any] = {}
+            with contextlib.suppress(Exception):
+                given = (*args, *kwargs.values())
+                facts = _subgraph(self, tx, next(each for each in given if hasattr(each, "user_stack")))
+            started = time.perf_counter()
+            try:
+                return original(self, tx, *args, **kwargs)
+            finally:
+                seconds = round(time.perf_counter() - started, 6)
+                tell("trace_subgraph", number=_open[-1].number if _open else None, seconds=seconds, **facts)
 
-    owner.compile_subgraph = compile_subgraph
-    return lambda: setattr(owner, "compile_subgraph", original)
+        return compile_subgraph
+
+    return replaced("torch._dynamo.output_graph", "OutputGraph", "compile_subgraph", timed)
 
 
 def _subgraph(output: Any, translator: Any, reason: Any) -> dict[str, Any]:
@@ -162,21 +157,20 @@ def _subgraph(output: Any, translator: Any, reason: Any) -> dict[str, Any]:
 
 def hook_guards(tell: Tell) -> Callable[[], None]:
     """Tells of the guards of each compiled frame (`trace_guards`): kind, name, conditions and the user's line."""
-    owner, original = _method("torch._dynamo.guards", "CheckFunctionManager", "__init__")
-    if original is None:
-        return _nothing
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        with contextlib.suppress(Exception):
-            graph, attempt = _compile_and_attempt()
-            guards = list(next(each.guards for each in (*args, *kwargs.values()) if hasattr(each, "guards")))
-            told = [_guard(guard) for guard in sorted(guards)[:MOST_GUARDS]]
-            tell("trace_guards", graph=graph, attempt=attempt, count=len(guards), guards=told)
+    def listed(original: Any) -> Any:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                graph, attempt = _compile_and_attempt()
+                given = (*args, *kwargs.values())
+                guards = list(next(each.guards for each in given if hasattr(each, "guards")))
+                kept = [_guard(guard) for guard in sorted(guards)[:MOST_GUARDS]]
+                tell("trace_guards", graph=graph, attempt=attempt, count=len(guards), guards=kept)
 
-    owner.__init__ = init
-    return lambda: setattr(owner, "__init__", original)
+        return init
+
+    return replaced("torch._dynamo.guards", "CheckFunctionManager", "__init__", listed)
 
 
 def _guard(guard: Any) -> dict[str, Any]:
@@ -191,26 +185,23 @@ def _guard(guard: Any) -> dict[str, Any]:
 
 def hook_side_effects(tell: Tell) -> Callable[[], None]:
     """Tells what compiled code does beside its result (`trace_side_effects`): which objects it changes, and where."""
-    owner, original = _method("torch._dynamo.side_effects", "SideEffects", "codegen_update_mutated")
-    if original is None:
-        return _nothing
 
-    @functools.wraps(original)
-    def codegen_update_mutated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(Exception):
-            # What the function made itself is nobody's to see.
-            changed = [
-                each for each in self._get_modified_vars() if getattr(each, "source", None) is not None
-            ]
-            effects = [_effect(self, each) for each in changed]
-            if effects:
-                graph, attempt = _compile_and_attempt()
-                number = _open[-1].number if _open else None
-                tell("trace_side_effects", number=number, graph=graph, attempt=attempt, effects=effects)
-        return original(self, *args, **kwargs)
+    def listed(original: Any) -> Any:
+        def codegen_update_mutated(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                # What the function made itself is nobody's to see.
+                modified = self._get_modified_vars()
+                changed = [each for each in modified if getattr(each, "source", None) is not None]
+                effects = [_effect(self, each) for each in changed]
+                if effects:
+                    graph, attempt = _compile_and_attempt()
+                    number = _open[-1].number if _open else None
+                    tell("trace_side_effects", number=number, graph=graph, attempt=attempt, effects=effects)
+            return original(self, *args, **kwargs)
 
-    owner.codegen_update_mutated = codegen_update_mutated
-    return lambda: setattr(owner, "codegen_update_mutated", original)
+        return codegen_update_mutated
+
+    return replaced("torch._dynamo.side_effects", "SideEffects", "codegen_update_mutated", listed)
 
 
 def _effect(effects: Any, changed: Any) -> dict[str, Any]:
@@ -226,16 +217,6 @@ def _effect(effects: Any, changed: Any) -> dict[str, Any]:
         found = changed.python_type_name()
         kind = kind if found.startswith("<") else found
     return {"object": str(name or "made in the function")[:MOST_ARGUMENT], "kind": kind, "lines": lines[:8]}
-
-
-def _method(module: str, owner: str, name: str) -> tuple[Any, Any]:
-    """A class of torch's and a method of it; None for what this version does not have."""
-    found = getattr(importlib.import_module(module), owner, None)
-    return found, getattr(found, name, None)
-
-
-def _nothing() -> None:
-    """Takes away what could not be put in."""
 
 
 def _how(error: BaseException) -> str:

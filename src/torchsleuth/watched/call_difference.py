@@ -1,13 +1,15 @@
 """Two calls of one function compared by what they left behind, in words.
 
 Both ran the same kernels in the same order, one after Dynamo's capture and one without it, so almost nothing but the
-same bits is the same; the little room there is, is for numbers that Dynamo turns into tensors.
+same bits is the same; the little that may differ, may do so for numbers that Dynamo turns into tensors.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -17,7 +19,7 @@ from torchsleuth.watched.call_state import Leaf, Leaves, is_below
 # What is compared with eager: the call as Dynamo captures it, or as all of the compiler makes it, which rounds more.
 CAPTURED, COMPILED = "captured", "compiled"
 _WIDER = 100.0
-ROOM = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+MAY_DIFFER = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 # An assertion on a tensor becomes a check inside the graph, which raises this: torch says so in its manual.
 SAME_ERRORS = {"raises AssertionError", "raises RuntimeError"}
 
@@ -28,6 +30,19 @@ class Difference:
 
     path: str
     sentence: str
+
+
+@dataclass(frozen=True)
+class CallVerdict:
+    """What came of comparing a call: where it differs, in words, by whose doing and whether because it `raises`, and
+    the `call` as a program; or why it could not be compared."""
+
+    why_not: str | None = None
+    how: str = CAPTURED
+    paths: Sequence[str] = ()
+    sentences: Sequence[str] = ()
+    raises: bool = False
+    call: Mapping[str, Any] = field(default_factory=dict)
 
 
 def differences(eager: Leaves, other: Leaves, how: str = CAPTURED) -> list[Difference]:
@@ -42,9 +57,9 @@ def differences(eager: Leaves, other: Leaves, how: str = CAPTURED) -> list[Diffe
     for path in [*eager, *(path for path in other if path not in eager)]:
         if any(is_below(path, known.path) for known in found):
             continue
-        said = _how(eager.get(path), other.get(path), wider)
-        if said is not None:
-            found.append(Difference(path, f"{path} {said}"))
+        words = _how(eager.get(path), other.get(path), wider)
+        if words is not None:
+            found.append(Difference(path, f"{path} {words}"))
     return found
 
 
@@ -54,9 +69,8 @@ def _how(eager: Leaf | None, captured: Leaf | None, wider: float) -> str | None:
     if eager.kind.startswith("raises") and {eager.kind, captured.kind} <= SAME_ERRORS:
         return None
     if eager.kind != captured.kind or not _same_text(eager, captured, wider):
-        if eager.kind.startswith(("raises", "returns")):
-            return f"{_said(eager)} in eager and {_said(captured)} when compiled"
-        return f"is {_said(eager)} in eager and {_said(captured)} when compiled"
+        is_ = "" if eager.kind.startswith(("raises", "returns")) else "is "
+        return f"{is_}{_described(eager)} in eager and {_described(captured)} when compiled"
     if eager.tensor is None or captured.tensor is None:
         return None
     return _apart(eager.tensor, captured.tensor, wider)
@@ -72,7 +86,7 @@ def _same_text(eager: Leaf, captured: Leaf, wider: float) -> bool:
     return math.isclose(float(eager.text), float(captured.text), rel_tol=1e-6 * wider)
 
 
-def _said(leaf: Leaf) -> str:
+def _described(leaf: Leaf) -> str:
     if leaf.kind.startswith(("raises", "returns")):
         return f"{leaf.kind}: {leaf.text[:120]}" if leaf.text else leaf.kind
     if leaf.kind == "same object":
@@ -88,15 +102,15 @@ def _apart(eager: torch.Tensor, captured: torch.Tensor, wider: float) -> str | N
     """How far two tensors of one shape and type are apart; None where that is not worth a word."""
     if eager.numel() == 0 or same_bits(eager, captured):
         return None
-    room = ROOM.get(eager.dtype, 0.0)
+    share = MAY_DIFFER.get(eager.dtype, 0.0)
     wide = torch.complex128 if eager.is_complex() else torch.float64
     want, got = eager.to(wide), captured.to(wide)
     if eager.is_complex():
-        room = 1e-4
-    room *= wider
+        share = 1e-4
+    share *= wider
     # Measured against the largest number: small ones may be what is left of large ones.
     most = float(want.abs().nan_to_num(0.0, 0.0, 0.0).max())
-    near = torch.isclose(want, got, rtol=room, atol=room * most, equal_nan=True)
+    near = torch.isclose(want, got, rtol=share, atol=share * most, equal_nan=True)
     wrong = int((~near).sum())
     if wrong == 0:
         return None

@@ -15,9 +15,8 @@ import resource
 import select
 import signal
 import sys
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,7 +29,7 @@ from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCal
 from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures, rewritten
-from torchsleuth.watched.call_difference import CAPTURED, COMPILED, Difference, differences
+from torchsleuth.watched.call_difference import CAPTURED, COMPILED, CallVerdict, Difference, differences
 from torchsleuth.watched.call_state import (
     CALL,
     PRINTED,
@@ -69,18 +68,18 @@ def _memory(name: str) -> Callable[[], int]:
 
 @dataclass(frozen=True)
 class Between:
-    """What the user's process and the judge tell each other: the verdict, and what the call itself left behind.
+    """What goes between the user's process and the judge: the verdict, and what the call itself left behind.
 
-    For the latter the judge waits on `told` once it has found nothing, until the call has ended.
+    For the latter the judge waits on `ended` once it has found nothing, until the call has ended.
     """
 
     answer: int = field(default_factory=_memory("verdict"))
     left: int = field(default_factory=_memory("left"))
-    told: tuple[int, int] = field(default_factory=os.pipe)
+    ended: tuple[int, int] = field(default_factory=os.pipe)
 
     def call_ended(self) -> None:
         """To the judge: there is nothing more to look at."""
-        os.write(self.told[1], b".")
+        os.write(self.ended[1], b".")
 
     def call_left(self, watch: Watch, call: CompiledCall, result: Any) -> None:
         """To the judge: what the call of the program itself left behind, which a process apart from it looks at."""
@@ -91,20 +90,20 @@ class Between:
             with contextlib.suppress(ChildProcessError):  # the program was waiting for children of its own
                 os.waitpid(looks, 0)
         finally:
-            os.write(self.told[1], b"!")
+            os.write(self.ended[1], b"!")
 
     def close(self) -> None:
-        for fd in (self.answer, self.left, *self.told):
+        for fd in (self.answer, self.left, *self.ended):
             os.close(fd)
 
-    def told_left(self, user: int) -> Leaves | None:
+    def left_by_call(self, user: int) -> Leaves | None:
         """In the judge: what the call left, where that is to be looked at."""
         waiting = select.poll()
-        waiting.register(self.told[0], select.POLLIN)
+        waiting.register(self.ended[0], select.POLLIN)
         while not waiting.poll(POLL_MILLISECONDS):
             if os.getppid() != user:  # nobody will ask for the verdict
                 return None
-        return _unpacked(content_of(self.left)) if os.read(self.told[0], 1) == b"!" else None
+        return _unpacked(content_of(self.left)) if os.read(self.ended[0], 1) == b"!" else None
 
 
 def _left(call: CompiledCall, result: Any, descriptors: list[int]) -> bytes:
@@ -121,7 +120,7 @@ def fork_judge(watch: Watch, call: CompiledCall, between: Between) -> int:
     user = os.getpid()
     judge = _fork_of(watch)
     if judge == 0:
-        os.close(between.told[1])
+        os.close(between.ended[1])
         _as_child(lambda: _judge(watch, call, rng, between, user), between.answer)
     return judge
 
@@ -165,15 +164,15 @@ def _as_child(work: Callable[[], bytes], answer: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CPU, (int(CALL_SECONDS), int(CALL_SECONDS)))
         _write(answer, work())
     except (CannotSeal, CannotRepeat) as why:
-        _write(answer, _refusal(str(why)))
+        _write(answer, _as_bytes(CallVerdict(str(why))))
     except BaseException as error:
-        _write(answer, _refusal(f"internal error: {failures.describe(error)}"))
+        _write(answer, _as_bytes(CallVerdict(f"internal error: {failures.describe(error)}")))
     finally:
         os._exit(0)
 
 
-def _refusal(why: str) -> bytes:
-    return json.dumps({"why_not": why}).encode()
+def _as_bytes(verdict: CallVerdict) -> bytes:
+    return json.dumps(asdict(verdict)).encode()
 
 
 def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, user: int) -> bytes:
@@ -191,7 +190,7 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
         os.close(go)
         _as_child(lambda: _eager(call, rng, again, perturb=0xAA, after=ready, watch=watch), again)
     os.close(ready)
-    seal([between.answer, between.left, between.told[0], first, again, go])
+    seal([between.answer, between.left, between.ended[0], first, again, go])
     captured = leaves_after(call, call.run_captured, rng)
     expected = _sent(eager, first)
     if rewritten.prints_less():
@@ -199,28 +198,36 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
     how, other = CAPTURED, captured
     found = differences(expected, captured)
     if not found:
-        left = between.told_left(user)
+        left = between.left_by_call(user)
         if left is not None:
             how, other = COMPILED, left
             found = differences(values_only(expected), left, COMPILED)
     source: dict[str, Any] = {}
     if found:
-        paths = _most_telling(found)
+        paths = [each.path for each in _most_telling(found)]
         if how == COMPILED:
             paths = [_without_rounding(path, expected.get(path), other.get(path)) for path in paths]
-        order = {"how": how, "paths": paths}
-        os.write(go, json.dumps(order).encode())
+        os.write(go, json.dumps({"how": how, "paths": paths}).encode())
         chance = _sent(second, again)
         source = json.loads(chance.pop(SOURCE).text)
         if REMARK in chance:
             raise CannotRepeat(chance[REMARK].text)
         moving = differences(expected, chance)
-        found = [each for each in found if not any(_related(each.path, other.path) for other in moving)]
-    found.sort(key=_is_elsewhere)
-    kept = found[:MOST_DIFFERENCES]
-    verdict: dict[str, Any] = {"paths": [each.path for each in kept], "call": source, "how": how}
-    verdict["sentences"] = [each.sentence for each in kept]
-    return json.dumps({**verdict, "raises": any(each.path == CALL for each in found)}).encode()
+        found = [
+            each
+            for each in found
+            if not any(is_below(each.path, m.path) or is_below(m.path, each.path) for m in moving)
+        ]
+    kept = _most_telling(found)
+    return _as_bytes(
+        CallVerdict(
+            how=how,
+            paths=[each.path for each in kept],
+            sentences=[each.sentence for each in kept],
+            raises=any(each.path == CALL for each in found),
+            call=source,
+        )
+    )
 
 
 def _no_lock_of_progress_bars() -> None:
@@ -238,19 +245,15 @@ def _see_no_devices() -> None:
     hidden = without_devices()
     asks_files = hidden.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
     os.environ.update(hidden)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with unwarned():
         torch.cuda.is_available()
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = asks_files
 
 
-def _is_elsewhere(difference: Difference) -> bool:
-    return not difference.path.startswith((CALL, "result"))
-
-
-def _most_telling(found: list[Difference]) -> list[str]:
-    """The paths that a script of the call is to show; few, for they go through a pipe while nobody reads it."""
-    return [each.path for each in sorted(found, key=_is_elsewhere)][:MOST_DIFFERENCES]
+def _most_telling(found: list[Difference]) -> list[Difference]:
+    """What the call itself gives comes first; few, for their paths go through a pipe while nobody reads it."""
+    ordered = sorted(found, key=lambda each: not each.path.startswith((CALL, "result")))
+    return ordered[:MOST_DIFFERENCES]
 
 
 def _without_rounding(path: str, eager: Leaf | None, compiled: Leaf | None) -> str:
@@ -278,10 +281,6 @@ def _without_rounding(path: str, eager: Leaf | None, compiled: Leaf | None) -> s
     return f"{path}.round(decimals=2)" if floats else path
 
 
-def _related(one: str, other: str) -> bool:
-    return is_below(one, other) or is_below(other, one)
-
-
 def _eager(
     call: CompiledCall,
     rng: RngState,
@@ -290,33 +289,28 @@ def _eager(
     after: int | None = None,
     watch: Watch | None = None,
 ) -> bytes:
-    """Makes the call without Dynamo; where `after` is given, once it is told there what differs.
+    """Makes the call without Dynamo; where `after` is given, once what differs can be read there.
 
     Then everything is as it was before the call, so that this is where the call is written as a program.
     """
     seal([answer] if after is None else [answer, after])
-    told = b"" if after is None else os.read(after, 1 << 16)
-    if after is not None and not told:
+    order = b"" if after is None else os.read(after, 1 << 16)
+    if after is not None and not order:
         return b""
-    source = None if watch is None else _source_of(watch, call, **json.loads(told))
+    source = None if watch is None else _source_of(watch, call, **json.loads(order))
     # Memory that nobody wrote to holds other bytes in each of the two eager processes.
     fill_fresh_memory(perturb)
     remarks: list[str] = []
     run = call.run_eager if after is None else lambda: _noting_questions(call.run_eager, remarks)
-    leaves = leaves_after(call, lambda: _as_written(run), rng)
-    if _numpy_drew(rng):
+    with rewritten.as_it_was():
+        leaves = leaves_after(call, run, rng)
+    if rng.numpy is not None and repr(save_rng().numpy) != repr(rng.numpy):
         remarks.append("it draws numpy's random numbers, in place of which torch.compile draws torch's")
     if remarks:
         leaves[REMARK] = Leaf("remark", remarks[0])
     if source is not None:
         leaves[SOURCE] = Leaf("source", json.dumps(source))
     return packed(leaves)
-
-
-def _as_written(run: Callable[[], Any]) -> Any:
-    """Runs the program's own text, also where another is tried in its place."""
-    with rewritten.as_it_was():
-        return run()
 
 
 def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> dict[str, Any]:
@@ -331,10 +325,6 @@ def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> 
             return failures.recorded_call(watch, under_way, state, wrong=paths)
     except Exception as error:  # then the case has no script, and says why
         return {"forms": [], "why_none": failures.describe(error)}
-
-
-def _numpy_drew(rng: RngState) -> bool:
-    return rng.numpy is not None and repr(save_rng().numpy) != repr(rng.numpy)
 
 
 def _noting_questions(run: Callable[[], Any], remarks: list[str]) -> Any:
@@ -364,5 +354,5 @@ def _sent(process: int, fd: int) -> Leaves:
 
 def _unpacked(content: bytes) -> Leaves:
     if content.startswith(b"{"):
-        raise CannotRepeat(json.loads(content)["why_not"])
+        raise CannotRepeat(str(CallVerdict(**json.loads(content)).why_not))
     return unpacked(content)

@@ -14,7 +14,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
@@ -133,9 +133,6 @@ class CallSource:
     call: tuple[str, ...]
     notes: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import signal
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import GeneratorType
@@ -192,46 +192,26 @@ def _names_of(function: types.FunctionType) -> Iterator[Root]:
         yield f"attributes of {function.__name__}", dict(vars(function))
 
 
-def versions_of(roots: list[Root]) -> dict[int, int]:
-    """How often each tensor was written to so far, by the tensor's identity."""
-    found = tensors_of(roots).values()
-    return {id(tensor): tensor._version for tensor in found if not tensor.is_inference()}
-
-
-def tensors_of(roots: list[Root]) -> dict[str, torch.Tensor]:
-    """Every tensor below `roots`, by its path.
-
-    >>> list(tensors_of([("result", [1, torch.ones(2)])]))
-    ['result[1]']
-    """
-    walk = _Walk({})
-    for name, value in roots:
-        walk.visit(name, value)
-    return walk.tensors
-
-
-def iterators_of(roots: list[Root]) -> dict[str, Iterator[Any]]:
-    """Every iterator below `roots`, by its path.
-
-    >>> list(iterators_of([("result", [1, iter([2])])]))
-    ['result[1]']
-    """
-    walk = _Walk({})
-    for name, value in roots:
-        walk.visit(name, value)
-    return walk.iterators
-
-
-def leaves_of(roots: list[Root], before: Mapping[int, int]) -> Leaves:
-    """Every value below `roots`; `before` is what `versions_of` said before the call.
+def leaves_of(roots: Iterable[Root], before: Mapping[int, int]) -> Leaves:
+    """Every value below `roots`; `before` is how often each tensor, by its identity, was written to before the call.
 
     >>> leaves_of([("result", (1, [2.5]))], {})["result[1][0]"]
     Leaf(kind='float', text='2.5', tensor=None, shown='')
     """
-    walk = _Walk(before)
+    return _walked(roots, before).leaves
+
+
+def _walked(roots: Iterable[Root], before: Mapping[int, int] | None = None) -> _Walk:
+    """All that is below `roots`, tensors and iterators by their paths as well.
+
+    >>> found = _walked([("result", [1, torch.ones(2), iter([2])])])
+    >>> list(found.tensors), list(found.iterators)
+    (['result[1]'], ['result[2]'])
+    """
+    walk = _Walk(before or {})
     for name, value in roots:
         walk.visit(name, value)
-    return walk.leaves
+    return walk
 
 
 @dataclass
@@ -242,7 +222,7 @@ class _Walk:
     seen: dict[int, str] = field(default_factory=dict)
     iterators: dict[str, Iterator[Any]] = field(default_factory=dict)
     held: list[Any] = field(default_factory=list)
-    room: int = MOST_BYTES
+    bytes_left: int = MOST_BYTES
 
     def visit(self, path: str, value: Any) -> None:
         if len(self.leaves) >= MOST_LEAVES or path in self.leaves:
@@ -276,9 +256,9 @@ class _Walk:
         size = value.numel() * value.element_size() if type(value) in PLAIN_TENSORS else 0
         touched = version is None or self.before.get(id(value)) != version
         numbers = None
-        if (touched or size <= SMALL_BYTES) and size <= self.room:
+        if (touched or size <= SMALL_BYTES) and size <= self.bytes_left:
             numbers = _numbers(value)
-            self.room -= size
+            self.bytes_left -= size
         self.leaves[path] = Leaf(_name(type(value)), text, numbers)
         for name, attribute in getattr(value, "__dict__", {}).items():
             if not name.startswith("_"):
@@ -377,7 +357,11 @@ def leaves_after(call: CompiledCall, run: Callable[[], Any], rng: RngState) -> L
         torch.set_num_threads(1)  # the other threads did not come along
     # oneDNN's kernels are made for so many threads, which wait for each other.
     torch.backends.mkldnn.enabled = False
-    before = versions_of(roots_of(call.function, call.args, call.kwargs))
+    before = {  # without a hold on them: the call may be what lets go of them
+        id(tensor): tensor._version
+        for tensor in _walked(roots_of(call.function, call.args, call.kwargs)).tensors.values()
+        if not tensor.is_inference()
+    }
     printed = sys.stdout = io.StringIO()
     restore_rng(rng)  # Python's own generator is seeded anew in every fork
     result: Any = None
@@ -406,9 +390,9 @@ def leaves_after(call: CompiledCall, run: Callable[[], Any], rng: RngState) -> L
 
 def _gradients(roots: list[tuple[str, Any]], result: Any) -> Leaves:
     """The gradients of the result with respect to what it was made from, where it has any."""
-    found = tensors_of([("result", result)]).values()
+    found = _walked([("result", result)]).tensors.values()
     outputs = [tensor for tensor in found if tensor.requires_grad and tensor.is_floating_point()]
-    inputs = {path: tensor for path, tensor in tensors_of(roots).items() if tensor.requires_grad}
+    inputs = {path: tensor for path, tensor in _walked(roots).tensors.items() if tensor.requires_grad}
     # What an earlier call made is as far back as this one goes.
     made_before = {path: tensor for path, tensor in inputs.items() if not tensor.is_leaf}
     wanted = made_before or inputs
@@ -425,7 +409,12 @@ def _gradients(roots: list[tuple[str, Any]], result: Any) -> Leaves:
 
 def _drained(result: Any) -> Leaves:
     """What comes out of the iterators of a result, which nobody needs afterwards."""
-    found = {path: it for path, it in iterators_of([("result", result)]).items() if _is_pythons(it)}
+    # Dynamo gives such iterators for others; what others do when they are asked for an item, only they know.
+    found = {
+        path: iterator
+        for path, iterator in _walked([("result", result)]).iterators.items()
+        if isinstance(iterator, GeneratorType) or type(iterator).__module__ in ("builtins", "itertools")
+    }
     if not found:
         return {}
     signal.signal(signal.SIGALRM, _too_long)
@@ -434,11 +423,6 @@ def _drained(result: Any) -> Leaves:
         return {key: leaf for path, it in found.items() for key, leaf in _drain(path, it).items()}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-def _is_pythons(iterator: Iterator[Any]) -> bool:
-    """Dynamo gives such an iterator for another; what others do when they are asked for an item, only they know."""
-    return isinstance(iterator, GeneratorType) or type(iterator).__module__ in ("builtins", "itertools")
 
 
 def _too_long(*_: Any) -> None:
@@ -453,21 +437,17 @@ def _drain(path: str, iterator: Iterator[Any]) -> Leaves:
         for place in range(MOST_ITEMS):
             item = next(iterator)
             with outside_all_modes():
-                leaves.update(_as_it_is_now(leaves_of([(f"{ITEMS.format(path)}[{place}]", item)], {})))
+                leaves |= {
+                    # A generator may write to what it has given away.
+                    at: leaf if leaf.tensor is None else replace(leaf, tensor=leaf.tensor.clone())
+                    for at, leaf in leaves_of([(f"{ITEMS.format(path)}[{place}]", item)], {}).items()
+                }
     except StopIteration as end:
         returned = end.value
     except Exception as error:
         how = Leaf(f"raises {type(error).__name__}", str(error)[:200])
     with outside_all_modes():
         return {**leaves, **leaves_of([(RETURNED.format(path), returned)], {}), ENDED.format(path): how}
-
-
-def _as_it_is_now(leaves: Leaves) -> Leaves:
-    """Copies of the numbers: a generator may write to what it has given away."""
-    return {
-        path: leaf if leaf.tensor is None else replace(leaf, tensor=leaf.tensor.clone())
-        for path, leaf in leaves.items()
-    }
 
 
 def values_only(leaves: Leaves) -> Leaves:
@@ -483,9 +463,7 @@ def values_only(leaves: Leaves) -> Leaves:
 def packed(leaves: Mapping[str, Leaf]) -> bytes:
     """Leaves as one process sends them to another: `unpacked(packed(leaves)) == leaves`."""
     buffer = io.BytesIO()
-    torch.save(
-        {path: (leaf.kind, leaf.text, leaf.tensor, leaf.shown) for path, leaf in leaves.items()}, buffer
-    )
+    torch.save({path: tuple(vars(leaf).values()) for path, leaf in leaves.items()}, buffer)
     return buffer.getvalue()
 
 

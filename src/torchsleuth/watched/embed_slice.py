@@ -18,17 +18,14 @@ import linecache
 import os
 import re
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from torchsleuth.watched.startup import is_installed
+
 # ---- where a value comes from
-
-
-_STDLIB = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
-_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 
 def has_source(module: object) -> TypeGuard[types.ModuleType]:
@@ -52,8 +49,7 @@ def installed(namespace: Mapping[str, Any]) -> bool:
     path = namespace.get("__file__")
     if path is None:  # built in, unless it is what someone executes code in
         return namespace.get("__name__") not in (None, "__main__") and not namespace.get("__path__")
-    path = os.path.abspath(str(path))
-    return bool(_INSTALLED.search(path)) or path.startswith(_STDLIB)
+    return is_installed(os.path.abspath(str(path)))
 
 
 def global_name(value: Any) -> tuple[Mapping[str, Any], str] | None:

@@ -5,49 +5,39 @@ The exception itself is left as it is; a mark on it keeps the outer seam from te
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import linecache
 import shutil
 import sys
-import sysconfig
 import time
 import traceback
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchsleuth.core.cases.record import AmbientState
-from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets
+from torchsleuth.script_runtime.hiding import hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_core.graphs.provenance import calling_line
-from torchsleuth.torch_core.tensors import shares_memory
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way
-from torchsleuth.torch_internals.tensors import values_nbytes
+from torchsleuth.watched.call_difference import CallVerdict
 from torchsleuth.watched.call_source import Around, call_sources
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.graph_record import RecordedGraph, keep_values
-from torchsleuth.watched.startup import started_in
+from torchsleuth.watched.graph_record import RecordedGraph, keep_inputs
+from torchsleuth.watched.startup import how_started, is_installed
 
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
 
-# Values beyond this are kept by spec: a case folder should stay something one can copy.
-KEPT_BYTES = 256 << 20
-# Where a script did not fail without them, values are worth more room.
-SECOND_LOOK_BYTES = 4 << 30
-
-_STANDARD = sysconfig.get_paths()["stdlib"]
 _MARK = "__torchsleuth_reported__"
 # In the names of what Dynamo raises where a function was compiled too often.
 _LIMIT = "LimitHit"
 AGAIN = "again"
+_KINDS = {"compile": "compile", "run": "runtime"}
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent)
 
 
@@ -86,42 +76,43 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         queue += [getattr(current, "inner_exception", None), current.__cause__, current.__context__]
 
 
+# ---- failures of graphs
+
+
 def report_failure(
     watch: Watch,
     flight: Flight,
     record: RecordedGraph,
     error: BaseException,
-    kind: str,
     phase: str,
-    inputs: Sequence[Any],
+    inputs: Sequence[Any] = (),
 ) -> None:
-    """One failing graph becomes a failure on disk."""
-    signature = signature_of_exception(error, kind, phase)
+    """A graph that fails to compile, or to run on `inputs`, becomes a failure on disk."""
+    signature = signature_of_exception(error, f"{_KINDS[phase]}_error", phase)
     again = flight.seen_again((record.facts.hash, fingerprint(signature)))
     with contextlib.suppress(AttributeError):
         setattr(error, _MARK, AGAIN if again else True)
     if again:
         forget(record, phase)
-        return
-    values = phase == "run"
-    _report(watch, flight, record, signature, _traceback_text(error), inputs if values else ())
+    else:
+        _report_graph(watch, flight, record, signature, _traceback_text(error), inputs)
 
 
 def report_wrong_result(
     watch: Watch,
     flight: Flight,
     record: RecordedGraph,
-    signature: Signature,
-    detail: dict[str, Any],
+    wrong: Sequence[str],
+    detail: Mapping[str, Any],
     inputs: Sequence[Any],
 ) -> None:
-    """A graph whose result differs from eager becomes a failure on disk."""
-    if flight.seen_again((record.facts.hash, fingerprint(signature))):
-        return
-    _report(watch, flight, record, signature, detail.get("sentence", ""), inputs, accuracy=detail)
+    """A graph of which the results `wrong` differ from eager becomes a failure on disk."""
+    signature = Signature("accuracy", "run", outputs=tuple(wrong))
+    if not flight.seen_again((record.facts.hash, fingerprint(signature))):
+        _report_graph(watch, flight, record, signature, detail["sentence"], inputs, accuracy=detail)
 
 
-def _report(
+def _report_graph(
     watch: Watch,
     flight: Flight,
     record: RecordedGraph,
@@ -130,54 +121,19 @@ def _report(
     inputs: Sequence[Any],
     **more: Any,
 ) -> None:
-    failure = {
-        "record": str(record.folder),
-        "signature": signature.to_json(),
-        "traceback": text,
-        "time": time.time(),
-        "calls": [[each.facts.hash, each.calls] for each in watch.with_outer(record) if each.calls],
-        **more,
-    }
+    calls = [[each.facts.hash, each.calls] for each in watch.with_outer(record) if each.calls]
     with watch.our_own_work():
         keep_inputs(record, inputs)
-    failure["inputs"] = record.facts.inputs
-    flight.report(failure)
-    if watch.finish is not None:
-        watch.finish(flight)
+    of_graph = {"record": str(record.folder), "calls": calls, "inputs": record.facts.inputs}
+    _report(flight, signature, text, **of_graph, **more)
 
 
-def keep_everything(record: RecordedGraph, inputs: Sequence[Any]) -> None:
-    """Keeps all that a call of a graph sees, before the call: every value, and the state of the random numbers."""
-    keep_inputs(record, inputs, SECOND_LOOK_BYTES)
-    settings = record.facts.settings
-    numbers = base64.b64encode(zlib.compress(bytes(torch.get_rng_state().tolist()))).decode()
-    state = replace(settings.state or AmbientState(), rng=numbers)
-    record.update(settings=replace(settings, state=state))
-    record.whole = True
+def _report(flight: Flight, signature: Signature, text: str, **more: Any) -> None:
+    facts = {"record": None, "signature": signature.to_json(), "traceback": text, "time": time.time()}
+    flight.report({**facts, **more})
 
 
-def keep_inputs(
-    record: RecordedGraph, inputs: Sequence[Any], most: int = KEPT_BYTES
-) -> dict[str, Any] | None:
-    """Keeps the values of all inputs that are still there, smallest first, up to `most` bytes."""
-    if record.whole or record.inputs is None or len(inputs) != len(record.facts.placeholders):
-        return None
-    there = [v for v in inputs if isinstance(v, torch.Tensor)]
-    there.sort(key=values_nbytes)
-    wanted: list[torch.Tensor] = []
-    store = record.folder / "inputs"
-    total = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())  # of earlier calls
-    for tensor in there:
-        total += values_nbytes(tensor)
-        if total > most:
-            break
-        wanted.append(tensor)
-    kept = keep_values(record.inputs, inputs, wanted, store)
-    # Only a guard that is missing lets such a call through to what was compiled for another.
-    parted = shares_memory(kept) and not shares_memory(record.inputs)
-    settings = replace(record.facts.settings, parted=parted)
-    record.update(inputs=kept.to_json(), settings=settings)
-    return kept.to_json()
+# ---- failures of calls, where no graph fails
 
 
 def report_capture_error(
@@ -195,34 +151,61 @@ def report_capture_error(
     stack = getattr(error, "real_stack", None) or []
     # The line a person can change: theirs, where the failure is in a library that they call. Where they compiled
     # what a library made, as torch.vmap(f), it is the line that calls it.
-    own = [frame for frame in stack if not _is_installed(frame.filename)]
+    own = [frame for frame in stack if not is_installed(frame.filename)]
     caller = None if own else calling_line()
     user = own[-1] if own else stack[-1] if stack else None
     place = (user.filename, user.lineno or 0) if user else (frame.file, frame.line)
-    if caller is not None and _is_installed(place[0]):
+    if caller is not None and is_installed(place[0]):
         place = (caller.file, caller.line)
-    call = seams.failed_call(error)
+    op = seams.failed_call(error)
     recorded: dict[str, Any] = {}
     with watch.our_own_work():
         recorded = recorded_call(watch, call_under_way(), state, error)
-    flight.report(
-        {
-            "record": None,
-            "signature": signature.to_json(),
-            "traceback": _traceback_text(error),
-            "time": time.time(),
-            "function": frame.function,
-            "torch": torch.__version__,
-            "user_line": [*place, linecache.getline(*place).strip()],
-            "frames": [[each.filename, each.lineno, each.name] for each in _without_transforms(stack)],
-            "program": {"command": hide_in_words(sys.orig_argv), "cwd": started_in},
-            "call": recorded,
-            "op": None if call is None else seams.target_name(call[0]),
-            "fails_in_eager": None if call is None else seams.fails_in_eager(*call),
-        }
+    _report_call(
+        flight,
+        signature,
+        _traceback_text(error),
+        frame.function,
+        place,
+        call=recorded,
+        frames=[[each.filename, each.lineno, each.name] for each in _without_transforms(stack)],
+        op=None if op is None else seams.target_name(op[0]),
+        fails_in_eager=None if op is None else seams.fails_in_eager(*op),
     )
-    if watch.finish is not None:
-        watch.finish(flight)
+
+
+def report_wrong_call(
+    flight: Flight, place: tuple[str, str, int], component: str, verdict: CallVerdict
+) -> None:
+    """A call that differs from its eager one by the fault of `component`, though each of its graphs does not."""
+    file, function, line = place
+    phase = "capture" if component == "dynamo" else "run"
+    signature = Signature("accuracy", phase, outputs=tuple(verdict.paths))
+    if flight.seen_again((file, function, fingerprint(signature))):
+        return
+    _report_call(
+        flight,
+        signature,
+        "\n".join(verdict.sentences),
+        function,
+        (file, line),
+        call=verdict.call,
+        frames=[[file, line, function]],
+        capture={"sentences": verdict.sentences, "place": [file, function, line], "component": component},
+    )
+
+
+def _report_call(
+    flight: Flight,
+    signature: Signature,
+    text: str,
+    function: str | None,
+    place: tuple[str, int],
+    **more: Any,
+) -> None:
+    line = linecache.getline(*place).strip()
+    facts = {"function": function, "torch": torch.__version__, "user_line": [*place, line]}
+    _report(flight, signature, text, **facts, program=how_started(), **more)
 
 
 def recorded_call(
@@ -238,47 +221,7 @@ def recorded_call(
     at_limit = error is not None and any(_LIMIT in type(each).__name__ for each in _chain(error))
     around = Around(state, watch.earlier_calls.before(call), wrong, at_limit)
     forms, why_none = call_sources(call, around)
-    return {"forms": [form.to_json() for form in forms], "why_none": why_none, "fullgraph": call.fullgraph}
-
-
-@dataclass(frozen=True)
-class WrongCall:
-    """Where a whole call differs from eager: by whom, at which paths, in words, and the call as a program."""
-
-    component: str
-    paths: Sequence[str]
-    sentences: Sequence[str]
-    call: Mapping[str, Any]
-
-
-def report_wrong_call(watch: Watch, flight: Flight, place: tuple[str, str, int], wrong: WrongCall) -> None:
-    """A function whose call differs from its eager one, though each of its graphs does not."""
-    file, function, line = place
-    phase = "capture" if wrong.component == "dynamo" else "run"
-    signature = Signature("accuracy", phase, outputs=tuple(wrong.paths))
-    if flight.seen_again((file, function, fingerprint(signature))):
-        return
-    flight.report(
-        {
-            "record": None,
-            "signature": signature.to_json(),
-            "traceback": "\n".join(wrong.sentences),
-            "time": time.time(),
-            "function": function,
-            "torch": torch.__version__,
-            "user_line": [file, line, linecache.getline(file, line).strip()],
-            "capture": {
-                "sentences": list(wrong.sentences),
-                "place": [file, function, line],
-                "component": wrong.component,
-            },
-            "frames": [[file, line, function]],
-            "call": wrong.call,
-            "program": {"command": hide_in_words(sys.orig_argv), "cwd": started_in},
-        }
-    )
-    if watch.finish is not None:
-        watch.finish(flight)
+    return {"forms": [asdict(form) for form in forms], "why_none": why_none, "fullgraph": call.fullgraph}
 
 
 def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
@@ -289,9 +232,7 @@ def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceba
     ]
 
 
-def _is_installed(file: str) -> bool:
-    """Whether a file is a library's, Python's own included."""
-    return "site-packages" in file or "dist-packages" in file or file.startswith(_STANDARD)
+# ---- tracebacks, in which nothing is ours
 
 
 def _traceback_text(error: BaseException) -> str:
@@ -338,7 +279,7 @@ def attend_uncaught_errors(flight: Callable[[], Flight | None]) -> None:
 
 def _uncaught(error: Exception) -> dict[str, Any]:
     """What `cases.spool.UncaughtError` holds of an error."""
-    own = [each for each in traceback.extract_tb(error.__traceback__) if not _is_installed(each.filename)]
+    own = [each for each in traceback.extract_tb(error.__traceback__) if not is_installed(each.filename)]
     line = own[-1] if own else None
     try:
         message = hide_secrets(str(error))[:500]

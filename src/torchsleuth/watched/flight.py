@@ -18,7 +18,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -42,7 +42,9 @@ COUNTERS_BYTES = 16 * (MAX_GRAPHS + 1)
 class Flight:
     """The records of one process. Created at the first compile, so that other processes leave no trace."""
 
-    def __init__(self, spool: str) -> None:
+    def __init__(self, spool: str, finish: Callable[[Flight], object] = lambda flight: None) -> None:
+        """`finish` makes cases of what was reported at once, where nobody outside does so in the end."""
+        self.finish = finish
         self.pid = os.getpid()
         self.folder = Path(spool) / f"p{self.pid}-{time.time_ns() % 10**9:09d}"
         self.folder.mkdir(mode=0o700, parents=True)
@@ -128,13 +130,13 @@ class Flight:
         """How often something failed so far, known or not: whoever calls a graph sees by it whether one inside did."""
         return self.failures + self.repeats
 
-    def report(self, failure: dict[str, Any]) -> Path:
+    def report(self, failure: dict[str, Any]) -> None:
         """Keeps one failure; the supervisor makes a case of it."""
         with self.lock:
             self.failures += 1
             path = self.folder / f"failure-{self.failures}.json"
         write_json(path, failure)
-        return path
+        self.finish(self)
 
     def log(self, text: str) -> None:
         """One line in this process's log; never raises."""

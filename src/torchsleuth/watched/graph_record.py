@@ -8,7 +8,9 @@ something has failed. Parameters are never copied while nothing fails.
 from __future__ import annotations
 
 import ast
-import sys
+import base64
+import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +20,6 @@ import torch
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.core.cases.scrub import without_secrets
-from torchsleuth.script_runtime.hiding import hide_in_words
 from torchsleuth.torch_core.graphs.identity import structural_hash
 from torchsleuth.torch_core.graphs.printer import PrintedGraph, Unprintable, print_graph
 from torchsleuth.torch_core.graphs.provenance import calling_line, module_and_call, user_lines
@@ -30,6 +31,7 @@ from torchsleuth.torch_core.tensors import (
     TensorSpec,
     Unsupported,
     describe_inputs,
+    shares_memory,
     with_aliases,
 )
 from torchsleuth.torch_internals.configuration import changed_settings, global_state, versions
@@ -39,11 +41,19 @@ from torchsleuth.torch_internals.saved_code import SavedCode
 from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
 from torchsleuth.watched.embed_slice import CannotEmbed
 from torchsleuth.watched.flight import write_json
-from torchsleuth.watched.startup import started_in
+from torchsleuth.watched.startup import how_started
 from torchsleuth.watched.value_source import embed
 
 # A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
 CONSTANT_BYTES = 4 << 20
+# Before a first call: index tensors decide what a kernel touches, so they are worth more bytes than floats.
+INTEGER_BYTES = 1 << 20
+FLOAT_BYTES = 64 << 10
+TOTAL_BYTES = 16 << 20
+# Once it has failed: values beyond this are kept by spec, as a case folder should stay something one can copy.
+KEPT_BYTES = 256 << 20
+# Where a script did not fail without them, values are worth more.
+SECOND_LOOK_BYTES = 4 << 30
 
 
 @dataclass
@@ -99,8 +109,7 @@ def record_graph(
         hash=structural_hash(graph),
         source_lines=user_lines(graph),
         placeholders=tuple(p.name for p in placeholders),
-        # How to start the program again, for a workaround that is tried on the whole of it.
-        program={"command": hide_in_words(sys.orig_argv), "cwd": started_in},
+        program=how_started(),
     )
     if not record.source_lines:
         record = replace(record, called_from=calling_line(), modules=_modules(graph))
@@ -135,7 +144,7 @@ def record_without_graph(folder: Path, number: int, code: SavedCode) -> Recorded
         versions=versions(),
         hash="-".join(sorted(code.names)),
         no_repro=why,
-        program={"command": hide_in_words(sys.orig_argv), "cwd": started_in},
+        program=how_started(),
     )
     recorded = RecordedGraph(folder, record)
     recorded.update()
@@ -211,6 +220,63 @@ def _embedded(
     return replace(made, source=without_secrets(made.source))
 
 
+# ---- the values of inputs
+
+
+def keep_small_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
+    """Before a call: puts indices and small non-parameter values on disk, for a crash that needs them."""
+    store = record.folder / "inputs"
+    shutil.rmtree(store, ignore_errors=True)
+    if record.inputs is None or len(args) != len(record.facts.placeholders):
+        return
+    settings = record.facts.settings
+    static = set(settings.compile_kwargs.get("static_input_idxs", ()))
+    if settings.direction == "backward":
+        static = set()  # there it names saved activations too
+    wanted: list[torch.Tensor] = []
+    left = TOTAL_BYTES
+    for position, value in enumerate(args):
+        if not isinstance(value, torch.Tensor) or value.is_meta:
+            continue
+        floating = value.is_floating_point() or value.is_complex()
+        size = values_nbytes(value)
+        if floating and (position in static or isinstance(value, torch.nn.Parameter) or size > FLOAT_BYTES):
+            continue
+        if size <= min(INTEGER_BYTES, left):
+            wanted.append(value)
+            left -= size
+    if wanted:
+        record.update(inputs=keep_values(record.inputs, args, wanted, store).to_json())
+
+
+def keep_inputs(record: RecordedGraph, inputs: Sequence[Any], most: int = KEPT_BYTES) -> None:
+    """After a failure: keeps the values of all inputs that are still there, smallest first, up to `most` bytes."""
+    if record.whole or record.inputs is None or len(inputs) != len(record.facts.placeholders):
+        return
+    wanted: list[torch.Tensor] = []
+    store = record.folder / "inputs"
+    total = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())  # of earlier calls
+    for tensor in sorted((v for v in inputs if isinstance(v, torch.Tensor)), key=values_nbytes):
+        total += values_nbytes(tensor)
+        if total > most:
+            break
+        wanted.append(tensor)
+    kept = keep_values(record.inputs, inputs, wanted, store)
+    # Only a guard that is missing lets such a call through to what was compiled for another.
+    parted = shares_memory(kept) and not shares_memory(record.inputs)
+    record.update(inputs=kept.to_json(), settings=replace(record.facts.settings, parted=parted))
+
+
+def keep_everything(record: RecordedGraph, inputs: Sequence[Any]) -> None:
+    """Before the call that failed once: keeps every value that it sees, and the state of the random numbers."""
+    keep_inputs(record, inputs, SECOND_LOOK_BYTES)
+    settings = record.facts.settings
+    numbers = base64.b64encode(zlib.compress(bytes(torch.get_rng_state().tolist()))).decode()
+    state = replace(settings.state or AmbientState(), rng=numbers)
+    record.update(settings=replace(settings, state=state))
+    record.whole = True
+
+
 def keep_values(
     description: InputsDescription, values: Sequence[Any], wanted: Sequence[torch.Tensor], store: Path
 ) -> InputsDescription:
@@ -221,8 +287,7 @@ def keep_values(
     writer = ContentStoreWriter(store)
     chosen = {id(t) for t in wanted}
     specs = list(description.inputs)
-    for position, value in enumerate(values):
-        spec = specs[position]
+    for position, (spec, value) in enumerate(zip(specs, values)):
         if id(value) in chosen and isinstance(spec, TensorSpec):
             kept = values_in_memory(value)
             specs[position] = replace(spec, storage=None if kept is None else writer.write_storage(kept))
@@ -231,40 +296,39 @@ def keep_values(
 
 def _as_called(description: InputsDescription, values: Sequence[Any]) -> InputsDescription:
     """The description with what may differ in this very call: dynamic sizes, and who shares memory with whom."""
-    symbols = dict(description.symbols)
     specs = list(description.inputs)
-    pairs = list(zip(specs, values))
-    if all(isinstance(value, torch.Tensor) for spec, value in pairs if isinstance(spec, TensorSpec)):
+    if all(isinstance(v, torch.Tensor) for spec, v in zip(specs, values) if isinstance(spec, TensorSpec)):
         specs = with_aliases(values, specs)
+    sizes: dict[str, int] = {}  # of symbols
     for position, (spec, value) in enumerate(zip(specs, values)):
         if isinstance(spec, TensorSpec) and isinstance(value, torch.Tensor):
             # What is compiled for a tensor without memory is compiled for a strided one.
             if (form := form_of(value)) in REBUILT_FORMS:
                 specs[position] = spec = replace(spec, layout=form)
-            if value.dim() != len(spec.shape):
+            dynamic = spec.shape_expr is not None
+            if value.dim() != len(spec.shape) or not (
+                dynamic or (spec.alias_of is not None and spec.layout == "strided")
+            ):
                 continue
-            if spec.shape_expr is None:
-                if spec.alias_of is not None and spec.layout == "strided":
-                    specs[position] = replace(
-                        spec, storage_offset=int(value.storage_offset()), storage_nbytes=values_nbytes(value)
-                    )
-                continue
-            sizes = tuple(int(size) for size in value.shape)
-            strides, offset = tuple(int(s) for s in value.stride()), int(value.storage_offset())
-            nbytes = values_nbytes(value)
-            specs[position] = replace(
-                spec, shape=sizes, stride=strides, storage_offset=offset, storage_nbytes=nbytes
+            spec = replace(
+                spec, storage_offset=int(value.storage_offset()), storage_nbytes=values_nbytes(value)
             )
-            named = dict(zip(spec.shape_expr, sizes))
+            if dynamic:
+                shape = tuple(int(size) for size in value.shape)
+                spec = replace(spec, shape=shape, stride=tuple(int(s) for s in value.stride()))
+                sizes.update(zip(spec.shape_expr or (), shape))
+            specs[position] = spec
         elif isinstance(spec, ScalarSpec) and spec.expr is not None and isinstance(value, int):
             specs[position] = replace(spec, value=value)
-            named = {spec.expr: value}
-        else:
-            continue
-        for name, size in named.items():
-            if name in symbols:
-                symbols[name] = replace(symbols[name], hint=size)
+            sizes[spec.expr] = value
+    symbols = {
+        name: replace(symbol, hint=sizes[name]) if name in sizes else symbol
+        for name, symbol in description.symbols.items()
+    }
     return replace(description, inputs=tuple(specs), symbols=symbols)
+
+
+# ---- settings
 
 
 def _settings_as_source() -> tuple[dict[str, dict[str, str]], dict[str, Any]]:

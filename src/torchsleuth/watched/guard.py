@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +19,10 @@ import torch
 
 from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.modes import tracing_under_way
-from torchsleuth.torch_internals.tensors import values_nbytes
 from torchsleuth.watched import failures, shadow
 from torchsleuth.watched.call_state import CannotRepeat
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.graph_record import RecordedGraph, keep_values
+from torchsleuth.watched.graph_record import RecordedGraph, keep_everything, keep_inputs, keep_small_inputs
 from torchsleuth.watched.startup import standing_for
 
 if TYPE_CHECKING:
@@ -72,12 +70,6 @@ def _tensors(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
     return itertools.chain(graph.named_parameters(), graph.named_buffers())
 
 
-# Before a first call: index tensors decide what a kernel touches, so they are worth more room than floats.
-INTEGER_BYTES = 1 << 20
-FLOAT_BYTES = 64 << 10
-TOTAL_BYTES = 16 << 20
-
-
 @dataclass(frozen=True)
 class GuardedGraph:
     """A compiled graph under guard: whose watch, which record, and the graph as eager would run it."""
@@ -93,11 +85,9 @@ class GuardedGraph:
             if failures.already_reported(error):
                 # By a graph inside this one. Should that one not fail by itself, this one's inputs are needed.
                 if not failures.is_repeated(error):
-                    failures.keep_inputs(self.record, inputs)
+                    keep_inputs(self.record, inputs)
             else:
-                failures.report_failure(
-                    self.watch, self.flight, self.record, error, "runtime_error", "run", inputs
-                )
+                failures.report_failure(self.watch, self.flight, self.record, error, "run", inputs)
 
     def as_captured(self, args: Sequence[Any]) -> Any:
         """What the graph gives with eager's kernels, in a process that judges the capture alone."""
@@ -115,12 +105,12 @@ class GuardedGraph:
         """Whether every call is, and not only the first."""
         return self.eager is not None or self.watch.settings.synchronised
 
-    def checks(self, calls: int) -> bool:
-        return self.eager is not None and shadow.is_due(self.watch.settings, calls)
+
+Run = Callable[[list[Any]], Any]  # takes one list and empties it, as the inner compiler's callables do
 
 
-def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Callable[[list[Any]], Any]:
-    """Guards a callable that takes one list and empties it, as the inner compiler returns it."""
+def guard_boxed(compiled: Run, graph: GuardedGraph, inner: bool = True) -> Run:
+    """Guards a callable that takes one list; `inner` where it is part of what a Dynamo backend made."""
     flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
     calls = 0
     attend, kept = graph.is_attended, graph.kept_call
@@ -132,7 +122,7 @@ def guard_boxed(compiled: Callable[[list[Any]], Any], graph: GuardedGraph) -> Ca
         flight.counters[slot] += 1
         try:
             if (attend or calls in (1, kept)) and not graph.watch.suspended:
-                return _attended(graph, compiled, args, calls, boxed=True)
+                return _attended(graph, compiled, args, calls, inner)
             return compiled(args)
         except Exception as error:
             graph.failed(error, args or _still_alive(error, graph.record))
@@ -148,76 +138,32 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
 
     A `_boxed_call` flag on such a callable is not to be trusted: torch's own wrappers copy it around.
     """
-    flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
-    calls = 0
-    attend, kept = graph.is_attended, graph.kept_call
+    run = guard_boxed(lambda args: compiled(*args), graph, inner=False)
 
     def call(*args: Any) -> Any:
-        nonlocal calls
-        if graph.watch.judging:
-            return graph.as_captured(args)
-        calls += 1
-        graph.record.calls = calls
-        flight.counters[slot] += 1
-        try:
-            if (attend or calls in (1, kept)) and not graph.watch.suspended:
-                graph.watch.latest = graph
-                return _attended(graph, compiled, args, calls, boxed=False)
-            return compiled(*args)
-        except Exception as error:
-            graph.failed(error, args)
-            raise
-        finally:
-            flight.counters[slot] += 1
+        return graph.as_captured(args) if graph.watch.judging else run(list(args))
 
     return standing_for(call, compiled)
 
 
-def _attended(
-    graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any], calls: int, boxed: bool
-) -> Any:
+def _attended(graph: GuardedGraph, compiled: Run, args: list[Any], calls: int, inner: bool) -> Any:
+    if not inner:
+        graph.watch.latest = graph
     if tracing_under_way():  # by torch.export, say: there are no values, and to look at sizes would fix them
-        return compiled(args) if boxed else compiled(*args)
+        return compiled(args)
     if calls == graph.kept_call:
         with graph.watch.our_own_work():
-            failures.keep_everything(graph.record, args)
+            keep_everything(graph.record, args)
     elif calls == 1 or graph.watch.settings.synchronised:
         with graph.watch.our_own_work():
-            shutil.rmtree(graph.record.folder / "inputs", ignore_errors=True)
-            _record_inputs(graph.record, args)
-    check = graph.checks(calls)
+            keep_small_inputs(graph.record, args)
     on_accelerator = any(isinstance(a, torch.Tensor) and a.is_cuda for a in args)
-    if check:
-        return shadow.checked_call(graph, compiled, args, boxed)
-    result = compiled(args) if boxed else compiled(*args)
+    if graph.eager is not None and shadow.is_due(graph.watch.settings, calls):
+        return shadow.checked_call(graph, compiled, args, inner)
+    result = compiled(args)
     if on_accelerator:
         torch.cuda.synchronize()
     return result
-
-
-def _record_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
-    """Puts indices and small non-parameter values on disk, for a crash that needs them."""
-    if record.inputs is None or len(args) != len(record.facts.placeholders):
-        return
-    settings = record.facts.settings
-    static = set(settings.compile_kwargs.get("static_input_idxs", ()))
-    if settings.direction == "backward":
-        static = set()  # there it names saved activations too
-    wanted: list[torch.Tensor] = []
-    room = TOTAL_BYTES
-    for position, value in enumerate(args):
-        if not isinstance(value, torch.Tensor) or value.is_meta:
-            continue
-        floating = value.is_floating_point() or value.is_complex()
-        size = values_nbytes(value)
-        if floating and (position in static or isinstance(value, torch.nn.Parameter) or size > FLOAT_BYTES):
-            continue
-        if size <= min(INTEGER_BYTES, room):
-            wanted.append(value)
-            room -= size
-    if wanted:
-        kept = keep_values(record.inputs, args, wanted, record.folder / "inputs")
-        record.update(inputs=kept.to_json())
 
 
 def _still_alive(error: BaseException, record: RecordedGraph) -> list[Any]:

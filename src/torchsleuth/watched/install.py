@@ -18,17 +18,16 @@ from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.startup import after_import
 
 _watching = False
-_finish: Callable[[Any], object] | None = None
 
 
 def watch_this_process(
-    settings: Settings | None = None, finish: Callable[[Any], object] | None = None
+    settings: Settings | None = None, finish: Callable[[Any], object] = lambda flight: None
 ) -> None:
     """Watches every compile of this process from now on; does nothing where that is not asked for.
 
     `finish` makes cases at once, where nobody outside does so in the end.
     """
-    global _watching, _finish
+    global _watching
     if os.environ.get("TORCHSLEUTH_OVERRIDES"):
         # Before the watch, which then sees what comes of it.
         from torchsleuth.watched.apply_change import change_this_process
@@ -37,79 +36,70 @@ def watch_this_process(
     settings = settings or settings_from_environment()
     if settings is None or _watching:
         return
-    _watching, _finish = True, finish
+    _watching = True
     if os.environ.get(OBSERVE_VARIABLE):
         from torchsleuth.watched.observe import observe_this_process
 
         observe_this_process(settings)
     if settings.watches_failures:
-        _watch_for_failures(settings)
+        _watch_for_failures(settings, functools.cache(lambda: _begin(settings, finish)))
 
 
-def _watch_for_failures(settings: Settings) -> None:
-    # torch's modules import each other in circles: while one of them is being imported nothing but a thin hook is
-    # put in, and the watch itself is imported when the hook is first used.
+def _begin(settings: Settings, finish: Callable[[Any], object]) -> Any:
+    try:
+        from torchsleuth.watched.watch import Watch
+
+        return Watch(settings, finish=finish)
+    except Exception as error:  # the user's program comes first
+        sys.stderr.write(f"torchsleuth: not watching: {type(error).__name__}: {error}\n")
+        return None
+
+
+def _watch_for_failures(settings: Settings, begun: Callable[[], Any]) -> None:
+    """torch's modules import each other in circles: while one of them is being imported nothing but a thin hook is
+    put in, and the watch itself is imported and `begun` when the hook is first used."""
+
+    def hand_on(handler: str, call: Any) -> Any:
+        watch = begun()
+        return call.as_without_us() if watch is None else getattr(watch, handler)(call)
+
     def hook(name: str, seam: str, handler: str) -> None:
         def put_in(_module: ModuleType) -> None:
             from torchsleuth.torch_internals import hooks, saved_code
 
             hooks.require_supported_torch()
             put = getattr(hooks, seam, None) or getattr(saved_code, seam)
-            put(lambda call: _hand_on(settings, handler, call))
+            put(functools.partial(hand_on, handler))
 
         after_import(name, put_in)
+
+    def route_overrides(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.hooks import route_backend_overrides
+
+        route_backend_overrides()
+
+    def forget_graphs(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.saved_code import forget_cached_graphs
+
+        forget_cached_graphs()
+
+    def remember_decompositions(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.decompositions import remember_table
+
+        remember_table()
+
+    def watch_calls(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compiled_calls import hook_compiled_calls
+
+        hook_compiled_calls(lambda call: None if begun() is None else begun().on_call(call))
 
     hook(module_names.FRAME_CAPTURE, "hook_frame_captures", "on_frame")
     hook(module_names.BACKEND_CALL, "hook_backend_calls", "on_backend")
     hook(module_names.INNER_COMPILE, "hook_inner_compiles", "on_inner")
-    after_import(module_names.CAPTURED_GRAPH, _route_overrides)
-    after_import(module_names.GRAPH_CACHE, _forget_cached_graphs)
-    after_import(module_names.DECOMPOSITIONS, _remember_decompositions)
+    after_import(module_names.CAPTURED_GRAPH, route_overrides)
+    after_import(module_names.GRAPH_CACHE, forget_graphs)
+    after_import(module_names.DECOMPOSITIONS, remember_decompositions)
     hook(module_names.PACKAGES, "hook_packages", "on_saved_code")
     hook(module_names.BUNDLES, "hook_bundles", "on_saved_code")
     if settings.checks_accuracy:
-        after_import(module_names.COMPILED_CALL, lambda _: _watch_calls(settings))
-
-
-def _route_overrides(_module: ModuleType) -> None:
-    from torchsleuth.torch_internals.hooks import route_backend_overrides
-
-    route_backend_overrides()
-
-
-def _forget_cached_graphs(_module: ModuleType) -> None:
-    from torchsleuth.torch_internals.saved_code import forget_cached_graphs
-
-    forget_cached_graphs()
-
-
-def _remember_decompositions(_module: ModuleType) -> None:
-    from torchsleuth.torch_internals.decompositions import remember_table
-
-    remember_table()
-
-
-def _watch_calls(settings: Settings) -> None:
-    from torchsleuth.torch_internals.compiled_calls import hook_compiled_calls
-
-    def begin(call: Any) -> Any:
-        watch = _watch(settings)
-        return None if watch is None else watch.on_call(call)
-
-    hook_compiled_calls(begin)
-
-
-def _hand_on(settings: Settings, handler: str, call: Any) -> Any:
-    watch = _watch(settings)
-    return call.as_without_us() if watch is None else getattr(watch, handler)(call)
-
-
-@functools.cache
-def _watch(settings: Settings) -> Any:
-    try:
-        from torchsleuth.watched.watch import Watch
-
-        return Watch(settings, finish=_finish)
-    except Exception as error:  # the user's program comes first
-        sys.stderr.write(f"torchsleuth: not watching: {type(error).__name__}: {error}\n")
-        return None
+        after_import(module_names.COMPILED_CALL, watch_calls)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ import torch
 from torchsleuth.core.cases.record import GraphRecord
 from torchsleuth.core.watching import Settings
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits
 from torchsleuth.torch_core.compare.reference.eager import MUTATED, EagerRun, OtherDraws, handed_over, inlined
 from torchsleuth.torch_core.compare.reference.memory import copies_counted, memory_counted_apart
@@ -135,36 +134,42 @@ def is_due(settings: Settings, calls: int) -> bool:
     return calls <= CHECKED_CALLS
 
 
-def checked_call(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any], boxed: bool) -> Any:
+def checked_call(
+    graph: GuardedGraph, compiled: Callable[[list[Any]], Any], args: list[Any], inner: bool
+) -> Any:
     """Makes the program's call and judges its result; what the program gets is what the call returned."""
     held = list(args)
     before: list[Any] | None = None
     state: RngState | None = None
     drawn = graph.watch.drawn
-    if not boxed:
+    if not inner:
         drawn.clear()  # of a call that raised
     known_draws = len(drawn)
-    notes = boxed and graph.eager is not None and any(may_draw(n) for n in graph.eager.graph.nodes)
+    notes = inner and graph.eager is not None and any(may_draw(n) for n in graph.eager.graph.nodes)
     with copies_counted(held):
         with graph.watch.our_own_work():
             before, state = clone_inputs(held), save_rng()
             graph.held.take_values()
         failed_before = graph.flight.failed
         with noting_draws(drawn) if notes else nullcontext():
-            result = compiled(args) if boxed else compiled(*args)
+            result = compiled(args)
         own_draws = drawn[known_draws:]
-        if not boxed or graph.record.facts.settings.direction == "backward":
+        if not inner or graph.record.facts.settings.direction == "backward":
             del drawn[known_draws:]  # nobody else asks for them, and masks are as large as values
-        known = not boxed and graph.record.facts.compile_id in graph.watch.wrong_inside
+        known = not inner and graph.record.facts.compile_id in graph.watch.wrong_inside
         if before is None or state is None or known or graph.flight.failed != failed_before:
             return result  # a graph inside this one is to blame, and has been
         with memory_counted_apart(held):
             with graph.watch.our_own_work(), rng_kept() as after:
                 found = _wrong_result(graph, before, Numbers(state, after, own_draws), result, held)
                 if found is not None:
-                    failures.report_wrong_result(graph.watch, graph.flight, graph.record, *found, before)
-                    _note_inside(graph, boxed)
-            if not boxed and graph.flight.failed == failed_before and _trains(result):
+                    verdict, far = found
+                    _report(graph, verdict, _diverged(verdict), far, before)
+                    facts = graph.record.facts
+                    if inner and facts.compile_id is not None and facts.settings.direction == "forward":
+                        # What is captured around it is wrong with it, also in calls in which this is not checked.
+                        graph.watch.wrong_inside.add(facts.compile_id)
+            if not inner and graph.flight.failed == failed_before and _trains(result):
                 _check_gradients(graph, compiled, before, state)
     return result
 
@@ -201,17 +206,11 @@ class Numbers:
     drawn: list[Draw]
 
 
-def _note_inside(graph: GuardedGraph, boxed: bool) -> None:
-    """What is captured around a forward that is wrong is wrong with it, also in calls in which that is not checked."""
-    facts = graph.record.facts
-    if boxed and facts.compile_id is not None and facts.settings.direction == "forward":
-        graph.watch.wrong_inside.add(facts.compile_id)
-
-
 def _wrong_result(
     graph: GuardedGraph, before: list[Any], numbers: Numbers, result: Any, after: Sequence[Any]
-) -> tuple[Signature, dict[str, Any]] | None:
-    """What is wrong with a result, judged against the graph run in eager and in float64; None where nothing is."""
+) -> tuple[Verdict, dict[str, float]] | None:
+    """What is wrong with a result, judged against the graph run in eager and in float64, and how far each leaf is from
+    eager; None where nothing is."""
     assert graph.eager is not None
     if graph.record.facts.settings.direction == "backward":
         after = ()  # activations saved for the backward are its own: compiled code may reuse their memory
@@ -244,15 +243,27 @@ def _wrong_result(
         drawn=numbers.drawn,
     )
     _tell(graph, verdict)
-    if not verdict.diverged:
-        return None
-    wrong = tuple(leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED)
+    return (verdict, apart) if verdict.diverged else None
+
+
+def _diverged(verdict: Verdict) -> list[str]:
+    return [leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED]
+
+
+def _report(
+    graph: GuardedGraph,
+    verdict: Verdict,
+    wrong: Sequence[str],
+    far: Mapping[str, float],
+    before: Sequence[Any],
+) -> None:
+    """A result of which `wrong` is wrong becomes a failure on disk; `far` is how far from eager leaves were."""
     detail = {
         "sentence": str(verdict),
         "verdict": verdict.to_json(),
-        "tolerances": tolerances_again(apart, wrong),
+        "tolerances": tolerances_again(far, wrong),
     }
-    return Signature("accuracy", "run", outputs=wrong), detail
+    failures.report_wrong_result(graph.watch, graph.flight, graph.record, wrong, detail, before)
 
 
 def _in_eager(graph: torch.fx.GraphModule, before: list[Any], numbers: Numbers) -> tuple[Any, list[Any]]:
@@ -268,7 +279,7 @@ def _in_eager(graph: torch.fx.GraphModule, before: list[Any], numbers: Numbers) 
         return graph(*values), values
 
 
-def tolerances_again(apart: dict[str, float], wrong: Sequence[str]) -> dict[str, float]:
+def tolerances_again(apart: Mapping[str, float], wrong: Sequence[str]) -> dict[str, float]:
     """How far from eager each leaf may be where the graph runs again, from how far it was here.
 
     A leaf is wrong again when it is half as far as it was here, and one that was judged right when it is much further.
@@ -322,7 +333,7 @@ def _trains(result: Any) -> bool:
 
 
 def _check_gradients(
-    graph: GuardedGraph, compiled: Callable[..., Any], before: list[Any], state: RngState
+    graph: GuardedGraph, compiled: Callable[[list[Any]], Any], before: list[Any], state: RngState
 ) -> None:
     """Runs forward and backward once more, on copies, compiled and eager, and compares the gradients.
 
@@ -343,7 +354,7 @@ def _check_gradients(
             verdict = judge_gradients(
                 graph.eager,
                 before,
-                lambda *args: compiled(*args),
+                lambda *args: compiled(list(args)),
                 draws=graph.watch.drawn,
                 parameters_of_compiled=graph.held.of_program(),
             )
@@ -356,15 +367,11 @@ def _check_gradients(
             _tell(graph, verdict)
     if verdict is None or not verdict.diverged or graph.flight.failed != seen:
         return
-    diverged = [leaf for leaf in verdict.leaves if leaf.kind == DIVERGED]
-    wrong = tuple(path_of_joint(leaf.path) for leaf in diverged)
     far = {
-        path: abs(leaf.compiled - leaf.eager)
-        for path, leaf in zip(wrong, diverged)
-        if leaf.compiled is not None and leaf.eager is not None
+        path_of_joint(leaf.path): abs(leaf.compiled - leaf.eager)
+        for leaf in verdict.leaves
+        if leaf.kind == DIVERGED and leaf.compiled is not None and leaf.eager is not None
     }
-    known = tolerances_again({path: each for path, each in far.items() if 0 < each < math.inf}, wrong)
-    detail = {"sentence": str(verdict), "verdict": verdict.to_json(), "tolerances": known}
     with graph.watch.our_own_work():
-        signature = Signature("accuracy", "run", outputs=wrong)
-        failures.report_wrong_result(graph.watch, graph.flight, graph.record, signature, detail, before)
+        known = {path: each for path, each in far.items() if 0 < each < math.inf}
+        _report(graph, verdict, list(map(path_of_joint, _diverged(verdict))), known, before)

@@ -1,7 +1,7 @@
 """What our work in the user's process stands on: where the program was started, when a module has been imported, no
 warnings of ours, and what stands in the place of a function of the program's.
 
-It stands on the standard library alone, so that it is there before torch.
+It stands on the standard library, so that it is there before torch.
 """
 
 from __future__ import annotations
@@ -12,17 +12,38 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
+
+from torchsleuth.script_runtime.hiding import hide_in_words
+
+_STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 # The folder the program was started in; None where that is gone. It may change to another later.
 try:
     started_in: str | None = os.getcwd()
 except OSError:
     started_in = None
+
+
+def how_started() -> dict[str, Any]:
+    """How to start the program again, for what is tried on the whole of it."""
+    return {"command": hide_in_words(sys.orig_argv), "cwd": started_in}
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is a library's, Python's own included.
+
+    >>> is_installed(os.__file__)
+    True
+    """
+    return bool(_INSTALLED.search(file)) or file.startswith(_STANDARD)
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:

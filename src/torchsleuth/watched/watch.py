@@ -63,7 +63,11 @@ class Watch:
     """What one watched process knows: its settings, its flight recorder, and which frame is being captured."""
 
     def __init__(
-        self, settings: Settings, *, finish: Callable[[Flight], object] | None = None, everything: bool = True
+        self,
+        settings: Settings,
+        *,
+        finish: Callable[[Flight], object] = lambda flight: None,
+        everything: bool = True,
     ) -> None:
         """`everything` is False where only graphs of one backend object are watched; `finish` makes cases at once."""
         self.settings = settings
@@ -97,7 +101,7 @@ class Watch:
         """This process's recorder; None where its folder cannot be written (said once, on stderr)."""
         if self._flight is None and not self._broken:
             try:
-                self._flight = Flight(self.settings.spool)
+                self._flight = Flight(self.settings.spool, self.finish)
                 atexit.register(self._look_at_device)
             except OSError as error:
                 self._broken = True
@@ -200,18 +204,15 @@ class Watch:
         # After a graph break the rest of `forward` is traced as `torch_dynamo_resume_in_forward_at_12`.
         return function is not None and (function == only or f"_resume_in_{only}_at_" in function)
 
-    # ---- the three places where a graph is handed to a compiler
+    # ---- the three places where a graph is handed to a compiler, and what they have in common
 
     def on_backend(self, call: seams.BackendCall) -> Callable[..., Any]:
         """After Dynamo: one captured graph goes to its backend."""
         if self.judging:
             return call.graph
-        origin = self._quietly(self._origin_of_backend_call, call)
-        if origin is None:
-            return call.as_without_us()
-        return self._attend(call, origin, guard_unboxed)
+        return self._attend(call, lambda: self._origin_of_captured(call), guard_unboxed)
 
-    def _origin_of_backend_call(self, call: seams.BackendCall) -> GraphOrigin | None:
+    def _origin_of_captured(self, call: seams.BackendCall) -> GraphOrigin | None:
         compile_id = seams.current_compile_id()
         if compile_id is not None and self._function is not None:
             self._function_of[compile_id] = self._function
@@ -226,12 +227,9 @@ class Watch:
 
     def on_inner(self, call: seams.InnerCompile) -> Any:
         """After AOTAutograd: one aten graph goes to Inductor, forward, backward or inference."""
-        origin = self._quietly(self._origin_of_inner_compile, call)
-        if origin is None:
-            return call.as_without_us()
-        return self._attend(call, origin, _guard_inner)
+        return self._attend(call, lambda: self._origin_of_inner(call), _guard_inner)
 
-    def _origin_of_inner_compile(self, call: seams.InnerCompile) -> GraphOrigin | None:
+    def _origin_of_inner(self, call: seams.InnerCompile) -> GraphOrigin | None:
         compile_id = seams.current_compile_id()
         foreign = not self.everything and compile_id not in self._outer_of
         if self.suspended or foreign or self.settings.after == "dynamo" or not self._wanted(compile_id):
@@ -246,6 +244,81 @@ class Watch:
             function=self._function or self._function_of.get(compile_id or ""),
             outer=self._outer_of.get(compile_id or ""),
         )
+
+    def on_compiler(self, call: seams.BackendCall, kwargs: dict[str, Any]) -> Any:
+        """After AOTAutograd: one aten graph goes to a compiler that someone else wrote."""
+        return self._attend(call, lambda: self._origin_of_foreign(call, kwargs), _guard_by_flag)
+
+    def _origin_of_foreign(self, call: seams.BackendCall, kwargs: dict[str, Any]) -> GraphOrigin | None:
+        if self.suspended:
+            return None
+        kept = {k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float, str))}
+        return GraphOrigin(
+            _settings("aot", call.name, compile_kwargs=kept),
+            compile_id=seams.current_compile_id(),
+            custom_backend=None if seams.is_inner_compile(call.backend) else call.backend,
+        )
+
+    def _attend(
+        self,
+        call: seams.BackendCall | seams.InnerCompile,
+        origin_of: Callable[[], GraphOrigin | None],
+        guard: Callable[[Any, GuardedGraph], Any],
+    ) -> Any:
+        """Record the graph, let it be compiled, and put a guard around what comes of it; `origin_of` says None where it
+        is none of ours."""
+        origin, record = None, None
+        eager: torch.fx.GraphModule | None = None
+        held = HeldTensors()
+        try:
+            origin = origin_of()  # in the caller's own modes, which it looks at
+        except Exception as error:
+            if self.flight is not None:
+                self.flight.log(f"internal error: {failures.describe(error)}")
+        if origin is None or (flight := self.flight) is None:
+            return call.as_without_us()
+        with self.our_own_work():
+            number, folder = flight.new_graph()
+            record = record_graph(folder, number, call.graph, call.inputs, origin)
+            wants_eager = self.settings.checks_accuracy or self.settings.keep_going
+            if wants_eager and not keeps_state(call.graph):
+                eager = runnable_copy(call.graph)  # the compiler takes the graph over and changes it
+            if eager is not None and origin.settings.level == "dynamo":
+                held = HeldTensors.between(eager, call.graph)
+        if record is None:
+            return call.as_without_us()
+        if origin.settings.level == "dynamo" and origin.compile_id is not None:
+            self._outer_of[origin.compile_id] = record.facts.number
+            self._captured[origin.compile_id] = record
+        compiled = self._compile(flight, record, call, eager)
+        return guard(compiled, GuardedGraph(self, flight, record, eager, held))
+
+    def _compile(
+        self,
+        flight: Flight,
+        record: RecordedGraph,
+        call: seams.BackendCall | seams.InnerCompile,
+        eager: torch.fx.GraphModule | None,
+    ) -> Any:
+        slot = flight.compile_slot(record.facts.number)
+        flight.counters[slot] += 1
+        try:
+            return call.as_without_us()
+        except Exception as error:
+            if seams.is_control_flow(error):
+                raise
+            if not failures.already_reported(error):
+                with self.our_own_work():
+                    failures.report_failure(self, flight, record, error, "compile")
+            elif failures.is_repeated(error):
+                failures.forget(record, "compile")
+            if self.settings.keep_going and eager is not None:
+                return eager
+            raise
+        finally:
+            flight.counters[slot] += 1
+
+    # ---- code that was compiled before, and what backends run by themselves
 
     def on_saved_code(self, code: SavedCode) -> Any:
         """Code that was compiled before, here or elsewhere, is loaded."""
@@ -278,89 +351,13 @@ class Watch:
             return
         compiling, compile_id = found
         record = self._captured.get(compile_id or "", latest.record)
-        kind, phase = ("compile_error", "compile") if compiling else ("runtime_error", "run")
         record.update(settings=replace(record.facts.settings, direction="backward"))
-        failures.report_failure(self, latest.flight, record, error, kind, phase, ())
+        failures.report_failure(self, latest.flight, record, error, "compile" if compiling else "run")
 
     def with_outer(self, record: RecordedGraph) -> list[RecordedGraph]:
         """A graph, and the one that Dynamo captured and that it is part of."""
         outer = self._captured.get(record.facts.compile_id or "")
         return [record] if outer is None or outer is record else [record, outer]
-
-    def on_compiler(self, call: seams.BackendCall, kwargs: dict[str, Any]) -> Any:
-        """After AOTAutograd: one aten graph goes to a compiler that someone else wrote."""
-        if self.suspended:
-            return call.as_without_us()
-        kept = {k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float, str))}
-        origin = GraphOrigin(
-            _settings("aot", call.name, compile_kwargs=kept),
-            compile_id=seams.current_compile_id(),
-            custom_backend=None if seams.is_inner_compile(call.backend) else call.backend,
-        )
-        return self._attend(call, origin, _guard_by_flag)
-
-    def _quietly(self, look: Callable[[Any], GraphOrigin | None], call: Any) -> GraphOrigin | None:
-        """What `look` says about a call, in the caller's own modes; None, and a line in the log, where it fails."""
-        try:
-            return look(call)
-        except Exception as error:
-            if self.flight is not None:
-                self.flight.log(f"internal error: {failures.describe(error)}")
-            return None
-
-    # ---- what they have in common
-
-    def _attend(
-        self,
-        call: seams.BackendCall | seams.InnerCompile,
-        origin: GraphOrigin,
-        guard: Callable[[Any, GuardedGraph], Any],
-    ) -> Any:
-        """Record the graph, let it be compiled, and put a guard around what comes of it."""
-        flight, record = self.flight, None
-        eager: torch.fx.GraphModule | None = None
-        held = HeldTensors()
-        if flight is not None:
-            with self.our_own_work():
-                number, folder = flight.new_graph()
-                record = record_graph(folder, number, call.graph, call.inputs, origin)
-                wants_eager = self.settings.checks_accuracy or self.settings.keep_going
-                if wants_eager and not keeps_state(call.graph):
-                    eager = runnable_copy(call.graph)  # the compiler takes the graph over and changes it
-                if eager is not None and origin.settings.level == "dynamo":
-                    held = HeldTensors.between(eager, call.graph)
-        if flight is None or record is None:
-            return call.as_without_us()
-        if origin.settings.level == "dynamo" and origin.compile_id is not None:
-            self._outer_of[origin.compile_id] = record.facts.number
-            self._captured[origin.compile_id] = record
-        compiled = self._compile(flight, record, call, eager)
-        return guard(compiled, GuardedGraph(self, flight, record, eager, held))
-
-    def _compile(
-        self,
-        flight: Flight,
-        record: RecordedGraph,
-        call: seams.BackendCall | seams.InnerCompile,
-        eager: torch.fx.GraphModule | None,
-    ) -> Any:
-        slot = flight.compile_slot(record.facts.number)
-        flight.counters[slot] += 1
-        try:
-            return call.as_without_us()
-        except Exception as error:
-            if seams.is_control_flow(error):
-                raise
-            if not failures.already_reported(error):
-                with self.our_own_work():
-                    failures.report_failure(self, flight, record, error, "compile_error", "compile", ())
-            elif failures.is_repeated(error):
-                failures.forget(record, "compile")
-            if self.settings.keep_going and eager is not None:
-                return eager
-            raise
-        finally:
-            flight.counters[slot] += 1
 
 
 def _guard_inner(compiled: Any, graph: GuardedGraph) -> Any:

@@ -28,7 +28,7 @@ from torchsleuth.core.processes.sealed import why_not_sealable
 from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.watched import failures, rewritten
-from torchsleuth.watched.call_difference import COMPILED
+from torchsleuth.watched.call_difference import COMPILED, CallVerdict
 from torchsleuth.watched.call_judge import CALL_SECONDS, Between, content_of, fork_judge, how_it_ended
 from torchsleuth.watched.call_state import user_function
 from torchsleuth.watched.flight import Flight
@@ -59,7 +59,7 @@ class WholeCalls:
 
     functions: dict[tuple[Any, int], _Function] = field(default_factory=dict)
     seconds_left: float = ALL_SECONDS
-    said: set[str] = field(default_factory=set)
+    logged: set[str] = field(default_factory=set)
     merged: list[MergedOutputs] = field(default_factory=list)
 
     def due(self, key: tuple[Any, int]) -> _Function | None:
@@ -85,7 +85,7 @@ def begin(watch: Watch, flight: Flight, call: CompiledCall) -> Callable[[tuple[A
     graphs, failed = flight.graphs, flight.failed
     why_not = _why_not(state)
     if why_not is not None:
-        _say_once(state, flight, f"whole calls are not compared with eager: {why_not}")
+        _log_once(state, flight, f"whole calls are not compared with eager: {why_not}")
         rewritten.end_if_not_compared(why_not)
         return None
     known.checked += 1
@@ -134,13 +134,13 @@ def _why_not(state: WholeCalls) -> str | None:
     return None
 
 
-def _say_once(state: WholeCalls, flight: Flight, sentence: str) -> None:
-    if sentence not in state.said:
-        state.said.add(sentence)
+def _log_once(state: WholeCalls, flight: Flight, sentence: str) -> None:
+    if sentence not in state.logged:
+        state.logged.add(sentence)
         flight.log(sentence)
 
 
-def _verdict(judge: int, between: Between, deadline: float) -> dict[str, Any]:
+def _verdict(judge: int, between: Between, deadline: float) -> CallVerdict:
     status = None
     try:
         while status is None:
@@ -149,18 +149,15 @@ def _verdict(judge: int, between: Between, deadline: float) -> dict[str, Any]:
             if status is None and time.monotonic() > deadline:
                 os.kill(judge, signal.SIGKILL)
                 os.waitpid(judge, 0)
-                return {"why_not": "the comparison took too long"}
+                return CallVerdict("the comparison took too long")
             if status is None:
                 time.sleep(0.005)
         text = content_of(between.answer)
     except ChildProcessError:
-        return {"why_not": "the program took the end of the comparing process for one of its own"}
+        return CallVerdict("the program took the end of the comparing process for one of its own")
     finally:
         between.close()
-    if text:
-        found: dict[str, Any] = json.loads(text)
-        return found
-    return {"why_not": how_it_ended(status)}
+    return CallVerdict(**json.loads(text)) if text else CallVerdict(how_it_ended(status))
 
 
 def _conclude(
@@ -168,32 +165,25 @@ def _conclude(
     flight: Flight,
     function: FunctionType,
     known: _Function,
-    verdict: dict[str, Any],
+    verdict: CallVerdict,
     failed_before: int,
 ) -> None:
     code = function.__code__
-    if "why_not" in verdict:
-        _say_once(
-            watch.whole_calls,
-            flight,
-            f"calls of {code.co_name} not compared with eager: {verdict['why_not']}",
-        )
+    if verdict.why_not is not None:
+        why_not = f"calls of {code.co_name} not compared with eager: {verdict.why_not}"
+        _log_once(watch.whole_calls, flight, why_not)
         if flight.failed == failed_before:
-            rewritten.end_if_not_compared(verdict["why_not"])
+            rewritten.end_if_not_compared(verdict.why_not)
         return
     # A call that fails has its case from whoever failed.
-    if not verdict["paths"] or (verdict["raises"] and flight.failed != failed_before):
+    if not verdict.paths or (verdict.raises and flight.failed != failed_before):
         return
-    known.checked = MOST_CALLS  # told once
+    known.checked = MOST_CALLS  # once is enough
     component, line = "dynamo", None
-    if verdict["how"] == COMPILED:
+    if verdict.how == COMPILED:
         component, line = component_of(watch.whole_calls.merged, code.co_filename)
-    failures.report_wrong_call(
-        watch,
-        flight,
-        (code.co_filename, code.co_name, line or _line_of_definition(code)),
-        failures.WrongCall(component, verdict["paths"], verdict["sentences"], verdict["call"]),
-    )
+    place = (code.co_filename, code.co_name, line or _line_of_definition(code))
+    failures.report_wrong_call(flight, place, component, verdict)
 
 
 def _line_of_definition(code: CodeType) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.errors import DamagedCase, NewerSchema
+from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol import codec
 from torchsleuth.script_runtime.signature import Signature
 
@@ -119,6 +120,19 @@ class Workaround:
         None  # whether the user's whole program passed with it; None where it was not tried
     )
     seconds: float | None = None  # that trying it took
+
+    @staticmethod
+    def of(
+        change: Change,
+        error: str | None,
+        *,
+        cost: float | None = None,
+        program: bool | None = None,
+        seconds: float | None = None,
+    ) -> Workaround:
+        """What came of a change that was tried, verified where no error says why not: `Workaround.of(RANDOM, None)`."""
+        passed = error is None
+        return Workaround(change.name, change.how, passed, error, change.disables, cost, program, seconds)
 
 
 @dataclass(frozen=True)

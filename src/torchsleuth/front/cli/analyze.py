@@ -22,9 +22,10 @@ from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.front.cli.options import Function, budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show, status
-from torchsleuth.front.cli.wanted import adopted, agree_to, known_case, yes_option
+from torchsleuth.front.cli.wanted import agree_to, known_case, yes_option
 from torchsleuth.front.report.png import NoPng, png_writer
-from torchsleuth.front.supervise.pipeline import analyze_step, processes_for
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
+from torchsleuth.front.supervise.road import adopt, find_divergence
 
 # Phase -> what a person reads while it runs.
 DOING = {
@@ -128,9 +129,11 @@ def _analyzed(
     folder = what if isinstance(what, CaseFolder) else None
     with processes_for(folder, workers) as processes:
         try:
-            folder = folder or adopted(Path(str(what)), cases_dir, processes, budget)
+            folder = folder or adopt(processes, Path(str(what)), cases_dir, budget, say)
             left = max(1.0, budget - (time.monotonic() - started))
-            return analyze_step(folder, processes, left, say, line.hear, without=without, save=save)
+            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.hear)
+            find_divergence(case, left, without=without, save=save)
+            return case.folder
         except KeyboardInterrupt:
             line.end()
             if folder is not None and folder.has(FILE):

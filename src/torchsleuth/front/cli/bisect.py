@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -30,8 +29,8 @@ from torchsleuth.front.bisect.releases import (
 from torchsleuth.front.cli.options import budget_option, cases_option, json_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.wanted import NotAgreed, agree_to, script_of
+from torchsleuth.front.supervise.case_at_work import phase_clock
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
-from torchsleuth.front.supervise.verification import phase_clock
 from torchsleuth.script_runtime.signature import Signature
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -90,7 +89,7 @@ def bisect_verb(
     script = script.resolve()
     provider = _provider(folder, index_url)
     versions = _versions(provider, torch_range, releases)
-    _say(f"{len(versions)} {_releases(len(versions))}: {', '.join(versions)}")
+    say(f"{len(versions)} {_releases(len(versions))}: {', '.join(versions)}")
     search = Search(versions, provider, _runner(folder, script, expected, times), deadline, workers)
     key = _key(script, index_url, times)
     if folder is not None:
@@ -108,7 +107,7 @@ def bisect_verb(
 def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
     """The search, with progress on stderr and every answer put into the case at once."""
     started = time.monotonic()
-    search.say = _say
+    search.say = say
 
     def keep(result: Bisection) -> None:
         if folder is not None:
@@ -116,7 +115,7 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
             update_case(folder, extra={"bisect": section})
 
     def heard(tried: TriedRelease) -> None:
-        _say(
+        say(
             f"torch {tried.version} {tried.outcome}: {tried.why} ({tried.seconds:.0f} s); "
             f"{len(search.tried)} of {len(search.versions)} known after {time.monotonic() - started:.0f} s"
         )
@@ -126,7 +125,7 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
     try:
         result = bisect_releases(search)
     except KeyboardInterrupt:
-        _say("stopped; environments and answers so far are kept, and the same command goes on")
+        say("stopped; environments and answers so far are kept, and the same command goes on")
         raise
     keep(result)
     return result
@@ -134,7 +133,7 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
 
 def _provider(folder: CaseFolder | None, index_url: str | None) -> IndexProvider:
     on_cuda = folder is not None and folder.case.device.startswith("cuda")
-    return IndexProvider(index_url, nightlies=nightly_index(installed_cuda() if on_cuda else None), say=_say)
+    return IndexProvider(index_url, nightlies=nightly_index(installed_cuda() if on_cuda else None), say=say)
 
 
 def _versions(provider: IndexProvider, torch_range: str | None, releases: str | None) -> list[str]:
@@ -170,7 +169,7 @@ def _agree(plan: Plan, yes: bool, cheaper: str) -> None:
     if not plan.count:
         return
     about = "" if plan.exact else ", by estimate"
-    _say(
+    say(
         f"this downloads up to {plan.most} {_releases(plan.most)} of torch, {plan.bytes / 1e9:.1f} GB{about} "
         f"(all {plan.count}, {plan.all_bytes / 1e9:.1f} GB, where many cannot be tested).{cheaper}"
     )
@@ -214,11 +213,3 @@ def sentence_of(result: Bisection) -> str:
 
 def _releases(count: int) -> str:
     return "release" if count == 1 else "releases"
-
-
-_SAYING = threading.Lock()
-
-
-def _say(text: str) -> None:
-    with _SAYING:  # several releases report at a time
-        say(text)

@@ -5,6 +5,7 @@ A folder for each compile, and in it the stages of its graphs, numbered in the o
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections import Counter
@@ -18,9 +19,10 @@ from torchsleuth.core.cases.record import GraphRecord, read_record
 from torchsleuth.core.cases.runs import run_folder, write_result
 from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.front.cli.observed import ObservedRun, ProgramToObserve
-from torchsleuth.front.observe.diagram import diagram_svg
 from torchsleuth.front.observe.events import ReusedIds
 from torchsleuth.front.observe.trace import Trace
+from torchsleuth.front.report.drawing import MOST_IN_A_FILE, TooLarge, draw
+from torchsleuth.front.report.graph_reading import NotAGraph, read_graph
 from torchsleuth.torch_core.repro.script import script_text
 
 # Stage -> (ending of the file, what it is); in the order of the compile. `{}` is forward, backward or inference.
@@ -263,9 +265,12 @@ def _of_record(
         name = f"{before}-runnable"
         text = script_text(record, graph, None, inputs=record.inputs, name=f"{name}.py", pasted=True)
         made.append(Artefact(compile, name, text))
-    drawing = diagram_svg(graph) if "diagram" in kinds else None
-    if drawing is not None:
-        made.append(Artefact(compile, f"{before}-diagram", drawing))
+    if "diagram" in kinds:
+        from torchsleuth.front.report.html import graph_svg
+
+        with contextlib.suppress(NotAGraph, TooLarge):
+            drawing = graph_svg(draw(read_graph(graph), MOST_IN_A_FILE, named=True))
+            made.append(Artefact(compile, f"{before}-diagram", drawing))
     why = f"{compile[1]} {before} has no runnable script: {record.no_repro}" if record.no_repro else None
     return made, why if "runnable" in kinds else None
 

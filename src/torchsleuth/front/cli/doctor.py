@@ -24,6 +24,7 @@ from typing import Any
 
 import click
 
+import torchsleuth
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.tree import kill_group
@@ -81,7 +82,7 @@ def doctor_verb(torch_names: bool, cases_dir: Path, as_json: bool) -> int:
     if torch_names:
         return _show_torch_names(as_json)
     checks = [
-        Check("torchsleuth", True, f"{__version__}, in {Path(__file__).resolve().parent.parent}"),
+        Check("torchsleuth", True, f"{__version__}, in {Path(torchsleuth.__file__).resolve().parent}"),
         _python(),
         *_torch(),
         _compiler(),

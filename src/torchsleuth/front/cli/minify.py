@@ -10,6 +10,7 @@ import click
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.core.protocol.steps import REPRO
 from torchsleuth.front.cli.options import (
     budget_option,
     cases_option,
@@ -20,13 +21,12 @@ from torchsleuth.front.cli.options import (
 )
 from torchsleuth.front.cli.output import StatusLine, print_json, say, show
 from torchsleuth.front.cli.wanted import (
-    adopted,
     agree_to,
     known_case,
     yes_option,
 )
-from torchsleuth.front.supervise.pipeline import MinifyOutcome, minify_step, processes_for
-from torchsleuth.front.supervise.verification import REPRO
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
+from torchsleuth.front.supervise.road import MinifyOutcome, adopt, minify
 
 
 class NotWritten(SleuthError):
@@ -77,9 +77,10 @@ def minify_verb(
         try:
             if folder is None:
                 how = {"arguments": arguments, "timeout": timeout}
-                folder = adopted(Path(case_or_script), cases_dir, processes, budget, **how)
+                folder = adopt(processes, Path(case_or_script), cases_dir, budget, say, **how)
             left = max(1.0, budget - (time.monotonic() - started))
-            outcome = minify_step(folder, processes, left, say, line.hear)
+            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.hear)
+            outcome = minify(case, left)
         except KeyboardInterrupt:
             line.end()
             kept = folder is not None and folder.file(REPRO).is_file()

@@ -32,7 +32,6 @@ from torchsleuth.core.changes import NOTHING, Change, merged
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.options import STDERR, cases_option, json_option, module_option, program_line
 from torchsleuth.front.cli.output import say
-from torchsleuth.front.observe.compile_places import compile_places
 from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import Supervised, supervise
@@ -236,7 +235,7 @@ def say_no_graph(program: ProgramToObserve, run: ObservedRun) -> None:
             f"no graph came of {names}: `torchsleuth explain {shlex.join(program.line[1:])}` shows where capture stops"
         )
     else:
-        say_nothing_compiled(program.line)
+        say_nothing_compiled()
 
 
 def capture_stopped(events: Iterable[Event]) -> tuple[str, ...]:
@@ -252,13 +251,10 @@ def capture_stopped(events: Iterable[Event]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(event.fields.get("function")) for event in given_up))
 
 
-def say_nothing_compiled(line: Sequence[str]) -> None:
-    """Says so, why that may be, and where torch.compile would go in the script of this command line."""
+def say_nothing_compiled() -> None:
+    """Says so, and why that may be."""
     say(
         "nothing was compiled: torch.compile was given no function or module of the program's own that works on "
         "tensors. (torch compiles nothing for `.compile()` on a module of torch.nn itself, such as nn.Sequential: "
         "compile a function or module of yours that calls it)"
     )
-    script = next((Path(word) for word in line[1:2] if word.endswith(".py")), None)
-    for place in compile_places(script) if script is not None else ():
-        say(f"torch.compile could go here: {place}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 import time
 from typing import Any
 
@@ -19,11 +20,13 @@ from torchsleuth.script_runtime.hiding import hide_secrets
 
 # A script that is shown in full, a log.
 MOST_SHOWN = 1 << 20
+# Several threads may say something at a time, and a signal may arrive while one does.
+_SAYING = threading.RLock()
 
 
 def say(sentence: str, *, lines: bool = False) -> None:
     """A sentence on stderr, on one line unless `lines`: `say("stopped")`. Never raises: nobody may be there to read."""
-    with contextlib.suppress(OSError, ValueError):
+    with _SAYING, contextlib.suppress(OSError, ValueError):
         click.echo(f"torchsleuth: {_safe(sentence, lines)}", err=True)
 
 

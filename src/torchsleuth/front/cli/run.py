@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
-from torchsleuth.core.cases.folder import CaseFolder, update_case
-from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
@@ -33,10 +33,16 @@ from torchsleuth.front.cli.options import (
 )
 from torchsleuth.front.cli.output import print_json, say
 from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
-from torchsleuth.front.program.runs import ProgramRun
 from torchsleuth.front.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
 from torchsleuth.front.supervise.program import Supervised, supervise
-from torchsleuth.front.supervise.second_look import SHARE, look_for_device_fault
+from torchsleuth.front.supervise.program_runs import (
+    SHARE,
+    Caught,
+    Program,
+    ProgramRun,
+    cases_of_run,
+    record_device_fault,
+)
 
 if TYPE_CHECKING:
     from torchsleuth.front.supervise.own_error import OnlyCompiled
@@ -169,22 +175,25 @@ def run_verb(
     )
     seconds = time.monotonic() - started
     run = _explained(spool, cases_dir, result, seconds) if explain else None
-    cases: list[tuple[CaseFolder, WatchedProcess]] = []
+    cases: list[Caught] = []
     remarks: list[dict[str, Any]] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.
     ends = time.monotonic() + budget
     goes_on = not record_only and settings.level >= 2 and not result.only_record
     only_compiled = None
+    program = Program(tuple(line), os.getcwd())
     try:
         remarks += [remark for process in watched_processes(spool) for remark in process.remarks()]
         if not result.only_record:
-            look_for_device_fault(line, settings, timeout, time.monotonic() + budget * SHARE, say)
+            record_device_fault(program, settings, timeout, time.monotonic() + budget * SHARE, say)
         if goes_on and result.status and not result.interrupted:
             from torchsleuth.front.supervise.own_error import look_at_own_error
 
             first = ProgramRun(result.status, seconds)
-            only_compiled = look_at_own_error(line, settings, first, time.monotonic() + budget * SHARE, say)
-        whole = _cases(cases_dir, spool, line, result, cases, run)
+            only_compiled = look_at_own_error(
+                program, settings, first, time.monotonic() + budget * SHARE, say
+            )
+        whole = _cases(cases_dir, spool, result, cases, run)
         _say_remarks(remarks)
         if goes_on:
             cases = _finish(cases, ends, None if no_minify else workers)
@@ -221,39 +230,19 @@ def _after_the_dead(cases_dir: Path) -> None:
 def _cases(
     cases_dir: Path,
     spool: Path,
-    line: list[str],
     result: Supervised,
-    cases: list[tuple[CaseFolder, WatchedProcess]],
+    cases: list[Caught],
     run: str | None,
 ) -> bool:
     """A case for every failure of the run; says what there was to see where there is none. Whether all were written."""
-    from torchsleuth.torch_core.repro.assemble import make_case
-
     processes = watched_processes(spool)
-    found: dict[Path, tuple[CaseFolder, WatchedProcess]] = {}
-    # What a process reports once it has been found hanging comes of its being ended.
-    ended = {process.folder: failure["time"] for process, failure in result.lost}
-    reported = [
-        (process, failure)
-        for process in processes
-        for failure in process.failures()
-        if failure["time"] < ended.get(process.folder, float("inf"))
-    ]
-    unwritten = 0
-    for process, failure in [*reported, *result.lost]:
-        try:
-            folder = make_case(cases_dir, process, failure, os.environ)
-            if run is not None:
-                folder = update_case(folder, extra={**folder.case.extra, "run": run})
-        except (OSError, SleuthError) as why:
-            unwritten += 1
-            say(
-                f"a failure could not be made a case ({why}); what is known stays in {spool}, and the next "
-                "`torchsleuth run` makes a case of it"
-            )
-            continue
-        found[folder.path] = (folder, process)
-    cases += found.values()
+    found, unwritten = cases_of_run(cases_dir, spool, result, run)
+    cases += found
+    for why in unwritten:
+        say(
+            f"a failure could not be made a case ({why}); what is known stays in {spool}, and the next "
+            "`torchsleuth run` makes a case of it"
+        )
     graphs = sum(process.captured_graphs() for process in processes)
     troubled = [process for process in processes if "internal error" in process.log()]
     for process in troubled:
@@ -262,7 +251,7 @@ def _cases(
             lines=True,
         )
     if found:
-        for folder, _ in found.values():
+        for folder, _ in found:
             _say_case(folder)
         if result.only_record:
             say(
@@ -278,7 +267,7 @@ def _cases(
     elif not processes and (reason := _cannot_record(spool)) is not None:
         say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
     else:
-        say_nothing_compiled(line)
+        say_nothing_compiled()
     return not unwritten
 
 
@@ -345,18 +334,16 @@ def _name(folder: CaseFolder) -> str:
     return folder.case.id if folder.path.parent.absolute() == default else os.path.relpath(folder.path)
 
 
-def _finish(
-    cases: list[tuple[CaseFolder, WatchedProcess]], deadline: float, workers: str | None
-) -> list[tuple[CaseFolder, WatchedProcess]]:
+def _finish(cases: list[Caught], deadline: float, workers: str | None) -> list[Caught]:
     """Tries each case's script, finds who is at fault, makes it small and looks for a way around it.
 
     An interrupt leaves what was done so far.
     """
     from torchsleuth.front.cli.output import StatusLine
-    from torchsleuth.front.program.oracle import WatchedRuns
-    from torchsleuth.front.supervise.pipeline import investigate
+    from torchsleuth.front.supervise.program_blame import KnownRuns
+    from torchsleuth.front.supervise.road import investigate
 
-    done, runs = list(cases), WatchedRuns()
+    done, runs = list(cases), KnownRuns()
     for position, (folder, process) in enumerate(cases):
         line = StatusLine(max(1.0, deadline - time.monotonic()))
         try:
@@ -377,15 +364,15 @@ def _finish(
 
 def _whole_program(
     found: OnlyCompiled, cases_dir: Path, deadline: float, workers: str | None
-) -> list[tuple[CaseFolder, WatchedProcess]]:
+) -> list[Caught]:
     """The case of a program that fails only when it is compiled, though nothing of it does; an interrupt keeps it."""
     from torchsleuth.front.cli.output import StatusLine
-    from torchsleuth.front.supervise.own_error import case_of_own_error
+    from torchsleuth.front.supervise.road import investigate_own_error
 
-    case: list[tuple[CaseFolder, WatchedProcess]] = []
+    case: list[Caught] = []
     line = StatusLine(max(1.0, deadline - time.monotonic()))
     try:
-        for folder in case_of_own_error(found, cases_dir, workers, deadline, say, line.hear):
+        for folder in investigate_own_error(found, cases_dir, workers, deadline, say, line.hear):
             line.end()
             case = [(folder, found.process)]
     except (KeyboardInterrupt, AskedToEnd):
@@ -394,7 +381,7 @@ def _whole_program(
     return case
 
 
-def _report(cases: list[tuple[CaseFolder, WatchedProcess]]) -> None:
+def _report(cases: list[Caught]) -> None:
     """Writes page and issue text of each case, then the screen with which a run ends."""
     if not cases:
         return

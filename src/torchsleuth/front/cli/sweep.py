@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -18,6 +16,7 @@ from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.front.cli.doctor import ask_torch
 from torchsleuth.front.cli.ending import AskedToEnd
 from torchsleuth.front.cli.options import (
+    Function,
     budget_option,
     cases_option,
     json_option,
@@ -26,36 +25,37 @@ from torchsleuth.front.cli.options import (
     workers_option,
 )
 from torchsleuth.front.cli.output import print_json, say, show
+from torchsleuth.front.report.html import write_report
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
-from torchsleuth.front.sweep.page import others_in_words, write_page
-from torchsleuth.front.sweep.running import Limits, Sweep, document_of, is_green, known_buckets, repro_of
+from torchsleuth.front.sweep.result import SweepResult, known_buckets, page_of, result_of
+from torchsleuth.front.sweep.running import Limits, Sweep, repro_of
 
 # Of the time, what is kept for looking into failures; runs of programs have the rest.
 SHARE_FOR_LOOKING = 0.3
 
 
-class _Words(click.ParamType):
+def _words(_ctx: click.Context, _parameter: click.Parameter, given: str) -> list[str]:
+    words = [word.strip() for word in given.split(",")]
+    if not all(words):
+        raise click.BadParameter(f"{given!r} has an empty name in it")
+    return words
+
+
+def _words_option(name: str, default: str, about: str) -> Callable[[Function], Function]:
     """Words with commas between them: `--backends inductor,aot_eager`."""
-
-    name = "words"
-
-    def convert(self, value: Any, parameter: Any, ctx: Any) -> list[str]:
-        words = [word.strip() for word in value.split(",")] if isinstance(value, str) else list(value)
-        if not all(words):
-            self.fail(f"{value!r} has an empty name in it", parameter, ctx)
-        return words
-
-
-def _words(name: str, default: str, about: str) -> Any:
-    return click.option(name, type=_Words(), default=default, show_default=True, metavar="A,B", help=about)
+    return click.option(name, callback=_words, default=default, show_default=True, metavar="A,B", help=about)
 
 
 @click.command("sweep")
 @click.argument("where", metavar="DIR_OR_LIST", type=click.Path(path_type=Path))
-@_words("--backends", "inductor", f"Backends that take the place of the programs' own; {AS_IS}: their own.")
-@_words("--modes", AS_IS, "Modes of Inductor: default, reduce-overhead, max-autotune, …")
-@_words("--dtypes", AS_IS, "bfloat16 and float16: under autocast; float32 and float64: as the default dtype.")
+@_words_option(
+    "--backends", "inductor", f"Backends that take the place of the programs' own; {AS_IS}: their own."
+)
+@_words_option("--modes", AS_IS, "Modes of Inductor: default, reduce-overhead, max-autotune, …")
+@_words_option(
+    "--dtypes", AS_IS, "bfloat16 and float16: under autocast; float32 and float64: as the default dtype."
+)
 @click.option("--check-accuracy", is_flag=True, help="Compare every graph's first calls with eager, too.")
 @seconds_option(
     "--timeout",
@@ -123,8 +123,10 @@ def sweep_verb(
         "check_accuracy": check_accuracy,
     }
     limits = Limits(started + budget * share, timeout, each)
-    sweep = Sweep(programs, settings, log, limits, cases_dir, about, workers, check_accuracy, _say)
-    _say(f"{len(programs)} programs, {len(settings)} settings: {len(sweep.jobs())} runs")
+    sweep = Sweep(
+        programs, settings, log, limits, cases_dir, about, workers, check_accuracy, say, write_report
+    )
+    say(f"{len(programs)} programs, {len(settings)} settings: {len(sweep.jobs())} runs")
     stopped: KeyboardInterrupt | AskedToEnd | None = None
     try:
         sweep.run()
@@ -133,16 +135,16 @@ def sweep_verb(
             sweep.look_into_buckets()
     except (KeyboardInterrupt, AskedToEnd) as asked:
         stopped = asked
-        _say(f"stopped; what is known stays in {out}, and the same command goes on")
-    document = document_of(sweep, forgiven)
-    page = _written(out, document, cases_dir)
+        say(f"stopped; what is known stays in {out}, and the same command goes on")
+    result = result_of(sweep, forgiven)
+    page = _written(out, result, cases_dir)
     if as_json:
-        print_json(document)
+        print_json(result.to_json())
     else:
-        _show(document, page)
+        _show(result, page)
     if isinstance(stopped, AskedToEnd):
         raise stopped
-    return 130 if stopped else 0 if is_green(document) else 1
+    return 130 if stopped else 0 if result.is_green else 1
 
 
 def _check_names(backends: Sequence[str], modes: Sequence[str], dtypes: Sequence[str]) -> None:
@@ -160,33 +162,35 @@ def _check(option: str, wanted: Sequence[str], known: Sequence[str]) -> None:
             raise NothingToSweep(f"--{option}: there is no {each!r}; there are {AS_IS}, {', '.join(known)}")
 
 
-def _written(out: Path, document: dict[str, Any], cases_dir: Path) -> Path:
-    looked_into = {bucket["key"]: bucket["case"] for bucket in document["buckets"] if bucket["case"]}
-    scripts = {key: text for key, case in looked_into.items() if (text := repro_of(cases_dir, case))}
+def _written(out: Path, result: SweepResult, cases_dir: Path) -> Path:
+    """Writes document and page; where the page lies."""
+    found = ((each.key, repro_of(cases_dir, each.case)) for each in result.buckets if each.case)
+    page = out / "sweep.html"
     try:
-        write_whole(out / "sweep.json", json.dumps(document, indent=1))
-        return write_page(out, document, scripts)
+        write_whole(out / "sweep.json", json.dumps(result.to_json(), indent=1))
+        write_whole(page, page_of(result, {key: text for key, text in found if text}))
     except OSError as failure:
         raise error_of_oserror(out, failure) from failure
+    return page
 
 
-def _show(document: dict[str, Any], page: Path) -> None:
+def _show(result: SweepResult, page: Path) -> None:
     """For a person: how many pass, the ways in which the others fail, and where the table is."""
-    counts = document["counts"]
-    show(", ".join([f"{counts['passes']} of {counts['wanted']} runs pass", *others_in_words(document)]))
-    for cell in document["eager"]:
-        if cell["answer"] != PASSES:
-            how = cell["failures"][0]["summary"] if cell["failures"] else cell["why"]
-            show(f"    left out   {cell['program']}, {cell['setting']}: {how}")
-    for number, bucket in enumerate(document["buckets"], 1):
+    passes = f"{result.counts['passes']} of {result.counts['wanted']} runs pass"
+    show(", ".join([passes, *result.others_in_words]))
+    for cell in result.eager:
+        if cell.answer != PASSES:
+            how = cell.failures[0].summary if cell.failures else cell.why
+            show(f"    left out   {cell.program}, {cell.setting}: {how}")
+    for number, bucket in enumerate(result.buckets, 1):
         show()
-        show(f"#{number}  {bucket['kind']}: {bucket['summary']}{' (known)' if bucket['known'] else ''}")
-        places = [f"{program} ({setting})" for program, setting in bucket["cells"]]
+        show(f"#{number}  {bucket.kind}: {bucket.summary}{' (known)' if result.knows(bucket) else ''}")
+        places = [f"{program} ({setting})" for program, setting in bucket.cells]
         more = f" and {len(places) - 4} more" if len(places) > 4 else ""
         show(f"    seen with  {', '.join(places[:4])}{more}")
-        case = bucket["case"]
+        case = bucket.case
         if case is None:
-            show(f"    case       {bucket['why_not'] or 'not looked into'}")
+            show(f"    case       {bucket.why_not or 'not looked into'}")
             continue
         triage = case.get("triage") or {}
         if triage.get("component"):
@@ -195,17 +199,9 @@ def _show(document: dict[str, Any], page: Path) -> None:
         if works is not None:
             show(f"    works      {works['name']}")
         show(f"    case       torchsleuth show {case['id']}")
-        for other in bucket["same"]:
-            show(
-                f"    same bug   {other['summary']} (torchsleuth show {other['case']['id']}): its repro is the same"
-            )
+        for other in bucket.same:
+            if other.case is not None:
+                seen = f"{other.summary} (torchsleuth show {other.case['id']})"
+                show(f"    same bug   {seen}: its repro is the same")
     show()
     show(f"table: {page}")
-
-
-_SAYING = threading.Lock()
-
-
-def _say(text: str) -> None:
-    with _SAYING:
-        say(text)

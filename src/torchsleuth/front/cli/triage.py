@@ -10,16 +10,16 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
+from torchsleuth.core.cases.folder import open_case
 from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
+from torchsleuth.core.changes import Change
 from torchsleuth.front.cli.options import budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.wanted import agree_to, case_to_execute, yes_option
-from torchsleuth.front.program.attempt import Attempt, attempt_from_json
-from torchsleuth.front.program.own_workarounds import try_on_program
-from torchsleuth.front.program.runs import program_of
-from torchsleuth.front.program.workarounds import on_program as run_program
-from torchsleuth.front.supervise.pipeline import processes_for, sentences, triage_step, workaround_step
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes, processes_for
+from torchsleuth.front.supervise.program_cures import try_found_on_program, try_on_program
+from torchsleuth.front.supervise.program_runs import program_of
+from torchsleuth.front.supervise.road import blame, find_workarounds, sentences
 
 
 @click.command("triage", context_settings={"ignore_unknown_options": True})
@@ -57,7 +57,9 @@ def triage_verb(
     folder = case_to_execute(cases_dir, case_or_script, yes)
     with processes_for(folder, workers) as processes:
         left = max(1.0, budget - (time.monotonic() - started))
-        folder = triage_step(folder, processes, left, _say_triage, sentences(_say_triage))
+        case = CaseAtWork(folder, processes, time.monotonic() + left, _say_triage, sentences(_say_triage))
+        blame(case, left)
+        folder = case.folder
     if as_json:
         print_json({**folder.case.to_json(), "path": str(folder.path)})
     else:
@@ -68,7 +70,7 @@ def triage_verb(
 
 def _program(argv: list[str], cases_dir: Path, budget: float, as_json: bool) -> int:
     """The ladder for a whole program; a case that it leaves is named for what comes next."""
-    from torchsleuth.front.program.component import component_of_program
+    from torchsleuth.front.supervise.program_blame import component_of_program
 
     found = component_of_program(argv, cases_dir=cases_dir, say=_say_triage, timeout=budget)
     if as_json:
@@ -119,7 +121,7 @@ SHARE_FOR_TRIAGE = 0.4
 
 
 @click.command("workaround")
-@click.argument("case", default="last")
+@click.argument("wanted", default="last", metavar="[CASE]")
 @click.option("--program", "on_program", is_flag=True, help="Also run the whole program with the best one.")
 @click.option("--all", "everything", is_flag=True, help="With --program: run it with every verified one.")
 @budget_option(300, "Seconds to spend; with --program the runs of the program have as long again.")
@@ -128,7 +130,7 @@ SHARE_FOR_TRIAGE = 0.4
 @cases_option
 @json_option
 def workaround_verb(
-    case: str,
+    wanted: str,
     on_program: bool,
     everything: bool,
     budget: float,
@@ -149,18 +151,20 @@ def workaround_verb(
     """
     if everything and not on_program:
         raise click.UsageError("--all says which workarounds to run the program with: add --program")
-    folder = open_case(cases_dir, case)
+    folder = open_case(cases_dir, wanted)
     if on_program or folder.case.graph is None:  # before minutes are spent on the rest
         program = program_of(folder)
         say(f"this runs, in {program.cwd}: {shlex.join(program.command)}")
     agree_to(folder, yes)
+    case = CaseAtWork(folder, Processes(), time.monotonic() + budget, say, sentences(say))
     if folder.case.graph is None:  # there is only the program to try anything on
-        folder, on_program = try_on_program(folder, time.monotonic() + budget, say), False
+        try_on_program(case)
     else:
-        folder, found = _tried(folder, workers, budget)
-    if on_program:
-        found = run_program(folder, found, deadline=time.monotonic() + budget, everything=everything, say=say)
-        folder = update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
+        found = _tried(case, workers, budget)
+        if on_program:
+            case.deadline = time.monotonic() + budget
+            try_found_on_program(case, found, everything)
+    folder = case.folder
     kept = folder.case.workarounds or ()
     best = best_workaround(kept)
     if as_json:
@@ -170,15 +174,12 @@ def workaround_verb(
     return 0 if best is not None else 1
 
 
-def _tried(folder: CaseFolder, workers: str, budget: float) -> tuple[CaseFolder, list[Attempt]]:
-    started = time.monotonic()
-    with processes_for(folder, workers) as processes:
-        if folder.case.triage is None:
+def _tried(case: CaseAtWork, workers: str, budget: float) -> list[Change]:
+    with processes_for(case.folder, workers) as case.processes:
+        if case.case.triage is None:
             say("nobody has said yet who is at fault; that comes first")
-            folder = triage_step(folder, processes, budget * SHARE_FOR_TRIAGE, say, sentences(say))
-        left = max(1.0, budget - (time.monotonic() - started))
-        folder, found = workaround_step(folder, processes, left, say, sentences(say))
-        return folder, [attempt_from_json(each) for each in found]
+            blame(case, budget * SHARE_FOR_TRIAGE)
+        return find_workarounds(case, max(1.0, case.left))
 
 
 def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround | None) -> None:

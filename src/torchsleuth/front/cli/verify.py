@@ -18,9 +18,10 @@ from torchsleuth.front.cli.wanted import (
     script_of,
     yes_option,
 )
+from torchsleuth.front.supervise.case_at_work import phase_clock
 from torchsleuth.front.supervise.replay import Replay, replay_case
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
-from torchsleuth.front.supervise.verification import fails_in_eager, passes_in_eager, phase_clock
+from torchsleuth.front.supervise.verification import fails_in_eager, passes_in_eager
 
 
 @click.command("verify")

@@ -7,23 +7,20 @@ holds, a case that was not made here is asked about, once.
 from __future__ import annotations
 
 import ast
-import json
-import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.cases.ownership import is_ours, mark_as_ours
+from torchsleuth.core.change_table import OWN_CACHE
 from torchsleuth.core.processes.limits import NO_TIMEOUT
 from torchsleuth.front.cli.options import Function
 from torchsleuth.front.cli.output import say
-from torchsleuth.front.program.runs import run_apart
-from torchsleuth.front.supervise.pipeline import Processes
+from torchsleuth.front.supervise.program_runs import Program, Watch, run_program
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 
 
@@ -80,28 +77,16 @@ def known_case(wanted: str, cases_dir: Path) -> CaseFolder | None:
 
 def _recorded(script: Path, kind: str, cases_dir: Path) -> CaseFolder:
     """A short repro is a program like any other: run under watch, it leaves its case."""
-    more = {"accuracy": ["--check-accuracy"], "hang": ["--timeout", f"{NO_TIMEOUT:g}"]}.get(kind, [])
-    command = [sys.executable, "-P", "-m", "torchsleuth", "run", "--json", "--record-only", *more]
+    watch = Watch(NO_TIMEOUT if kind == "hang" else None, compares=kind == "accuracy")
     say(f"running {script.name} under watch, to have its graph")
-    _, said = run_apart([*command, "--cases", str(cases_dir), str(script)], None, os.environ)
-    try:
-        cases = json.loads(said)["cases"]
-    except (ValueError, KeyError):
-        cases = []
+    program = Program((sys.executable, str(script)))
+    cases = run_program(program, OWN_CACHE, watch=watch, cases_dir=cases_dir).cases
     if not cases:
         raise NotACase(
             f"{script} was run under watch and nothing failed here, so there is nothing to make smaller; "
             f"try `torchsleuth verify {script}`"
         )
     return open_case(cases_dir, cases[-1]["path"])
-
-
-def adopted(script: Path, cases_dir: Path, processes: Processes, budget: float, **how: Any) -> CaseFolder:
-    """The case that a script of someone else's, or a program, becomes."""
-    assert processes.host is not None
-    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
-    told = processes.host.ask("adopt", budget, said=say, **places, **how)
-    return open_case(cases_dir, told["case"])
 
 
 def script_of(wanted: str, cases_dir: Path) -> tuple[CaseFolder | None, Path, Signature]:

@@ -1,8 +1,9 @@
-"""Recompilations of a run: per function every one, with all guards that said no, grouped by cause.
+"""Recompilations of a run: per function every one, with all guards that said no, grouped by cause, each with its cure.
 
 A call that no compiled version fits is refused by each version for its own reasons. The version that objects least is
-the one that nearly fitted: its objections are the cause. `recompile_lines` shows them to a person, in a terminal and as
-`CompileProfiler.report()`.
+the one that nearly fitted: its objections are the cause. A cure is one line for each cause; what does not touch the
+program's text (marks and settings) can be tried in a second run. `recompile_lines` shows all of it to a person, in a
+terminal and as `CompileProfiler.report()`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 
 from torchsleuth.front.observe.breaks import Place
 from torchsleuth.front.observe.events import Event, counted
-from torchsleuth.front.observe.recompile_cures import AT_A_BREAK, Cure, cure_of
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_.*_at_(\d+)")
 
@@ -330,3 +330,80 @@ def _recompilation_line(each: Recompilation) -> str:
     where = f", the rest after line {each.after_line}" if each.after_line is not None else ""
     guards = "; ".join(f"{g.about} is {g.actual}, not {g.expected}" for g in each.causes) or "no guard known"
     return f"{each.version}{where}: {each.seconds:.2f} s: {guards}"
+
+
+AT_A_BREAK = "a value from before the graph break"
+
+
+@dataclass(frozen=True)
+class Cure:
+    """`how` in words with the code to write; `trial` names what a second run can put in place, if anything.
+
+    A trial is `mark:ARGUMENT:DIMENSION`, `dynamic`, or `set:NAME=VALUE` of torch._dynamo.config.
+    """
+
+    how: str
+    trial: str | None = None
+
+
+def cure_of(cause: str, name: str, index: int | None, value: str, arguments: Sequence[str]) -> Cure:
+    """The change for one cause; `value` is what the guard met last, `arguments` those of the function.
+
+    >>> cure_of("shape", "x", 0, "3", ["x"]).how
+    'torch._dynamo.mark_dynamic(x, 0) before the call, or torch.compile(..., dynamic=True)'
+    """
+    if name == AT_A_BREAK:
+        return Cure("take away the graph break in that line: see torchsleuth explain")
+    if cause == "shape":
+        return _shape(name, index, value, arguments)
+    if cause == "python number":
+        if "." in value or "e" in value:
+            return Cure(f"give {name} as a tensor: torch.tensor({name})")
+        return Cure(
+            f"torch.compile(..., dynamic=True), or give {name} as a tensor: torch.tensor({name})", "dynamic"
+        )
+    if cause == "module attribute":
+        setting = "allow_unspec_int_on_nn_module"
+        if value.lstrip("-").isdecimal():
+            how = f"keep {name} as a buffer (register_buffer), or set torch._dynamo.config.{setting} = True"
+            return Cure(how, f"set:{setting}=True")
+        return Cure(f"keep {name} as a buffer: register_buffer, and change it in place")
+    plain = name.removeprefix("len(").removesuffix(")") if cause == "length" else name or "it"
+    return Cure(_OTHERS.get(cause, "make {name} the same in all calls").format(name=plain))
+
+
+def _shape(name: str, index: int | None, value: str, arguments: Sequence[str]) -> Cure:
+    if value in ("0", "1"):
+        return Cure(
+            f"torch compiles sizes 0 and 1 separately: leave such a {name} out, or pad it to 2 and cut the result"
+        )
+    if index is not None and name in arguments:
+        how = f"torch._dynamo.mark_dynamic({name}, {index}) before the call, or torch.compile(..., dynamic=True)"
+        return Cure(how, f"mark:{name}:{index}")
+    return Cure(f"torch.compile(..., dynamic=True), or pad {name} to a few sizes", "dynamic")
+
+
+_OTHERS = {
+    "shape bound": "the code was compiled for a range of sizes because it asks for the size of {name}: pad {name} to a "
+    "few sizes (bucketing), or take the question out of the compiled function",
+    "rank": "give {name} the same number of dimensions in every call: unsqueeze it before",
+    "stride": "{name}.contiguous() before the call",
+    "dtype": "{name}.to(one dtype) before the call",
+    "device": "move {name} to one device before the call",
+    "requires_grad": "detach {name} before the call, or let it require gradients in every call",
+    "tensor class": "give {name} as the same class of tensor in every call",
+    "grad mode": "call it always inside torch.no_grad() or always outside; each of the two needs one version",
+    "autocast": "call it always inside the same torch.autocast or always outside",
+    "default dtype": "set the default dtype once, before the first call",
+    "num threads": "call torch.set_num_threads once, before the first call",
+    "python value": "each value of {name} needs a version of its own: give it few values, or compute with it outside",
+    "global": "give {name} to the function as an argument, a changing number as a tensor",
+    "object identity": "use the same object for {name} in every call: do not make functions or objects anew",
+    "type": "give {name} the same type in every call",
+    "length": "the loop over it was unrolled: give {name} one length, pad it, or stack it into one tensor",
+    "dict keys": "give the dictionary the same keys in every call",
+    "aliasing": "give different tensors, or clone one of them",
+    "backend": "make the backend once and use the same object for every torch.compile",
+    "dynamic mark": "mark the tensor in every call, or in none",
+    "freed object": "keep the object alive as long as the compiled function",
+}

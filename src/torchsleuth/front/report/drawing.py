@@ -1,4 +1,4 @@
-"""A small graph as a drawing: calls in rows by what they need, and lines between them. The page has the colours."""
+"""A graph as a drawing: calls in rows by what they need, and lines between them. Who shows it has the colours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torchsleuth.front.report.graph_reading import Graph
 
 # More than a person takes in at once; the list of calls is better then.
 MOST_CALLS = 60
+# More than a person can find anything in, in a file of its own.
+MOST_IN_A_FILE = 400
 _CHARACTER, _PADDING, _HEIGHT = 7.3, 12.0, 40.0
 _ACROSS, _DOWN, _EDGE = 22.0, 34.0, 8.0
 _LONGEST = 44
@@ -43,10 +45,13 @@ class TooLarge(ValueError):
     """A graph that nobody could read as a drawing."""
 
 
-def draw(graph: Graph) -> Drawing:
-    """Where everything of a small graph goes: `draw(read_function(script)).boxes`; raises `TooLarge`."""
-    if len(graph.calls) > MOST_CALLS:
-        raise TooLarge(f"it has {len(graph.calls)} calls, more than a drawing of {MOST_CALLS} shows")
+def draw(graph: Graph, most: int = MOST_CALLS, *, named: bool = False) -> Drawing:
+    """Where everything of a graph goes: `draw(read_function(script)).boxes`; raises `TooLarge`.
+
+    Lines go around boxes only where there are few. With `named`, a call is shown under the name of its result.
+    """
+    if len(graph.calls) > most:
+        raise TooLarge(f"it has {len(graph.calls)} calls, more than a drawing of {most} shows")
     uses = {call.name: call.uses for call in graph.calls}
     used = {name for each in uses.values() for name in each} | {*graph.outputs}
     inputs = [name for name in graph.inputs if name in used]
@@ -54,11 +59,13 @@ def draw(graph: Graph) -> Drawing:
     result = "the result"
     needs = {name: tuple(each for each in found if each in known) for name, found in uses.items()}
     needs[result] = tuple(dict.fromkeys(each for each in graph.outputs if each in known))
-    rows = _rows(inputs, needs)
-    chains, edges = _chains(rows, needs)
+    chains, edges = _chains(_rows(inputs, needs), needs, bend=len(graph.calls) <= MOST_CALLS)
     titles = {
         **{name: (name, graph.made.get(name, ""), "input") for name in inputs},
-        **{call.name: (_short(call.op), call.shape, "call") for call in graph.calls},
+        **{
+            call.name: (f"{call.name} = " * named + _short(call.op), call.shape, "call")
+            for call in graph.calls
+        },
         result: ("returned", "", "output"),
     }
     widths = {name: _width(*titles[name][:2]) if name in titles else _EDGE for row in chains for name in row}
@@ -88,9 +95,9 @@ def _rows(inputs: Sequence[str], needs: Mapping[str, tuple[str, ...]]) -> dict[s
 
 
 def _chains(
-    row: Mapping[str, int], needs: Mapping[str, tuple[str, ...]]
+    row: Mapping[str, int], needs: Mapping[str, tuple[str, ...]], bend: bool
 ) -> tuple[list[list[str]], list[tuple[str, str]]]:
-    """Names by row, with one point in each row that a long line passes; and the lines from row to row."""
+    """Names by row, where lines bend with one point in each row that a long one passes; and the lines."""
     rows: list[list[str]] = [[] for _ in range(max(row.values(), default=0) + 1)]
     for name, number in row.items():
         rows[number].append(name)
@@ -98,7 +105,7 @@ def _chains(
     for user, found in needs.items():
         for maker in found:
             last = maker
-            for number in range(row[maker] + 1, row[user]):
+            for number in range(row[maker] + 1, row[user]) if bend else ():
                 point = f"{maker}\0{user}\0{number}"
                 rows[number].append(point)
                 edges.append((last, point))

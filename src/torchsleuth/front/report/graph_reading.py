@@ -71,6 +71,9 @@ def read_graph(source: str, lines: Mapping[str, SourceLine] | None = None) -> Gr
             if mark := _MARK.search(line):
                 place, code = mark["place"], mark["code"]
         seen = statement.end_lineno or statement.lineno
+        value = getattr(statement, "value", None)
+        if isinstance(value, ast.Constant) and value.value is None:  # `x = None` frees x
+            continue
         uses = _names(statement, known)
         if isinstance(statement, ast.Return):
             outputs = uses
@@ -80,7 +83,6 @@ def read_graph(source: str, lines: Mapping[str, SourceLine] | None = None) -> Gr
         known.update(made)
         last = text[seen - 1] if seen <= len(text) else ""
         body = last[: statement.end_col_offset]
-        value = getattr(statement, "value", None)
         known_line = (lines or {}).get(name)
         op = _op(value) if isinstance(value, ast.expr) else type(statement).__name__.lower()
         owner, _, method = op.partition(".")

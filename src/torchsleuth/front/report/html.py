@@ -28,6 +28,7 @@ from torchsleuth.core.cases.model import Triage
 from torchsleuth.core.cases.printable import printable
 from torchsleuth.core.cases.scrub import shortened
 from torchsleuth.front.report import words
+from torchsleuth.front.report.drawing import Drawing
 from torchsleuth.front.report.evidence import OBSERVED, Evidence, gather
 from torchsleuth.front.report.graph_reading import Call, Graph
 from torchsleuth.front.report.issue import issue
@@ -68,6 +69,7 @@ def page(evidence: Evidence) -> str:
         .get_template("report.html.jinja")
         .render(
             version=__version__,
+            alone=None,
             case=case,
             triage=triage,
             evidence=evidence,
@@ -96,6 +98,20 @@ def page(evidence: Evidence) -> str:
             verified_in=_told(case.extra, "verified_in"),
         )
     )
+
+
+_GRAPH_STYLE = """
+svg{background:#fff}rect{fill:#fff;stroke:#57606a}.input rect{stroke-dasharray:4 3}.call rect{fill:#f6f8fa}
+text{fill:#1f2328;font:12px monospace;text-anchor:middle}.below{fill:#57606a;font-size:10.5px}
+path{fill:none;stroke:#57606a;stroke-width:1.3}marker path{fill:#57606a;stroke:none}
+"""
+
+
+def graph_svg(drawing: Drawing) -> str:
+    """A drawing of a graph as a file of its own: `graph_svg(draw(read_graph(text)))`."""
+    secrets = secret_values(os.environ, sys.orig_argv)
+    template = _environment(secrets).get_template("graph.svg.jinja")
+    return template.render(drawing=drawing, alone=Markup(_GRAPH_STYLE)) + "\n"
 
 
 def clean(text: object, secrets: tuple[str, ...] | None = None) -> str:

@@ -6,6 +6,7 @@ this user's processes left on this machine since it was started counts: whether 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from torchsleuth.core.cases.spool import crash_failure, watched_processes
 from torchsleuth.core.processes.identity import identity_from_json, this_process
 from torchsleuth.core.processes.last_will import OWNER, PREFIX
 from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.files import write_whole
 
 SPOOL = ".spool"
 UNSUPERVISED = "watch-"
@@ -30,8 +32,6 @@ _NAME = re.compile(rf"\d{{8}}-\d{{6}}-[0-9a-f]{{6}}|{UNSUPERVISED}\d+")
 
 def new_spool(cases_dir: Path) -> Path:
     """A folder for what the processes of one run leave, readable by this user alone, with the word whose it is."""
-    from torchsleuth.watched.flight import write_json
-
     spool = spool_path(cases_dir)
     above = spool.parent
     try:
@@ -41,7 +41,7 @@ def new_spool(cases_dir: Path) -> Path:
                 f"{above} is not a folder of yours, so nothing can be recorded there; name --cases DIR."
             )
         spool.mkdir(mode=0o700)
-        write_json(spool / OWNER, to_json(this_process()))
+        write_whole(spool / OWNER, json.dumps(to_json(this_process())))
     except OSError as error:
         raise error_of_oserror(cases_dir, error) from error
     return spool

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torchsleuth.core.cases.crash import fatal_signal, signal_of_status
 from torchsleuth.core.cases.spool import (
@@ -59,11 +59,16 @@ class Supervised:
 
 @dataclass(frozen=True)
 class RunAgain:
-    """Of a run that nobody is to see, in the folder of the first: when it is to end, and what is enough of it."""
+    """Of a run that nobody is to see, in the folder of the first: when it is to end, and what is enough of it.
+
+    `environment` is all of the program's, where it is not to have ours; what it writes to stderr may go to a file.
+    """
 
     cwd: str | None
     deadline: float
     enough: Callable[[], bool] = lambda: False
+    environment: Mapping[str, str] | None = None
+    stderr: BinaryIO | int = subprocess.DEVNULL
 
 
 def child_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
@@ -98,9 +103,10 @@ def supervise(
     streams: dict[str, Any] = {"stdout": stdout, "close_fds": False}
     if again is not None:
         nothing = subprocess.DEVNULL
-        streams = {"stdin": nothing, "stdout": nothing, "stderr": nothing, "cwd": again.cwd}
+        streams = {"stdin": nothing, "stdout": nothing, "stderr": again.stderr, "cwd": again.cwd}
         streams["start_new_session"] = True
-    given = {**os.environ, **(environment or {})}
+    base = again.environment if again is not None and again.environment is not None else os.environ
+    given = {**base, **(environment or {})}
     child = subprocess.Popen(command, env=child_environment(settings, given), **streams)
     ends = time.monotonic() + ends_after if ends_after is not None else float("inf")
     watchdog = _Watchdog(Path(settings.spool), timeout, STACKS_SIGNAL)

@@ -6,53 +6,21 @@ A small function under `torch.compile` comes first, the exact script, which need
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
-from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
-from torchsleuth.core.cases.model import Case, Verified
+from torchsleuth.core.cases.model import Verified
+from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.criteria import Answer
-from torchsleuth.core.processes.limits import seconds_of_a_hang
-from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
-from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, phase_clock
+from torchsleuth.front.supervise.scripts import ScriptRun, ScriptRunner
 
-REPRO = "repro.py"
-CHECKPOINTS = "checkpoints"
 # What the verification gets in any case: a search that used up its time still ends with an answer.
 LEAST_SECONDS = 20.0
 # Several at once share the cores.
 ROOM_FOR_OTHERS = 1.5
-
-
-@dataclass(frozen=True)
-class ScriptToVerify:
-    """A script under checkpoints/: its form (function, ..., exact), the data files beside it, the bytes in them.
-
-    One that `needs_inputs` finds the case's kept values only in its final place; one of `random` inputs is for where
-    eager refuses the plain ones.
-    """
-
-    form: str
-    files: tuple[str, ...] = ()
-    input_bytes: int | None = None
-    needs_inputs: bool = False
-    random: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{CHECKPOINTS}/{self.form}{'_random' if self.random else ''}.py"
-
-    def to_json(self) -> dict[str, Any]:
-        """As a message to another process."""
-        return asdict(self)
-
-
-def script_from_json(doc: Mapping[str, Any]) -> ScriptToVerify:
-    """What `ScriptToVerify.to_json` wrote."""
-    return ScriptToVerify(**{**doc, "files": tuple(doc["files"])})
 
 
 @dataclass(frozen=True)
@@ -103,115 +71,58 @@ def fails_in_eager(run: ScriptRun) -> str:
     return f"it fails without the compiler, too ({run.summary}), so it does not show a bug of the compiler's"
 
 
-def phase_clock(case: Case) -> float:
-    """Seconds that compiling or running may take in a script of the case; a hang has a clock by its number of calls."""
-    if case.kind != "hang":
-        return PHASE_SECONDS
-    whole = None if case.graph is None else case.graph.calls
-    left = whole if case.minified is None or case.minified.calls is None else case.minified.calls
-    return seconds_of_a_hang(case.extra.get("timeout"), left)
-
-
-def verified_repro(
-    folder: CaseFolder,
-    scripts: Sequence[ScriptToVerify],
-    runner: ScriptRunner,
-    *,
-    times: int,
-    at_once: int = 3,
-    always: bool = True,
-    in_eager: bool = True,
-    deadline: float | None = None,
-) -> VerifiedRepro:
+def verified_repro(case: CaseAtWork, wanted: Verification) -> VerifiedRepro:
     """Runs the scripts in turn; the first that fails the same way, or the last, becomes repro.py.
 
-    A failure that does not come `always` holds where it came at all and nothing else did. With `in_eager` a script has
-    to pass without the compiler; where none does, the first that fails is taken, and told so.
+    Where none passes without the compiler, as it has to, the first that fails is taken, and told so.
     """
-    # How many calls are left is known since the scripts were written.
-    clock = phase_clock(open_case(folder.path.parent, str(folder.path)).case)
     best: VerifiedRepro | None = None
     # With no time left only these are tried after the first: the small ones that do what the trials did.
-    most_exact = [each.form for each in scripts if not each.needs_inputs][-1:]
+    most_exact = [each.form for each in wanted.scripts if not each.needs_inputs][-1:]
+    longest = phase_clock(case.case) if case.case.kind == "hang" else case.processes.scripts.longest_alone
     refused = False  # by eager: plain inputs, for which random ones stand in
-    for script in scripts:
-        late = deadline is not None and time.monotonic() > deadline
-        if best is not None and late and (script.form not in most_exact or best.told_nothing):
+    for script in wanted.scripts:
+        if best is not None and case.left < 0 and (script.form not in most_exact or best.told_nothing):
             continue
         if script.random and not refused:
             continue
         if script.needs_inputs:
-            _put(folder, script)
-        longest = clock if folder.case.kind == "hang" else runner.longest_alone
+            _put(case, script)
+        name = REPRO if script.needs_inputs else script.name
         least = time.monotonic() + max(LEAST_SECONDS, ROOM_FOR_OTHERS * longest)
-        runs = _Runs(
-            runner,
-            folder.file(REPRO if script.needs_inputs else script.name),
-            folder.case.signature,
-            clock,
-            None if deadline is None else max(deadline, least),
-        )
-        with ThreadPoolExecutor(1) as beside, runner.stopped_with_us():
-            eager = beside.submit(runs.eager)
+        at_work = replace(case, deadline=max(case.deadline, least))
+        with ThreadPoolExecutor(1) as beside, case.processes.scripts.stopped_with_us():
+            uncompiled = beside.submit(at_work.ask, name, UNCOMPILED)
             # Then it is no better than the one that is there.
-            worse = best is not None and best.fails and passes_in_eager(eager.result()) is False
-            done = [] if worse else runs.times(times, at_once, always)
-        refused = passes_in_eager(eager.result()) is False
+            worse = best is not None and best.fails and passes_in_eager(uncompiled.result()) is False
+            runs = [] if worse else _runs(at_work, name, wanted)
+        eager = uncompiled.result()
+        refused = passes_in_eager(eager) is False
         if worse:
             continue
-        found = VerifiedRepro(script, tuple(done), _holds(done, always), eager.result(), in_eager)
+        found = VerifiedRepro(script, tuple(runs), _holds(runs, wanted.always), eager, wanted.in_eager)
         best = found if best is None or not best.fails or found.holds else best
         if found.holds:
             break
     assert best is not None
-    _put(folder, best.script)
+    _put(case, best.script)
     return best
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """Runs of one script."""
+def _runs(case: CaseAtWork, name: str, wanted: Verification) -> list[ScriptRun]:
+    """The runs that are asked for; one alone where the failure comes `always` and that one does not show it.
 
-    runner: ScriptRunner
-    script: Path
-    expected: Signature
-    clock: float
-    deadline: float | None
-
-    def eager(self) -> ScriptRun:
-        """One run without the compiler."""
-        return self.runner.run(
-            self.script,
-            self.expected,
-            phase_seconds=self.clock,
-            deadline=self.deadline,
-            compiles=False,
-        )
-
-    def times(self, times: int, at_once: int, always: bool) -> list[ScriptRun]:
-        """The runs that are asked for; one alone where the failure comes `always` and that one does not show it.
-
-        Hangs are waited for together: each takes its whole clock.
-        """
-        first = self._times(1, 1) if always and self.expected.kind != "hang" else []
-        if times == len(first) or not all(run.reproduced for run in first):
-            return first
-        return first + self._times(times - len(first), at_once)
-
-    def _times(self, times: int, at_once: int) -> list[ScriptRun]:
-        return self.runner.run_times(
-            self.script,
-            self.expected,
-            times,
-            at_once=at_once,
-            phase_seconds=self.clock,
-            deadline=self.deadline,
-        )
+    Hangs are waited for together: each takes its whole clock.
+    """
+    first = case.ask_times(name, 1) if wanted.always and case.case.kind != "hang" else []
+    if wanted.times == len(first) or not all(run.reproduced for run in first):
+        return first
+    return first + case.ask_times(name, wanted.times - len(first), wanted.at_once)
 
 
-def _put(folder: CaseFolder, script: ScriptToVerify) -> None:
-    files = {name: folder.file(f"{CHECKPOINTS}/{name}") for name in script.files}
-    update_case(folder, {REPRO: folder.text(script.name), **files})
+def _put(case: CaseAtWork, script: ScriptToVerify) -> None:
+    files = {name: case.folder.file(f"{CHECKPOINTS}/{name}") for name in script.files}
+    case.write({REPRO: case.folder.text(script.name), **files})
 
 
 def _holds(runs: Sequence[ScriptRun], always: bool) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol.codec import from_json
-from torchsleuth.front.program.runs import ProgramRun
+from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.front.sweep.grid import SweptProgram
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 
@@ -71,6 +71,11 @@ class Bucket:
     why_not: str | None = None
     bug: str | None = None
     same: tuple[Bucket, ...] = ()
+
+    @property
+    def keys(self) -> set[str]:
+        """This one, those put together with it, and the bug: whatever of them is known, the failure is."""
+        return {*filter(None, (self.key, self.bug)), *(each.key for each in self.same)}
 
 
 def key_of(program: SweptProgram, setting: Change, about: Mapping[str, Any]) -> str:

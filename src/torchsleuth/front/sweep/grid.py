@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.changes import Change
-from torchsleuth.front.program.runs import Program
+from torchsleuth.front.supervise.program_runs import Program
 
 # What a person writes for "as the program has it".
 AS_IS = "as-is"

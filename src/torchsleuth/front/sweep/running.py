@@ -15,16 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.folder import open_case
+from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.last_will import ends_with_us
 from torchsleuth.core.processes.tree import kill_group
-from torchsleuth.front.program.runs import CannotRunProgram, ProgramRun, run_program, watch_program
+from torchsleuth.front.supervise.program_runs import CannotRunProgram, ProgramRun, Watch, run_program
+from torchsleuth.front.supervise.road import run_and_investigate
 from torchsleuth.front.sweep.cells import (
     PASSES,
     Bucket,
@@ -76,6 +77,8 @@ class Sweep:
     workers: str = "2"
     check_accuracy: bool = False
     say: Callable[[str], None] = lambda _: None
+    # Writes the page and the issue text of a case that was looked into.
+    finished: Callable[[CaseFolder], object] = lambda _: None
 
     def key(self, program: SweptProgram, setting: Change) -> str:
         return key_of(program, setting, self.about)
@@ -160,12 +163,10 @@ class Sweep:
     def _run(self, program: SweptProgram, setting: Change, stopped: threading.Event) -> ProgramRun:
         timeout = min(self.limits.left, self.limits.timeout * WHOLE_PROGRAM)
         try:
-            if setting.uncompiled:
-                return run_program(program.program, setting, timeout=timeout, stopped=stopped)
-            return watch_program(
+            return run_program(
                 program.program,
                 setting,
-                options=self._options(),
+                watch=None if setting.uncompiled else self._watch(),
                 timeout=timeout,
                 cases_dir=self.cases_dir,
                 stopped=stopped,
@@ -173,22 +174,21 @@ class Sweep:
         except CannotRunProgram as why:
             return ProgramRun(127, 0.0, tail=str(why))
 
-    def _options(self) -> list[str]:
-        checks = ["--check-accuracy"] if self.check_accuracy else []
-        return ["--timeout", str(self.limits.timeout), *checks]
+    def _watch(self) -> Watch:
+        return Watch(self.limits.timeout, self.check_accuracy)
 
     def _look_into(self, bucket: Bucket, seconds: float) -> None:
         program = next(each for each in self.programs if each.name == bucket.sample[0])
         setting = next(each for each in self.settings if each.name == bucket.sample[1])
-        # Where the program alone noticed, its graphs are compared with eager: wrong numbers are the likely reason.
-        checks = ["--check-accuracy"] if bucket.kind == "status" and not self.check_accuracy else []
-        run = watch_program(
-            program.program,
-            setting,
-            options=[*self._options(), *checks, "--budget", f"{seconds:.0f}", "--workers", self.workers],
+        run = run_and_investigate(
+            replace(program.program, change=setting),
+            # Where the program alone noticed, its graphs are compared with eager: wrong numbers are the likely reason.
+            watch=Watch(self.limits.timeout, self.check_accuracy or bucket.kind == "status"),
             timeout=self.limits.timeout * WHOLE_PROGRAM + seconds,
+            budget=seconds,
+            workers=self.workers,
             cases_dir=self.cases_dir,
-            record_only=False,
+            finished=self.finished,
         )
         alike = [
             case for case, s in zip(run.cases, run.signatures) if bucket_of(s, program.name) == bucket.key
@@ -198,7 +198,7 @@ class Sweep:
         self.log.add_look(
             bucket.key, found[0] if found else None, why_not, self._bug(found[0]) if found else None
         )
-        one = next(each for each in self.buckets() if bucket.key in keys_of(each))
+        one = next(each for each in self.buckets() if bucket.key in each.keys)
         if one.same:
             others = [each.summary for each in (one, *one.same) if each.key != bucket.key]
             self.say(f"once made small, it is the same bug as {others[0]}")
@@ -229,7 +229,7 @@ class Sweep:
             order = {
                 "seconds": self.limits.left,
                 "timeout": self.limits.timeout * WHOLE_PROGRAM,
-                "options": self._options(),
+                "watch": dataclasses.asdict(self._watch()),
                 "folder": os.getcwd(),
                 "jobs": [
                     {"command": program.program.command, "change": setting.to_json()}
@@ -258,65 +258,3 @@ def repro_of(cases_dir: Path, case: Mapping[str, Any]) -> str | None:
         return open_case(cases_dir, str(case["id"])).text("repro.py")
     except (SleuthError, ValueError):
         return None
-
-
-def keys_of(bucket: Bucket) -> set[str]:
-    """A bucket, those put together with it, and the bug: whatever of them is known, the failure is."""
-    return {*filter(None, (bucket.key, bucket.bug)), *(each.key for each in bucket.same)}
-
-
-def known_buckets(path: Path) -> frozenset[str]:
-    """The buckets of an earlier sweep and the bugs they turned out to be, from its sweep.json."""
-    try:
-        buckets = json.loads(path.read_text(encoding="utf-8"))["buckets"]
-        every = [each for bucket in buckets for each in (bucket, *bucket.get("same", ()))]
-        return frozenset(str(key) for each in every for key in (each["key"], each.get("bug")) if key)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
-        raise SleuthError(f"{path} cannot be read as the sweep.json of a sweep ({why})") from None
-
-
-def document_of(sweep: Sweep, known: frozenset[str]) -> dict[str, Any]:
-    """All that a sweep knows, as sweep.json has it."""
-    cells, buckets = sweep.cells(), sweep.buckets()
-    eager = {
-        cell
-        for program in sweep.programs
-        for setting in sweep.settings
-        if (cell := sweep.cell(program, uncompiled(setting))) is not None
-    }
-    wanted = len(sweep.jobs())
-    counts = {answer: sum(cell.answer == answer for cell in cells) for answer in ("passes", "fails", "late")}
-    own = sum(
-        (cell := sweep.cell(program, uncompiled(setting))) is not None and cell.answer != PASSES
-        for program, setting in sweep.jobs()
-    )
-    return {
-        "schema": 1,
-        "about": dict(sweep.about),
-        "programs": [program.name for program in sweep.programs],
-        "settings": [setting.name for setting in sweep.settings],
-        "counts": {**counts, "program": own, "not run": wanted - len(cells) - own, "wanted": wanted},
-        "eager": [dataclasses.asdict(cell) for cell in sorted(eager, key=lambda c: (c.program, c.setting))],
-        "cells": [dataclasses.asdict(cell) for cell in cells],
-        "buckets": [
-            {**dataclasses.asdict(bucket), "known": not known.isdisjoint(keys_of(bucket))}
-            for bucket in buckets
-        ],
-    }
-
-
-def is_green(document: Mapping[str, Any]) -> bool:
-    """Whether every program passed with every setting, but for buckets that are known.
-
-    >>> is_green({"counts": {"passes": 2, "wanted": 3}, "cells": [{"failures": [{"bucket": "a"}]}],
-    ...           "buckets": [{"key": "b", "known": True, "same": [{"key": "a"}]}]})
-    True
-    """
-    known = {
-        each["key"] for bucket in document["buckets"] if bucket["known"] for each in (bucket, *bucket["same"])
-    }
-    forgiven = sum(
-        bool(cell["failures"]) and all(f["bucket"] in known for f in cell["failures"])
-        for cell in document["cells"]
-    )
-    return document["counts"]["passes"] + forgiven == document["counts"]["wanted"]

@@ -8,10 +8,11 @@ rounding explains. All text comes from a graph that may be a stranger's, and is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +22,10 @@ from jinja2 import Environment
 
 from torchsleuth.core.cases.analysis import FILE, PICTURE, Analysis, ValueAnalysis, require_numbers
 from torchsleuth.core.cases.folder import CaseFolder, update_case
-from torchsleuth.core.cases.model import Case
 from torchsleuth.core.processes.limits import within
 from torchsleuth.core.protocol.trials import Outcome, Question
 from torchsleuth.search.analyze.answer import analysis_of
-from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, wait_for_device
+from torchsleuth.search.minify.case_state import CaseQuestions, wait_for_device
 from torchsleuth.search.minify.states import trial_of
 
 # How often the file is looked at to which the trial tells its parts.
@@ -65,30 +65,29 @@ def analyze_case(
     limits = within(replace(workers.limits, run=budget_seconds), questions.deadline)
     ticket = workers.submit(trial, limits=limits, fresh=True)
     parts = _Parts(told)
-    while True:
-        try:
+
+    def analysis(more: Mapping[str, Any]) -> Analysis:
+        known, record = {**parts.known, **more}, start.record
+        return analysis_of(known, record.lines, case=case.id, called_from=record.called_from)
+
+    outcome: Outcome | None = None
+    while outcome is None:
+        with contextlib.suppress(NotYet):
             outcome = ticket.result(TICK)
-        except NotYet:
-            outcome = None
         if parts.read(progress) and outcome is None:
-            folder = _written(folder, _analysis(folder, start, parts.known))
-        if outcome is not None:
-            break
-    whole = not _stopped(outcome)
-    found = _analysis(folder, start, {**parts.known, **(outcome.value if whole else {})})
-    found = replace(found, complete=whole, error=None if found.culprit else _stopped(outcome))
-    if found.within_rounding and (
-        unseen := [path for path in case.signature.outputs if not path.startswith("outputs")]
-    ):
-        found = replace(found, error=_unseen(case, unseen))
+            folder = _written(folder, analysis({}))
+    stopped = _stopped(outcome)
+    found = analysis({} if stopped else outcome.value)
+    found = replace(found, complete=not stopped, error=None if found.culprit else stopped)
+    unseen = [path for path in case.signature.outputs if not path.startswith("outputs")]
+    if found.within_rounding and unseen:
+        why = (
+            f"the values that were seen are right; what is wrong ({', '.join(unseen[:3])}) is none of them: gradients "
+            "that AOTAutograd wrote, or inputs that are written elsewhere; "
+            f"who is at fault: torchsleuth triage {case.id}"
+        )
+        found = replace(found, error=why)
     return _written(folder, found)
-
-
-def _unseen(case: Case, paths: Sequence[str]) -> str:
-    return (
-        f"the values that were seen are right; what is wrong ({', '.join(paths[:3])}) is none of them: gradients that "
-        f"AOTAutograd wrote, or inputs that are written elsewhere; who is at fault: torchsleuth triage {case.id}"
-    )
 
 
 @dataclass
@@ -129,11 +128,6 @@ def _stopped(outcome: Outcome) -> str | None:
     if outcome.signature.kind == "hang":
         return "the time was up before the kernel at which it begins was found (--budget)"
     return f"the analysis ended with its process: {outcome.text.partition(chr(10))[0] or outcome.signature.summary}"
-
-
-def _analysis(folder: CaseFolder, start: SearchStart, parts: Mapping[str, Any]) -> Analysis:
-    record = start.record
-    return analysis_of(parts, record.lines, case=folder.case.id, called_from=record.called_from)
 
 
 def _written(folder: CaseFolder, found: Analysis) -> CaseFolder:
@@ -238,15 +232,11 @@ def _thinned(values: Sequence[ValueAnalysis], keep: str | None) -> list[ValueAna
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "".join(_moves(points))
-
-
-def _moves(points: Sequence[tuple[float, float]]) -> Iterator[str]:
-    for place, (x, y) in enumerate(points):
-        yield f"{'L' if place else 'M'}{x} {y}"
+    return "".join(f"{'L' if place else 'M'}{x} {y}" for place, (x, y) in enumerate(points))
 
 
 def _band(points: Sequence[tuple[float, float]], bottom: float) -> str:
+    """The area below a path."""
     if not points:
         return ""
-    return f"M{points[0][0]} {bottom}{''.join(f'L{x} {y}' for x, y in points)}L{points[-1][0]} {bottom}Z"
+    return _path([(points[0][0], bottom), *points, (points[-1][0], bottom)]) + "Z"

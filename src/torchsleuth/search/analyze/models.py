@@ -11,6 +11,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng, 
 from torchsleuth.torch_core.compare.reference.trees import leaves
 from torchsleuth.torch_core.compare.two_models import reduce_to_scalar_loss
 from torchsleuth.torch_core.compare.verdict.judge import judge_results
-from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE, Verdict
+from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIVE
 from torchsleuth.torch_core.graphs.provenance import source_line
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import compiled_anew
@@ -124,10 +125,10 @@ def compare_models(
         gradients = any(path.endswith(".grad") for path in in_all)
         if gradients and not by_capture and all(graph.verdict != DIVERGED for graph in watcher.graphs):
             watcher.trace_gradients()
-    return _told(watcher, by_capture, in_all)
+    return _comparison(watcher, by_capture, in_all)
 
 
-def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelComparison:
+def _comparison(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelComparison:
     graphs = tuple(watcher.graphs)
     if by_capture:
         words = (
@@ -135,9 +136,8 @@ def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelC
             f"{', '.join(by_capture[:3])}; every graph may agree with eager, the function does not"
         )
         return ModelComparison(False, words, "dynamo", differences=tuple(by_capture), graphs=graphs)
-    wrong = next((graph for graph in graphs if graph.verdict == DIVERGED and graph.level == "aot"), None)
-    wrong = wrong or next((graph for graph in graphs if graph.verdict == DIVERGED), None)
-    if wrong is None:
+    wrong = sorted((graph for graph in graphs if graph.verdict == DIVERGED), key=lambda g: g.level != "aot")
+    if not wrong:
         count = sum(graph.level == "dynamo" for graph in graphs)
         if not graphs:
             different = f"they differ in {', '.join(in_all[:3])}" if in_all else "they agree"
@@ -154,11 +154,11 @@ def _told(watcher: _Watcher, by_capture: list[str], in_all: list[str]) -> ModelC
     found = watcher.analysis
     culprit = found.culprit if found is not None else None
     of_aot = watcher.inner or (culprit is not None and culprit.how == OF_AOTAUTOGRAD)
-    component = {"aot": "inductor"}.get(wrong.level, "aot_autograd" if of_aot else "backend")
-    where = found.words if found is not None else wrong.sentence
+    component = {"aot": "inductor"}.get(wrong[0].level, "aot_autograd" if of_aot else "backend")
+    where = found.words if found is not None else wrong[0].sentence
     return ModelComparison(
         False,
-        f"{component}, {wrong.direction}: {where}",
+        f"{component}, {wrong[0].direction}: {where}",
         component,
         culprit.module if culprit is not None else None,
         culprit.node if culprit is not None else None,
@@ -196,15 +196,8 @@ class _Watcher:
             if self.backward:
                 self.captured.append((graph, call, before))
             with self.copies.remembered(args, before):
-                return self._judged(
-                    "dynamo",
-                    "forward",
-                    graph,
-                    compiled,
-                    args,
-                    before,
-                    lambda: self._exposed(graph, call, before),
-                )
+                exposed = partial(self._exposed, graph, call, before)
+                return self._judged("dynamo", "forward", graph, compiled, args, before, exposed)
 
         return run
 
@@ -271,7 +264,7 @@ class _Watcher:
                     rng_matched=True,
                     rng_state=state,
                 )
-                self._note(level, direction, graph, verdict)
+                self._note(level, direction, graph, verdict.kind, verdict.sentence)
                 if verdict.kind == DIVERGED and self.analysis is None:
                     self.analysis = analysed()
         finally:
@@ -281,9 +274,9 @@ class _Watcher:
     def _wrong(self) -> list[GraphComparison]:
         return [graph for graph in self.graphs if graph.verdict == DIVERGED]
 
-    def _note(self, level: str, direction: str, graph: GraphModule, verdict: Verdict) -> None:
+    def _note(self, level: str, direction: str, graph: GraphModule, verdict: str, sentence: str) -> None:
         calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
-        self.graphs.append(GraphComparison(level, direction, calls, verdict.kind, verdict.sentence))
+        self.graphs.append(GraphComparison(level, direction, calls, verdict, sentence))
 
     def _exposed(self, graph: GraphModule, call: seams.BackendCall, given: list[Any]) -> Analysis | None:
         """A captured graph that is wrong as a whole, compiled once more with every value returned."""
@@ -298,9 +291,7 @@ class _Watcher:
             culprit = wrong_gradient(graph, given, _ways_of(call), lambda message: None, None, alone)
             if culprit is not None:
                 self.analysis = finished(graph, {"culprit": culprit})
-                calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
-                sentence = self.analysis.words
-                self.graphs.append(GraphComparison("dynamo", "backward", calls, DIVERGED, sentence))
+                self._note("dynamo", "backward", graph, DIVERGED, self.analysis.words)
                 return
 
 
@@ -411,9 +402,10 @@ def ran(
         for name, tensor in named.items():
             found[_own_name(name)] = _plain(tensor) if id(tensor) in written else tensor.detach()
         if backward:
-            wanting = [(f"inputs[{p}].grad", v) for p, v in enumerate(given) if _wants_gradient(v)]
-            wanting += [(f"{_own_name(name)}.grad", named[name]) for name in gradients]
-            found |= {name: clone_inputs(value.grad) for name, value in wanting if value.grad is not None}
+            leaves_given = {p: v for p, v in enumerate(given) if isinstance(v, torch.Tensor) and v.is_leaf}
+            wanting = {f"inputs[{place}].grad": value.grad for place, value in leaves_given.items()}
+            wanting |= {f"{_own_name(name)}.grad": named[name].grad for name in gradients}
+            found |= {path: clone_inputs(grad) for path, grad in wanting.items() if grad is not None}
         return found
     finally:
         restore(before)
@@ -425,10 +417,6 @@ def named_tensors(models: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Parameters and buffers of those of the models that are modules: `named_tensors([torch.nn.Linear(2, 2)])`."""
     held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
     return {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
-
-
-def _wants_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 
 def _own_name(name: str) -> str:

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Case, Triage, Workaround
-from torchsleuth.core.change_table import BACKEND, RANDOM, together
+from torchsleuth.core.change_table import BACKEND, RANDOM, other_release, together
 from torchsleuth.core.changes import INDUCTOR, Change
 from torchsleuth.core.processes.limits import clock_of_a_hang
 from torchsleuth.front.bisect.releases import bisection_of, newest_working
-from torchsleuth.front.program.attempt import Attempt
 from torchsleuth.search.blame.cautious_settings import cautious_fix, switchable
 from torchsleuth.search.blame.experiments import ExperimentRunner
 from torchsleuth.search.blame.triage_case import IN_EAGER
@@ -56,8 +55,8 @@ def find_workarounds(
     *,
     budget_seconds: float,
     say: Callable[[str], None] = lambda text: None,
-) -> list[Attempt]:
-    """What was tried to make the case's graph pass, the cheapest verified one first; it is in the case as well."""
+) -> list[Change]:
+    """What was tried to make the case's graph pass, in the order in which the case then has what came of it."""
     refuse_hopeless(folder.case)
     start = questions.start_of(folder)
     case = folder.case
@@ -71,11 +70,11 @@ def find_workarounds(
     def keep(more: Sequence[Tried]) -> None:
         """What works is in the case at once: a later trial may cost the host its time."""
         done.extend(each for each in more if each.verified)
-        update_case(folder, workarounds=tuple(_attempt(each, None).workaround for each in ordered(done)))
+        update_case(folder, workarounds=tuple(_workaround(each, None) for each in ordered(done)))
 
     found = attempts(folder, start, runner, budget_seconds, say, small.state if small else None, keep)
-    update_case(folder, workarounds=tuple(attempt.workaround for attempt in found))
-    return found
+    update_case(folder, workarounds=tuple(workaround for _, workaround in found))
+    return [change for change, _ in found]
 
 
 def refuse_hopeless(case: Case) -> None:
@@ -101,8 +100,8 @@ def attempts(
     say: Callable[[str], None] = lambda text: None,
     small: State | None = None,
     keep: Keep = lambda tried: None,
-) -> list[Attempt]:
-    """What was tried, each with what a run of the whole program needs; what helps the `small` graph comes early."""
+) -> list[tuple[Change, Workaround]]:
+    """What was tried, and what came of each; what helps the `small` graph comes early."""
     deadline = time.monotonic() + budget_seconds
     case = folder.case
     original = Original(
@@ -139,7 +138,7 @@ def attempts(
     tried, full = ordered(tried), None
     if case.kind == "accuracy":  # else there is nothing to time against
         tried, full = timed(runner, original, tried, deadline)
-    return [*(_attempt(each, full) for each in ordered(tried)), *_release(folder)]
+    return [*((each.change, _workaround(each, full)) for each in ordered(tried)), *_release(folder)]
 
 
 def _forward_only(case: Case, state: State, runner: ExperimentRunner) -> bool:
@@ -258,25 +257,14 @@ def _slower(seconds: float | None, fastest: float | None) -> int:
     return math.floor(math.log((seconds + CALL_SECONDS) / (fastest + CALL_SECONDS), NOISE))
 
 
-def _attempt(tried: Tried, full_seconds: float | None) -> Attempt:
-    change = tried.change
+def _workaround(tried: Tried, full_seconds: float | None) -> Workaround:
     cost = None
     if tried.run_seconds and full_seconds:
         cost = round(tried.run_seconds / full_seconds, 2)
-    made = Workaround(
-        change.name,
-        change.how,
-        tried.verified,
-        tried.error,
-        change.disables,
-        cost,
-        None,
-        tried.seconds,
-    )
-    return Attempt(made, change if change.for_programs else None)
+    return Workaround.of(tried.change, tried.error, cost=cost, seconds=tried.seconds)
 
 
-def _release(folder: CaseFolder) -> list[Attempt]:
+def _release(folder: CaseFolder) -> list[tuple[Change, Workaround]]:
     """Another torch, where `bisect` has found one in which the repro passes."""
     result = bisection_of(folder.case)
     version = newest_working(result) if result is not None else None
@@ -284,7 +272,5 @@ def _release(folder: CaseFolder) -> list[Attempt]:
         return []
     smaller = folder.file("repro.py").is_file()
     error = "only the smallest repro was run with it, not the whole graph" if smaller else None
-    made = Workaround(
-        f"torch {version}", f"pip install torch=={version}", not smaller, error, f"torch {folder.case.torch}"
-    )
-    return [Attempt(made)]
+    release = other_release(version, folder.case.torch)
+    return [(release, Workaround.of(release, error))]

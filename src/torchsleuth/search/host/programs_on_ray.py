@@ -21,7 +21,7 @@ from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.changes import Change
-from torchsleuth.front.program.runs import CannotRunProgram, Program, ProgramRun, run_program, watch_program
+from torchsleuth.front.supervise.program_runs import CannotRunProgram, Program, ProgramRun, Watch, run_program
 from torchsleuth.search.workers.cluster import ClusterUnfit, join_cluster, ray_here
 
 # What is sent to every node without asking; data sets belong on a disk that all of them see.
@@ -61,10 +61,8 @@ def run_there(job: Mapping[str, Any], order: Mapping[str, Any], archive: bytes) 
         program = Program((sys.executable if first == order["python"] else first, *rest), folder)
         change = Change.from_json(job["change"])
         try:
-            if change.uncompiled:
-                run = run_program(program, change, timeout=order["timeout"])
-            else:
-                run = watch_program(program, change, options=order["options"], timeout=order["timeout"])
+            watch = None if change.uncompiled else Watch(**order["watch"])
+            run = run_program(program, change, watch=watch, timeout=order["timeout"])
         except CannotRunProgram as why:
             run = ProgramRun(127, 0.0, tail=str(why))
     return {**dataclasses.asdict(run), "cases": [dict(case) for case in run.cases]}
@@ -75,7 +73,7 @@ def ended_programs(ray: Any, order: Mapping[str, Any], archive: bytes) -> Iterat
     until = time.monotonic() + order["seconds"]
     there = ray.remote(run_there).options(num_cpus=1, max_retries=1)
     shared = ray.put(archive)
-    about = {key: order[key] for key in ("timeout", "options", "python")}
+    about = {key: order[key] for key in ("timeout", "watch", "python")}
     waiting = {there.remote(job, about, shared): number for number, job in enumerate(order["jobs"])}
     while waiting and time.monotonic() < until:
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, until - time.monotonic()))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, open_case
-from torchsleuth.front.supervise.verification import ScriptToVerify
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.steps import Verification
 from torchsleuth.search.analyze.analyze_case import analyze_case
 from torchsleuth.search.blame.triage_case import triage_case
 from torchsleuth.search.cure.find import find_workarounds
@@ -19,8 +20,9 @@ from torchsleuth.search.host.front import Front
 from torchsleuth.search.minify.case_state import CaseQuestions
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.minify_case import Follower, minify_case
-from torchsleuth.search.minify.python.program_case import FirstRun, is_program, lines_of, minify_program
-from torchsleuth.search.minify.script_cases import case_of_script
+from torchsleuth.search.minify.minify_program import is_program, minify_program
+from torchsleuth.search.minify.python.program import lines_of
+from torchsleuth.search.minify.script_cases import FirstRun, case_of_script
 from torchsleuth.torch_core.graphs.cut import calls_of
 
 
@@ -74,7 +76,7 @@ def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) 
 def _minified_program(
     front: Front, folder: CaseFolder, questions: CaseQuestions, budget: float
 ) -> dict[str, Any]:
-    told = _Told(front, lines_of, "lines")
+    told = _Told(front, lambda program: lines_of(program.text), "lines")
     found = minify_program(folder, questions, told, budget_seconds=budget)
     return {
         "reducers": [dataclasses.asdict(row) for row in found.reduced.statistics],
@@ -109,10 +111,10 @@ def analyze(
 
 
 def workaround(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
-    """What makes the graph pass, with how to run a whole program so."""
+    """What makes the graph pass: what was changed for each workaround that the case then has."""
     front.begins("trying workarounds")
     found = find_workarounds(_folder(case), questions, budget_seconds=budget, say=front.said)
-    return {"attempts": [attempt.to_json() for attempt in found]}
+    return {"changes": [change.to_json() for change in found]}
 
 
 STEPS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -153,9 +155,6 @@ class _Told(Follower):
     def begins(self, doing: str) -> bool:
         return self.front.begins(doing)
 
-    def written(
-        self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
-    ) -> None:
-        """The scripts to verify; the front runs them while what may vary is asked here."""
-        told = [script.to_json() for script in scripts]
-        self.front.tell(scripts=told, times=times, at_once=at_once, always=always, in_eager=in_eager)
+    def written(self, wanted: Verification) -> None:
+        """The front runs the scripts while what may vary is asked here."""
+        self.front.tell(verify=to_json(wanted))

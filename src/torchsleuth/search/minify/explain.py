@@ -6,11 +6,11 @@ that was not tried; a bound such as "any size >= 65" was tried at 64, 65, 66 and
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -25,8 +25,6 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 MOST_DIMENSIONS = 6
 # Asked at once, before there is a look at the clock.
 AT_ONCE = 4
-# Which variant failed: by what was varied, and to what.
-_Told = Mapping[tuple[Any, int | str], bool]
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,20 @@ class Explanation:
 
 @dataclass(frozen=True)
 class _Variant:
-    """The state with one difference: what is varied, to what, and how far from what failed that is."""
+    """The state with one difference: to what something is varied, and how far from what failed that is."""
 
-    topic: tuple[str, int] | str
     to: int | str
     state: State
     distance: float = math.inf
     difference: str = ""
+
+
+@dataclass(frozen=True)
+class _Topic:
+    """One thing that is varied, and the sentence for which of its variants failed."""
+
+    variants: list[_Variant]
+    sentence: Callable[[Mapping[int | str, bool]], str]
 
 
 def explain(state: State, oracle: Answers, deadline: float | None = None) -> Explanation:
@@ -57,137 +62,105 @@ def explain(state: State, oracle: Answers, deadline: float | None = None) -> Exp
     >>> explain(state, lambda states: ["relu" in s.graph.code for s in states]).sentences
     ('any size >= 2 in dim 0 of x', 'dtypes float32, float64, bfloat16, float16', 'any values', 'default settings')
     """
-    dimensions = list(_dimensions(state))
-    variants = [v for name, dim in dimensions for v in _sizes(state, name, dim)]
-    variants += [*_dtypes(state), *_values(state)]
+    topics = [*itertools.islice(_sizes(state), MOST_DIMENSIONS), _dtypes(state), _values(state)]
+    variants = [variant for topic in topics for variant in topic.variants]
     failed: list[bool] = []
     while len(failed) < len(variants) and (deadline is None or time.monotonic() < deadline):
         asked = variants[len(failed) : len(failed) + AT_ONCE]
         failed += [bool(answer) for answer in as_oracle(oracle).each([variant.state for variant in asked])]
-    told = {(variant.topic, variant.to): answer for variant, answer in zip(variants, failed)}
-    unknown = {variant.topic for variant in variants[len(failed) :]}
-    sentences = [
-        _size_sentence(state, name, dim, told) for name, dim in dimensions if (name, dim) not in unknown
-    ]
-    sentences += [] if "dtype" in unknown else [_dtype_sentence(state, told)]
-    sentences += [] if "values" in unknown else [_value_sentence(state, told)]
-    sentences.append(_settings(state))
+    answers = iter(failed)
+    sentences = []
+    for topic in topics:
+        seen = {variant.to: answer for variant, answer in zip(topic.variants, answers)}
+        if len(seen) == len(topic.variants):
+            sentences.append(topic.sentence(seen))
+    config = [f"{m}.{k}" for m, values in state.settings.config.items() for k in values]
+    config += list(state.settings.options)
+    sentences.append(f"needs {', '.join(config)}" if config else "default settings")
     if state.symbols:
         sentences.append("only with symbolic sizes (dynamic=True)")
     passing = [v for v, answer in zip(variants, failed) if not answer and v.distance < math.inf]
     nearest = min(passing, key=lambda variant: variant.distance, default=None)
-    return Explanation(
-        tuple(s for s in sentences if s),
-        None if nearest is None else nearest.state,
-        "" if nearest is None else nearest.difference,
-    )
+    said = tuple(filter(None, sentences))
+    return Explanation(said) if nearest is None else Explanation(said, nearest.state, nearest.difference)
 
 
-def _dimensions(state: State) -> Iterator[tuple[str, int]]:
-    found = 0
+def _sizes(state: State) -> Iterator[_Topic]:
+    """Each dimension a little larger, twice as large, and a little smaller."""
     for given in state.inputs:
-        for dim in range(len(given.spec.shape)) if isinstance(given.spec, TensorSpec) else ():
-            if found < MOST_DIMENSIONS:
-                found += 1
-                yield given.name, dim
+        for dim, size in enumerate(given.spec.shape if isinstance(given.spec, TensorSpec) else ()):
+            where = f"in dim {dim} of {given.name}"
+            variants = []
+            for number in dict.fromkeys((size + 1, size * 2, size - 1)):
+                other = _resized(state, given, dim, number) if number > 0 else None
+                if other is not None:
+                    distance = abs(math.log(number / max(size, 1)))
+                    variants.append(
+                        _Variant(number, other, distance, f"size {number} instead of {size} {where}")
+                    )
+
+            def sentence(failed: Mapping[int | str, bool], size: int = size, where: str = where) -> str:
+                larger = [failed[number] for number in (size + 1, size * 2) if number in failed]
+                if not larger:
+                    return ""
+                if all(larger):
+                    return f"any size {where}" if size == 1 else f"any size >= {size} {where}"
+                return f"some sizes {where}" if any(larger) else f"only size {size} {where}, of those tried"
+
+            yield _Topic(variants, sentence)
 
 
-def _size_of(state: State, name: str, dim: int) -> int:
-    spec = next(i.spec for i in state.inputs if i.name == name)
+def _resized(state: State, varied: Input, dim: int, number: int) -> State | None:
+    spec = varied.spec
     assert isinstance(spec, TensorSpec)
-    return spec.shape[dim]
-
-
-def _sizes(state: State, name: str, dim: int) -> Iterator[_Variant]:
-    size = _size_of(state, name, dim)
-    for number in dict.fromkeys((size + 1, size * 2, size - 1)):
-        other = _resized(state, name, dim, number) if number > 0 else None
-        if other is not None:
-            what = f"size {number} instead of {size} in dim {dim} of {name}"
-            yield _Variant((name, dim), number, other, abs(math.log(number / max(size, 1))), what)
-
-
-def _size_sentence(state: State, name: str, dim: int, told: _Told) -> str:
-    size = _size_of(state, name, dim)
-    topic, where = (name, dim), f"in dim {dim} of {name}"
-    larger = [told[topic, number] for number in (size + 1, size * 2) if (topic, number) in told]
-    if not larger:
-        return ""
-    if all(larger):
-        return f"any size {where}" if size == 1 else f"any size >= {size} {where}"
-    return f"only size {size} {where}, of those tried" if not any(larger) else f"some sizes {where}"
-
-
-def _resized(state: State, name: str, dim: int, number: int) -> State | None:
-    spec = next(i.spec for i in state.inputs if i.name == name)
-    assert isinstance(spec, TensorSpec)
-    shape = (*spec.shape[:dim], number, *spec.shape[dim + 1 :])
     if spec.shape_expr is not None and not spec.shape_expr[dim].isdigit():
         return None  # a symbolic size varies by itself
-    inputs = []
-    for given in state.inputs:
-        if given.name == name:
-            given = _stretched(given, dim, number) if number > spec.shape[dim] else with_shape(given, shape)
-        inputs.append(given)
-    return checked(state.having(inputs=tuple(inputs)))
+    shape = (*spec.shape[:dim], number, *spec.shape[dim + 1 :])
+    longer = number > spec.shape[dim]
+    other = _stretched(varied, shape, dim) if longer else with_shape(varied, shape)
+    return checked(state.having(inputs=tuple(other if i is varied else i for i in state.inputs)))
 
 
-def _stretched(given: Input, dim: int, number: int) -> Input:
+def _stretched(given: Input, shape: tuple[int, ...], dim: int) -> Input:
     """The input made longer, its values repeated."""
-    spec = given.spec
-    assert isinstance(spec, TensorSpec)
-    longer = with_shape(replace(given, value=None), (*spec.shape[:dim], number, *spec.shape[dim + 1 :]))
+    longer = with_shape(replace(given, value=None), shape)
     if given.value is None or not isinstance(longer.spec, TensorSpec):
         return longer
-    places = torch.arange(number, device=given.value.device) % spec.shape[dim]
-    value = torch.empty_strided(longer.spec.shape, longer.spec.stride, dtype=given.value.dtype)
+    places = torch.arange(shape[dim], device=given.value.device) % given.value.shape[dim]
+    value = torch.empty_strided(shape, longer.spec.stride, dtype=given.value.dtype)
     return replace(
         longer, value=value.to(given.value.device).copy_(given.value.detach().index_select(dim, places))
     )
 
 
-def _float_dtype(state: State) -> str | None:
-    """The one floating-point dtype that all inputs have, where it is one."""
+def _dtypes(state: State) -> _Topic:
+    """Another dtype in the place of the one floating-point dtype that all inputs have, where it is one."""
     floats = {i.spec.dtype for i in state.inputs if isinstance(i.spec, TensorSpec)} & {*DTYPES}
-    return floats.pop() if len(floats) == 1 else None
+    if len(floats) != 1:
+        return _Topic([], lambda failed: "")
+    own = floats.pop()
+    others = [(dtype, with_dtype(state, own, dtype)) for dtype in DTYPES if dtype != own]
+    variants = [
+        _Variant(dtype, other, 2.0, f"{dtype} instead of {own}")
+        for dtype, other in others
+        if other is not None
+    ]
+
+    def sentence(failed: Mapping[int | str, bool]) -> str:
+        failing = [own, *(dtype for dtype in DTYPES if failed.get(dtype))]
+        fine = [dtype for dtype in DTYPES if failed.get(dtype) is False]
+        return f"dtypes {', '.join(failing)}" + (f", but not {', '.join(fine)}" if fine else "")
+
+    return _Topic(variants, sentence)
 
 
-def _dtypes(state: State) -> Iterator[_Variant]:
-    own = _float_dtype(state)
-    for dtype in DTYPES if own is not None else ():
-        other = None if dtype == own else with_dtype(state, own or "", dtype)
-        if other is not None:
-            yield _Variant("dtype", dtype, other, 2.0, f"{dtype} instead of {own}")
-
-
-def _dtype_sentence(state: State, told: _Told) -> str:
-    own = _float_dtype(state)
-    if own is None:
-        return ""
-    failing = [own, *(dtype for dtype in DTYPES if told.get(("dtype", dtype)))]
-    fine = [dtype for dtype in DTYPES if told.get(("dtype", dtype)) is False]
-    return f"dtypes {', '.join(failing)}" + (f", but not {', '.join(fine)}" if fine else "")
-
-
-def _kept(state: State) -> list[str]:
-    return [i.name for i in state.inputs if i.value is not None]
-
-
-def _values(state: State) -> Iterator[_Variant]:
-    if not state.any_values and _kept(state):
-        free = state.having(inputs=tuple(replace(i, value=None) for i in state.inputs))
-        yield _Variant("values", "any", free)
-
-
-def _value_sentence(state: State, told: _Told) -> str:
+def _values(state: State) -> _Topic:
+    """No value in particular in the place of those that are kept."""
     if state.any_values:
-        return "values play no part"
-    if told.get(("values", "any"), True):
-        return "any values"
-    return f"the values of {', '.join(_kept(state))} matter"
-
-
-def _settings(state: State) -> str:
-    config = [f"{m}.{k}" for m, values in state.settings.config.items() for k in values]
-    config += list(state.settings.options)
-    return f"needs {', '.join(config)}" if config else "default settings"
+        return _Topic([], lambda failed: "values play no part")
+    kept = [i.name for i in state.inputs if i.value is not None]
+    free = state.having(inputs=tuple(replace(i, value=None) for i in state.inputs))
+    return _Topic(
+        [_Variant("any", free)] if kept else [],
+        lambda failed: "any values" if failed.get("any", True) else f"the values of {', '.join(kept)} matter",
+    )

@@ -10,15 +10,12 @@ the trial did with the runtime file beside it. Whether they fail is for fresh pr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Minified
 from torchsleuth.core.processes.limits import clock_of_a_hang, seconds_of_a_hang
-from torchsleuth.front.supervise.verification import CHECKPOINTS, REPRO, ScriptToVerify
-from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
 from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, seeds, wait_for_device
 from torchsleuth.search.minify.contract import Listener, Reduction, State
 from torchsleuth.search.minify.driver import search
@@ -28,7 +25,6 @@ from torchsleuth.search.minify.states import SHAPES, trial_of
 from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import AGAIN, FlakyFailure
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
-from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.repro.script import RUNTIME, runtime_text, script_text
@@ -42,6 +38,7 @@ LEFT_FOR_VERIFYING = 0.2
 # Of a hang: three scripts at once, on two cores, each of which has to last as long as the failure takes to be seen.
 TIMES_TO_FAIL = 2.5
 VERIFY_TIMES = 3
+EXACT = "exact"
 # A failure that comes only sometimes is shown by more runs, but not by more than anyone waits for.
 MOST_TIMES = 10
 
@@ -49,13 +46,8 @@ MOST_TIMES = 10
 class Follower(Listener):
     """Someone who follows a search to its scripts."""
 
-    def written(
-        self, scripts: Sequence[ScriptToVerify], *, times: int, at_once: int, always: bool, in_eager: bool
-    ) -> None:
-        """The scripts, most readable first, and how often to run each; the search goes on meanwhile.
-
-        `always` where each run must fail; `in_eager` where each script must pass without the compiler.
-        """
+    def written(self, wanted: Verification) -> None:
+        """The scripts are there; they are run while the search goes on."""
 
 
 @dataclass(frozen=True)
@@ -84,110 +76,112 @@ def minify_case(
     SHAPES.set(questions.shapes)
     clock = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"), ROOM_FOR_SPEED)
     oracle = TrialOracle(questions, start.expected, clock).holding_to(start.state)
-
-    def keep(state: State) -> None:
-        text = best_so_far(folder, start, state, oracle.tolerances_of(state), oracle.text)
-        files = {f"{CHECKPOINTS}/{calls_of(state.graph)}.py": text, REPRO: text, **runtime_files()}
-        update_case(folder, files)
-
+    scripts = _Scripts(folder, start, oracle)
     verifying = max(LEFT_FOR_VERIFYING * budget_seconds, TIMES_TO_FAIL * oracle.seconds_to_fail)
-    reduction = _searched(folder, start, oracle, follower, keep, max(0.0, budget_seconds - verifying))
-    follower.begins("writing the scripts")
+    oracle.deadline = time.monotonic() + max(0.0, budget_seconds - verifying)
+    try:
+        reduction = _searched(scripts, follower)
+    except FlakyFailure as sometimes:
+        follower.said(f"case {case.id}: {sometimes}")
+        reduction = _searched(scripts, follower)
     state = reduction.state
-    tolerances = oracle.tolerances_of(state)
-    scripts = write_scripts(folder, start, state, tolerances, oracle.text, complete=reduction.complete)
+    if state is start.state:
+        scripts.keep(state)
+        follower.smaller("nothing", state)
+    follower.begins("writing the scripts")
+    written = scripts.write(state, complete=reduction.complete)
+    update_case(folder, minified=_minified(reduction, round(time.monotonic() - started, 2)))
     rate = oracle.rate
     times = VERIFY_TIMES if rate is None else max(VERIFY_TIMES, min(MOST_TIMES, rate.repeats))
-    update_case(folder, minified=_minified(reduction, round(time.monotonic() - started, 2)))
     follower.said(_so_far(reduction, times))
     at_once = VERIFY_TIMES if workers.count > 1 else 1
     in_eager = oracle.must_pass_in_eager or start.expected.kind == "accuracy"
-    follower.written(scripts, times=times, at_once=at_once, always=rate is None, in_eager=in_eager)
+    follower.written(Verification(tuple(written), times, at_once, always=rate is None, in_eager=in_eager))
     # Fresh processes are waited for: meanwhile what may vary is asked, where that is cheap and time is left.
     worth_it = reduction.complete and not oracle.failing_is_slow
     explanation = Explanation(())
     if worth_it and follower.begins("asking what may vary"):
         oracle.deadline = questions.deadline
         explanation = explain(state, oracle, questions.deadline)
-    more = _more(explanation, oracle)
+    also = sorted(signature.summary for signature, _ in oracle.also.values())
+    more = {
+        "explanation": {"may_vary": list(explanation.sentences), "passes_with": explanation.difference},
+        "also": also,
+        "failure_rate": {"failures": rate.failures, "runs": rate.runs} if rate is not None else None,
+    }
     update_case(folder, _beside(explanation, oracle), extra=more)
-    return MinifyResult(reduction, explanation, tuple(more["also"]), round(oracle.trial_seconds, 2))
+    return MinifyResult(reduction, explanation, tuple(also), round(oracle.trial_seconds, 2))
 
 
-def _so_far(reduction: Reduction, times: int) -> str:
+def _so_far(reduction: Reduction[State], times: int) -> str:
     left = f"{reduction.calls} {'call' if reduction.calls == 1 else 'calls'} left"
     ended = left if reduction.complete else f"stopped before the end with {left}"
     return f"{ended}; writing the script and running it {times} times in fresh processes"
 
 
-def _searched(
-    folder: CaseFolder,
-    start: SearchStart,
-    oracle: TrialOracle,
-    follower: Follower,
-    keep: Callable[[State], None],
-    budget_seconds: float,
-) -> Reduction[State]:
+def _searched(scripts: _Scripts, follower: Follower) -> Reduction[State]:
     """The search itself; raises `CannotMinify` where nothing of the case fails as it failed.
 
     Whether it always fails is asked of what was found, the cheapest question there is; where it does not, the search
     starts again and believes no single pass.
     """
-    known = list(folder.case.triage.nodes) if folder.case.triage is not None else []
-    if folder.case.analysis is not None and folder.case.analysis.node is not None:
-        known.insert(0, folder.case.analysis.node)
-    blamed = seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes)
-    blamed = list(dict.fromkeys([*known, *blamed]))
-    oracle.deadline = deadline = time.monotonic() + budget_seconds
-
-    def once() -> Reduction:
-        try:
-            found = search(
-                start.state,
-                oracle,
-                seeds=blamed,
-                width=oracle.workers.count,
-                budget_seconds=max(1.0, deadline - time.monotonic()),
-                listener=follower,
-                keep=keep,
-            )
-            if found.state is not start.state or not found.complete or oracle([start.state])[0]:
-                if found.complete:
-                    oracle.look_again(found.state, failed=True)
-                return found
-            nothing = None
-        except NothingFails as error:
-            nothing = error
-        except NoAnswer as why:
-            if not why.died:
-                raise CannotMinify(f"case {folder.case.id} cannot be tried here: {why}") from why
-            raise CannotMinify(
-                f"the graph of case {folder.case.id} cannot be run without the compiler either ({why}), so the bug is "
-                f"the program's or an operator's own; see `python {folder.file('original.py')} --eager`"
-            ) from why
-        oracle.look_again(start.state, failed=False)
-        raise _why_not(oracle, folder) from nothing
-
+    case, start, oracle = scripts.folder.case, scripts.start, scripts.oracle
+    blamed = list(case.triage.nodes) if case.triage is not None else []
+    if case.analysis is not None and case.analysis.node is not None:
+        blamed.insert(0, case.analysis.node)
+    blamed += seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes)
+    left = None if oracle.deadline is None else max(1.0, oracle.deadline - time.monotonic())
+    nothing = None
     try:
-        reduction = once()
-    except FlakyFailure as sometimes:
-        follower.said(f"case {folder.case.id}: {sometimes}")
-        reduction = once()
-    if reduction.state is start.state:
-        keep(reduction.state)
-        follower.smaller("nothing", reduction.state)
-    return reduction
+        found = search(
+            start.state,
+            oracle,
+            seeds=list(dict.fromkeys(blamed)),
+            width=oracle.workers.count,
+            budget_seconds=left,
+            listener=follower,
+            keep=scripts.keep,
+        )
+        if found.state is not start.state or not found.complete or oracle([start.state])[0]:
+            if found.complete:
+                oracle.look_again(found.state, failed=True)
+            return found
+    except NothingFails as error:
+        nothing = error
+    except NoAnswer as why:
+        if not why.died:
+            raise CannotMinify(f"case {case.id} cannot be tried here: {why}") from why
+        raise CannotMinify(
+            f"the graph of case {case.id} cannot be run without the compiler either ({why}), so the bug is "
+            f"the program's or an operator's own; see `python {scripts.folder.file('original.py')} --eager`"
+        ) from why
+    oracle.look_again(start.state, failed=False)
+    raise CannotMinify(f"case {case.id} {_why_not(oracle, case.id)}") from nothing
 
 
-def _more(explanation: Explanation, oracle: TrialOracle) -> dict[str, Any]:
-    """What case.json says beyond the contract's sections."""
-    also = sorted(signature.summary for signature, _ in oracle.also.values())
-    rate = oracle.rate
-    return {
-        "explanation": {"may_vary": list(explanation.sentences), "passes_with": explanation.difference},
-        "also": also,
-        "failure_rate": {"failures": rate.failures, "runs": rate.runs} if rate is not None else None,
-    }
+def _why_not(oracle: TrialOracle, case: str) -> str:
+    """Why nothing of the case fails here as it failed there."""
+    if oracle.errors:
+        return f"cannot be tried here: {oracle.errors[-1]}"
+    other = next(reversed(oracle.also.values()), None)
+    if other is not None:
+        return f"fails differently here ({other[0].summary}); run its original.py to compare"
+    return (
+        f"does not fail here any more (whole graph, {1 + AGAIN} runs); the machine, torch or the environment differs, "
+        f"or it fails rarely: torchsleuth verify {case} --times 20"
+    )
+
+
+def _minified(reduction: Reduction[State], seconds: float) -> Minified:
+    state = reduction.state
+    return Minified(
+        calls=reduction.calls,
+        inputs=len(state.inputs),
+        ops=tuple(print_graph(state.graph).ops),
+        queries=reduction.queries,
+        seconds=seconds,
+        input_bytes=sum(i.value.untyped_storage().nbytes() for i in state.inputs if i.value is not None),
+    )
 
 
 def _beside(explanation: Explanation, oracle: TrialOracle) -> dict[str, str]:
@@ -201,138 +195,89 @@ def _beside(explanation: Explanation, oracle: TrialOracle) -> dict[str, str]:
 
 
 def _readable(state: State, about: str) -> str:
-    inputs = "".join(
-        f"# {i.name}: {i.spec.dtype} {list(i.spec.shape)}\n"
-        for i in state.inputs
-        if isinstance(i.spec, TensorSpec)
-    )
+    tensors = [(i.name, i.spec) for i in state.inputs if isinstance(i.spec, TensorSpec)]
+    inputs = "".join(f"# {name}: {spec.dtype} {list(spec.shape)}\n" for name, spec in tensors)
     return f"# {' '.join(about.split())}\n{inputs}{print_graph(state.graph).text}"
 
 
-def _why_not(oracle: TrialOracle, folder: CaseFolder) -> CannotMinify:
-    """Why nothing of the case fails here as it failed there."""
-    case = folder.case
-    if oracle.errors:
-        return CannotMinify(f"case {case.id} cannot be tried here: {oracle.errors[-1]}")
-    other = next(reversed(oracle.also.values()), None)
-    if other is not None:
-        return CannotMinify(
-            f"case {case.id} fails differently here ({other[0].summary}); run its original.py to compare"
+@dataclass(frozen=True)
+class _Scripts:
+    """A state as scripts: what a person wants to read, and what does exactly as the trial did."""
+
+    folder: CaseFolder
+    start: SearchStart
+    oracle: TrialOracle
+
+    def keep(self, state: State) -> None:
+        """Puts a state on disk as the repro so far: a small script that does what trials do, else the exact one."""
+        small = small_script(self._small(state))
+        text = small.text if small is not None and not small.files else self._exact(state)
+        files = {f"{CHECKPOINTS}/{calls_of(state.graph)}.py": text, REPRO: text}
+        runtime = {RUNTIME: runtime_text(), f"{CHECKPOINTS}/{RUNTIME}": runtime_text()}
+        update_case(self.folder, {**files, **runtime})
+
+    def write(self, state: State, complete: bool) -> list[ScriptToVerify]:
+        """Puts every form of the state under checkpoints/, with its data where it will look for it.
+
+        A search that was `complete` has tried whether a whole compile fails, too.
+        """
+        place = self.folder.file(CHECKPOINTS)
+        place.mkdir(exist_ok=True)
+        written = []
+        for script in small_scripts(self._small(state), untried=not complete):
+            for name, data in script.files.items():
+                (place / name).write_bytes(data)
+            one = ScriptToVerify(script.form, tuple(script.files), script.input_bytes, random=script.random)
+            self.folder.file(one.name).write_text(script.text, encoding="utf-8")
+            written.append(one)
+        (place / f"{EXACT}.py").write_text(self._exact(state), encoding="utf-8")
+        return [*written, ScriptToVerify(EXACT, (RUNTIME,), needs_inputs=True)]
+
+    def _exact(self, state: State) -> str:
+        """The script that does exactly what the trial did, with the runtime file beside it."""
+        expected, lines = self.start.expected, self.start.record.nodes
+        trial = trial_of(state, expected, self.folder.file("inputs"))
+        used = [lines[n.name].place for n in state.graph.graph.nodes if n.name in lines]
+        record = replace(
+            self.start.record,
+            settings=trial.settings,
+            placeholders=trial.placeholders,
+            constants=trial.constants,
+            imports=trial.imports,
+            calls=calls_of(state.graph),
+            source_lines=tuple(dict.fromkeys(used)),
         )
-    return CannotMinify(
-        f"case {case.id} does not fail here any more (whole graph, {1 + AGAIN} runs); the machine, torch or the "
-        f"environment differs, or it fails rarely: torchsleuth verify {case.id} --times 20"
-    )
+        return script_text(
+            record,
+            trial.graph,
+            expected.to_json(),
+            inputs=trial.inputs,
+            tolerances=self.oracle.tolerances_of(state).by_path,
+            case=self.folder.case.id,
+            name=REPRO,
+        )
 
-
-def _minified(reduction: Reduction, seconds: float) -> Minified:
-    state = reduction.state
-    return Minified(
-        calls=reduction.calls,
-        inputs=len(state.inputs),
-        ops=tuple(print_graph(state.graph).ops),
-        queries=reduction.queries,
-        seconds=seconds,
-        input_bytes=sum(i.value.untyped_storage().nbytes() for i in state.inputs if i.value is not None),
-    )
-
-
-EXACT = "exact"
-
-
-def write_scripts(
-    folder: CaseFolder,
-    start: SearchStart,
-    state: State,
-    tolerances: Tolerances,
-    text: str,
-    *,
-    complete: bool = True,
-) -> list[ScriptToVerify]:
-    """Puts every form of the state under checkpoints/, with its data where it will look for it.
-
-    A search that was `complete` has tried whether a whole compile fails, too.
-    """
-    place = folder.file(CHECKPOINTS)
-    place.mkdir(exist_ok=True)
-    written = []
-    small = small_graph(folder, start, state, tolerances, text)
-    for script in small_scripts(small, untried=not complete):
-        for name, data in script.files.items():
-            (place / name).write_bytes(data)
-        one = ScriptToVerify(script.form, tuple(script.files), script.input_bytes, random=script.random)
-        folder.file(one.name).write_text(script.text, encoding="utf-8")
-        written.append(one)
-    exact = exact_script(folder, start, state, tolerances)
-    (place / f"{EXACT}.py").write_text(exact, encoding="utf-8")
-    return [*written, ScriptToVerify(EXACT, (RUNTIME,), needs_inputs=True)]
-
-
-def runtime_files() -> dict[str, str]:
-    """The runtime beside repro.py, and beside the scripts under checkpoints/."""
-    return {RUNTIME: runtime_text(), f"{CHECKPOINTS}/{RUNTIME}": runtime_text()}
-
-
-def best_so_far(
-    folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances, text: str
-) -> str:
-    """A script for a state on the way, which stays where the search ends: a small one that does what trials do."""
-    script = small_script(small_graph(folder, start, state, tolerances, text))
-    if script is not None and not script.files:
-        return script.text
-    return exact_script(folder, start, state, tolerances)
-
-
-def exact_script(folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances) -> str:
-    """The script that does exactly what the trial did, with the runtime file beside it."""
-    trial = trial_of(state, start.expected, folder.file("inputs"))
-    lines = start.record.nodes
-    record = replace(
-        start.record,
-        settings=trial.settings,
-        placeholders=trial.placeholders,
-        constants=trial.constants,
-        imports=trial.imports,
-        calls=calls_of(state.graph),
-        source_lines=tuple(
-            dict.fromkeys(lines[n.name].place for n in state.graph.graph.nodes if n.name in lines)
-        ),
-    )
-    return script_text(
-        record,
-        trial.graph,
-        start.expected.to_json(),
-        inputs=trial.inputs,
-        tolerances=tolerances.by_path,
-        case=folder.case.id,
-        name=REPRO,
-    )
-
-
-def small_graph(
-    folder: CaseFolder, start: SearchStart, state: State, tolerances: Tolerances, text: str = ""
-) -> SmallGraph:
-    """The state as what a small script is written from; `text` is the traceback of a trial that failed."""
-    timeout, hangs = folder.case.extra.get("timeout"), start.expected.kind == "hang"
-    return SmallGraph(
-        graph=state.graph,
-        inputs=tuple(SmallInput(i.name, i.spec, i.value) for i in state.inputs),
-        settings=state.settings,
-        signature=_own_signature(start.expected, state),
-        embedded=state.embedded,
-        dynamic=bool(state.symbols),
-        tolerance=tolerances.distance,
-        case=folder.case.id,
-        text=text,
-        hung_after=seconds_of_a_hang(timeout, calls_of(state.graph)) if hangs else None,
-    )
-
-
-def _own_signature(signature: Signature, state: State) -> Signature:
-    """The results that a wrong one names are those of the small graph, not of the one it was cut from."""
-    if signature.kind != "accuracy":
-        return signature
-    outputs = [f"outputs[{i}]" for i in range(len(state.graph.graph.output_node().all_input_nodes))]
-    written = written_inputs(state.graph)
-    outputs += [f"inputs[{i}]{MUTATED}" for i, given in enumerate(state.inputs) if given.name in written]
-    return replace(signature, outputs=tuple(outputs))
+    def _small(self, state: State) -> SmallGraph:
+        """The state as what a small script is written from, with the traceback of a trial that failed."""
+        expected, case = self.start.expected, self.folder.case
+        if expected.kind == "accuracy":
+            # The results that a wrong one names are those of the small graph, not of the one it was cut from.
+            outputs = [f"outputs[{i}]" for i in range(len(state.graph.graph.output_node().all_input_nodes))]
+            written = written_inputs(state.graph)
+            outputs += [
+                f"inputs[{i}]{MUTATED}" for i, each in enumerate(state.inputs) if each.name in written
+            ]
+            expected = replace(expected, outputs=tuple(outputs))
+        seconds = seconds_of_a_hang(case.extra.get("timeout"), calls_of(state.graph))
+        return SmallGraph(
+            graph=state.graph,
+            inputs=tuple(SmallInput(i.name, i.spec, i.value) for i in state.inputs),
+            settings=state.settings,
+            signature=expected,
+            embedded=state.embedded,
+            dynamic=bool(state.symbols),
+            tolerance=self.oracle.tolerances_of(state).distance,
+            case=case.id,
+            text=self.oracle.text,
+            hung_after=seconds if expected.kind == "hang" else None,
+        )

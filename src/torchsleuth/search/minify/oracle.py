@@ -99,7 +99,7 @@ class Questions:
             told = self._told(trial_of(state, _ANYTHING, self.store), Question.NOISE, EAGER_SECONDS)
         except NoAnswer:
             return Tolerances()
-        return Tolerances(**told["tolerances"])
+        return Tolerances(**told["noise"])
 
     def passes_in_eager(self, state: State, expected: Signature) -> bool:
         """Whether a state's graph runs without the compiler; it is asked as triage asks, and answered once."""
@@ -176,8 +176,44 @@ SHARE_FOR_MAKING_SURE = 0.25
 TINY = {"aot": "torch.ops.aten.abs.default(a)", "dynamo": "torch.abs(a)"}
 
 
+class AsksTrials(Oracle):
+    """What the oracles of graphs and of programs share: states are asked side by side, and outcomes are judged."""
+
+    expected: Signature
+
+    def submit(self, state: Any) -> Future[Outcome]:
+        """Asks about one state."""
+        raise NotImplementedError
+
+    def judge(self, outcome: Outcome, state: Any) -> bool:
+        """Whether an outcome shows what is looked for."""
+        raise NotImplementedError
+
+    @property
+    def failing_is_slow(self) -> bool:
+        """Whether it takes longer to see a failure than to see none."""
+        return self.expected.kind == "hang"
+
+    def __call__(self, states: Sequence[Any]) -> list[bool | None]:
+        return self._answers(states, every=False)
+
+    def each(self, states: Sequence[Any]) -> list[bool | None]:
+        """All answers; where a failure takes long to see, what comes after one is still given up."""
+        return self._answers(states, every=not self.failing_is_slow)
+
+    def _answers(self, states: Sequence[Any], every: bool) -> list[bool | None]:
+        answers: list[bool | None] = []
+        for ticket, state in zip([self.submit(state) for state in states], states):
+            if True in answers and not every:
+                ticket.cancel()
+                answers.append(None)
+            else:
+                answers.append(self.judge(ticket.result(), state))
+        return answers
+
+
 @dataclass
-class TrialOracle(Oracle):
+class TrialOracle(AsksTrials):
     """Asks trials whether states fail as `expected`, and what else a search must know of a state.
 
     Used as `TrialOracle(questions, signature).holding_to(state)([state])`.
@@ -188,8 +224,6 @@ class TrialOracle(Oracle):
     limits: Limits | None = None
     # When the search is to end, of time.monotonic.
     deadline: float | None = None
-    outcomes: int = 0
-    cached: int = 0
     trial_seconds: float = 0.0
     also: dict[str, tuple[Signature, State]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
@@ -212,24 +246,6 @@ class TrialOracle(Oracle):
         compared = self.expected.kind == "accuracy"
         self.must_pass_in_eager = not compared and self.questions.passes_in_eager(original, self.expected)
         return self
-
-    def __call__(self, states: Sequence[State]) -> list[bool | None]:
-        tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
-        answers: list[bool | None] = []
-        for ticket, state in zip(tickets, states):
-            if True in answers:
-                ticket.cancel()
-                answers.append(None)
-                continue
-            answers.append(self._judge(ticket.result(), state))
-        return answers
-
-    def each(self, states: Sequence[State]) -> list[bool | None]:
-        """All answers; where a failure takes long to see, what comes after one is still given up."""
-        if self.failing_is_slow:
-            return self(states)
-        tickets = [self.workers.submit(self.trial(s), limits=self._limits(s)) for s in states]
-        return [self._judge(ticket.result(), state) for ticket, state in zip(tickets, states)]
 
     def look_again(self, state: State, failed: bool) -> None:
         """Asks a few times more about a state; raises `FlakyFailure` where it does not always answer alike.
@@ -264,11 +280,6 @@ class TrialOracle(Oracle):
         return self.tolerances[key]
 
     @property
-    def failing_is_slow(self) -> bool:
-        """Whether it takes longer to see a failure than to see none."""
-        return self.expected.kind == "hang"
-
-    @property
     def seconds_to_fail(self) -> float:
         """What it takes to see a failure of a small graph, where that is known: a hang's clock."""
         return 0.0 if self.limits is None or not self.failing_is_slow else self._clock(self.limits, FEW_CALLS)
@@ -280,11 +291,9 @@ class TrialOracle(Oracle):
 
     def first_passing(self, states: Sequence[State]) -> int | None:
         """The first state, in time, that passes; the others are given up. None where all fail."""
-        tickets: dict[Future[Outcome], int] = {}
-        for place, state in enumerate(states):
-            tickets[self.workers.submit(self.trial(state), limits=self._limits(state))] = place
+        tickets = {self.submit(state): place for place, state in enumerate(states)}
         for ticket in as_completed(tickets):
-            if not self._judge(ticket.result(), states[tickets[ticket]]):
+            if not self.judge(ticket.result(), states[tickets[ticket]]):
                 for other in tickets:
                     other.cancel()
                 return tickets[ticket]
@@ -312,7 +321,7 @@ class TrialOracle(Oracle):
         for way, ticket in zip(ways, tickets):
             if found is not None:
                 ticket.cancel()
-            elif way._judge(ticket.result(), state):
+            elif way.judge(ticket.result(), state):
                 found = way
         return found
 
@@ -368,6 +377,9 @@ class TrialOracle(Oracle):
         trial = replace(trial, must_pass_in_eager=self.must_pass_in_eager)
         return trial if self.change is None else replace(trial, change=self.change)
 
+    def submit(self, state: State) -> Future[Outcome]:
+        return self.workers.submit(self.trial(state), limits=self._limits(state))
+
     def _limits(self, state: State) -> Limits:
         """What is cut short by the end of the search's time has told nothing; a hang has a clock by its calls."""
         limits = self.limits or self.workers.limits
@@ -381,9 +393,7 @@ class TrialOracle(Oracle):
         own = ROOM_FOR_SPEED * (LEAST_HANG + SECONDS_A_CALL * calls)
         return min(limits.seconds(self.expected.phase), own)
 
-    def _judge(self, outcome: Outcome, state: State) -> bool:
-        self.outcomes += 1
-        self.cached += outcome.cached
+    def judge(self, outcome: Outcome, state: State) -> bool:
         self.trial_seconds += outcome.seconds
         if outcome.error is not None:
             self.errors.append(outcome.error)

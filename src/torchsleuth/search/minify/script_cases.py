@@ -6,9 +6,11 @@ A script of ours says what it expects; another is tried once, and how it fails i
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,32 @@ from typing import Any
 from torchsleuth.core.cases.folder import CaseFolder, now, write_case
 from torchsleuth.core.cases.model import Case, GraphFacts, case_id
 from torchsleuth.core.cases.record import Embedded, GraphRecord
+from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.oracle import NoAnswer, Questions
-from torchsleuth.search.minify.python.program_case import PLAINLY, FirstRun, case_of_program
+from torchsleuth.search.minify.python.oracle import FIRST_RUN, LEAST_CLOCK, SLACK, cpu_for, run_whole
+from torchsleuth.search.minify.python.program import parsed
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.repro.assemble import graph_files
+from torchsleuth.torch_core.repro.program import PROGRAM, program_script
 from torchsleuth.torch_internals.minifier_scripts import is_foreign
+
+
+@dataclass(frozen=True)
+class FirstRun:
+    """How a script is tried to know how it fails: its arguments, and the seconds it may take.
+
+    `timeout` is after what it counts as a hang; without one it may take its share of the `budget` for everything.
+    """
+
+    arguments: tuple[str, ...] = ()
+    timeout: float | None = None
+    budget: float = 600.0
+
+
+PLAINLY = FirstRun()
 
 
 def case_of_script(
@@ -123,3 +143,81 @@ def _parts(text: str) -> tuple[str, Embedded, tuple[str, ...]]:
     embedded = sections.get("from the program that failed", "")
     imports = tuple(line for line in pieces[0].splitlines() if re.match(r"(import|from) ", line))
     return graph.strip() + "\n", Embedded(embedded.strip()), imports
+
+
+# -- any program
+
+
+def case_of_program(
+    script: Path, cases_dir: Path, questions: Questions, how: FirstRun = PLAINLY
+) -> CaseFolder:
+    """The case that a failing script is; raises `CannotMinify` where it does not fail, or is no Python."""
+    try:
+        text = standing_alone(script.read_text(encoding="utf-8"), script.absolute(), how.arguments)
+    except (SyntaxError, ValueError) as error:
+        raise CannotMinify(f"{script} is not a Python program: {error}") from error
+    clock = how.timeout or FIRST_RUN * how.budget
+    first = run_whole(questions, text, clock)
+    seen = first.signature
+    if seen is None:
+        raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
+    uncompiled = run_whole(questions, text, clock, UNCOMPILED)
+    passes = uncompiled.signature is None
+    # A hang takes its clock in each trial that shows it, and nothing else should take much longer than the whole did.
+    slowest = uncompiled.seconds if passes or seen.kind == "hang" else max(first.seconds, uncompiled.seconds)
+    usual = min(clock, max(LEAST_CLOCK, SLACK * slowest))
+    torch = version("torch")
+    case = Case(
+        id=case_id(fingerprint(seen), hashlib.sha256(text.encode()).hexdigest(), None, torch),
+        created=now(),
+        torch=torch,
+        device="cpu",
+        kind=seen.kind,
+        phase=seen.phase,
+        direction=None,
+        backend="none",
+        after=None,
+        signature=seen,
+        script=(str(script), *how.arguments),
+        extra={
+            "eager_passes": passes,
+            "timeout": how.timeout or usual,
+            "cpu": None if seen.kind == "hang" else cpu_for([first, uncompiled]),
+        },
+    )
+    original = program_script(parsed(text).text, seen, first.text, torch, case.id)
+    files = {PROGRAM: text, "original.py": original, "traceback.txt": first.text}
+    return write_case(cases_dir, case, files)
+
+
+def standing_alone(text: str, script: Path, arguments: Sequence[str] = ()) -> str:
+    """The program with what it gets from where it lies and how it is called written into it, where it needs that.
+
+    >>> print(standing_alone("print(__file__)", Path("/home/me/train.py")))
+    __file__ = '/home/me/train.py'
+    print(__file__)
+    """
+    tree = ast.parse(text)
+    imported = {name.partition(".")[0] for node in ast.walk(tree) for name in _imported(node)}
+    beside = [name for name in imported if _lies_in(script.parent, name) and name != script.stem]
+    lines = ["import sys"] if arguments or beside else []
+    lines += [f"sys.argv[1:] = {list(arguments)!r}"] if arguments else []
+    lines += [f"sys.path.insert(0, {str(script.parent)!r})"] if beside else []
+    if any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(tree)):
+        lines.append(f"__file__ = {str(script)!r}")
+    if not lines:
+        return text
+    first = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    place = max((n.end_lineno or 0 for n in first), default=0)
+    given = text.splitlines()
+    return "\n".join([*given[:place], *lines, *given[place:]])
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+
+
+def _lies_in(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()

@@ -17,10 +17,13 @@ import torch
 from torchsleuth.torch_core.backends.checked_ops import crossref_compiler
 from torchsleuth.torch_core.backends.errors import (
     BadChoice,
+    Graph,
+    Inputs,
     MissingMode,
     NoNestedCompile,
+    Run,
     ScriptFails,
-    options_of,
+    backend,
 )
 from torchsleuth.torch_internals import aot_autograd
 from torchsleuth.torch_internals.aot_autograd import (
@@ -35,41 +38,29 @@ from torchsleuth.torch_internals.aot_autograd import (
 from torchsleuth.torch_internals.configuration import crossref_setting, no_script_autocast
 
 
-def sleuth_aot_eager(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_aot_eager(gm: Graph, inputs: Inputs, *, fw_compiler: Any = None, bw_compiler: Any = None) -> Run:
     """AOTAutograd, then eager kernels: `torch.compile(f, backend="sleuth_aot_eager")`."""
-    options = options_of("sleuth_aot_eager", given, known=("fw_compiler", "bw_compiler"))
-    forward = options.get("fw_compiler") or run_boxed
-    backward = options.get("bw_compiler") or run_boxed
-    return through_aot(gm, example_inputs, AotPlan(forward, backward))
+    return through_aot(gm, inputs, AotPlan(fw_compiler or run_boxed, bw_compiler or run_boxed))
 
 
-def sleuth_aot_eager_default_partitioner(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_aot_eager_default_partitioner(gm: Graph, inputs: Inputs) -> Run:
     """As `sleuth_aot_eager`, with the partitioner that saves everything and recomputes nothing."""
-    options_of("sleuth_aot_eager_default_partitioner", given)
-    return through_aot(gm, example_inputs, AotPlan(run_boxed, partition="default"))
+    return through_aot(gm, inputs, AotPlan(run_boxed, partition="default"))
 
 
-def sleuth_aot_eager_decomp_partition(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_aot_eager_decomp_partition(gm: Graph, inputs: Inputs) -> Run:
     """AOTAutograd as Inductor asks for it, decompositions and partitioner included, then eager kernels."""
-    options_of("sleuth_aot_eager_decomp_partition", given)
-    return through_aot(gm, example_inputs, _as_inductor(run_boxed))
+    return through_aot(gm, inputs, _as_inductor(run_boxed))
 
 
-def sleuth_aot_eager_decomp_partition_with_mode(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_aot_eager_decomp_partition_with_mode(gm: Graph, inputs: Inputs, *, mode: Any = None) -> Run:
     """As `sleuth_aot_eager_decomp_partition`, forward and backward under `options={"mode": ...}`."""
-    name = "sleuth_aot_eager_decomp_partition_with_mode"
-    options = options_of(name, given, known=("mode",))
-    mode: Any = options.get("mode")
     if not hasattr(mode, "__enter__"):
-        raise MissingMode(name, mode)
+        raise MissingMode("sleuth_aot_eager_decomp_partition_with_mode", mode)
 
     def under_mode(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         eager = run_boxed(graph, inputs)
@@ -80,35 +71,31 @@ def sleuth_aot_eager_decomp_partition_with_mode(
 
         return boxed(run)
 
-    return through_aot(gm, example_inputs, _as_inductor(under_mode))
+    return through_aot(gm, inputs, _as_inductor(under_mode))
 
 
-def sleuth_aot_eager_decomp_partition_crossref(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_aot_eager_decomp_partition_crossref(gm: Graph, inputs: Inputs, *, ops: Any = None) -> Run:
     """As `sleuth_aot_eager_decomp_partition`, each custom operator's fake side held against the real call.
 
     Every operator with `options={"ops": "all"}`, or with torch's own setting `fake_tensor_crossref = "all"`.
     """
-    name = "sleuth_aot_eager_decomp_partition_crossref"
-    default = "all" if crossref_setting() == "all" else "custom"
-    ops = options_of(name, given, known=("ops",)).get("ops", default)
+    if ops is None:
+        ops = "all" if crossref_setting() == "all" else "custom"
     if ops not in ("custom", "all"):
-        raise BadChoice(name, "ops", ops, ("custom", "all"))
+        raise BadChoice("sleuth_aot_eager_decomp_partition_crossref", "ops", ops, ("custom", "all"))
     plan = replace(_as_inductor(crossref_compiler(every_op=ops == "all")), checks_ops=True)
-    return through_aot(gm, example_inputs, plan)
+    return through_aot(gm, inputs, plan)
 
 
 def _as_inductor(compiler: GraphCompiler) -> AotPlan:
     return AotPlan(compiler, partition="inductor", inductor_decompositions=True)
 
 
-def sleuth_invoke_subgraph(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_invoke_subgraph(gm: Graph, inputs: Inputs) -> Run:
     """AOTAutograd with eager kernels; trace it inside `compiling_inside_traces()` to see the subgraphs."""
-    options_of("sleuth_invoke_subgraph", given)
-    return through_aot(gm, example_inputs, AotPlan(run_as_subgraph))
+    return through_aot(gm, inputs, AotPlan(run_as_subgraph))
 
 
 def compiling_inside_traces() -> AbstractContextManager[Any]:
@@ -122,19 +109,17 @@ def compiling_inside_traces() -> AbstractContextManager[Any]:
     return context
 
 
-def sleuth_ts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
+@backend
+def sleuth_ts(gm: Graph, inputs: Inputs) -> Run:
     """Dynamo's graph under `torch.jit.script`."""
-    options_of("sleuth_ts", given)
     return _scripted(gm)
 
 
-def sleuth_aot_ts(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_aot_ts(gm: Graph, inputs: Inputs) -> Run:
     """AOTAutograd's forward and backward, each under `torch.jit.script`."""
-    options_of("sleuth_aot_ts", given)
     plan = AotPlan(_script_aten_graph, partition="default", keep_input_mutations=False)
-    return through_aot(gm, example_inputs, plan)
+    return through_aot(gm, inputs, plan)
 
 
 def _script_aten_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchsleuth.torch_core.backends.checked_ops import Steps, after_call, before_call, place_of
-from torchsleuth.torch_core.backends.errors import EagerFails, SchemaMismatch, options_of
+from torchsleuth.torch_core.backends.errors import EagerFails, Graph, Inputs, Run, SchemaMismatch, backend
 from torchsleuth.torch_internals.aot_autograd import pre_dispatch_trace
 from torchsleuth.torch_internals.hooks import registered_backend
 from torchsleuth.torch_internals.modes import watching_ops
@@ -24,17 +24,15 @@ from torchsleuth.torch_internals.modes import watching_ops
 _log = logging.getLogger("torchsleuth.backends.pre_dispatch")
 
 
-def sleuth_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
+@backend
+def sleuth_eager(gm: Graph, inputs: Inputs) -> Run:
     """Dynamo's graph as it is: `torch.compile(f, backend="sleuth_eager")`."""
-    options_of("sleuth_eager", given)
     return gm.forward
 
 
-def sleuth_eager_noexcept(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_eager_noexcept(gm: Graph, inputs: Inputs) -> Run:
     """As `sleuth_eager`; an exception becomes `EagerFails`, which names the line of the generated code."""
-    options_of("sleuth_eager_noexcept", given)
     # Asked for now: until then the module has no code, and would be called in a way that hides the line.
     code = gm.code
 
@@ -48,12 +46,10 @@ def sleuth_eager_noexcept(
     return run
 
 
-def sleuth_pre_dispatch_eager(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_pre_dispatch_eager(gm: Graph, inputs: Inputs) -> Run:
     """Logs the graph as aten calls above autograd (to stderr where logging is not set up), then runs that graph."""
-    options_of("sleuth_pre_dispatch_eager", given)
-    traced = pre_dispatch_trace(gm, example_inputs)
+    traced = pre_dispatch_trace(gm, inputs)
     _make_audible()
     _log.info(traced.print_readable(print_output=False))
     return traced.forward
@@ -81,11 +77,9 @@ def _make_audible() -> None:
         _log.setLevel(logging.INFO)
 
 
-def sleuth_eager_debug(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_eager_debug(gm: Graph, inputs: Inputs) -> Run:
     """Runs the graph eagerly; an undeclared mutation or alias raises `SchemaMismatch`."""
-    options_of("sleuth_eager_debug", given)
 
     def run(*args: Any) -> Any:
         steps = Steps(gm)
@@ -105,7 +99,7 @@ def sleuth_eager_debug(
 
 def with_torch_function_modes(
     modes: TorchFunctionMode | Iterable[TorchFunctionMode], inner: str | Callable[..., Any] = "eager"
-) -> Callable[..., Callable[..., Any]]:
+) -> Callable[..., Run]:
     """A backend that compiles with `inner` and runs the result under `modes`, the first outermost.
 
     Use: `torch.compile(f, backend=with_torch_function_modes([Counting()], inner="sleuth_aot_eager"))`.
@@ -113,9 +107,7 @@ def with_torch_function_modes(
     """
     entered = (modes,) if isinstance(modes, TorchFunctionMode) else tuple(modes)
 
-    def sleuth_torch_function_modes(
-        gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-    ) -> Callable[..., Any]:
+    def sleuth_torch_function_modes(gm: Graph, example_inputs: Inputs, **given: Any) -> Run:
         compiled = registered_backend(inner)(gm, example_inputs, **given)
 
         def run(*args: Any) -> Any:

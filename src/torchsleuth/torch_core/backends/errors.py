@@ -6,10 +6,14 @@ Each message is one sentence a person can act on. Options arrive in three ways -
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+import torch
 
 from torchsleuth.core.cases.errors import SleuthError
 
@@ -121,16 +125,28 @@ class NonLeafCompileError(Exception):
     """Raised on purpose by `sleuth_non_leaf_compile_error`."""
 
 
+Graph: TypeAlias = torch.fx.GraphModule
+Inputs = Sequence[Any]
+Run = Callable[..., Any]
+
+
 class UnknownOption(UserWarning):
     """A backend was given something it does not know."""
 
 
-def options_of(backend: str, given: Mapping[str, Any], known: Sequence[str] = ()) -> dict[str, Any]:
-    """What a backend was given and knows.
+def backend(compiler: Callable[..., Run]) -> Callable[..., Run]:
+    """Makes a backend of a function of graph and inputs; its keyword-only parameters are the options that it knows."""
+    parameters = inspect.signature(compiler).parameters.values()
+    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
 
-    >>> options_of("sleuth_eager", {"options": {"ops": "all"}}, known=("ops",))
-    {'ops': 'all'}
-    """
+    @functools.wraps(compiler)
+    def compile_graph(gm: Graph, example_inputs: Inputs, **given: Any) -> Run:
+        return compiler(gm, example_inputs, **_options_of(compiler.__name__, given, known))
+
+    return compile_graph
+
+
+def _options_of(backend: str, given: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
     flat = {name: value for name, value in given.items() if name != "options"}
     flat.update(given.get("options") or {})
     # A string is one of torch.compile's own modes, which only Inductor knows.

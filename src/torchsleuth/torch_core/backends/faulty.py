@@ -6,16 +6,19 @@ the fault is put into a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torchsleuth.torch_core.backends.errors import (
+    Graph,
+    Inputs,
     NonLeafCompileError,
     ReluCompileError,
     ReluRuntimeError,
-    options_of,
+    Run,
+    backend,
 )
 
 _RELUS = (
@@ -30,11 +33,9 @@ _RELUS = (
 )
 
 
-def sleuth_relu_compile_error(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_relu_compile_error(gm: Graph, inputs: Inputs) -> Run:
     """Raises `ReluCompileError` while it compiles a graph with a relu; runs any other eagerly."""
-    options_of("sleuth_relu_compile_error", given)
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if _is_relu(module, node):
@@ -42,29 +43,23 @@ def sleuth_relu_compile_error(
     return gm.forward
 
 
-def sleuth_relu_runtime_error(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_relu_runtime_error(gm: Graph, inputs: Inputs) -> Run:
     """Compiles; each relu raises `ReluRuntimeError` when it runs."""
-    options_of("sleuth_relu_runtime_error", given)
     return _with_relu(gm, _failing_relu).forward
 
 
-def sleuth_relu_accuracy_error(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_relu_accuracy_error(gm: Graph, inputs: Inputs) -> Run:
     """Compiles and runs; each relu(x) gives x + 1."""
-    options_of("sleuth_relu_accuracy_error", given)
     return _with_relu(gm, _wrong_relu).forward
 
 
-def sleuth_non_leaf_compile_error(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Callable[..., Any]:
+@backend
+def sleuth_non_leaf_compile_error(gm: Graph, inputs: Inputs) -> Run:
     """Raises `NonLeafCompileError` for a graph that calls something and has an input with a gradient history."""
-    options_of("sleuth_non_leaf_compile_error", given)
     calls = any(node.op.startswith("call_") for node in gm.graph.nodes)
-    for number, value in enumerate(example_inputs):
+    for number, value in enumerate(inputs):
         if calls and isinstance(value, torch.Tensor) and not value.is_leaf:
             raise NonLeafCompileError(f"input {number} is not a leaf")
     return gm.forward

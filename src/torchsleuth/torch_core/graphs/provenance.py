@@ -14,11 +14,12 @@ import sysconfig
 
 import torch
 
+import torchsleuth
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$')
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OWN_FOLDER = os.path.dirname(os.path.abspath(torchsleuth.__file__)) + os.sep
 _STDLIB_FOLDERS = tuple(
     {os.path.abspath(sysconfig.get_paths()[key]) + os.sep for key in ("stdlib", "platstdlib")}
 )

@@ -28,6 +28,7 @@ from torchsleuth.torch_internals.hooks import torch_release
 from torchsleuth.torch_internals.inductor_ir.arithmetic import NotInterpretable, number, value_of
 from torchsleuth.torch_internals.inductor_ir.kernels import require_layout, run_kernel
 from torchsleuth.torch_internals.inductor_ir.loops import run_loop
+from torchsleuth.torch_internals.places import replaced
 
 # The releases whose IR this was written for.
 _OLDEST, _NEWEST = (2, 11), (2, 15)
@@ -89,14 +90,9 @@ def interpreted_lowering() -> Iterator[None]:
     why = why_not_interpretable()
     if why is not None:
         raise NotInterpretable(why)
-    lowering = importlib.import_module("torch._inductor.graph").GraphLowering
-    original = lowering.compile_to_module
-    with without_caches():
-        lowering.compile_to_module = _interpreted_module
-        try:
-            yield
-        finally:
-            lowering.compile_to_module = original
+    place = ("torch._inductor.graph", "GraphLowering", "compile_to_module")
+    with without_caches(), replaced(*place, lambda _: _interpreted_module):
+        yield
 
 
 @contextlib.contextmanager

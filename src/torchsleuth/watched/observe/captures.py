@@ -245,7 +245,7 @@ def install_trace(_settings: Settings, events: Events) -> None:
 
         after_import(name, put_in)
 
-    hook(module_names.TRACED_FRAMES, lambda frames: frames.hook_traced_functions(events.write, instructions))
+    hook(module_names.TRACER, lambda frames: frames.hook_traced_functions(events.write, instructions))
     hook(module_names.CAPTURED_GRAPH, lambda frames: frames.hook_subgraphs(events.write))
     hook(module_names.GUARDS, lambda frames: frames.hook_guards(events.write))
     hook(module_names.SIDE_EFFECTS, lambda frames: frames.hook_side_effects(events.write))

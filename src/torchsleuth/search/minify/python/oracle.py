@@ -16,7 +16,8 @@ from torchsleuth.core.criteria import SAME_PLACE, difference_to_eager, types_sho
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.search.minify.contract import Oracle
+from torchsleuth.search.minify.case_state import CannotMinify
+from torchsleuth.search.minify.oracle import AsksTrials, Questions
 from torchsleuth.search.minify.python.program import Program
 from torchsleuth.search.workers.queue import TrialQueue
 
@@ -26,12 +27,14 @@ LEAST_CLOCK = 10.0
 SLACK = 10.0
 LEAST_CPU = 0.5
 CPU_SLACK = 4.0
+# Of the time for everything, what the first run may take before it counts as a hang.
+FIRST_RUN = 0.25
 # Where a program is said to lie while it is tried: a name, no file.
 SCRIPT = "program.py"
 
 
 @dataclass
-class ProgramOracle(Oracle):
+class ProgramOracle(AsksTrials):
     """Asks trials whether programs fail as `expected`; with `eager_passes` they must not do so uncompiled.
 
     `folder` is where the programs are said to lie; `clock` is what one run may take, `cpu` what it may compute.
@@ -49,53 +52,37 @@ class ProgramOracle(Oracle):
     others: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, states: Sequence[Program]) -> list[bool | None]:
-        return self._answers(states, every=self.failing_is_slow is False)
+        return self.each(states)
 
-    @property
-    def failing_is_slow(self) -> bool:
-        """Whether it takes longer to see a failure than to see none."""
-        return self.expected.kind == "hang"
-
-    def _answers(self, programs: Sequence[Program], every: bool) -> list[bool | None]:
+    def submit(self, state: Program) -> Future[Outcome]:
         # Where capture fails nothing has to be compiled to see it.
-        captures = self.expected.phase == "capture"
-        change = Change(capture_only=captures)
-        tickets = [self._submit(program, change) for program in programs]
-        answers: list[bool | None] = []
-        for program, ticket in zip(programs, tickets):
-            if True in answers and not every:
-                ticket.cancel()
-                answers.append(None)
-                continue
-            outcome = ticket.result()
-            self.trial_seconds += outcome.seconds
-            answers.append(self._holds(program, outcome))
-            if answers[-1]:
-                self.text = outcome.text
-        return answers
+        return self.run(state, Change(capture_only=self.expected.phase == "capture"))
 
-    def _holds(self, program: Program, outcome: Outcome) -> bool:
-        """Whether a run of a program shows what is looked for, and a run without the compiler does not."""
-        return self._fails(outcome) and (not self.eager_passes or self.passes_uncompiled(program))
-
-    def _submit(self, program: Program, change: Change, fill: int = 0) -> Future[Outcome]:
+    def run(self, program: Program, change: Change, fill: int = 0) -> Future[Outcome]:
+        """Asks for a run of a program: `oracle.run(program, UNCOMPILED).result()`."""
         trial = trial_of(program.text, self.expected, self.folder, change, fill)
         return self.workers.submit(trial, limits=limited(self.workers.limits, self.clock, self.cpu))
 
-    def _fails(self, outcome: Outcome) -> bool:
+    def judge(self, outcome: Outcome, state: Program) -> bool:
+        self.trial_seconds += outcome.seconds
+        failed = self.holds(state, outcome)
+        if failed:
+            self.text = outcome.text
+        return failed
+
+    def holds(self, program: Program, outcome: Outcome) -> bool:
+        """Whether a run of a program shows what is looked for, and a run without the compiler does not."""
         seen = outcome.signature
         if seen is None:
             return False
-        if SAME_PLACE.same(self.expected, seen):
+        if not SAME_PLACE.same(self.expected, seen):
+            self.others.setdefault(seen.summary, outcome.text)
+            return False
+        if not self.eager_passes:
             return True
-        self.others.setdefault(seen.summary, outcome.text)
-        return False
-
-    def passes_uncompiled(self, program: Program) -> bool:
-        """Whether a program passes when nothing of it is compiled."""
-        outcome = self._submit(program, UNCOMPILED).result()
-        self.trial_seconds += outcome.seconds
-        return outcome.signature is None and outcome.error is None
+        uncompiled = self.run(program, UNCOMPILED).result()
+        self.trial_seconds += uncompiled.seconds
+        return uncompiled.signature is None and uncompiled.error is None
 
 
 @dataclass
@@ -110,11 +97,12 @@ class DifferenceOracle(ProgramOracle):
     # As the first program had them, which is the whole one.
     types: tuple[list[str], list[str]] | None = None
 
-    def _holds(self, program: Program, outcome: Outcome) -> bool:
+    def holds(self, program: Program, outcome: Outcome) -> bool:
+        """Whether what a program holds as wrong is different without the compiler, and of the same types."""
         if last_line(program.text) != self.shows:
             return False
         found = difference_to_eager(
-            outcome.seen.wrong, lambda fill: self._submit(program, UNCOMPILED, fill).result().seen.wrong
+            outcome.seen.wrong, lambda fill: self.run(program, UNCOMPILED, fill).result().seen.wrong
         )
         if found is None:
             return False
@@ -138,6 +126,17 @@ def trial_of(text: str, expected: Signature, folder: Path, change: Change = NOTH
         store=str(folder / SCRIPT),
         question=Question.PROGRAM,
     )
+
+
+def run_whole(
+    questions: Questions, text: str, clock: float, change: Change = NOTHING, fill: int = 0
+) -> Outcome:
+    """A run of a whole program, of which nothing in particular is expected: `run_whole(questions, text, 60.0)`."""
+    trial = trial_of(text, Signature("runtime_error", "run"), questions.store, change, fill)
+    outcome = questions.workers.run(trial, limits=limited(questions.workers.limits, clock), fresh=True)
+    if outcome.error is not None:
+        raise CannotMinify(f"the script cannot be tried here: {outcome.error}")
+    return outcome
 
 
 def limited(limits: Limits, clock: float | None, cpu: float | None = None) -> Limits:

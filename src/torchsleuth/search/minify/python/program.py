@@ -310,3 +310,12 @@ def _same(one: str, other: str) -> bool:
         return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
     except SyntaxError:
         return False
+
+
+def lines_of(text: str) -> int:
+    """How many lines of a program say something.
+
+    >>> lines_of("def f():\\n\\n    return 1")
+    2
+    """
+    return sum(bool(line.strip()) for line in text.splitlines())

@@ -1,0 +1,156 @@
+"""A case on its way down the road: its folder as it stands, the processes that work on it, and until when.
+
+`write` is the one place of the front that changes a case.json: steps say what they found, and it is there for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case, working_on
+from torchsleuth.core.cases.model import Case
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.processes.limits import seconds_of_a_hang
+from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.front.supervise.host import SearchHost
+from torchsleuth.front.supervise.program_runs import Program, Say, program_of
+from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
+
+# In a case, where all steps that try something keep kernels and answers, so that each finds those of the others.
+WORK = "minify"
+ORIGINAL = "original.py"
+
+Hear = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What works on one case: runs of its scripts, and the search host; no host where nothing is searched."""
+
+    scripts: ScriptRunner = field(default_factory=ScriptRunner)
+    host: SearchHost | None = None
+
+
+@contextlib.contextmanager
+def processes_for(
+    folder: CaseFolder | None, workers: str | None, python: str | None = None
+) -> Iterator[Processes]:
+    """The processes for one case, which load torch while something else is waited for.
+
+    Used as `with processes_for(folder, "2") as processes: blame(CaseAtWork(folder, processes, deadline, print), 60)`.
+    """
+    with contextlib.ExitStack() as stack:
+        if folder is not None:
+            stack.enter_context(working_on(folder))
+        prepared = stack.enter_context(PreparedInterpreter())
+        on_cpu = folder is None or folder.case.device == "cpu"
+        runner = ScriptRunner(prepared if on_cpu else None, python or sys.executable)
+        host = None
+        if workers is not None:
+            host = stack.enter_context(SearchHost(prepared, workers, folder.path / WORK if folder else None))
+        yield Processes(runner, host)
+
+
+def phase_clock(case: Case) -> float:
+    """Seconds that compiling or running may take in a script of the case; a hang has a clock by its number of calls."""
+    if case.kind != "hang":
+        return PHASE_SECONDS
+    whole = None if case.graph is None else case.graph.calls
+    left = whole if case.minified is None or case.minified.calls is None else case.minified.calls
+    return seconds_of_a_hang(case.extra.get("timeout"), left)
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+@dataclass
+class CaseAtWork:
+    """A case and what works on it: `case = CaseAtWork(folder, processes, time.monotonic() + 60, print)`.
+
+    `tell` gets sentences for a person, `hear` what the host tells; `change` is what its program was run with.
+    """
+
+    folder: CaseFolder
+    processes: Processes
+    deadline: float
+    tell: Say = _nothing
+    hear: Hear = _nothing
+    change: Change = NOTHING
+
+    @property
+    def case(self) -> Case:
+        return self.folder.case
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is to end."""
+        return self.deadline - time.monotonic()
+
+    def say(self, text: str) -> None:
+        """A sentence about this case."""
+        self.tell(f"case {self.case.id}: {text}")
+
+    def write(self, files: Mapping[str, str | Path] | None = None, **sections: Any) -> None:
+        """Adds files to the case and replaces sections of case.json: `case.write(triage=Triage("dynamo"))`."""
+        self.folder = update_case(self.folder, files, **sections)
+
+    def reopen(self) -> None:
+        """Takes what the search host has written."""
+        self.folder = open_case(self.folder.path.parent, str(self.folder.path))
+
+    def program(self) -> Program:
+        """Its program, as it was run; raises `CannotRunProgram`."""
+        known = program_of(self.folder)
+        return Program(known.command, known.cwd, self.change)
+
+    def ask(self, name: str, change: Change = NOTHING) -> ScriptRun:
+        """Does one of its scripts, with nothing changed or nothing compiled, still fail in a fresh process?
+
+        Of a graph's own script, what without the compiler runs is the graph alone.
+        """
+        uncompiled = change is not NOTHING
+        of_graph = uncompiled and self.case.graph is not None and name.startswith(ORIGINAL.partition(".")[0])
+        return self.processes.scripts.run(
+            self.folder.file(name),
+            self.case.signature,
+            arguments=("--eager",) if of_graph else (),
+            phase_seconds=phase_clock(self.case),
+            deadline=self.deadline,
+            compiles=not uncompiled or of_graph,
+        )
+
+    def ask_times(self, name: str, times: int, at_once: int = 1) -> list[ScriptRun]:
+        """The same question several times."""
+        return self.processes.scripts.run_times(
+            self.folder.file(name),
+            self.case.signature,
+            times,
+            at_once=at_once,
+            phase_seconds=phase_clock(self.case),
+            deadline=self.deadline,
+        )
+
+    def ask_host(self, step: str, seconds: float, hear: Hear | None = None, **facts: Any) -> dict[str, Any]:
+        """What came of a step of the search host; raises `StepRefused` or `HostLost`."""
+        assert self.processes.host is not None
+        place = str(self.folder.path.absolute())
+        return self.processes.host.ask(
+            step, seconds, said=self.tell, heard=hear or self.hear, case=place, **facts
+        )
+
+    @property
+    def fails_here(self) -> bool:
+        """Whether a script of it was seen to fail by itself."""
+        return self.case.verified is not None and bool(self.case.verified.reproduced)
+
+    @property
+    def is_the_programs(self) -> bool:
+        """Whether the failure is the program's own, not the compiler's."""
+        return self.case.triage is not None and self.case.triage.component == "program"

@@ -1,0 +1,377 @@
+"""Who is at fault in a whole program: it is run with less of the compiler, an empty compile cache, other settings.
+
+The least of the compiler that fails names the component; where only all of it does, settings may tell which part of the
+backend. A run that passes is a verified workaround at once. What counts as failing depends on what is known of the
+failure: that the program ended badly (`EndsAsBadly`), that a failure of it was recorded though no graph of it fails by
+itself (`FailsAs`), or that a script says so (`ScriptReproduces`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.core.cases.model import Case, Rung, Triage, Workaround
+from torchsleuth.core.change_table import (
+    AOT,
+    CAPTURED,
+    DECOMPOSED,
+    EMPTY_CACHE,
+    FAKE_KERNELS_OF_PROGRAM,
+    OWN_CACHE,
+    RUNGS,
+    SAME_NUMBERS,
+    SETTINGS,
+    STATIC,
+    UNCOMPILED,
+    first_that_passes,
+    least_that_fails,
+)
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.criteria import Answer, answer_of_run, answer_of_watched_run
+from torchsleuth.front.supervise.program_runs import (
+    Program,
+    ProgramRun,
+    Say,
+    Watch,
+    compile_cache,
+    run_program,
+    watch_for,
+)
+
+MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): .+")
+# Failures that no setting about numbers can be the cause of.
+NOT_NUMBERS = ("compile_error", "crash", "hang", "capture_error", "runtime_error")
+# A run is not begun with less than this left.
+LEAST_SECONDS = 15.0
+AS_IT_IS = replace(NOTHING, what="the program as it is")
+AT_TIMES = "with nothing changed it did not fail again: it fails at times"
+TIME_UP = "the time was up before that was known (--budget)"
+
+
+# -- what counts as the same failure
+
+
+class Criterion(Protocol):
+    """What a run of a program says about the failure, how it is watched for that, and which answers put the blame on
+    what it compiled with."""
+
+    @property
+    def watch(self) -> Watch | None: ...
+    @property
+    def counts(self) -> Sequence[Answer]: ...
+    def answer(self, run: ProgramRun) -> Answer: ...
+
+
+@dataclass(frozen=True)
+class EndsAsBadly:
+    """The program ends as it did at first; ending in another way is no evidence."""
+
+    first: ProgramRun
+    watch: Watch | None = None
+    counts: Sequence[Answer] = (Answer.FAILS,)
+
+    def answer(self, run: ProgramRun) -> Answer:
+        return answer_of_run(self.first, run)
+
+
+@dataclass(frozen=True)
+class FailsAs:
+    """A run under watch reports a failure like that of the case; a rung has to bring the program to its end."""
+
+    case: Case
+    counts: Sequence[Answer] = (Answer.FAILS, Answer.OTHER, Answer.CANNOT_TELL)
+
+    @property
+    def watch(self) -> Watch:
+        return watch_for(self.case)
+
+    def answer(self, run: ProgramRun) -> Answer:
+        return answer_of_watched_run(self.case.signature, run)
+
+
+@dataclass(frozen=True)
+class ScriptReproduces:
+    """A script of ours, run as a program, ends with the status for that."""
+
+    watch: Watch | None = None
+    counts: Sequence[Answer] = (Answer.FAILS,)
+
+    def answer(self, run: ProgramRun) -> Answer:
+        return {1: Answer.FAILS, 0: Answer.PASSES}.get(run.status, Answer.OTHER)
+
+
+# -- asking
+
+
+@dataclass(frozen=True)
+class KnownRuns:
+    """Watched runs of a program, each way made once: several of its cases may ask for the same."""
+
+    runs: dict[tuple[object, ...], ProgramRun] = field(default_factory=dict)
+
+
+@dataclass
+class ProgramQuestions:
+    """Does the program still fail by this criterion, with this change? Answered by runs, of which all are kept.
+
+    `timeout` is how long one run may take, `deadline` when all have to have ended; one that cannot be begun any more
+    is not answered.
+    """
+
+    program: Program
+    criterion: Criterion
+    say: Say
+    deadline: float | None = None
+    timeout: float | None = None
+    known: KnownRuns = field(default_factory=KnownRuns)
+    rungs: list[Rung] = field(default_factory=list)
+    passed: list[Change] = field(default_factory=list)
+
+    def ask(self, change: Change) -> Answer:
+        """The answer of a run with this change."""
+        run = self.run(change)
+        return Answer.CANNOT_TELL if run is None else self.criterion.answer(run)
+
+    def run(self, change: Change) -> ProgramRun | None:
+        """The run that answers; None where there is no time for it."""
+        seconds = self.timeout
+        if self.deadline is not None:
+            seconds = self.deadline - time.monotonic()
+            if seconds < LEAST_SECONDS:
+                return None
+        self.say(f"trying: {change.what}")
+        watch, changed = self.criterion.watch, change.over(self.program.change).to_json()
+        key = (self.program.command, self.program.cwd, json.dumps(changed, sort_keys=True), watch)
+        run = self.known.runs.get(key)
+        if run is None:
+            run = run_program(self.program, change, watch=watch, timeout=seconds)
+            if watch is not None and not run.timed_out:  # another case may have more time
+                self.known.runs[key] = run
+        self.note(change, run)
+        return run
+
+    def note(self, change: Change, run: ProgramRun) -> None:
+        """Keeps the answer of a run, and says it."""
+        answer = self.criterion.answer(run)
+        how = "" if run.healthy else ", not in time" if run.timed_out else f", status {run.status}"
+        self.say(f"{change.what}: {answer.value}{how} ({run.seconds:.0f} s)")
+        self.rungs.append(Rung(change.what, answer.value, run.seconds))
+        if answer is Answer.PASSES:
+            self.passed.append(change)
+
+    def blame(
+        self, component: str | None, part: str | None, detail: str, flags: Sequence[str] = ()
+    ) -> Triage:
+        """Who is at fault, with all runs that show it."""
+        return Triage(
+            component=component,
+            part=part,
+            detail=detail,
+            pinned=component is not None,
+            flags=tuple(flags),
+            rungs=tuple(self.rungs),
+            trials=len(self.rungs),
+            seconds=round(sum(rung.seconds for rung in self.rungs), 2),
+        )
+
+
+# -- the climb
+
+
+def _climb(
+    questions: ProgramQuestions, backend: str, settings: Sequence[Change], checks_fakes: bool
+) -> Triage:
+    """The least of the compiler that fails; where only all of it does, what of `settings` makes the program pass.
+
+    `backend` is the one that the program compiles with; with `checks_fakes` a fake kernel may be what is wrong.
+    """
+    ask, blame, criterion = questions.ask, questions.blame, questions.criterion
+    # Each rung holds the ones before it: where the last passes, the others need not be run.
+    last = ask(DECOMPOSED)
+    rungs = RUNGS if last is not Answer.PASSES else ()
+    found = least_that_fails(rungs, lambda rung: last if rung is DECOMPOSED else ask(rung), criterion.counts)
+    if found is not None:
+        rung, answer = found
+        if answer is Answer.CANNOT_TELL:
+            return blame(None, None, TIME_UP)
+        if rung is CAPTURED and isinstance(criterion, FailsAs) and not _passes_uncompiled(questions):
+            return blame("program", None, "it fails when nothing is compiled, too")
+        # What is watched is compared with eager graph by graph: random numbers are no reason there.
+        if rung is DECOMPOSED and criterion.watch is None and ask(SAME_NUMBERS) is Answer.PASSES:
+            return _cured(questions, SAME_NUMBERS)
+        return blame(
+            rung.component, rung.part, f"it fails with this much of the compiler already: {rung.what}"
+        )
+    # An operator whose fake kernel says something else than the real one shows only when it runs.
+    checked = FAKE_KERNELS_OF_PROGRAM
+    if checks_fakes and (run := questions.run(checked)) and (said := MISMATCH.search(run.tail)):
+        return blame(checked.component, checked.part, said[0][:300])
+    if backend not in ("inductor", "none"):
+        return blame("backend", backend, f"only the backend {backend} fails")
+    cure = first_that_passes(settings, ask)
+    if cure is None:
+        return blame("inductor", None, "it fails only with the full compiler")
+    return _not_anew(questions) if cure is EMPTY_CACHE else _cured(questions, cure)
+
+
+def _passes_uncompiled(questions: ProgramQuestions) -> bool:
+    """Whether a program that fails under watch ends well with nothing compiled, as far as there is time to see that."""
+    criterion, deadline = questions.criterion, questions.deadline or 0.0
+    left = deadline - time.monotonic()
+    if left < LEAST_SECONDS or (isinstance(criterion, FailsAs) and criterion.case.kind == "accuracy"):
+        return True  # numbers are wrong against what the program does without the compiler
+    run = run_program(questions.program, UNCOMPILED, timeout=left)
+    questions.rungs.append(Rung(UNCOMPILED.what, "passes" if run.healthy else "fails", run.seconds))
+    return run.healthy
+
+
+def _cured(questions: ProgramQuestions, change: Change) -> Triage:
+    lines = change.how.splitlines() if change.config else []
+    said = " and ".join(lines) or change.name
+    return questions.blame(change.component, change.part, f"it passes with {said}", lines)
+
+
+def _not_anew(questions: ProgramQuestions) -> Triage:
+    """It passes once the compile cache is empty: what lies there is wrong, or it fails only at times."""
+    answer = questions.ask(OWN_CACHE)
+    if answer is Answer.FAILS:
+        why = f"it fails with the compiled code that lies in {compile_cache()}, and passes with an empty compile cache"
+        return questions.blame(EMPTY_CACHE.component, EMPTY_CACHE.part, why)
+    questions.passed.clear()  # that it passes says nothing
+    return questions.blame(None, None, TIME_UP if answer is Answer.CANNOT_TELL else AT_TIMES)
+
+
+# -- the three who climb
+
+
+@dataclass(frozen=True)
+class ProgramBlame:
+    """Who is at fault in a program, with no component where that is not known; `case` is that of its first failure.
+
+    `workarounds` are those with which the whole program was seen to pass.
+    """
+
+    triage: Triage
+    case: str | None = None
+    workarounds: tuple[Workaround, ...] = ()
+
+
+def component_of_program(
+    argv: Sequence[str],
+    *,
+    cases_dir: Path | None = None,
+    say: Say = lambda text: None,
+    timeout: float | None = None,
+) -> ProgramBlame:
+    """Which component makes a program fail: a script with its arguments, or a whole command.
+
+    `timeout` is how long one run may take; a run that takes longer counts as one that hangs. What
+    `component_of_program(["train.py", "--epochs", "1"]).triage.component` says is, for one, "decompositions".
+    """
+    program = program_named(argv)
+    say(f"trying: {AS_IT_IS.what}")
+    first = run_program(program, AS_IT_IS, watch=Watch(), timeout=timeout, cases_dir=cases_dir)
+    triage = component_by_runs(program, first, None, say, timeout, own_cache=False)
+    return ProgramBlame(triage, str(first.cases[0]["id"]) if first.cases else None)
+
+
+def component_by_runs(
+    program: Program,
+    first: ProgramRun,
+    uncompiled: ProgramRun | None,
+    say: Say,
+    timeout: float | None,
+    *,
+    own_cache: bool = True,
+) -> Triage:
+    """Which component makes a program end as badly as `first`, and with nothing compiled as `uncompiled` where known.
+
+    `own_cache` says that the first run could answer from what was compiled before. Used as
+    `component_by_runs(program, ProgramRun(1, 9.0, tail="TypeError: no"), ProgramRun(0, 8.0), print, 60)`.
+    """
+    questions = ProgramQuestions(program, EndsAsBadly(first), say, timeout=timeout)
+    questions.note(AS_IT_IS, first)
+    if first.healthy:
+        return questions.blame(None, None, "the program does not fail")
+    if uncompiled is not None:
+        questions.note(UNCOMPILED, uncompiled)
+    own = questions.ask(UNCOMPILED) if uncompiled is None else answer_of_run(first, uncompiled)
+    if own is Answer.FAILS:
+        return questions.blame("program", None, "it fails the same way when nothing is compiled")
+    numbers = not first.timed_out and not any(case.get("kind") in NOT_NUMBERS for case in first.cases)
+    return _climb(
+        questions,
+        str(first.cases[0].get("backend")) if first.cases else "inductor",
+        ((EMPTY_CACHE,) if own_cache else ()) + (SETTINGS if numbers else ()),
+        checks_fakes=all(case.get("phase") == "run" for case in first.cases),
+    )
+
+
+def ask_program(case: Case, program: Program, deadline: float, say: Say, known: KnownRuns) -> ProgramBlame:
+    """Runs the program of a case, no graph of which fails by itself, until it is known who is at fault.
+
+    `known` are the runs made for other cases of the program. Used as
+    `ask_program(case, program_of(folder), time.monotonic() + 300, print, KnownRuns()).triage.component`.
+    """
+    questions = ProgramQuestions(program, FailsAs(case), say, deadline, known=known)
+    found = _climb(questions, case.backend, (EMPTY_CACHE, STATIC, *SETTINGS), checks_fakes=False)
+    triage = replace(
+        found,
+        detail=f"{found.detail}; the program was run, since no graph of it fails by itself",
+        pinned=found.component is not None and (found.component != "inductor" or found.part is not None),
+    )
+    return ProgramBlame(triage, case.id, tuple(_workaround(each) for each in reversed(questions.passed)))
+
+
+def blame_call(folder: CaseFolder, script: str, python: str, deadline: float, say: Say) -> Triage | None:
+    """Which part of the compiler makes a call differ from eager that Dynamo captures rightly; None where that is known.
+
+    Every graph of such a call agrees with eager in its numbers, so its `script` is run with less of the compiler:
+    `blame_call(folder, "original.py", sys.executable, time.monotonic() + 60, print).component`.
+    """
+    known = folder.case.triage
+    if folder.case.phase != "run" or known is None or known.component != "inductor":
+        return None
+    program = Program((python, str(folder.file(script))), str(folder.path))
+    questions = ProgramQuestions(program, ScriptReproduces(), say, deadline)
+    component = "inductor"
+    # The second is less of the compiler than the first: where that passes, so does this.
+    for rung in (DECOMPOSED, AOT):
+        answer = questions.ask(rung)
+        if answer is Answer.CANNOT_TELL:
+            return None
+        if answer is not Answer.FAILS:
+            break
+        component = rung.component
+    found = questions.blame(component, known.part, known.detail or "")
+    return replace(
+        known,
+        component=component,
+        labels=("oncall: pt2", f"module: {component}"),
+        rungs=found.rungs,
+        trials=found.trials,
+        seconds=found.seconds,
+    )
+
+
+def program_named(argv: Sequence[str]) -> Program:
+    """The command for a script: `program_named(["train.py"])`; any other command as it is."""
+    words = list(argv)
+    return Program((sys.executable, *words) if words[0].endswith(".py") else tuple(words))
+
+
+def _workaround(change: Change) -> Workaround:
+    """What the program passed with, as a person pastes it."""
+    if change is EMPTY_CACHE:
+        how = f'import os\nos.environ["TORCHINDUCTOR_CACHE_DIR"] = {f"{compile_cache()}-new"!r}'
+        means = "what was compiled before; or remove that folder"
+        return Workaround("an empty compile cache", how, True, disables=means, program=True)
+    return Workaround.of(change, None, program=True)

@@ -1,0 +1,298 @@
+"""Workarounds that the whole program tries: a line written another way, a function that stays eager, what a graph took.
+
+The first are for failures of capture and of tracing, where no graph can be run with something changed, and for a graph
+that nothing smaller than another backend makes pass. Each is put into the program from outside and counts only if the
+program then ends as a healthy run would: status 0, and under watch no failure at all; where the failure was wrong
+numbers, or something could become wrong, every graph is compared with eager while the program runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from textwrap import dedent
+
+from torchsleuth.core.cases.folder import CaseFolder
+from torchsleuth.core.cases.model import Workaround
+from torchsleuth.core.cases.record import read_record
+from torchsleuth.core.change_table import BREAKS_ALLOWED, DYNAMIC, ERRORS_SUPPRESSED, MORE_COMPILES, setting
+from torchsleuth.core.changes import Change, Place
+from torchsleuth.core.criteria import why_not_cured
+from torchsleuth.front.supervise.case_at_work import CaseAtWork
+from torchsleuth.front.supervise.program_runs import (
+    CannotRunProgram,
+    Watch,
+    run_program,
+    watch_for,
+)
+from torchsleuth.front.supervise.rewrites import Rewrite, rewrites_of
+
+# Runs of the whole program, each with one workaround.
+MOST_RUNS = 6
+# A run is not begun with less than this left.
+LEAST_SECONDS = 15.0
+# Of the functions around a fault, how many are tried as one step of the graph; rewrites that are tried.
+MOST_TRACED = 2
+MOST_REWRITTEN = 2
+TRACEBACK = "traceback.txt"
+_LIMIT = "LimitHit"
+# "Set `torch._dynamo.config.capture_scalar_outputs = True`"; a value that is only told of is the present one.
+_HINT = re.compile(
+    r"(?i:set|try|enabl\w+|use|using)\b[^.\n]{0,40}?(torch\._\w+\.config)\.(\w+) ?= ?(True|False|\d+)\b"
+)
+_PRINTS = re.compile(
+    r"logging function \(e\.g\. `([\w.]+)`\), you can try adding it to `torch\._dynamo\.config\.reorderable"
+)
+# "module: scaling, qualname: twice, skip reason: ... (likely a C extension or builtin)"
+_IN_C = re.compile(r"module: ([A-Za-z_][\w.]*), qualname: (\w+), skip reason: .*C extension")
+_AND_BREAKS = "  # and no fullgraph=True"
+
+
+def gives_up(found: Sequence[Workaround]) -> bool:
+    """Whether nothing that works is smaller than another backend.
+
+    >>> gives_up([Workaround("backend eager", "torch.compile(model, backend='eager')", True)])
+    True
+    """
+    return not any(each.verified and not each.name.startswith("backend ") for each in found)
+
+
+def try_on_program(case: CaseAtWork) -> None:
+    """Puts the first workaround that makes the program pass before the others, and those that did not after them."""
+    try:
+        program = case.program()
+    except CannotRunProgram as error:
+        case.say(str(error))
+        return
+    tried: list[Workaround] = []
+    for change in list(changes_of_program(case.folder))[:MOST_RUNS]:
+        if case.left < LEAST_SECONDS:
+            break
+        case.say(f"running the program with: {change.name}")
+        # What is not looked into may become a constant, what is rewritten another thing: a comparison shows that.
+        compared = change.traced or change.rewritten or change.snippet
+        watch = Watch(compares=True) if compared else watch_for(case.case)
+        run = run_program(program, change, watch=watch, timeout=case.left)
+        why = why_not_cured(case.case.signature, run)
+        passed = why is None
+        tried.append(Workaround.of(change, why, program=passed, seconds=run.seconds))
+        if passed:
+            break
+    good = [each for each in tried if each.verified]
+    bad = [each for each in tried if not each.verified]
+    case.write(workarounds=(*good, *(case.case.workarounds or ()), *bad))
+
+
+def try_found_on_program(case: CaseAtWork, changes: Sequence[Change], everything: bool = False) -> None:
+    """Runs the program with each verified workaround, best first, until one passes (`everything`: with each).
+
+    `changes` are what was changed for each workaround of the case.
+    """
+    program = case.program()
+    done: list[Workaround] = []
+    passed = False
+    for tried, change in zip(case.case.workarounds or (), changes):
+        wanted = tried.verified and case.left > 0 and (everything or not passed)
+        if wanted and change.for_programs:
+            case.tell(f"running the program with: {tried.name}")
+            run = run_program(program, change, watch=watch_for(case.case), timeout=case.left)
+            why = why_not_cured(case.case.signature, run)
+            case.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
+            passed = passed or why is None
+            tried = replace(tried, program=why is None, error=tried.error if why is None else why)
+        done.append(tried)
+    case.write(workarounds=tuple(done))
+
+
+# -- what is worth a run of the program
+
+
+def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
+    """What is worth a run of the program, the least harmful first: `next(changes_of_program(folder)).how`."""
+    case = folder.case
+    whole = bool(case.extra.get("fullgraph"))
+    if any(_LIMIT in name for name in case.signature.exceptions):
+        # It is compiled too often: for all sizes at once, or more often still.
+        yield from (DYNAMIC, MORE_COMPILES)
+    told = folder.text(TRACEBACK) if folder.has(TRACEBACK) else ""
+    for module, name, value in dict.fromkeys(_HINT.findall(told)):
+        yield setting(name, value, "nothing else: torch's message names this setting", module)
+    yield from _hinted_calls(told)
+    places = places_at_fault(folder)
+    own = [place for place in places if not _is_installed(place[0])] or places
+    if case.phase == "capture" and case.kind == "capture_error":
+        yield from _rewritten(own)
+    if whole:  # what is compiled itself cannot be a step of its own graph
+        for place in own[:-1][:MOST_TRACED]:
+            yield _traced_whole(*place)
+    if whole:  # nothing can stay eager in the midst of a graph that must not break
+        yield BREAKS_ALLOWED
+    for file, function, line in own:
+        yield _left_eager(file, function, line, whole)
+    if case.kind in ("capture_error", "compile_error"):
+        how = ERRORS_SUPPRESSED.how + (_AND_BREAKS if whole else "")
+        yield replace(ERRORS_SUPPRESSED, how=how, graph_breaks=whole)
+
+
+def _hinted_calls(text: str) -> Iterator[Change]:
+    """What torch's own message advises for a function that Dynamo cannot look into."""
+    for name in dict.fromkeys(_PRINTS.findall(text)):
+        shown = name.lstrip("_")
+        how = f"torch._dynamo.config.reorderable_logging_functions.add({shown})"
+        module = shown.rpartition(".")[0]
+        yield _pasted(
+            "setting reorderable_logging_functions",
+            f"import {module}\n{how}" if module else how,
+            f"the order: what {shown} shows comes once the graph around it has run",
+        )
+    for module, function in dict.fromkeys(_IN_C.findall(text)):
+        if twin := python_twin(module, function):
+            yield _pasted(
+                f"function {module.removeprefix('_')}.{function} captured from its Python text",
+                twin,
+                f"nothing: the standard library has {function} in C and in Python, and Dynamo looks into the second",
+            )
+        elif not module.startswith("_"):  # that is not a name that a program would write
+            yield _pasted(
+                f"function {module}.{function} in the graph",
+                f"import {module}\ntorch.compiler.allow_in_graph({module}.{function})",
+                f"Dynamo's checks of {function}: it becomes one step of the graph, run with tensors without numbers "
+                "first",
+            )
+
+
+def _pasted(name: str, lines: str, disables: str) -> Change:
+    return Change(name=name, how=lines, disables=disables, snippet=lines)
+
+
+def _rewritten(places: Sequence[Place]) -> Iterator[Change]:
+    """The line at fault written another way, in the innermost function for which there is one."""
+    for file, function, line in places[:MOST_REWRITTEN]:
+        try:
+            found = rewrites_of(Path(file).read_text(encoding="utf-8"), function, line)
+        except (OSError, ValueError):
+            continue
+        for each in found[:MOST_REWRITTEN]:
+            yield Change(
+                name=each.name,
+                how=_instead_of(Path(file).name, each),
+                disables=each.gives_up,
+                rewritten=((file, each.first, each.last, each.after),),
+            )
+        if found:
+            return
+
+
+def _instead_of(file: str, rewrite: Rewrite) -> str:
+    """The lines to paste, below those they take the place of."""
+    lines = f"{rewrite.first}" + (f"-{rewrite.last}" if rewrite.last > rewrite.first else "")
+    before, after = (dedent(text).splitlines() for text in (rewrite.before, rewrite.after))
+    return "\n".join([f"# {file}:{lines}, in place of", *(f"#     {line}" for line in before), *after])
+
+
+def _traced_whole(file: str, function: str, line: int) -> Change:
+    owner, define = _around(file, function, line)
+    return Change(
+        name=f"function {owner + '.' if owner else ''}{function} traced as a whole",
+        how=f"@torch._dynamo.nonstrict_trace  # above `def {function}` in {Path(file).name}:{define or line}",
+        disables=f"Dynamo's checks inside of {function}: what it reads besides its arguments is taken as it was the "
+        "first time",
+        traced=((file, function, line),),
+    )
+
+
+def _is_installed(file: str) -> bool:
+    parts = Path(file).parts
+    return bool({"site-packages", "dist-packages"} & {*parts}) or f"python{sys.version_info[0]}." in file
+
+
+def places_at_fault(folder: CaseFolder) -> list[Place]:
+    """The functions around the fault, the innermost first: those Dynamo was in, or those of the nodes at fault."""
+    frames = folder.case.extra.get("frames")
+    if frames:
+        return list(dict.fromkeys((str(file), str(name), int(line)) for file, line, name in reversed(frames)))
+    try:
+        known = read_record(folder.file("record.json")).lines
+    except (OSError, ValueError):
+        return []
+    nodes = folder.case.triage.nodes if folder.case.triage else ()
+    lines = [known[name] for name in reversed(nodes) if name in known]
+    by_function = {
+        (line.file, line.function): (line.file, line.function, line.line) for line in reversed(lines)
+    }
+    wanted = dict.fromkeys((line.file, line.function) for line in lines)
+    return [by_function[key] for key in wanted if key[1].isidentifier()]
+
+
+def _left_eager(file: str, function: str, line: int, whole: bool = False) -> Change:
+    owner, define = _around(file, function, line)
+    if _is_installed(file) and "-packages" in file:
+        module = ".".join(Path(file).with_suffix("").parts).rpartition("-packages.")[2]
+        target = ".".join(filter(None, [module, owner, function]))
+        how = f"{target} = torch.compiler.disable({target})"
+    else:
+        how = f"@torch.compiler.disable  # above `def {function}` in {Path(file).name}:{define or line}"
+    how += _AND_BREAKS if whole else ""
+    return Change(
+        name=f"function {owner + '.' if owner else ''}{function} eager",
+        how=how,
+        disables=f"compilation of {function} and all it calls, with a graph break at each call; a function that "
+        "has to be captured as a whole (a loop, torch.func) stays eager with it",
+        functions=((file, function, line),),
+        graph_breaks=whole,
+    )
+
+
+def _around(file: str, function: str, line: int) -> tuple[str, int | None]:
+    """The class that holds a function, and the line of its `def`, where the file can be read."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return "", None
+    scopes = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    named = [node for node in ast.walk(tree) if isinstance(node, scopes)]
+    holds = [node for node in named if node.lineno <= line <= (node.end_lineno or 0)]
+    classes = [node.name for node in holds if isinstance(node, ast.ClassDef)]
+    defines = [node.lineno for node in holds if not isinstance(node, ast.ClassDef) and node.name == function]
+    return (classes[-1] if classes else ""), max(defines, default=None)
+
+
+def python_twin(c_module: str, function: str) -> str | None:
+    """Lines that let Dynamo capture the Python text of this function, or None where there is no such text.
+
+    >>> print(python_twin("_bisect", "bisect_right").splitlines()[1])
+    @torch.compiler.substitute_in_graph(bisect.bisect_right)
+    >>> python_twin("_socket", "gethostname") is python_twin("numpy", "sort") is None
+    True
+    """
+    module = c_module.removeprefix("_")
+    if module == c_module or module not in sys.stdlib_module_names:
+        return None
+    found = PathFinder.find_spec(module)
+    if found is None or not (found.origin or "").endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(str(found.origin)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    defined = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
+    twin = defined.get(function)
+    if twin is None or not _stands_alone(twin):
+        return None
+    if len(twin.body) > 1 and ast.get_docstring(twin) is not None:
+        del twin.body[0]
+    return f"import {module}\n@torch.compiler.substitute_in_graph({module}.{function})\n{ast.unparse(twin)}"
+
+
+def _stands_alone(function: ast.FunctionDef) -> bool:
+    """Whether it reads nothing but its arguments, what it makes itself and Python's built-in functions."""
+    names = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
+    arguments = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+    own = arguments | {each.id for each in names if not isinstance(each.ctx, ast.Load)}
+    return all(each.id in own or hasattr(builtins, each.id) for each in names)

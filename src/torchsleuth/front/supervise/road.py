@@ -1,0 +1,510 @@
+"""The road of a failure, top to bottom: settle, locate and blame, minify, cure, analyze.
+
+Each step stands alone: one that fails, dies or runs out of time leaves its reason in the case, and the next one runs
+with what there is. Nothing here loads torch: scripts run in fresh processes, everything that searches in the search
+host. Where no graph fails by itself the program is asked instead, and a program that ends with an error of its own
+only when it is compiled is a case as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.folder import CaseFolder, open_case
+from torchsleuth.core.cases.model import Minified, Triage, best_workaround
+from torchsleuth.core.cases.spool import WatchedProcess
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
+from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Hear, Processes, processes_for
+from torchsleuth.front.supervise.host import HostLost, StepRefused
+from torchsleuth.front.supervise.own_error import OnlyCompiled, blame_own_error, look_at_own_error
+from torchsleuth.front.supervise.program import Supervised
+from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program, blame_call
+from torchsleuth.front.supervise.program_cures import gives_up, try_on_program
+from torchsleuth.front.supervise.program_runs import (
+    SHARE,
+    Caught,
+    Program,
+    ProgramRun,
+    Say,
+    Watch,
+    cases_of_run,
+    document_of,
+    recorded,
+)
+from torchsleuth.front.supervise.settle import (
+    NO_GRAPH_FAILS,
+    check_blame_of_program,
+    settle_call,
+    settle_graph,
+)
+from torchsleuth.front.supervise.verification import (
+    VerifiedRepro,
+    in_words,
+    verified_repro,
+)
+
+# Most of a budget is for making the case small; what is not used goes to the next step.
+TRIAGE_SECONDS, TRIAGE_SHARE = 120.0, 0.4
+ANALYZE_SECONDS, ANALYZE_SHARE = 120.0, 0.25
+# Calls from which on it is worth to know where a wrong result begins before the graph is made small.
+ANALYZE_FIRST = 50
+WORKAROUND_SECONDS = 120.0
+# Of the time for all steps. A way around it is worth more to a person than the last call less.
+KEPT_FOR_WORKAROUND = 0.2
+KEPT_FOR_TRIAGE = 0.15
+# A step is not begun with less than this left.
+LEAST_SECONDS = 5.0
+# Of what is left once a call was recorded, for runs of the program with a workaround.
+SHARE_FOR_THE_PROGRAM = 0.3
+# Of what is left, for making a whole program small; the rest is for runs with less of it compiled.
+SHARE_FOR_A_PROGRAM = 0.5
+
+
+# -- one failure
+
+
+def investigate(
+    folder: CaseFolder,
+    process: WatchedProcess,
+    deadline: float,
+    workers: str | None,
+    tell: Say,
+    hear: Hear,
+    known: KnownRuns,
+    change: Change = NOTHING,
+) -> Iterator[CaseFolder]:
+    """Every step for one case, as long as there is time; yields the case after each.
+
+    Without `workers` nothing is searched. `known` are runs of the whole program, for all of its cases; `change` is
+    what it was run with.
+    """
+    nothing = Processes()
+    case = CaseAtWork(folder, nothing, deadline, tell, hear, change)
+    if case.case.no_repro is not None:
+        case.tell(f"case {case.case.id} has no repro: {case.case.no_repro}")
+        if workers is not None and case.case.graph is not None:
+            blame_by_program(case, known)
+            yield case.folder
+        elif workers is not None and not case.is_the_programs:
+            cure_program(case)
+            yield case.folder
+        return
+    with processes_for(folder, workers, process.facts.get("executable")) as processes:
+        case.processes = processes
+        if case.case.graph is None:
+            yield from _investigate_call(case)
+        else:
+            yield from _investigate_graph(case, process, known)
+
+
+def _investigate_graph(case: CaseAtWork, process: WatchedProcess, known: KnownRuns) -> Iterator[CaseFolder]:
+    settle_graph(case, process)
+    yield case.folder
+    if case.processes.host is None:
+        return
+    if not case.fails_here:
+        blame_by_program(case, known)
+        yield case.folder
+        return
+    whole = case.left
+    for step in (blame_at_once, locate, shrink, blame_the_smallest, cure, analyze):
+        left = case.left
+        if left >= LEAST_SECONDS:
+            step(case, max(LEAST_SECONDS, left - _kept_for_later(step, case, whole)))
+            yield case.folder
+
+
+def _investigate_call(case: CaseAtWork) -> Iterator[CaseFolder]:
+    """A call that could not be captured: who is at fault is mostly known, the program tries workarounds."""
+    settle_call(case)
+    yield case.folder
+    if case.processes.host is None or case.is_the_programs:
+        return
+    if case.fails_here:
+        python = case.processes.scripts.python
+        if (found := blame_call(case.folder, ORIGINAL, python, case.deadline, case.say)) is not None:
+            case.write(triage=found)
+        yield case.folder
+    if case.fails_here and case.left >= LEAST_SECONDS:
+        shrink(case, case.left * (1 - SHARE_FOR_THE_PROGRAM))
+        yield case.folder
+    cure_program(case)
+    yield case.folder
+
+
+def _kept_for_later(step: Callable[[CaseAtWork, float], None], case: CaseAtWork, whole: float) -> float:
+    """Of the time for all steps, what a step leaves to those after it."""
+    if step not in (shrink, blame_the_smallest):
+        return 0.0
+    triage = KEPT_FOR_TRIAGE * whole if step is shrink and not _is_settled(case) else 0.0
+    return triage + min(WORKAROUND_SECONDS, KEPT_FOR_WORKAROUND * whole)
+
+
+# -- locate and blame
+
+
+def blame(case: CaseAtWork, seconds: float, hear: Hear | None = None, *, before_minify: bool = False) -> None:
+    """Who is at fault, written into the case; what stopped it as well.
+
+    Of a large graph that is about to be made small, only what can be told at once: `before_minify`.
+    """
+    try:
+        case.ask_host("triage", seconds, hear, before_minify=before_minify)
+    except (StepRefused, HostLost) as why:
+        case.say(str(why))
+        case.write(triage=Triage(error=str(why)))
+        return
+    case.reopen()
+    check_blame_of_program(case, seconds)
+
+
+def blame_at_once(case: CaseAtWork, left: float) -> None:
+    """What is known without many compiles: for a person to read, and for the search to begin at."""
+    case.say("finding out who is at fault")
+    blame(case, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), _nothing, before_minify=True)
+    _say_blame(case)
+
+
+def locate(case: CaseAtWork, left: float) -> None:
+    """Where a wrong result of a large graph begins: what is made small next starts there."""
+    if case.case.graph is not None and case.case.graph.calls >= ANALYZE_FIRST:
+        analyze(case, left * ANALYZE_SHARE)
+
+
+def blame_the_smallest(case: CaseAtWork, left: float) -> None:
+    """Triage of what `shrink` has left, where triage of the whole graph has not come to an end."""
+    if _is_settled(case):
+        return
+    before = case.case.triage
+    case.say("finding out who is at fault in the smallest graph")
+    blame(case, min(TRIAGE_SECONDS, left), _nothing)
+    found = case.case.triage
+    if before is None or found is None:
+        return
+    if found.component is None and before.component is not None:
+        case.write(triage=before)
+        return
+    seconds = round((before.seconds or 0.0) + (found.seconds or 0.0), 2)
+    case.write(triage=dataclasses.replace(found, seconds=seconds))
+    _say_blame(case)
+
+
+def _is_settled(case: CaseAtWork) -> bool:
+    """Whether fewer calls than triage had could tell nothing more about who is at fault."""
+    triage, small = case.case.triage, case.case.minified
+    if triage is None or triage.component is None or triage.error is not None:
+        return False
+    if triage.component == "program" or (triage.pinned and triage.not_narrowed is None):
+        return True
+    return small is not None and (small.calls is None or small.calls >= len(triage.nodes))
+
+
+def _say_blame(case: CaseAtWork) -> None:
+    found = case.case.triage
+    if found is None or found.component is None:
+        return
+    part = f", {found.part}" if found.part else ""
+    ops = f" ({', '.join(found.ops[:3])})" if found.ops else ""
+    case.say(f"at fault: {found.component}{part}{ops}")
+    if found.user_line:
+        case.say(f"your line {found.user_line}: {found.code or ''}")
+    elif found.not_narrowed:
+        case.say(f"your line: {found.not_narrowed}")
+
+
+def blame_by_program(case: CaseAtWork, known: KnownRuns) -> None:
+    """Who is at fault and what helps, found out with the whole program, where no graph of it fails by itself."""
+    case.say(f"{NO_GRAPH_FAILS}; asking the program who is at fault")
+    try:
+        found = ask_program(case.case, case.program(), case.deadline, case.say, known)
+    except SleuthError as reason:
+        case.say(str(reason))
+        case.write(triage=Triage(error=str(reason)))
+        return
+    triage = found.triage
+    part = f", {triage.part}" if triage.part else ""
+    case.say(f"at fault: {triage.component or 'not known'}{part}: {triage.detail}")
+    for each in found.workarounds[:1]:
+        case.say(f"tried on the program and works: {each.name}; paste:")
+        for line in each.how.splitlines():
+            case.tell(f"    {line}")
+    case.write(triage=triage, workarounds=found.workarounds)
+
+
+# -- minify
+
+
+@dataclasses.dataclass(frozen=True)
+class MinifyOutcome:
+    """The case as it stands, the repro that was verified, and what the host tells beyond the case."""
+
+    folder: CaseFolder
+    repro: VerifiedRepro | None
+    seconds: float
+    told: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def verified(self) -> bool:
+        return self.repro is not None and self.repro.holds
+
+
+def minify(case: CaseAtWork, seconds: float) -> MinifyOutcome:
+    """The smallest case that fails the same way, its script verified while the host asks what may vary.
+
+    A host that is lost leaves the best script it had found, which is verified like any other. Where there is none, the
+    reason is in the case, and raised.
+    """
+    started = time.monotonic()
+    scripts = case.processes.scripts
+    error: SleuthError | None = None
+    told: dict[str, Any] = {}
+    with ThreadPoolExecutor(1) as beside, scripts.stopped_with_us():
+        search = _Search(case, started + seconds, beside)
+        try:
+            told = case.ask_host("minify", seconds, search.hear)
+        except (StepRefused, HostLost) as why:
+            error = why
+        repro = search.repro()
+    took = round(time.monotonic() - started, 2)
+    case.reopen()
+    minified = case.case.minified
+    if error is not None:
+        minified = Minified(calls=search.calls, queries=search.trials or None, seconds=took, error=str(error))
+    if minified is not None and repro is not None:  # completed by what the script turned out to be
+        lines = len(case.folder.text(REPRO).splitlines())
+        kept = minified.input_bytes if repro.script.input_bytes is None else repro.script.input_bytes
+        minified = dataclasses.replace(minified, lines=lines, input_bytes=kept)
+    if minified is not None:
+        case.write(minified=minified)
+    if error is not None and repro is None:
+        raise error
+    if error is not None:
+        case.tell(str(error))
+    if repro is not None:
+        verified = repro.to_case()
+        if verified.error is not None:
+            case.say(f"{REPRO}: {verified.error}")
+        words = in_words(scripts, len(repro.runs))
+        case.write(verified=verified, extra={**case.case.extra, "verified_in": words})
+    return MinifyOutcome(case.folder, repro, took, told)
+
+
+@dataclasses.dataclass
+class _Search:
+    """A search as the front follows it: how small, how many trials, and the verification once there are scripts."""
+
+    case: CaseAtWork
+    deadline: float
+    beside: ThreadPoolExecutor
+    calls: int | None = None
+    trials: int = 0
+    running: Future[VerifiedRepro] | None = None
+
+    def hear(self, message: dict[str, Any]) -> None:
+        self.trials += message.get("trials", 0)
+        self.calls = message.get("smaller", self.calls)
+        if "verify" in message and self.running is None:
+            self._verify(from_json(Verification, message["verify"]))
+        self.case.hear(message)
+
+    def _verify(self, wanted: Verification) -> None:
+        at_work = dataclasses.replace(self.case, deadline=self.deadline)
+        at_work.reopen()  # how many calls are left is known since the scripts were written
+        self.running = self.beside.submit(verified_repro, at_work, wanted)
+
+    def repro(self) -> VerifiedRepro | None:
+        """The verified repro; of a search that did not come to its end, the best script it had found."""
+        best = self.case.folder.file(f"{CHECKPOINTS}/{self.calls}.py")
+        if self.running is None and self.calls is not None and best.is_file():
+            self._verify(Verification((ScriptToVerify(best.stem, needs_inputs=True),), in_eager=False))
+        return None if self.running is None else self.running.result()
+
+
+def shrink(case: CaseAtWork, left: float) -> None:
+    """`minify`, and in words what came of it."""
+    if case.is_the_programs:
+        return
+    try:
+        outcome = minify(case, left)
+    except (StepRefused, HostLost) as why:
+        case.tell(f"case {case.case.id} was not made smaller: {why}")
+        case.reopen()
+        return
+    small, graph = case.case.minified, case.case.graph
+    if small is None or outcome.repro is None:
+        return
+    size = ""
+    if small.calls is not None:
+        calls = "call" if small.calls == 1 else "calls"
+        size = f"{small.calls} {calls} left of {graph.calls if graph else '?'}, "
+    case.say(f"{size}{small.queries} trials, {outcome.seconds:.0f} s; python {case.folder.file(REPRO)}")
+
+
+# -- cure
+
+
+def find_workarounds(case: CaseAtWork, seconds: float, hear: Hear | None = None) -> list[Change]:
+    """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
+    told = case.ask_host("workaround", seconds, hear)
+    case.reopen()
+    return [Change.from_json(each) for each in told["changes"]]
+
+
+def cure(case: CaseAtWork, left: float) -> None:
+    """What helps, tried on the whole graph; where nothing does but another backend, on the program."""
+    if case.is_the_programs:
+        return
+    most = min(WORKAROUND_SECONDS, left)
+    case.say(f"trying workarounds on the whole graph, {most:.0f} s at most")
+    try:
+        find_workarounds(case, most, _nothing)
+    except (StepRefused, HostLost) as why:
+        case.say(f"not every workaround was tried: {why}")
+        case.reopen()
+    if gives_up(case.case.workarounds or ()):
+        try_on_program(case)
+    _say_cure(case)
+
+
+def cure_program(case: CaseAtWork) -> None:
+    """What helps, where there is only the program to try it on."""
+    try_on_program(case)
+    _say_cure(case)
+
+
+def _say_cure(case: CaseAtWork) -> None:
+    tried = case.case.workarounds or ()
+    best = best_workaround(tried)
+    if best is not None:
+        case.say(f"tried and works: {best.name}")
+    else:
+        none = f"none of {len(tried)} workarounds that were tried works"
+        case.say(none if tried else "no workaround was tried")
+
+
+# -- analyze
+
+
+def find_divergence(case: CaseAtWork, seconds: float, hear: Hear | None = None, **how: Any) -> None:
+    """Where a wrong result begins, written into the case; raises `StepRefused` where there is nothing to compare.
+
+    `how` is what to leave out, and whether to keep all values: `find_divergence(case, 60, without=("fusion",))`.
+    """
+    try:
+        case.ask_host("analyze", seconds, hear, **how)
+    except HostLost as why:
+        case.say(str(why))
+    case.reopen()
+
+
+def analyze(case: CaseAtWork, left: float) -> None:
+    """Of a wrong result, where it begins, unless that was looked for."""
+    if case.case.kind != "accuracy" or case.case.analysis is not None or case.is_the_programs:
+        return
+    case.say("looking where the wrong result begins")
+    try:
+        find_divergence(case, min(ANALYZE_SECONDS, left), _nothing)
+    except StepRefused as why:
+        case.tell(f"case {case.case.id} was not analysed: {why}")
+        case.reopen()
+        return
+    if case.case.analysis is not None:
+        case.say(case.case.analysis.words)
+
+
+def sentences(tell: Say) -> Hear:
+    """Of what the host tells, what it says in words: `blame(case, 60, sentences(print))`."""
+    return lambda message: tell(message["said"]) if "said" in message else None
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+# -- a whole program
+
+
+def adopt(
+    processes: Processes, script: Path, cases_dir: Path, seconds: float, tell: Say, **how: Any
+) -> CaseFolder:
+    """The case that a script of someone else's, or a program, becomes; `how` are its arguments and its clock."""
+    assert processes.host is not None
+    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
+    told = processes.host.ask("adopt", seconds, said=tell, **places, **how)
+    return open_case(cases_dir, told["case"])
+
+
+def investigate_own_error(
+    found: OnlyCompiled, cases_dir: Path, workers: str | None, deadline: float, tell: Say, hear: Hear
+) -> Iterator[CaseFolder]:
+    """The case that a whole program is, after each step: who is at fault, made small, worked around.
+
+    Used as `for folder in investigate_own_error(found, cases_dir, "2", deadline, print, line.hear): ...`.
+    """
+    if found.script is None or workers is None:
+        tell("the program fails only when it is compiled; go on with: torchsleuth minify SCRIPT")
+        return
+    try:
+        with processes_for(None, workers) as processes:
+            left = deadline - time.monotonic()
+            arguments = found.program.command[2:]
+            folder = adopt(processes, found.script, cases_dir, left, tell, arguments=arguments)
+            case = CaseAtWork(folder, processes, deadline, tell, hear, found.program.change)
+            blame_own_error(case, found)
+            yield case.folder
+            minify(case, case.left * SHARE_FOR_A_PROGRAM)
+            yield case.folder
+    except SleuthError as why:
+        tell(str(why))
+        return
+    try_on_program(case)
+    yield case.folder
+
+
+def run_and_investigate(
+    program: Program,
+    *,
+    watch: Watch,
+    timeout: float,
+    budget: float,
+    cases_dir: Path,
+    finished: Callable[[CaseFolder], object],
+    workers: str = "2",
+) -> ProgramRun:
+    """A run of a program that nobody is to see, and every case of it to its end, as `torchsleuth run` does it.
+
+    `timeout` bounds all of it, `budget` what comes after the program's end; each case is handed to `finished`.
+    """
+    until = time.monotonic() + timeout
+    with recorded(program, NOTHING, watch, timeout, cases_dir) as found:
+        deadline = min(until, time.monotonic() + budget)
+        cases: list[Caught] = found.cases
+        own = None
+        if found.run.status and not found.run.timed_out and not cases:
+            share = time.monotonic() + SHARE * (deadline - time.monotonic())
+            own = look_at_own_error(program, found.settings, found.run, share, _nothing)
+            cases, _ = cases_of_run(cases_dir, Path(found.settings.spool), Supervised())
+        known, last = KnownRuns(), {folder.path: folder for folder, _ in cases}
+        roads = [
+            investigate(folder, process, deadline, workers, _nothing, _nothing, known, program.change)
+            for folder, process in cases
+        ]
+        if own is not None:
+            roads.append(investigate_own_error(own, cases_dir, workers, deadline, _nothing, _nothing))
+        for road in roads:
+            with contextlib.suppress(Exception):  # of this case; the others have their turn
+                for folder in road:
+                    last[folder.path] = folder
+        for folder in last.values():
+            with contextlib.suppress(SleuthError):
+                finished(folder)
+        return dataclasses.replace(found.run, cases=tuple(document_of(folder) for folder in last.values()))

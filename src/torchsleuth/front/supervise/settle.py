@@ -1,0 +1,270 @@
+"""What fails by itself, and whether that is the program's own fault: every retry on the road is in here.
+
+A script of the graph that failed comes first, then one of the graph that Dynamo captured, with its backward; a hang is
+named by the phase in which its script hangs. Where none fails by itself the program runs once more: it is told which
+calls the failure came from, and before those everything that they see is kept, all values with views and shared memory
+and the state of the random numbers. The scripts of both levels are tried again with that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.door import text_inside
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.model import Case, Triage, Verified
+from torchsleuth.core.cases.record import read_record
+from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.criteria import ONCE_MORE, Answer
+from torchsleuth.core.processes.last_will import scratch
+from torchsleuth.core.watching import Settings
+from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork
+from torchsleuth.front.supervise.program_runs import (
+    SHARE,
+    CannotRunProgram,
+    run_program,
+    run_unseen,
+    too_long_again,
+    watch_for,
+)
+from torchsleuth.front.supervise.scripts import ScriptRun
+from torchsleuth.script_runtime.signature import signature_from_json
+from torchsleuth.torch_core.repro.assemble import (
+    CALL,
+    LevelScript,
+    call_files,
+    scripts_of_levels,
+    user_line_of_node,
+)
+
+# The script of another level while it is tried; it finds the kept inputs where it lies.
+OTHER_LEVEL = "original-other-level.py"
+NO_GRAPH_FAILS = "no graph of the program fails by itself"
+# A run of the program with nothing compiled has this long at least.
+LEAST_UNCOMPILED = 20.0
+
+
+class NoSecondLook(SleuthError):
+    """The program was not run once more, or did not fail again; says why."""
+
+
+# -- a graph
+
+
+def settle_graph(case: CaseAtWork, process: WatchedProcess) -> None:
+    """Runs the script of a fresh case; where it does not fail by itself, those of other levels, and of a second run."""
+    record = read_record(case.folder.file("record.json"))
+    where = next((p for p in process.graph_folders() if p.name == f"g{record.number}"), None)
+    levels = [] if where is None else scripts_of_levels(case.case, where, process)
+    run = _relabelled(case, where, process, _tried(case, ORIGINAL))
+    # Of a graph that fails without the compiler, too, another level may show whose fault that is.
+    if not run.reproduced or (len(levels) > 1 and _fails_in_eager(case, ORIGINAL)):
+        run = _first_failing(case, levels[1:], run)
+    why = None
+    searches = case.processes.host is not None
+    if not run.reproduced and searches and case.case.phase == "run":
+        case.say("no script fails by itself; running the program once more, everything kept")
+        try:
+            with second_look(case, process) as (record_folder, again):
+                run = _first_failing(case, scripts_of_levels(case.case, record_folder, again), run)
+        except SleuthError as reason:
+            why = str(reason)
+            case.say(why)
+    case.write(verified=_verified(run, why))
+    # Where there is a host, it tells a bug of the program apart.
+    if not searches and case.case.phase == "run" and case.case.kind != "accuracy":
+        _tell_program_apart(case)
+
+
+def _tried(case: CaseAtWork, name: str) -> ScriptRun:
+    case.say("running its repro in a fresh process")
+    run = case.ask(name)
+    case.say(f"{run.words} in {run.seconds:.1f} s")
+    return run
+
+
+def _first_failing(case: CaseAtWork, levels: Sequence[tuple[str, LevelScript]], run: ScriptRun) -> ScriptRun:
+    """Puts in place the script of the first level that fails the same way, and returns its run; else that of before."""
+    for what, level in levels:
+        case.say(f"trying {what}")
+        kept = level.files.get("inputs")
+        case.write({OTHER_LEVEL: level.script, **({"inputs": kept} if kept else {})})
+        other = _tried(case, OTHER_LEVEL)
+        # One that fails without the compiler, too, is no better than the one that failed already.
+        better = other.reproduced and not (run.reproduced and _fails_in_eager(case, OTHER_LEVEL))
+        case.folder.file(OTHER_LEVEL).unlink()
+        if better:
+            case.write(level.files, **level.sections)
+            return other
+    return run
+
+
+def _relabelled(case: CaseAtWork, where: Path | None, process: WatchedProcess, run: ScriptRun) -> ScriptRun:
+    """A hang as its script shows it: it may be in another phase than the program seemed to be in."""
+    if case.case.kind != "hang" or run.reproduced or where is None:
+        return run
+    if run.seen is None or run.seen.kind != "hang":
+        return run
+    case.say(f"it is a {run.seen.summary}; the case says so from here on")
+    named = dataclasses.replace(case.case, signature=run.seen, phase=run.seen.phase)
+    files = scripts_of_levels(named, where, process)[0][1].files
+    case.write(files, signature=run.seen, phase=run.seen.phase)
+    return dataclasses.replace(run, answer=Answer.FAILS)
+
+
+def _verified(run: ScriptRun, why: str | None) -> Verified:
+    if run.reproduced:
+        return Verified(1, 1, True)
+    said = run.summary if run.answer is Answer.CANNOT_TELL else f"{NO_GRAPH_FAILS} ({run.words})"
+    return Verified(1, 0, False, error="; ".join(filter(None, [said, why])))
+
+
+# -- the program once more, everything kept
+
+
+@contextlib.contextmanager
+def second_look(case: CaseAtWork, process: WatchedProcess) -> Iterator[tuple[Path, WatchedProcess]]:
+    """The folder of the failing graph's record, from another run of the program, and the process that left it.
+
+    Used as `with second_look(case, process) as (record, again): ...`; both are gone afterwards.
+    """
+    program, known = case.program(), case.case
+    if program.from_stdin:
+        raise NoSecondLook("the program was read from the standard input, which cannot be read again")
+    seen = datetime.fromisoformat(known.last_seen or known.created).timestamp()
+    left = case.left * SHARE
+    if (why := too_long_again(max(0.0, seen - float(process.facts["started"])), left)) is not None:
+        raise NoSecondLook(why)
+    with tempfile.TemporaryDirectory(dir=scratch()) as spool:
+        settings = Settings(
+            spool,
+            level=4 if known.kind == "accuracy" else 2,
+            keep=tuple((str(graph), int(number)) for graph, number in known.extra.get("calls") or ()),
+            synchronised=known.device != "cpu" and known.kind == "runtime_error",
+        )
+        ended = run_unseen(
+            program,
+            settings,
+            time.monotonic() + left,
+            timeout=watch_for(known).timeout,
+            enough=lambda: _same_failure(known, spool) is not None,
+        )
+        found = _same_failure(known, spool, ended.lost)
+        if found is None:
+            late = f"was not done after {left:.0f} s" if ended.late else "did not fail in the same way"
+            raise NoSecondLook(f"the program, run once more, {late}")
+        yield found
+
+
+def _same_failure(
+    case: Case, spool: str, lost: Sequence[tuple[WatchedProcess, dict[str, Any]]] = ()
+) -> tuple[Path, WatchedProcess] | None:
+    """Where the failing graph's record lies; one of the very graph first, if the failure came in several."""
+    reported = [(process, each) for process in watched_processes(Path(spool)) for each in process.failures()]
+    same = [
+        (Path(each["record"]), process)
+        for process, each in [*reported, *lost]
+        if each.get("record") and ONCE_MORE.same(case.signature, signature_from_json(each["signature"]))
+    ]
+    wanted = [str(graph) for graph, _ in case.extra.get("calls") or ()]
+    same.sort(key=lambda found: read_record(found[0] / "record.json").hash not in wanted)
+    return same[0] if same else None
+
+
+# -- a call that could not be captured
+
+
+def settle_call(case: CaseAtWork) -> None:
+    """Runs the script of a recorded call; where it does not fail by itself, those of its other forms."""
+    run = _tried(case, ORIGINAL)
+    call = json.loads(text_inside(case.folder.path, CALL))
+    text = text_inside(case.folder.path, "traceback.txt")
+    for form in range(1, len(call["forms"])):
+        if run.reproduced or case.left < 0:
+            break
+        case.say("trying the call in another form")
+        case.write(call_files(case.case, call, text, form))
+        run = _tried(case, ORIGINAL)
+    blamed = case.case.triage
+    # Capture blames the program where an operator fails on real tensors as it does on capture's own. Those may have a
+    # shape or a device that the program's do not: then the call passes without the compiler.
+    eager = case.ask(ORIGINAL, UNCOMPILED) if case.is_the_programs else None
+    if blamed is not None and eager is not None and eager.answer is Answer.PASSES:
+        case.say("the call passes without the compiler: what capture knew of its tensors was wrong")
+        detail = "what capture knew of its tensors was wrong: without the compiler the call passes"
+        case.write(triage=dataclasses.replace(blamed, component="dynamo", part="capture", detail=detail))
+    case.write(verified=_verified(run, None))
+
+
+# -- is it the program's own fault?
+
+
+def _fails_in_eager(case: CaseAtWork, name: str) -> bool:
+    """Whether a graph whose run failed does so without the compiler, where only that shows whose fault it is."""
+    if case.case.kind != "runtime_error" or case.case.phase != "run":
+        return False
+    return case.ask(name, UNCOMPILED).answer is Answer.OTHER
+
+
+def _tell_program_apart(case: CaseAtWork) -> None:
+    """A graph that fails in eager as well is the program's own bug, not the compiler's."""
+    started = time.monotonic()
+    run = case.ask(ORIGINAL, UNCOMPILED)
+    if run.answer is not Answer.OTHER:
+        return
+    node, _, summary = run.summary.partition(" | ")
+    line, op = user_line_of_node(case.folder, node)
+    said = f"it fails without the compiler, too: {summary}"
+    case.say(f"{said} ({line})" if line else said)
+    triage = Triage(
+        component="program",
+        part="operator",
+        ops=(op,) if op else (),
+        user_line=line,
+        seconds=round(time.monotonic() - started, 2),
+        detail=said,
+        pinned=True,
+    )
+    case.write(triage=triage)
+
+
+def check_blame_of_program(case: CaseAtWork, seconds: float) -> None:
+    """Where a graph fails in eager: the program is at fault only if it fails as well when nothing is compiled.
+
+    Dynamo may put into a graph what the program does not do. Such a graph looks like a bug of the program's until the
+    program itself is run; where that passes, the capture is wrong.
+    """
+    blamed = case.case.triage
+    if blamed is None or not case.is_the_programs:
+        return
+    try:
+        program = case.program()
+    except CannotRunProgram:
+        return
+    case.say("its graph fails without the compiler, too; running the program with nothing compiled")
+    run = run_program(program, UNCOMPILED, timeout=max(LEAST_UNCOMPILED, seconds))
+    if not run.healthy:
+        ended = "was not done in time" if run.timed_out else f"ends with status {run.status}"
+        detail = f"{blamed.detail}; the program with nothing compiled {ended}"
+        case.write(triage=dataclasses.replace(blamed, detail=detail, pinned=not run.timed_out))
+        return
+    wrong = "the program passes when nothing is compiled, the graph that Dynamo made of it does not"
+    case.write(
+        triage=dataclasses.replace(
+            blamed,
+            component="dynamo",
+            part="capture",
+            detail=f"{wrong}: {blamed.detail}",
+            pinned=True,
+            labels=("oncall: pt2", "module: dynamo"),
+        )
+    )
