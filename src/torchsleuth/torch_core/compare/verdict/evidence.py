@@ -67,7 +67,7 @@ from torchsleuth.torch_core.compare.verdict.leaf import (
     sampled,
 )
 from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, NoisyRun
-from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, Textbook, TextbookRun
+from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, STRONGER, Textbook, TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 from torchsleuth.torch_internals.tensors import transforms_ended
 
@@ -343,9 +343,7 @@ def _gather_wide(
                 raise RuntimeError("the graph gives something else where each of its operators is watched")
     names = {opkinds.plain_name(n) for n in graph.graph.nodes}
     if names & opkinds.DISCRETE or textbook:
-        stronger = (AMPLIFICATION, max(2, runs // 2))
-        if textbook:
-            stronger = (textbook.amplification, textbook.amplified)
+        stronger = (STRONGER, textbook.amplified) if textbook else (AMPLIFICATION, max(2, runs // 2))
         made += perturbed(AMPLIFIED, *stronger)
     source.reverse_decisions = True
     if names & {*COMPARE, GATE} or textbook:
