@@ -20,16 +20,15 @@ from typing import Any, TextIO
 import torch
 
 from torchsleuth.core.cases.folder import open_case
-from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.cases.spool import read_process
 from torchsleuth.core.watching import Settings, settings_from_environment
 from torchsleuth.front.supervise.replay import Replay, replay_case
 from torchsleuth.torch_core.repro.assemble import make_case
 from torchsleuth.torch_core.repro.script import script_text
 from torchsleuth.torch_internals import hooks as seams
-from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.watched.flight import Flight
-from torchsleuth.watched.graph_record import GraphOrigin, record_graph
+from torchsleuth.watched.graph_record import GraphOrigin, record_graph, state_now
 from torchsleuth.watched.watch import Watch
 
 log = logging.getLogger("torchsleuth")
@@ -122,7 +121,7 @@ def save_graph_repro(
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        settings = CompileSettings(level, compiler_name, state=AmbientState(**global_state()))
+        settings = CompileSettings(level, compiler_name, state=state_now())
         record = record_graph(folder, 0, gm, args, GraphOrigin(settings))
         if record.facts.no_repro is not None or record.inputs is None:
             raise ValueError(f"no repro can be written for this graph: {record.facts.no_repro}")

@@ -6,8 +6,8 @@ from torchsleuth.core.change_table import AOT
 from torchsleuth.core.criteria import Answer
 from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.search.blame.experiments import Result
 from torchsleuth.search.blame.ladder import _stage, climb
+from torchsleuth.search.blame.runner import Result
 from torchsleuth.search.minify.states import state_of
 from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON

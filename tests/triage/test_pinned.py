@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 from made import make
 
 from torchsleuth.core.cases.record import CompileSettings, Embedded, GraphRecord
-from torchsleuth.search.blame.finding import Finding
+from torchsleuth.search.blame.runner import Finding
 from torchsleuth.search.blame.triage_case import CALLS_LEFT, _component, _with_calls, _written
 from torchsleuth.search.minify.states import state_of
 from torchsleuth.torch_core.graphs.source_line import SourceLine

@@ -6,7 +6,7 @@ import pytest
 
 from torchsleuth.core.cases.model import Case, Triage
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.search.blame.labels import labels_of
+from torchsleuth.search.blame.triage_case import labels_of
 
 
 def case(kind: str = "compile_error", device: str = "cpu") -> Case:

@@ -18,8 +18,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from torchsleuth.torch_core.repro.program import program_of_call
 from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way
-from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.watched.call_source import Around, EarlierCalls, call_sources
+from torchsleuth.watched.graph_record import state_now
 
 
 class Colour(enum.Enum):
@@ -61,7 +61,7 @@ def identity(value):
 
 def read_back(value, number=-1):
     """What the program of a call hands to the function, in the last of the forms (or another)."""
-    forms, why = call_sources(CallUnderWay(identity, (value,), {}, backend="eager"), Around(global_state()))
+    forms, why = call_sources(CallUnderWay(identity, (value,), {}, backend="eager"), Around(state_now()))
     assert why is None
     program = program_of_call(dataclasses.asdict(forms[number])).replace("compiled(", "result = compiled(")
     names: dict = {}
@@ -249,7 +249,7 @@ class Shy:
 
 def test_an_object_that_cannot_be_looked_at_is_replaced_and_named():
     forms, why = call_sources(
-        CallUnderWay(identity, ({"shy": Shy(), "x": 1},), {}, backend="eager"), Around(global_state())
+        CallUnderWay(identity, ({"shy": Shy(), "x": 1},), {}, backend="eager"), Around(state_now())
     )
     assert why is None and any("RuntimeError: look away" in each for each in forms[0].replaced)
 
@@ -268,11 +268,11 @@ def test_calls_that_compiled_before_come_first_and_the_limit_is_lowered():
     for size in (2, 2, 3):
         calls.note(CallUnderWay(identity, (torch.ones(size),), {"scale": size}, backend="eager"))
     last = CallUnderWay(identity, (torch.ones(4),), {"scale": 4}, backend="eager", fullgraph=True)
-    around = Around(global_state(), calls.before(last), at_limit=True)
+    around = Around(state_now(), calls.before(last), at_limit=True)
     forms, _ = call_sources(last, around)
     assert [line.count("compiled(") for line in forms[0].call] == [1, 1, 1]
     assert forms[0].setup[0] == "torch._dynamo.config.recompile_limit = 1"
-    alone, _ = call_sources(last, Around(global_state(), calls.before(last)))
+    alone, _ = call_sources(last, Around(state_now(), calls.before(last)))
     assert len(alone[0].call) == 1 and len(alone[-1].call) == 3
 
 
@@ -280,7 +280,7 @@ def test_what_differs_has_its_names_in_the_program():
     net = made_net()
     wrong = ["result[1]", "args[0].grad", "self.shift", "count (global)", "log (closure)"]
     forms, _ = call_sources(
-        CallUnderWay(net, (torch.ones(4),), {}, backend="eager"), Around(global_state(), wrong=wrong)
+        CallUnderWay(net, (torch.ones(4),), {}, backend="eager"), Around(state_now(), wrong=wrong)
     )
     assert forms[0].call[-2:] == ("result = compiled(x)", "wrong = [result[1], x.grad, model.shift, count]")
 
@@ -295,7 +295,7 @@ def test_a_variable_of_the_functions_closure_has_a_name(tmp_path):
 
     wrong = ["total (closure)", "other (closure)"]
     forms, _ = call_sources(
-        CallUnderWay(add, (torch.ones(4),), {}, backend="eager"), Around(global_state(), wrong=wrong)
+        CallUnderWay(add, (torch.ones(4),), {}, backend="eager"), Around(state_now(), wrong=wrong)
     )
     script = "\n".join([*forms[0].imports, forms[0].source, *forms[0].setup, *forms[0].call])
     assert forms[0].call[-1] == "wrong = [inspect.getclosurevars(_made_0).nonlocals['total']]"
@@ -306,9 +306,9 @@ def test_a_variable_of_the_functions_closure_has_a_name(tmp_path):
 
 def test_gradients_and_printed_text_have_lines_of_their_own():
     call = CallUnderWay(made_net(), (torch.ones(4, requires_grad=True),), {}, backend="eager")
-    forms, _ = call_sources(call, Around(global_state(), wrong=["the gradient of args[0]"]))
+    forms, _ = call_sources(call, Around(state_now(), wrong=["the gradient of args[0]"]))
     assert forms[0].call[-1] == "wrong = [torch.autograd.grad(result.sum(), x, allow_unused=True)[0]]"
-    forms, _ = call_sources(call, Around(global_state(), wrong=["what it prints"]))
+    forms, _ = call_sources(call, Around(state_now(), wrong=["what it prints"]))
     assert forms[0].call[-4:] == (
         "printed = io.StringIO()",
         "with contextlib.redirect_stdout(printed):",
@@ -330,7 +330,7 @@ def test_what_a_call_read_before_is_set_as_it_was_then_and_as_it_is_now(monkeypa
     call, calls = CallUnderWay(by_the_way, (torch.ones(4),), {}, backend="eager"), EarlierCalls()
     calls.note(call)
     monkeypatch.setitem(globals(), "SCALE", 5)
-    forms, _ = call_sources(call, Around(global_state(), calls.before(call), wrong=["result"]))
+    forms, _ = call_sources(call, Around(state_now(), calls.before(call), wrong=["result"]))
     assert forms[-1].call == (
         "SCALE = 2",
         "compiled(x)",
@@ -373,7 +373,7 @@ def test_what_is_shared_stays_shared_and_slots_are_filled():
 
 def test_what_cannot_be_written_is_replaced_and_named():
     forms, why = call_sources(
-        CallUnderWay(identity, ({"lock": open}, [(n for n in ())]), {}), Around(global_state())
+        CallUnderWay(identity, ({"lock": open}, [(n for n in ())]), {}), Around(state_now())
     )
     assert why is None and "generator" in forms[-1].replaced[0]
 
@@ -394,7 +394,7 @@ def test_the_call_under_way_is_found_with_its_arguments_and_options():
 
 def test_modes_of_the_caller_are_written_around_the_call():
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        forms, _ = call_sources(CallUnderWay(identity, (1,), {}), Around(global_state()))
+        forms, _ = call_sources(CallUnderWay(identity, (1,), {}), Around(state_now()))
     assert forms[0].call[0] == "with torch.no_grad(), torch.autocast('cpu', dtype=torch.bfloat16):"
 
 

@@ -7,14 +7,13 @@ import pytest
 import torch
 import torch.fx
 
-from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.script_runtime.inputs import load_inputs
-from torchsleuth.torch_internals.configuration import global_state
-from torchsleuth.watched.graph_record import GraphOrigin, keep_inputs, keep_values, record_graph
+from torchsleuth.watched.graph_record import GraphOrigin, keep_inputs, keep_values, record_graph, state_now
 
 
 def origin(**more):
-    return GraphOrigin(CompileSettings("aot", state=AmbientState(**global_state())), **more)
+    return GraphOrigin(CompileSettings("aot", state=state_now()), **more)
 
 
 def graph_of(*calls):

@@ -21,7 +21,7 @@ from torchsleuth.core.change_table import BACKEND, BREAK, MODULE, OPERATOR, SETT
 from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol.trials import Outcome, Question, Seen
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.search.blame.experiments import ExperimentRunner
+from torchsleuth.search.blame.runner import Runner
 from torchsleuth.search.cure.attempts import NO_TIME, NotApplicable, Original, Tried, parts_of
 from torchsleuth.search.cure.find import NothingToWorkAround, attempts, find_workarounds, ordered
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
@@ -202,7 +202,7 @@ def test_a_hang_seen_here_before_is_not_waited_for_again(tmp_path):
     hang = Signature("hang", "compile")
     folder, questions, workers = made(tmp_path, broken_lowering(hang), verified=Verified(1, 1, True))
     case = make(kind="hang", signature=hang, triage=folder.case.triage, verified=folder.case.verified)
-    runner = ExperimentRunner(questions, hang)
+    runner = Runner(questions, hang)
     there = SimpleNamespace(case=case, file=folder.file)
     found = attempts(there, questions.start_of(folder), runner, 60)
     assert found[0][1].name == "aten.sin.default kept eager" and len(workers.trials) == 5

@@ -16,6 +16,21 @@ from torchsleuth.core.criteria import Answer
 # How much of the compiler a workaround gives up, least first.
 PART, SETTING, OPERATOR, CALL, MODULE, FUNCTION, BREAK, MODE, BACKEND = range(9)
 
+
+def few(names: Sequence[str]) -> str:
+    """Names in a sentence, however many there are.
+
+    >>> few(["a", "b"]), few(["a", "b", "c", "d"])
+    ('a, b', 'a and 3 others')
+    """
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others"
+
+
+def several(count: int, noun: str) -> str:
+    """A number of things: `several(2, "call") == "2 calls"`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 # How the rows are read: of rungs that hold more and more of the compiler the least that fails names the component; of
 # switches that leave something out the first with which it passes names the part.
 
@@ -194,24 +209,81 @@ SAME_NUMBERS = replace(RANDOM, what="the same, with eager's random numbers", bac
 FAKE_KERNELS_OF_PROGRAM = replace(FAKE_KERNELS, what="the same, fake kernels checked")
 
 
+# Parts of Inductor left out of the compile of a graph; windows as `torch_internals.compiler_switches` has them.
+
+GRAPH_PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
+# Without these passes a graph with custom or mutating operators cannot be lowered at all.
+NEEDED_PASSES = (
+    "decompose_auto_functionalized",
+    "decompose_map_to_while_loop",
+    "decompose_scan_to_while_loop",
+    "decompose_triton_kernel_wrapper_functional",
+    "fix_auto_functionalized_dtype_views",
+    "move_constructors_to_cuda",
+    "reinplace_fsdp_all_gather",
+    "reinplace_inplaceable_ops",
+    "stable_sort",
+)
+
+
+def _without(what: str, part: str | None, off: Mapping[str, Mapping[str, object]]) -> Change:
+    return Change(what, "inductor", part, off=off)
+
+
+ALL_KEPT_EAGER = _without("every operator kept as an eager kernel", "lowering", {"lowerings": {}})
+APART = _without("every operator in a kernel of its own", "fusion", {"fusion": {}, "inlining": {}})
+WITHOUT_FUSION = _without("without fusion of kernels", "fusion", {"fusion": {}})
+WITHOUT_INLINING = _without("without inlining of operators", "fusion", {"inlining": {}})
+WITHOUT_CUDAGRAPHS = _without("without CUDA graphs", "cudagraphs", {"cudagraphs": {}})
+WITHOUT_PATTERNS = _without("without patterns", None, {"patterns": {"but": NEEDED_PASSES}})
+
+
+def without_graph_passes(subsystems: Sequence[str]) -> Change:
+    """All passes over graphs, of those kinds that had any: `without_graph_passes(["post_grad_passes"])`."""
+    off = {name: {"but": NEEDED_PASSES} for name in (*subsystems, "patterns")}
+    return _without("without graph passes", None, off)
+
+
+def without_passes(passes: Sequence[tuple[str, str]]) -> Change:
+    """Passes, or patterns, by subsystem and name.
+
+    >>> without_passes([("post_grad_passes", "b2b_gemm")]).what
+    'without b2b_gemm'
+    """
+    windows: dict[str, dict[str, list[str]]] = {}
+    for subsystem, name in passes:
+        windows.setdefault(subsystem, {"names": []})["names"].append(name)
+    names = [name for _, name in passes]
+    return _without(f"without {few(names)}", ", ".join(names), windows)
+
+
+def without_applications(subsystem: str, places: Sequence[int], what: str) -> Change:
+    """Some of the times that a part of Inductor was used, by number."""
+    return _without(what, None, {subsystem: {"skip": list(places)}})
+
+
+# Decompositions left out below Inductor.
+
+
+def without_decompositions(ops: Sequence[str]) -> Change:
+    """The rung with decompositions without those of these operators."""
+    what = f"without the decomposition of {few(ops)}"
+    off = {"decomposition": {"names": list(ops)}}
+    return Change(what, "decompositions", "decomposition", off=off, backend=DECOMPOSED.backend)
+
+
+def without_python_decompositions(ops: Sequence[str] = ()) -> Change:
+    """AOTAutograd without these of the decompositions that torch registers as kernels in Python, or without any."""
+    what = f"AOTAutograd without the decomposition of {few(ops) if ops else 'any operator'} in Python"
+    names = ", ".join(name.removeprefix("aten.") for name in ops)
+    off = {"python_decompositions": {"names": list(ops)} if ops else {}}
+    return Change(what, "aot_autograd", f"decomposition of {names}", off=off, backend=AOT.backend)
+
+
 # What stays eager, or as it is written, once a run has shown where it fails. As workarounds, the least harmful first.
 
 # Inside a loop Dynamo answers a graph break by leaving the whole function that holds the loop eager.
 _BREAKS = "with a graph break at each; within a loop all of the looping function stays eager"
-
-
-def few(names: Sequence[str]) -> str:
-    """Names in a sentence, however many there are.
-
-    >>> few(["a", "b"]), few(["a", "b", "c", "d"])
-    ('a, b', 'a and 3 others')
-    """
-    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others"
-
-
-def several(count: int, noun: str) -> str:
-    """A number of things: `several(2, "call") == "2 calls"`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _pasted(name: str, lines: str, disables: str, reach: int) -> Change:

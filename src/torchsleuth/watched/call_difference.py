@@ -7,12 +7,11 @@ same bits is the same; the little that may differ, may do so for numbers that Dy
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
+from torchsleuth.core.protocol.failures import RecordedCall
 from torchsleuth.torch_core.compare.reference.cloning import same_bits
 from torchsleuth.watched.call_state import Leaf, Leaves, is_below
 
@@ -39,10 +38,10 @@ class CallVerdict:
 
     why_not: str | None = None
     how: str = CAPTURED
-    paths: Sequence[str] = ()
-    sentences: Sequence[str] = ()
+    paths: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()
     raises: bool = False
-    call: Mapping[str, Any] = field(default_factory=dict)
+    call: RecordedCall = field(default_factory=RecordedCall)
 
 
 def differences(eager: Leaves, other: Leaves, how: str = CAPTURED) -> list[Difference]:

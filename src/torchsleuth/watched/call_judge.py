@@ -16,7 +16,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,9 +24,10 @@ import torch
 
 from torchsleuth.core.processes.sealed import CannotSeal, fill_fresh_memory, seal
 from torchsleuth.core.processes.starting import without_devices
+from torchsleuth.core.protocol.codec import from_json, to_json
+from torchsleuth.core.protocol.failures import RecordedCall
 from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
 from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCall
-from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures, rewritten
 from torchsleuth.watched.call_difference import CAPTURED, COMPILED, CallVerdict, Difference, differences
@@ -44,6 +45,7 @@ from torchsleuth.watched.call_state import (
     unpacked,
     values_only,
 )
+from torchsleuth.watched.graph_record import state_now
 from torchsleuth.watched.startup import unwarned
 
 if TYPE_CHECKING:
@@ -172,7 +174,7 @@ def _as_child(work: Callable[[], bytes], answer: int) -> NoReturn:
 
 
 def _as_bytes(verdict: CallVerdict) -> bytes:
-    return json.dumps(asdict(verdict)).encode()
+    return json.dumps(to_json(verdict)).encode()
 
 
 def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, user: int) -> bytes:
@@ -202,14 +204,14 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
         if left is not None:
             how, other = COMPILED, left
             found = differences(values_only(expected), left, COMPILED)
-    source: dict[str, Any] = {}
+    source = RecordedCall()
     if found:
         paths = [each.path for each in _most_telling(found)]
         if how == COMPILED:
             paths = [_without_rounding(path, expected.get(path), other.get(path)) for path in paths]
         os.write(go, json.dumps({"how": how, "paths": paths}).encode())
         chance = _sent(second, again)
-        source = json.loads(chance.pop(SOURCE).text)
+        source = from_json(RecordedCall, json.loads(chance.pop(SOURCE).text))
         if REMARK in chance:
             raise CannotRepeat(chance[REMARK].text)
         moving = differences(expected, chance)
@@ -222,8 +224,8 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
     return _as_bytes(
         CallVerdict(
             how=how,
-            paths=[each.path for each in kept],
-            sentences=[each.sentence for each in kept],
+            paths=tuple(each.path for each in kept),
+            sentences=tuple(each.sentence for each in kept),
             raises=any(each.path == CALL for each in found),
             call=source,
         )
@@ -309,13 +311,13 @@ def _eager(
     if remarks:
         leaves[REMARK] = Leaf("remark", remarks[0])
     if source is not None:
-        leaves[SOURCE] = Leaf("source", json.dumps(source))
+        leaves[SOURCE] = Leaf("source", json.dumps(to_json(source)))
     return packed(leaves)
 
 
-def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> dict[str, Any]:
+def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> RecordedCall:
     """The call as a program; where capture alone is wrong, no backend is needed to see it."""
-    state = global_state()
+    state = state_now()
     under_way = call.under_way
     if how == CAPTURED:
         of_dynamo = {name: value for name, value in under_way.options.items() if name == GUARD_FILTER}
@@ -324,7 +326,7 @@ def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> 
         with outside_all_modes(), torch.no_grad():
             return failures.recorded_call(watch, under_way, state, wrong=paths)
     except Exception as error:  # then the case has no script, and says why
-        return {"forms": [], "why_none": failures.describe(error)}
+        return RecordedCall(why_none=failures.describe(error))
 
 
 def _noting_questions(run: Callable[[], Any], remarks: list[str]) -> Any:
@@ -354,5 +356,5 @@ def _sent(process: int, fd: int) -> Leaves:
 
 def _unpacked(content: bytes) -> Leaves:
     if content.startswith(b"{"):
-        raise CannotRepeat(str(CallVerdict(**json.loads(content)).why_not))
+        raise CannotRepeat(str(from_json(CallVerdict, json.loads(content)).why_not))
     return unpacked(content)

@@ -143,7 +143,7 @@ class Around:
     recompilation too many.
     """
 
-    state: Mapping[str, Any]
+    state: AmbientState
     earlier: Sequence[EarlierCall] = ()
     wrong: Sequence[str] = ()
     at_limit: bool = False
@@ -152,7 +152,7 @@ class Around:
 def call_sources(call: CallUnderWay, around: Around) -> tuple[list[CallSource], str | None]:
     """The forms in which a call can be written, the nearest to the user's text first; or why there is none.
 
-    Used as `forms, why_none = call_sources(call_under_way(), Around(global_state()))`.
+    Used as `forms, why_none = call_sources(call_under_way(), Around(state_now()))`.
     """
     forms: list[CallSource] = []
     reason = None
@@ -176,7 +176,7 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
     values = ValueSource(paste)
     function = paste.expression(call.function, _name_of(call.function))
     how = list(_compile_arguments(call, paste))
-    switches = list(_switches(around.state))
+    switches = around.state.lines(device=True)
     made: list[str] = []
     lines: list[str] = []
 
@@ -346,23 +346,10 @@ def _settings(call: CallUnderWay, at_limit: bool) -> Iterator[str]:
                 yield f"{module}.{key} = {value!r}"
 
 
-def _switches(state: Mapping[str, Any]) -> Iterator[str]:
-    """The lines that set torch's process-wide switches as the call found them, where they are not at their default."""
-    default = AmbientState()
-    if state["default_dtype"] != default.default_dtype:
-        yield f"torch.set_default_dtype({state['default_dtype']})"
-    if state["default_device"] != default.default_device:
-        yield f"torch.set_default_device({state['default_device']!r})"
-    if state["matmul_precision"] != default.matmul_precision:
-        yield f"torch.set_float32_matmul_precision({state['matmul_precision']!r})"
-    if state["deterministic"]:
-        yield "torch.use_deterministic_algorithms(True)"
-
-
-def _contexts(state: Mapping[str, Any]) -> Iterator[str]:
-    if state["inference_mode"]:
+def _contexts(state: AmbientState) -> Iterator[str]:
+    if state.inference_mode:
         yield "torch.inference_mode()"
-    elif not state["grad"]:
+    elif not state.grad:
         yield "torch.no_grad()"
-    for device, dtype in state["autocast"].items():
+    for device, dtype in state.autocast.items():
         yield f"torch.autocast({device!r}, dtype={dtype})"

@@ -12,13 +12,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchsleuth.core.cases.record import AmbientState
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.failures import Failure, RecordedCall, WrongCall
 from torchsleuth.script_runtime.hiding import hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_core.graphs.provenance import calling_line
@@ -95,7 +98,8 @@ def report_failure(
     if again:
         forget(record, phase)
     else:
-        _report_graph(watch, flight, record, signature, _traceback_text(error), inputs)
+        failure = Failure(signature, _traceback_text(error), time.time())
+        _report_graph(watch, flight, record, failure, inputs)
 
 
 def report_wrong_result(
@@ -109,39 +113,33 @@ def report_wrong_result(
     """A graph of which the results `wrong` differ from eager becomes a failure on disk."""
     signature = Signature("accuracy", "run", outputs=tuple(wrong))
     if not flight.seen_again((record.facts.hash, fingerprint(signature))):
-        _report_graph(watch, flight, record, signature, detail["sentence"], inputs, accuracy=detail)
+        failure = Failure(signature, detail["sentence"], time.time(), accuracy=detail)
+        _report_graph(watch, flight, record, failure, inputs)
 
 
 def _report_graph(
     watch: Watch,
     flight: Flight,
     record: RecordedGraph,
-    signature: Signature,
-    text: str,
+    failure: Failure,
     inputs: Sequence[Any],
-    **more: Any,
 ) -> None:
-    calls = [[each.facts.hash, each.calls] for each in watch.with_outer(record) if each.calls]
     with watch.our_own_work():
         keep_inputs(record, inputs)
-    of_graph = {"record": str(record.folder), "calls": calls, "inputs": record.facts.inputs}
-    _report(flight, signature, text, **of_graph, **more)
-
-
-def _report(flight: Flight, signature: Signature, text: str, **more: Any) -> None:
-    facts = {"record": None, "signature": signature.to_json(), "traceback": text, "time": time.time()}
-    flight.report({**facts, **more})
+    calls = tuple((each.facts.hash, each.calls) for each in watch.with_outer(record) if each.calls)
+    kept = record.facts.inputs
+    flight.report(replace(failure, record=str(record.folder), calls=calls, inputs=kept))
 
 
 # ---- failures of calls, where no graph fails
 
 
 def report_capture_error(
-    watch: Watch, flight: Flight, frame: seams.FrameCapture, error: BaseException, state: Mapping[str, Any]
+    watch: Watch, flight: Flight, frame: seams.FrameCapture, error: BaseException, state: AmbientState
 ) -> None:
     """Dynamo failed before there was a graph: the call is kept instead, and a bug of the program told apart.
 
-    `state` is that of the program when the frame was looked at: its modes (`configuration.global_state`).
+    `state` is that of the program when the frame was looked at: its modes.
     """
     signature = signature_of_exception(error, "capture_error", "capture")
     with contextlib.suppress(AttributeError):
@@ -158,19 +156,22 @@ def report_capture_error(
     if caller is not None and is_installed(place[0]):
         place = (caller.file, caller.line)
     op = seams.failed_call(error)
-    recorded: dict[str, Any] = {}
+    call = RecordedCall()
     with watch.our_own_work():
-        recorded = recorded_call(watch, call_under_way(), state, error)
+        call = recorded_call(watch, call_under_way(), state, error)
     _report_call(
         flight,
-        signature,
-        _traceback_text(error),
-        frame.function,
+        Failure(
+            signature,
+            _traceback_text(error),
+            time.time(),
+            function=frame.function,
+            frames=tuple((each.filename, each.lineno, each.name) for each in _without_transforms(stack)),
+            call=call,
+            op=None if op is None else seams.target_name(op[0]),
+            fails_in_eager=None if op is None else seams.fails_in_eager(*op),
+        ),
         place,
-        call=recorded,
-        frames=[[each.filename, each.lineno, each.name] for each in _without_transforms(stack)],
-        op=None if op is None else seams.target_name(op[0]),
-        fails_in_eager=None if op is None else seams.fails_in_eager(*op),
     )
 
 
@@ -185,43 +186,38 @@ def report_wrong_call(
         return
     _report_call(
         flight,
-        signature,
-        "\n".join(verdict.sentences),
-        function,
+        Failure(
+            signature,
+            "\n".join(verdict.sentences),
+            time.time(),
+            function=function,
+            frames=((file, line, function),),
+            call=verdict.call,
+            capture=WrongCall(tuple(verdict.sentences), place, component),
+        ),
         (file, line),
-        call=verdict.call,
-        frames=[[file, line, function]],
-        capture={"sentences": verdict.sentences, "place": [file, function, line], "component": component},
     )
 
 
-def _report_call(
-    flight: Flight,
-    signature: Signature,
-    text: str,
-    function: str | None,
-    place: tuple[str, int],
-    **more: Any,
-) -> None:
-    line = linecache.getline(*place).strip()
-    facts = {"function": function, "torch": torch.__version__, "user_line": [*place, line]}
-    _report(flight, signature, text, **facts, program=how_started(), **more)
+def _report_call(flight: Flight, failure: Failure, place: tuple[str, int]) -> None:
+    line = (*place, linecache.getline(*place).strip())
+    flight.report(replace(failure, torch=torch.__version__, user_line=line, program=how_started()))
 
 
 def recorded_call(
     watch: Watch,
     call: CallUnderWay | None,
-    state: Mapping[str, Any],
+    state: AmbientState,
     error: BaseException | None = None,
     wrong: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> RecordedCall:
     """The call of a compiled function that is under way, as program text; or why it cannot be written."""
     if call is None:
-        return {"forms": [], "why_none": "no call of a compiled function is under way"}
+        return RecordedCall(why_none="no call of a compiled function is under way")
     at_limit = error is not None and any(_LIMIT in type(each).__name__ for each in _chain(error))
     around = Around(state, watch.earlier_calls.before(call), wrong, at_limit)
     forms, why_none = call_sources(call, around)
-    return {"forms": [asdict(form) for form in forms], "why_none": why_none, "fullgraph": call.fullgraph}
+    return RecordedCall(tuple(map(to_json, forms)), why_none, call.fullgraph)
 
 
 def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, TextIO
 
 from torchsleuth.core.processes.identity import this_process
 from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.failures import Failure
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import STACKS_SIGNAL
 from torchsleuth.script_runtime.hiding import hide_in_words
@@ -130,12 +131,12 @@ class Flight:
         """How often something failed so far, known or not: whoever calls a graph sees by it whether one inside did."""
         return self.failures + self.repeats
 
-    def report(self, failure: dict[str, Any]) -> None:
+    def report(self, failure: Failure) -> None:
         """Keeps one failure; the supervisor makes a case of it."""
         with self.lock:
             self.failures += 1
             path = self.folder / f"failure-{self.failures}.json"
-        write_json(path, failure)
+        write_json(path, to_json(failure))
         self.finish(self)
 
     def log(self, text: str) -> None:

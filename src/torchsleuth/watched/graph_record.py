@@ -131,12 +131,17 @@ def record_graph(
     return recorded
 
 
+def state_now() -> AmbientState:
+    """The switches of torch under which this process compiles right now."""
+    return AmbientState(**global_state())
+
+
 def record_without_graph(folder: Path, number: int, code: SavedCode) -> RecordedGraph:
     """Writes the record of code that was compiled before, and does not hold the graph it was compiled from."""
     why = f"the {code.kind} was compiled by another process, and does not hold the graph it was compiled from"
     (folder / "graph.py").write_text(f"# {why}\n", encoding="utf-8")
     settings = CompileSettings(
-        "aot", "inductor", "backward" if code.backward else "forward", state=AmbientState(**global_state())
+        "aot", "inductor", "backward" if code.backward else "forward", state=state_now()
     )
     record = GraphRecord(
         settings,

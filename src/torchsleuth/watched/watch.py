@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 
-from torchsleuth.core.cases.record import AmbientState, CompileSettings
+from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.watching import Settings
-from torchsleuth.script_runtime.compiling import lazy_backward
+from torchsleuth.script_runtime.compiling import draw_eager_random_numbers, lazy_backward
 from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, call_under_way
-from torchsleuth.torch_internals.configuration import global_state
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.torch_internals.saved_code import (
     SavedCode,
@@ -41,6 +40,7 @@ from torchsleuth.watched.graph_record import (
     as_source,
     record_graph,
     record_without_graph,
+    state_now,
 )
 from torchsleuth.watched.guard import GuardedGraph, HeldTensors, guard_boxed, guard_unboxed
 from torchsleuth.watched.observe.events import silence_this_process
@@ -94,7 +94,7 @@ class Watch:
         seams.hook_backward_runs(self.on_backward)
         forget_cached_graphs()
         if settings.checks_accuracy:
-            seams.use_eager_random_numbers()
+            draw_eager_random_numbers()
 
     @property
     def flight(self) -> Flight | None:
@@ -178,7 +178,7 @@ class Watch:
             return frame.capture()
         before, self._function = self._function, frame.function
         flight.counters[CAPTURE] += 1
-        state = global_state()
+        state = state_now()
         try:
             captured = frame.capture()
             with self.our_own_work():
@@ -376,7 +376,7 @@ def _guard_by_flag(compiled: Any, graph: GuardedGraph) -> Any:
 
 def _settings(level: str, backend: str, **more: Any) -> CompileSettings:
     """How a graph is being compiled right now, in this process."""
-    state = AmbientState(**global_state())
+    state = state_now()
     return CompileSettings(
         level, backend, "inference" if state.inference_mode else "forward", state=state, **more
     )

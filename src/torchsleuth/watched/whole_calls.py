@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchsleuth.core.processes.sealed import why_not_sealable
+from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.watched import failures, rewritten
@@ -157,7 +158,7 @@ def _verdict(judge: int, between: Between, deadline: float) -> CallVerdict:
         return CallVerdict("the program took the end of the comparing process for one of its own")
     finally:
         between.close()
-    return CallVerdict(**json.loads(text)) if text else CallVerdict(how_it_ended(status))
+    return from_json(CallVerdict, json.loads(text)) if text else CallVerdict(how_it_ended(status))
 
 
 def _conclude(

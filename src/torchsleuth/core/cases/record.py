@@ -39,6 +39,24 @@ class AmbientState:
     # Of the CPU's random numbers before the call: base64 of the compressed bytes; kept where a script needs them only.
     rng: str | None = None
 
+    def lines(self, device: bool = False) -> list[str]:
+        """The statements that set the switches which hold for a whole process, where they are not at their default.
+
+        >>> AmbientState(deterministic=True, default_device="cuda").lines()
+        ['torch.use_deterministic_algorithms(True)']
+        """
+        default = AmbientState()
+        found = []
+        if self.default_dtype != default.default_dtype:
+            found.append(f"torch.set_default_dtype({self.default_dtype})")
+        if device and self.default_device != default.default_device:
+            found.append(f"torch.set_default_device({self.default_device!r})")
+        if self.matmul_precision != default.matmul_precision:
+            found.append(f"torch.set_float32_matmul_precision({self.matmul_precision!r})")
+        if self.deterministic:
+            found.append("torch.use_deterministic_algorithms(True)")
+        return found
+
 
 @dataclass(frozen=True)
 class CompileSettings:

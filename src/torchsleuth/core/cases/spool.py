@@ -11,14 +11,16 @@ import re
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.door import NotRead, is_file_inside, json_inside, read_inside, text_inside
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.processes.identity import ProcessIdentity, identity_from_json
-from torchsleuth.script_runtime.signature import Signature, signature_from_json
+from torchsleuth.core.protocol.codec import WrongShape, from_json
+from torchsleuth.core.protocol.failures import Failure
+from torchsleuth.script_runtime.signature import Signature
 
 CAPTURE = 0
 # A program may fork, and its children fork in turn; nobody's records are inherited through more than this.
@@ -161,29 +163,21 @@ class WatchedProcess:
         """How many graphs were captured in this process itself; each may have several aten graphs."""
         return sum(map(_is_outermost, self._own_graphs()))
 
-    def failures(self) -> list[dict[str, Any]]:
+    def failures(self) -> list[Failure]:
         """What the process reported, in order; raises `NotRead` where a report is none."""
         names = [p.name for p in self.folder.glob("failure-*.json")]
         numbered = sorted((int(m[1]), m[0]) for m in map(_FAILURE.fullmatch, names) if m)
         return [self._failure(name) for _, name in numbered]
 
-    def _failure(self, name: str) -> dict[str, Any]:
+    def _failure(self, name: str) -> Failure:
         """One report; the record it names must be one of this process's own."""
-        failure = json_inside(self.folder, name)
         try:
-            signature_from_json(failure["signature"])
-            known = isinstance(failure["traceback"], str) and isinstance(failure["time"], (int, float))
-            if not known:
-                raise TypeError("it is no report")
-        except (TypeError, LookupError, AttributeError) as why:
+            failure = from_json(Failure, json_inside(self.folder, name))
+        except WrongShape as why:
             raise NotRead(f"{name} does not report a failure ({why})") from why
-        failure["count"] = self._count(name)
-        wanted = failure.get("record")
-        if wanted is not None:
-            failure["record"] = next((str(p) for p in self.graph_folders() if str(p) == wanted), None)
-            if failure["record"] is None:
-                raise NotRead(f"{name} names a record that is none of this process's")
-        return failure
+        if failure.record is not None and failure.record not in map(str, self.graph_folders()):
+            raise NotRead(f"{name} names a record that is none of this process's")
+        return replace(failure, count=self._count(name))
 
     def _count(self, name: str) -> int:
         """How often it happened; the last occurrences before a death may be missing."""
@@ -240,25 +234,20 @@ def watched_processes(spool: Path) -> list[WatchedProcess]:
     return sorted(found, key=lambda process: process.facts["started"])
 
 
-def crash_failure(where: UnderWay, signal: str, stacks: str) -> dict[str, Any]:
+def crash_failure(where: UnderWay, signal: str, stacks: str) -> Failure:
     """The failure that a process's death stands for, in the form in which living processes report theirs."""
     return _lost(where, Signature("crash", where.phase, signal=signal), stacks)
 
 
-def hang_failure(where: UnderWay, stacks: str, seconds: float) -> dict[str, Any]:
+def hang_failure(where: UnderWay, stacks: str, seconds: float) -> Failure:
     """The failure that a compile or call which does not end stands for."""
-    return {**_lost(where, Signature("hang", where.phase), stacks), "timeout": seconds}
+    return replace(_lost(where, Signature("hang", where.phase), stacks), timeout=seconds)
 
 
-def _lost(where: UnderWay, signature: Signature, stacks: str) -> dict[str, Any]:
-    return {
-        "record": None if where.record is None else str(where.record),
-        "signature": signature.to_json(),
-        "traceback": stacks,
-        "inputs": None,
-        "calls": [[read_record(folder / "record.json").hash, number] for folder, number in where.calls],
-        "time": time.time(),
-    }
+def _lost(where: UnderWay, signature: Signature, stacks: str) -> Failure:
+    calls = ((read_record(folder / "record.json").hash, number) for folder, number in where.calls)
+    record = None if where.record is None else str(where.record)
+    return Failure(signature, stacks, time.time(), record=record, calls=tuple(calls))
 
 
 def _level(folder: Path) -> str | None:

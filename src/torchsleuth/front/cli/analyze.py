@@ -25,7 +25,8 @@ from torchsleuth.front.cli.output import print_json, say, show, status
 from torchsleuth.front.cli.wanted import agree_to, known_case, yes_option
 from torchsleuth.front.report.png import NoPng, png_writer
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
-from torchsleuth.front.supervise.road import adopt, find_divergence
+from torchsleuth.front.supervise.road import find_divergence
+from torchsleuth.front.supervise.whole_program import adopt
 
 # Phase -> what a person reads while it runs.
 DOING = {

@@ -26,7 +26,8 @@ from torchsleuth.front.cli.wanted import (
     yes_option,
 )
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
-from torchsleuth.front.supervise.road import MinifyOutcome, adopt, minify
+from torchsleuth.front.supervise.road import MinifyOutcome, minify
+from torchsleuth.front.supervise.whole_program import adopt
 
 
 class NotWritten(SleuthError):

@@ -45,7 +45,7 @@ from torchsleuth.front.supervise.program_runs import (
 )
 
 if TYPE_CHECKING:
-    from torchsleuth.front.supervise.own_error import OnlyCompiled
+    from torchsleuth.front.supervise.whole_program import OnlyCompiled
 
 EXIT_CASE = 3
 
@@ -187,7 +187,7 @@ def run_verb(
         if not result.only_record:
             record_device_fault(program, settings, timeout, time.monotonic() + budget * SHARE, say)
         if goes_on and result.status and not result.interrupted:
-            from torchsleuth.front.supervise.own_error import look_at_own_error
+            from torchsleuth.front.supervise.whole_program import look_at_own_error
 
             first = ProgramRun(result.status, seconds)
             only_compiled = look_at_own_error(
@@ -367,7 +367,7 @@ def _whole_program(
 ) -> list[Caught]:
     """The case of a program that fails only when it is compiled, though nothing of it does; an interrupt keeps it."""
     from torchsleuth.front.cli.output import StatusLine
-    from torchsleuth.front.supervise.road import investigate_own_error
+    from torchsleuth.front.supervise.whole_program import investigate_own_error
 
     case: list[Caught] = []
     line = StatusLine(max(1.0, deadline - time.monotonic()))

@@ -28,6 +28,7 @@ from torchsleuth.core.cases.spool import (
 from torchsleuth.core.processes.last_will import ends_with_us
 from torchsleuth.core.processes.stopwatch import Stopwatch
 from torchsleuth.core.processes.tree import descendants_of, end_all, kill_group, send
+from torchsleuth.core.protocol.failures import Failure
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.forwarding import Forwarder
 
@@ -54,7 +55,7 @@ class Supervised:
     late: bool = False
     only_record: bool = False
     interrupted: bool = False
-    lost: list[tuple[WatchedProcess, dict[str, Any]]] = field(default_factory=list)
+    lost: list[tuple[WatchedProcess, Failure]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class _Watchdog:
         self.noted: set[tuple[Path, UnderWay]] = set()
         self.next_look = 0.0
 
-    def look(self, note: Callable[[str], None]) -> tuple[WatchedProcess, dict[str, Any]] | None:
+    def look(self, note: Callable[[str], None]) -> tuple[WatchedProcess, Failure] | None:
         """One look at every watched process; the hang it found, if there is one."""
         now = time.monotonic()
         if now < self.next_look:
@@ -211,7 +212,7 @@ class _Watchdog:
         return process.stacks()
 
 
-def _crashed(spool: Path, child: int, code: int, asked: bool) -> list[tuple[WatchedProcess, dict[str, Any]]]:
+def _crashed(spool: Path, child: int, code: int, asked: bool) -> list[tuple[WatchedProcess, Failure]]:
     """The processes that died in the middle of a compile or a compiled call.
 
     Of a program that was `asked` to end only what no request explains: a fault of its own.

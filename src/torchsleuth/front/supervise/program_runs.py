@@ -336,12 +336,12 @@ def cases_of_run(
     from torchsleuth.torch_core.repro.assemble import make_case
 
     # What a process reports once it has been found hanging comes of its being ended.
-    hung = {process.folder: failure["time"] for process, failure in ended.lost}
+    hung = {process.folder: failure.time for process, failure in ended.lost}
     reported = [
         (process, failure)
         for process in watched_processes(spool)
         for failure in process.failures()
-        if failure["time"] < hung.get(process.folder, float("inf"))
+        if failure.time < hung.get(process.folder, float("inf"))
     ]
     found: dict[Path, Caught] = {}
     unwritten: list[str] = []

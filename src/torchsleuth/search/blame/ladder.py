@@ -9,11 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torchsleuth.core.change_table import AOT, DECOMPOSED, FAKE_KERNELS, SCHEMAS
+from torchsleuth.core.change_table import (
+    AOT,
+    DECOMPOSED,
+    FAKE_KERNELS,
+    SCHEMAS,
+    few,
+    least_that_fails,
+    without_decompositions,
+    without_python_decompositions,
+)
 from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import Answer
-from torchsleuth.search.blame.experiments import ExperimentRunner, Result, few
-from torchsleuth.search.blame.finding import Finding
+from torchsleuth.search.blame.runner import Finding, Result, Runner
 from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
 from torchsleuth.torch_internals.decompositions import where_registered
@@ -42,57 +50,47 @@ _STAGES = (
 _MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): ([\w.:]+)(?: \([^)]*\))?: (.+)")
 
 
-def climb(runner: ExperimentRunner, state: State) -> Finding:
+def climb(runner: Runner, state: State) -> Finding:
     """The component at fault in a graph that Dynamo captured: `climb(runner, state).component`."""
     backend = state.settings.backend
-    inductor = backend == "inductor"
-    below = runner.ask(state, [AOT, DECOMPOSED] if inductor else [AOT])
-    if below[0].fails or below[0].answer is Answer.OTHER:
-        return _before_the_backend(runner, state, below[0])
-    if inductor and below[1].fails:
-        return _decomposition(runner, state, below[1])
+    rungs = [AOT, DECOMPOSED] if backend == "inductor" else [AOT]
+    below = dict(zip(rungs, runner.ask(state, rungs)))
+
+    def answer(rung: Change) -> Answer:
+        # What fails in another way as soon as AOTAutograd traces is not the backend's, either.
+        said = below[rung].answer
+        return Answer.FAILS if rung is AOT and said is Answer.OTHER else said
+
+    failing = least_that_fails(rungs, answer)
+    if failing is not None:
+        rung, _ = failing
+        return (_before_the_backend if rung is AOT else _decomposition)(runner, state, below[rung])
     found = misbehaving_operator(runner, state) if has_custom_operator(state) else None
     if found is not None:
         return found
-    if inductor:
+    if backend == "inductor":
         return Finding("inductor")
     return Finding("backend", backend, pinned=True, detail=f"only the backend {backend} fails on this graph")
 
 
-def _before_the_backend(runner: ExperimentRunner, state: State, failed: Result) -> Finding:
+def _before_the_backend(runner: Runner, state: State, failed: Result) -> Finding:
     """What fails while AOTAutograd traces: a decomposition in Python, an operator that is wrong about itself, or it."""
     used = list(dict.fromkeys(failed.applied(IN_PYTHON)))
-    if used and runner.one(state, _without_python(())).passes:
-        guilty = runner.smallest_cure(state, used, _without_python)
-        names = [name.removeprefix("aten.") for name in guilty]
+    if used and runner.one(state, without_python_decompositions()).passes:
+        guilty = runner.smallest_cure(state, used, without_python_decompositions)
         places = " and ".join(f"{name} ({where_registered(name)})" for name in guilty)
-        return Finding(
-            "aot_autograd",
-            f"decomposition of {', '.join(names)}",
+        why = (
             f"it passes without the decomposition of {places}; torch registers it as a kernel in Python, so that "
-            "every backend gets it, aot_eager as well",
-            True,
-            tuple(guilty),
-            _nodes_calling(state, names),
-            subsystem=IN_PYTHON,
+            "every backend gets it, aot_eager as well"
         )
+        nodes = _nodes_calling(state, [name.removeprefix("aten.") for name in guilty])
+        return Finding.of(without_python_decompositions(guilty), why, ops=guilty, nodes=nodes)
     found = misbehaving_operator(runner, state)
     if found is not None:
         return found
     summary = failed.outcome.signature.summary if failed.outcome.signature else "it fails"
     said = "it fails with eager kernels already" + ("" if failed.fails else f", in another way: {summary}")
-    return Finding("aot_autograd", _stage(state, failed.outcome.text), said, pinned=True)
-
-
-def _without_python(some: Sequence[str]) -> Change:
-    """AOTAutograd without these decompositions in Python, or without any."""
-    what = few(list(some)) if some else "any operator"
-    window: dict[str, list[str]] = {"names": list(some)} if some else {}
-    return Change(
-        f"AOTAutograd without the decomposition of {what} in Python",
-        off={IN_PYTHON: window},
-        backend=AOT.backend,
-    )
+    return Finding(AOT.component, _stage(state, failed.outcome.text), said, pinned=True)
 
 
 def _nodes_calling(state: State, names: Sequence[str]) -> tuple[str, ...]:
@@ -125,39 +123,25 @@ def has_custom_operator(state: State) -> bool:
     return any(name.split(".")[0].split("::")[0] not in _TORCHS_OWN for name in names)
 
 
-def misbehaving_operator(runner: ExperimentRunner, state: State) -> Finding | None:
+def misbehaving_operator(runner: Runner, state: State) -> Finding | None:
     """An operator whose fake kernel or schema does not say what the real one does, where there is one."""
     for result in runner.ask(state, [FAKE_KERNELS, SCHEMAS]):
         match = _MISMATCH.search(result.outcome.text)
         if match is not None:
-            part = FAKE_KERNELS.part if "FakeMismatch" in match[0] else SCHEMAS.part
-            return Finding("aot_autograd", part, f"{match[1]}: {match[2]}"[:300], True, (_dotted(match[1]),))
+            check = FAKE_KERNELS if "FakeMismatch" in match[0] else SCHEMAS
+            return Finding.of(check, f"{match[1]}: {match[2]}"[:300], ops=(match[1].replace("::", "."),))
     return None
 
 
-def _dotted(op: str) -> str:
-    return op.replace("::", ".")
-
-
-def _decomposition(runner: ExperimentRunner, state: State, failed: Result) -> Finding:
+def _decomposition(runner: Runner, state: State, failed: Result) -> Finding:
     """Which decomposition it is, or the partitioner where none of them is."""
     names = list(dict.fromkeys(failed.applied("decomposition")))
-
-    def without(some: Sequence[str]) -> Change:
-        off = {"decomposition": {"names": list(some)}}
-        return Change(f"without the decomposition of {few(some)}", off=off, backend=DECOMPOSED.backend)
-
-    if not names or not runner.one(state, without(names)).passes:
-        return Finding(
-            "aot_autograd", "partitioner", detail="it fails with any decomposition left out", pinned=False
-        )
-    guilty = runner.smallest_cure(state, names, without)
-    return Finding(
-        "decompositions",
-        "decomposition",
+    if not names or not runner.one(state, without_decompositions(names)).passes:
+        return Finding("aot_autograd", "partitioner", "it fails with any decomposition left out")
+    guilty = runner.smallest_cure(state, names, without_decompositions)
+    return Finding.of(
+        without_decompositions(guilty),
         f"it passes without the decomposition of {few(guilty)}",
-        True,
-        tuple(guilty),
-        subsystem="decomposition",
+        ops=guilty,
         application=failed.applied("decomposition").index(guilty[0]) + 1,
     )

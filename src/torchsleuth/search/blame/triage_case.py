@@ -19,12 +19,10 @@ from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import PROGRAMS_OWN, Answer
 from torchsleuth.core.processes.limits import clock_of_a_hang
-from torchsleuth.search.blame.cautious_settings import needed_settings, settings_of
-from torchsleuth.search.blame.experiments import Asked, ExperimentRunner, Result
-from torchsleuth.search.blame.finding import Finding
-from torchsleuth.search.blame.inductor_parts import narrowed, stopped_at
-from torchsleuth.search.blame.labels import labels_of
+from torchsleuth.search.blame.inductor import narrowed, stopped_at
 from torchsleuth.search.blame.ladder import climb, has_custom_operator, misbehaving_operator
+from torchsleuth.search.blame.runner import Asked, Finding, Result, Runner
+from torchsleuth.search.blame.settings import needed_settings, settings_of
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, seeds, wait_for_device
 from torchsleuth.search.minify.contract import Reduction, State
 from torchsleuth.search.minify.driver import search
@@ -56,6 +54,14 @@ PUT_OFF = "who is at fault is asked of the smallest graph that fails, which is n
 SMALLEST = Change("the smallest graph that fails")
 # How often a failure that did not come is waited for.
 SECOND_LOOKS = 5
+
+# The labels that an issue about a component gets.
+_LABELS = {
+    "dynamo": ("module: dynamo",),
+    "aot_autograd": ("module: pt2-dispatcher",),
+    "decompositions": ("module: decompositions",),
+    "inductor": ("module: inductor",),
+}
 
 
 class NotPinnedDown(SleuthError):
@@ -104,7 +110,7 @@ def triage_case(
     SHAPES.set(questions.shapes)
     start = questions.start_of(folder)
     limits = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"))
-    runner = ExperimentRunner(questions, start.expected, limits, say, questions.deadline)
+    runner = Runner(questions, start.expected, limits, say, questions.deadline)
     small = questions.smallest.get(folder.path)
     try:
         found = (
@@ -127,7 +133,7 @@ def _of_capture(case: Case, triage: Triage) -> Triage:
     return replace(known, labels=labels_of(case, known))
 
 
-def _of_smallest(case: Case, small: Reduction, runner: ExperimentRunner) -> Finding:
+def _of_smallest(case: Case, small: Reduction, runner: Runner) -> Finding:
     """Who is at fault in the graph that `minify` has left."""
     runner, first = _hurried(runner, small.state, SMALLEST)
     if not first.fails:
@@ -138,7 +144,7 @@ def _of_smallest(case: Case, small: Reduction, runner: ExperimentRunner) -> Find
     return _with_settings(runner, small.state, found)
 
 
-def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, before_minify: bool) -> Finding:
+def _found(folder: CaseFolder, start: SearchStart, runner: Runner, before_minify: bool) -> Finding:
     case = folder.case
     # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
     looks = [AS_IT_WAS] if case.phase == "compile" else []
@@ -169,7 +175,7 @@ def _found(folder: CaseFolder, start: SearchStart, runner: ExperimentRunner, bef
     return _with_settings(runner, state, _with_calls(state, _component(runner, state, first), unclear))
 
 
-def _hurried(runner: ExperimentRunner, state: State, look: Change) -> tuple[ExperimentRunner, Result]:
+def _hurried(runner: Runner, state: State, look: Change) -> tuple[Runner, Result]:
     """A first look at a state, and who is to ask on: of a compile that hangs, with as short a clock as tells it."""
     if (runner.expected.kind, runner.expected.phase) == ("hang", "compile"):
         oracle = TrialOracle(runner.questions, runner.expected, runner.limits, runner.deadline)
@@ -187,7 +193,7 @@ def _is_inductors(state: State) -> bool:
     return inductor and state.settings.backend == "inductor" and not has_custom_operator(state)
 
 
-def _failing(case: Case, start: SearchStart, runner: ExperimentRunner, first: Result) -> Result:
+def _failing(case: Case, start: SearchStart, runner: Runner, first: Result) -> Result:
     """The run as it was, if it failed as it should; otherwise a sentence says what it did."""
     if first.answer is Answer.FAILS:
         return first
@@ -201,7 +207,7 @@ def _failing(case: Case, start: SearchStart, runner: ExperimentRunner, first: Re
     raise NotPinnedDown(_flaky(case, start, runner))
 
 
-def _flaky(case: Case, start: SearchStart, runner: ExperimentRunner) -> str:
+def _flaky(case: Case, start: SearchStart, runner: Runner) -> str:
     """The sentence about a failure that did not come: it is gone, or it comes only sometimes, and how often."""
     trial = runner.trial(Asked(start.state, AS_IT_WAS))
     rate = failure_rate(runner.workers, trial, SECOND_LOOKS)
@@ -214,7 +220,7 @@ def _flaky(case: Case, start: SearchStart, runner: ExperimentRunner) -> str:
 
 
 def _fewer_calls(
-    case: Case, start: SearchStart, runner: ExperimentRunner, first: Result | None
+    case: Case, start: SearchStart, runner: Runner, first: Result | None
 ) -> tuple[State, Result, str | None]:
     """The state with as few calls as still fail, its failing run, traced, and why they may not be the fewest."""
     oracle = TrialOracle(runner.questions, start.expected, runner.limits).holding_to(start.state)
@@ -263,7 +269,7 @@ def _fewer_calls(
     return start.state, first, unclear
 
 
-def _component(runner: ExperimentRunner, state: State, first: Result) -> Finding:
+def _component(runner: Runner, state: State, first: Result) -> Finding:
     """The component, and the part of Inductor where it is Inductor's."""
     if state.settings.level == "dynamo":
         climbed = climb(runner, state)
@@ -295,7 +301,7 @@ def _with_calls(state: State, found: Finding, unclear: str | None) -> Finding:
     )
 
 
-def _with_settings(runner: ExperimentRunner, state: State, found: Finding) -> Finding:
+def _with_settings(runner: Runner, state: State, found: Finding) -> Finding:
     """The user's settings that the failure needs, and whether it needs symbolic sizes."""
     if found.component == "program" or runner.out_of_time:
         return found
@@ -310,9 +316,7 @@ def _with_settings(runner: ExperimentRunner, state: State, found: Finding) -> Fi
     return found
 
 
-def _written(
-    case: Case, start: SearchStart, found: Finding, runner: ExperimentRunner, seconds: float
-) -> Triage:
+def _written(case: Case, start: SearchStart, found: Finding, runner: Runner, seconds: float) -> Triage:
     line, not_narrowed = _line_of(start.record, found), None
     several = _lines_of(start.record, found.nodes)
     if found.unclear is not None and several > 1:
@@ -373,3 +377,26 @@ def _ops_of(state: State, nodes: Sequence[str]) -> tuple[str, ...]:
     """
     calls = [n for n in state.graph.graph.nodes if n.name in set(nodes) and n.op.startswith("call_")]
     return tuple(dict.fromkeys(map(target_name, calls)))
+
+
+def labels_of(case: Case, triage: Triage, *, only_dynamic: bool = False) -> tuple[str, ...]:
+    """The labels a PyTorch engineer would put on the issue; none where the bug is not PyTorch's.
+
+    >>> labels_of(case, Triage(component="inductor", part="lowering"))
+    ('oncall: pt2', 'module: inductor', 'oncall: cpu inductor')
+    """
+    # A custom pass is the user's own.
+    if triage.component not in _LABELS or "custom" in (triage.part or ""):
+        return ()
+    found = ["oncall: pt2", *_LABELS[triage.component]]
+    if triage.component == "inductor" and case.device == "cpu":
+        found.append("oncall: cpu inductor")
+    if only_dynamic:
+        found.append("module: dynamic shapes")
+    if triage.subsystem == "cudagraphs":
+        found.append("module: cuda graphs")
+    if triage.part == "fake kernel":
+        found.append("module: custom-operators")
+    if case.kind in ("accuracy", "crash"):
+        found.append("triage review")
+    return tuple(found)

@@ -19,7 +19,7 @@ from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import CURED, Answer
 from torchsleuth.core.processes.limits import within
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.search.blame.experiments import OUT_OF_TIME, Asked, ExperimentRunner, Result
+from torchsleuth.search.blame.runner import OUT_OF_TIME, Asked, Result, Runner
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.oracle import NoAnswer, Questions
 from torchsleuth.search.minify.reducers.tensors import static_sizes
@@ -219,14 +219,14 @@ def asked_of(original: Original, change: Change, *, timed: bool = False) -> list
     ]
 
 
-def ask_all(runner: ExperimentRunner, asked: Sequence[Asked], deadline: float) -> list[Result]:
+def ask_all(runner: Runner, asked: Sequence[Asked], deadline: float) -> list[Result]:
     """The answers about different states, as many at a time as there are workers."""
     left = max(LEAST_SECONDS, deadline - time.monotonic())
     return runner.ask_all(asked, within(runner.limits or runner.workers.limits, time.monotonic() + left))
 
 
 def try_all(
-    runner: ExperimentRunner,
+    runner: Runner,
     original: Original,
     candidates: Sequence[Change],
     deadline: float,
@@ -246,7 +246,7 @@ def try_all(
 
 
 def helps_small(
-    runner: ExperimentRunner, small: State, candidates: Sequence[Change], deadline: float
+    runner: Runner, small: State, candidates: Sequence[Change], deadline: float
 ) -> dict[str, int]:
     """Whether a candidate helps the smallest graph that fails: 1 or -1 by name; one that is not tried is not in it.
 
@@ -268,9 +268,7 @@ def helps_small(
     return found
 
 
-def _wave(
-    runner: ExperimentRunner, original: Original, wave: Sequence[Change], deadline: float
-) -> list[Tried]:
+def _wave(runner: Runner, original: Original, wave: Sequence[Change], deadline: float) -> list[Tried]:
     asked: list[list[Asked]] = []
     refused: dict[int, str] = {}
     for number, change in enumerate(wave):
@@ -294,7 +292,7 @@ def judged(change: Change, results: Sequence[Result]) -> Tried:
 
 
 def timed(
-    runner: ExperimentRunner, original: Original, tried: Sequence[Tried], deadline: float
+    runner: Runner, original: Original, tried: Sequence[Tried], deadline: float
 ) -> tuple[list[Tried], float | None]:
     """The same with the time of a run for the best few that are verified; and that of the fully compiled graph."""
     chosen = [each for each in tried if each.verified][:MOST_TIMED]

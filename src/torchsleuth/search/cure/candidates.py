@@ -10,32 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from torchsleuth.core import change_table as table
 from torchsleuth.core.cases.model import Triage
-from torchsleuth.core.change_table import (
-    CAUTIOUS,
-    LESS_INLINING,
-    NO_CUDAGRAPHS,
-    NO_FUSION,
-    NO_INFERENCE_MODE,
-    NO_PATTERNS,
-    ONE_SIZE,
-    PART,
-    PRECISION_CASTS,
-    RANDOM,
-    break_before,
-    call_eager,
-    class_eager,
-    default_settings,
-    functions_eager,
-    kept_eager,
-    modules_eager,
-    not_decomposed,
-    not_decomposed_in_python,
-    other_backend,
-    setting,
-    together,
-    without_patterns,
-)
 from torchsleuth.core.changes import INDUCTOR, Change, Config
 from torchsleuth.search.cure.places import (
     Lines,
@@ -49,14 +25,13 @@ from torchsleuth.search.cure.places import (
     with_eager_call,
 )
 
-PASSES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
 # More lines than this are no workaround that anyone would paste.
 MOST_PLACES = 4
 _SETTING = re.compile(r"(torch\._\w+\.config)\.([\w.]+) = (.+)")
 # An overload of an operator; what Dynamo records are functions of torch's.
 _OPERATOR = re.compile(r"(?!torch\.|operator\.)\w+\.\w+\.\w+")
 # The setting that stands for a subsystem which torch lets one switch off as a whole only.
-_WHOLE = {"patterns": NO_PATTERNS, "fusion": NO_FUSION, "cudagraphs": NO_CUDAGRAPHS}
+_WHOLE = {"patterns": table.NO_PATTERNS, "fusion": table.NO_FUSION, "cudagraphs": table.NO_CUDAGRAPHS}
 
 
 @dataclass(frozen=True)
@@ -97,12 +72,12 @@ def candidates_for(about: About) -> list[Change]:
         *_breaks(about),
     ]
     if about.symbols:
-        found.append(ONE_SIZE)
+        found.append(table.ONE_SIZE)
     if inductor := about.settings.get(INDUCTOR):
-        found.append(default_settings(list(inductor), about.defaults.get(INDUCTOR, {})))
+        found.append(table.default_settings(list(inductor), about.defaults.get(INDUCTOR, {})))
     # The last resort: another compiler, or none.
     backends = ["aot_eager"] if about.backend == "inductor" else ["inductor", "aot_eager"]
-    found += map(other_backend, ["eager"] if about.triage.component == "aot_autograd" else backends)
+    found += map(table.other_backend, ["eager"] if about.triage.component == "aot_autograd" else backends)
     return list({(each.name, each.how): each for each in found}.values())
 
 
@@ -110,29 +85,31 @@ def _settings(about: About) -> Iterator[Change]:
     triage = about.triage
     cures = [found for line in triage.flags if (found := _of_line(line)) is not None]
     if cures:
-        yield together(cures)
+        yield table.together(cures)
     for name in triage.flags:
         yield from _back_to_default(name, about)
-    if triage.subsystem in PASSES and triage.part:
+    if triage.subsystem in table.GRAPH_PASSES and triage.part:
         # Names of passes are parted by commas, and torch reads them in any case.
         before = about.settings.get(INDUCTOR, {}).get("disabled_passes", "''").strip("'\"")
         names = ",".join(filter(None, [before, triage.part.replace(", ", ",")]))
-        yield replace(setting("disabled_passes", repr(names), f"the graph pass {triage.part}"), reach=PART)
+        yield replace(
+            table.setting("disabled_passes", repr(names), f"the graph pass {triage.part}"), reach=table.PART
+        )
     if triage.subsystem == "patterns" and triage.part:
         patterns = triage.part.split(", ")
         # Triage may have run out of time before it knew which of several it is.
         for some in [[name] for name in patterns] + [patterns]:
-            yield without_patterns([name.rpartition(": ")[2] for name in some], ", ".join(some))
+            yield table.without_patterns([name.rpartition(": ")[2] for name in some], ", ".join(some))
     if triage.subsystem == "inlining" or about.kind == "hang":
-        yield from LESS_INLINING
+        yield from table.LESS_INLINING
     if triage.subsystem in _WHOLE:
         yield _WHOLE[triage.subsystem]
-    if triage.part == RANDOM.part:
-        yield RANDOM
+    if triage.part == table.RANDOM.part:
+        yield table.RANDOM
     if about.kind == "accuracy" and about.low_precision and about.backend == "inductor":
-        yield PRECISION_CASTS
+        yield table.PRECISION_CASTS
     if any(op.endswith("_enter_inference_mode") for op in about.suspects.ops):
-        yield NO_INFERENCE_MODE
+        yield table.NO_INFERENCE_MODE
 
 
 def _of_line(line: str) -> Change | None:
@@ -141,8 +118,8 @@ def _of_line(line: str) -> Change | None:
     if match is None:
         return None
     module, key, value = match.groups()
-    known = next((each for each in CAUTIOUS if each.how == line.strip()), None)
-    return known or setting(key, value, f"{key} = {value}", module)
+    known = next((each for each in table.CAUTIOUS if each.how == line.strip()), None)
+    return known or table.setting(key, value, f"{key} = {value}", module)
 
 
 def _back_to_default(name: str, about: About) -> Iterator[Change]:
@@ -150,7 +127,7 @@ def _back_to_default(name: str, about: About) -> Iterator[Change]:
     for module, values in about.defaults.items():
         for key, default in values.items():
             if name in (f"{module}.{key}", f"options.{key}"):
-                yield setting(key, default, f"{key} = {about.settings[module][key]}", module)
+                yield table.setting(key, default, f"{key} = {about.settings[module][key]}", module)
                 return
 
 
@@ -158,19 +135,19 @@ def _operators(about: About) -> Iterator[Change]:
     inductor, triage = about.backend == "inductor", about.triage
     if triage.subsystem == "python_decompositions":
         for op in triage.ops:
-            yield not_decomposed_in_python(op)
+            yield table.not_decomposed_in_python(op)
             if inductor:
-                yield not_decomposed_in_python(op, fallback=True)
+                yield table.not_decomposed_in_python(op, fallback=True)
     if not inductor or triage.component not in (None, "inductor", "decompositions"):
         return
     ops = tuple(op for op in about.suspects.ops if _OPERATOR.fullmatch(op))
     if triage.subsystem == "decomposition":
-        yield not_decomposed(ops)
+        yield table.not_decomposed(ops)
         return
     if 1 < len(ops) <= MOST_PLACES:
-        yield from (kept_eager([op]) for op in ops)
+        yield from (table.kept_eager([op]) for op in ops)
     if ops and len(ops) <= MOST_PLACES:
-        yield kept_eager(ops)
+        yield table.kept_eager(ops)
 
 
 def _calls(about: About) -> Iterator[Change]:
@@ -195,7 +172,7 @@ def _calls(about: About) -> Iterator[Change]:
         )
         edited = with_eager_call(line.code, called)
         if edited is not None and about.leaves_something(left_out):
-            yield call_eager(called, line.place, edited, left_out)
+            yield table.call_eager(called, line.place, edited, left_out)
 
 
 def _modules(about: About) -> Iterator[Change]:
@@ -209,12 +186,12 @@ def _modules(about: About) -> Iterator[Change]:
         if len(paths) <= MOST_PLACES:
             left_out = nodes_of_modules(about.lines, paths)
             if about.leaves_something(left_out):
-                yield modules_eager({path: module_expression(path) for path in paths}, left_out)
+                yield table.modules_eager({path: module_expression(path) for path in paths}, left_out)
         name = class_of(about.lines, nodes)
         if len(paths) > 1 and name is not None:
             of_class = frozenset(n for n, line in about.lines.items() if line.call == name)
             if about.leaves_something(of_class):
-                yield class_eager(name, of_class)
+                yield table.class_eager(name, of_class)
 
 
 def _functions(about: About) -> Iterator[Change]:
@@ -227,21 +204,21 @@ def _functions(about: About) -> Iterator[Change]:
         left_out = nodes_of_functions(about.lines, by_place.values())
         if about.leaves_something(left_out):
             places = {(f.file, f.name, f.line): f.place for f in by_place.values()}
-            yield functions_eager(places, left_out)
+            yield table.functions_eager(places, left_out)
 
 
 def _breaks(about: About) -> Iterator[Change]:
     """A graph break before the line: helps only where a node fails because of its neighbours."""
     triage = about.triage
-    together = triage.subsystem in (*PASSES, "fusion", "inlining", "patterns")
-    if not (together or about.several_calls or not triage.pinned):
+    neighbours = triage.subsystem in (*table.GRAPH_PASSES, "fusion", "inlining", "patterns")
+    if not (neighbours or about.several_calls or not triage.pinned):
         return
     lines = {n: about.lines[n] for n in about.calls if n in about.lines}
-    # What fails together is parted before any of its lines but the first of all.
+    # What fails together is cut before any of its lines but the first of all.
     for name in [name for name in about.suspects.nodes if name in lines][:MOST_PLACES]:
         line = lines[name]
         same = [n for n, other in lines.items() if (other.file, other.line) == (line.file, line.line)]
         # A backward runs the program's lines in reverse: what comes after the break in the program comes first in it.
         place = about.calls.index(same[-1]) + 1 if about.backward else about.calls.index(same[0])
         if not is_library(line.file) and 0 < place < len(about.calls):
-            yield break_before(line.place, line.code.strip(), about.calls[place])
+            yield table.break_before(line.place, line.code.strip(), about.calls[place])

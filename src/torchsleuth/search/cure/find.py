@@ -17,8 +17,8 @@ from torchsleuth.core.change_table import BACKEND, RANDOM, other_release, togeth
 from torchsleuth.core.changes import INDUCTOR, Change
 from torchsleuth.core.processes.limits import clock_of_a_hang
 from torchsleuth.front.bisect.releases import bisection_of, newest_working
-from torchsleuth.search.blame.cautious_settings import cautious_fix, switchable
-from torchsleuth.search.blame.experiments import ExperimentRunner
+from torchsleuth.search.blame.runner import Runner
+from torchsleuth.search.blame.settings import cautious_fix, switchable
 from torchsleuth.search.blame.triage_case import IN_EAGER
 from torchsleuth.search.cure.attempts import Keep, Original, Tried, helps_small, timed, try_all
 from torchsleuth.search.cure.candidates import About, candidates_for
@@ -63,7 +63,7 @@ def find_workarounds(
     limits = clock_of_a_hang(questions.workers.limits, case.kind, case.phase, case.extra.get("timeout"))
     SHAPES.set(questions.shapes)
     questions.deadline = time.monotonic() + budget_seconds
-    runner = ExperimentRunner(questions, folder.case.signature, limits, say)
+    runner = Runner(questions, folder.case.signature, limits, say)
     small = questions.smallest.get(folder.path)
     done: list[Tried] = []
 
@@ -95,7 +95,7 @@ def refuse_hopeless(case: Case) -> None:
 def attempts(
     folder: CaseFolder,
     start: SearchStart,
-    runner: ExperimentRunner,
+    runner: Runner,
     budget_seconds: float,
     say: Callable[[str], None] = lambda text: None,
     small: State | None = None,
@@ -141,7 +141,7 @@ def attempts(
     return [*((each.change, _workaround(each, full)) for each in ordered(tried)), *_release(folder)]
 
 
-def _forward_only(case: Case, state: State, runner: ExperimentRunner) -> bool:
+def _forward_only(case: Case, state: State, runner: Runner) -> bool:
     """Whether a graph that failed before its first forward has a backward that fails in eager as well."""
     if case.phase != "compile" or case.after != "dynamo" or case.direction != "forward":
         return False
@@ -150,7 +150,7 @@ def _forward_only(case: Case, state: State, runner: ExperimentRunner) -> bool:
 
 def _control(
     folder: CaseFolder,
-    runner: ExperimentRunner,
+    runner: Runner,
     original: Original,
     beside: list[Change],
     deadline: float,
@@ -164,9 +164,7 @@ def _control(
     return control, tried
 
 
-def _what_the_check_leaves(
-    case: Case, runner: ExperimentRunner, original: Original, about: About
-) -> list[Change]:
+def _what_the_check_leaves(case: Case, runner: Runner, original: Original, about: About) -> list[Change]:
     """The only candidates that can be judged where the check itself is a cure."""
     plain = runner.one(original.state, Change("as it was, with random numbers of its own"))
     if plain.passes:
@@ -178,9 +176,7 @@ def _what_the_check_leaves(
     return [RANDOM, *others]
 
 
-def _settings_that_help(
-    runner: ExperimentRunner, state: State, about: About, deadline: float
-) -> list[Change]:
+def _settings_that_help(runner: Runner, state: State, about: About, deadline: float) -> list[Change]:
     """Settings that make the failure vanish, for a fault that nobody has pinned down."""
     if about.backend != "inductor" or about.triage.pinned or time.monotonic() > deadline:
         return []

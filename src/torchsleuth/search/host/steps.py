@@ -18,8 +18,8 @@ from torchsleuth.search.blame.triage_case import triage_case
 from torchsleuth.search.cure.find import find_workarounds
 from torchsleuth.search.host.front import Front
 from torchsleuth.search.minify.case_state import CaseQuestions
-from torchsleuth.search.minify.contract import State
-from torchsleuth.search.minify.minify_case import Follower, minify_case
+from torchsleuth.search.minify.contract import Listener, State
+from torchsleuth.search.minify.minify_case import minify_case
 from torchsleuth.search.minify.minify_program import is_program, minify_program
 from torchsleuth.search.minify.python.program import lines_of
 from torchsleuth.search.minify.script_cases import FirstRun, case_of_script
@@ -134,7 +134,7 @@ def _folder(case: str) -> CaseFolder:
     return open_case(Path(case).parent, case)
 
 
-class _Told(Follower):
+class _Told(Listener):
     """A listener of the search that passes everything on to the front."""
 
     def __init__(self, front: Front, amount: Callable[[Any], int], unit: str) -> None:

@@ -19,7 +19,9 @@ from torchsleuth.core.cases.model import Case, GraphFacts, Triage, case_id
 from torchsleuth.core.cases.record import GraphRecord, read_record
 from torchsleuth.core.cases.redact import environment_of
 from torchsleuth.core.cases.spool import WatchedProcess
-from torchsleuth.script_runtime.signature import fingerprint, signature_from_json
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.failures import Failure, RecordedCall
+from torchsleuth.script_runtime.signature import fingerprint
 from torchsleuth.torch_core.repro.program import PROGRAM, program_of_call, program_script
 from torchsleuth.torch_core.repro.script import RUNTIME, runtime_text, script_text
 
@@ -36,16 +38,14 @@ WRONG_CAPTURE = (
 
 
 def make_case(
-    cases_dir: Path, process: WatchedProcess, failure: Mapping[str, Any], environment: Mapping[str, str]
+    cases_dir: Path, process: WatchedProcess, failure: Failure, environment: Mapping[str, str]
 ) -> CaseFolder:
     """Writes the case of one failure, or counts it where the same failure of the same graph is there already."""
-    record_folder = Path(failure["record"]) if failure.get("record") else None
+    record_folder = Path(failure.record) if failure.record else None
     record = read_record(record_folder / "record.json") if record_folder else None
     case = _case(process, failure, record)
     files: dict[str, str | Path] = {
-        "traceback.txt": "\n".join(
-            filter(None, [failure["traceback"], generated_lines(failure["traceback"])])
-        ),
+        "traceback.txt": "\n".join(filter(None, [failure.traceback, generated_lines(failure.traceback)])),
         "log.txt": _log(process, failure, record),
         "environment.txt": _environment(process, record, environment),
     }
@@ -53,9 +53,10 @@ def make_case(
         files["compiler.log"] = logged
     if record is not None and record_folder is not None:
         graph = text_inside(record_folder, "graph.py")
-        files.update(graph_files(case, record, graph, record_folder / "inputs", failure))
+        wrong = failure.accuracy
+        files.update(graph_files(case, record, graph, record_folder / "inputs", failure.inputs, wrong))
     elif case.no_repro is None:
-        files.update(call_files(case, failure["call"], failure["traceback"]))
+        files.update(call_files(case, failure.call, failure.traceback))
     return write_case(cases_dir, case, files)
 
 
@@ -85,19 +86,18 @@ def _script_of_level(case: Case, where: Path) -> LevelScript | None:
     record = read_record(where / "record.json")
     if record.no_repro is not None:
         return None
-    failure = {"signature": case.signature.to_json(), "inputs": record.inputs, **case.extra}
     graph = text_inside(where, "graph.py")
-    files = graph_files(case, record, graph, where / "inputs", failure)
+    files = graph_files(case, record, graph, where / "inputs", record.inputs, case.extra.get("accuracy"))
     sections = {"after": "dynamo", "graph": _graph_facts(record), "backend": record.settings.backend}
     return LevelScript(str(files["original.py"]), files, {**sections, "kept": _kept(record.inputs)})
 
 
-def call_files(case: Case, call: Mapping[str, Any], traceback: str, form: int = 0) -> dict[str, str | Path]:
+def call_files(case: Case, call: RecordedCall, traceback: str, form: int = 0) -> dict[str, str | Path]:
     """The files of a case whose call was recorded, in one of its forms: the program, and the script that tells."""
-    program = program_of_call(call["forms"][form])
+    program = program_of_call(call.forms[form])
     return {
         PROGRAM: program,
-        CALL: json.dumps(call, indent=1),
+        CALL: json.dumps(to_json(call), indent=1),
         "original.py": program_script(program, case.signature, traceback, case.torch, case.id),
     }
 
@@ -110,17 +110,14 @@ def user_line_of_node(folder: CaseFolder, node: str) -> tuple[str | None, str | 
     return (line.place if line else None), call[1] if call else None
 
 
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphRecord | None) -> Case:
-    signature = signature_from_json(failure["signature"])
-    now = _timestamp(failure["time"])
+def _case(process: WatchedProcess, failure: Failure, record: GraphRecord | None) -> Case:
+    signature = failure.signature
+    now = datetime.fromtimestamp(failure.time, UTC).isoformat(timespec="microseconds")
+    now = now.replace("+00:00", "Z")
     rank = None if process.rank is None else str(process.rank)
     graph_hash = record.hash if record else _frame_of(failure)
-    torch_version = (record.versions.get("torch") if record else None) or failure.get("torch", "unknown")
-    inputs = failure.get("inputs") or (record.inputs if record else None)
+    torch_version = (record.versions.get("torch") if record else None) or failure.torch or "unknown"
+    inputs = failure.inputs or (record.inputs if record else None)
     case = Case(
         id=case_id(fingerprint(signature), graph_hash, rank, torch_version),
         created=now,
@@ -133,59 +130,59 @@ def _case(process: WatchedProcess, failure: Mapping[str, Any], record: GraphReco
         backend=record.settings.backend if record else "none",
         after=record.settings.level if record else None,
         signature=signature,
-        seen=failure.get("count", 1),
+        seen=failure.count,
         rank=rank,
         script=tuple(process.facts["argv"]),
         no_repro=record.no_repro if record else _no_call(failure),
     )
+    doc = to_json(failure)
     if record:
-        extra = {k: failure[k] for k in ("timeout", "accuracy", "calls") if failure.get(k)}
+        extra = {k: doc[k] for k in ("timeout", "accuracy", "calls") if doc[k]}
         return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
-    extra = {k: failure[k] for k in ("frames", "program", "capture") if k in failure}
-    if (failure.get("call") or {}).get("fullgraph"):
+    extra = {k: doc[k] for k in ("frames", "program", "capture") if doc[k] is not None}
+    if failure.call.fullgraph:
         extra["fullgraph"] = True
     return replace(case, triage=_capture_triage(failure), extra=extra)
 
 
-def _frame_of(failure: Mapping[str, Any]) -> str:
+def _frame_of(failure: Failure) -> str:
     """What tells frames without a graph apart."""
-    if "capture" not in failure:
-        return f"{failure.get('function')} {_place(failure)}"
-    file, function, _ = failure["capture"]["place"]
-    return " ".join([Path(file).name, function, *failure["signature"]["outputs"]])
+    if failure.capture is None:
+        return f"{failure.function} {_place(failure)}"
+    file, function, _ = failure.capture.place
+    return " ".join([Path(file).name, function, *failure.signature.outputs])
 
 
 def _graph_facts(record: GraphRecord) -> GraphFacts:
     return GraphFacts(record.calls, len(record.placeholders), record.source_lines)
 
 
-def _place(failure: Mapping[str, Any]) -> str | None:
-    place = failure.get("user_line")
+def _place(failure: Failure) -> str | None:
+    place = failure.user_line
     return f"{Path(place[0]).name}:{place[1]}" if place else None
 
 
-def _no_call(failure: Mapping[str, Any]) -> str | None:
+def _no_call(failure: Failure) -> str | None:
     """Why a failure without a graph has no script; None where its call was recorded."""
-    call = failure.get("call") or {}
-    if call.get("forms"):
+    if failure.call.forms:
         return None
-    why = call.get("why_none") or "it was not found on the stack"
-    return f"{WRONG_CAPTURE if 'capture' in failure else NO_CALL}: {why}"
+    why = failure.call.why_none or "it was not found on the stack"
+    return f"{NO_CALL if failure.capture is None else WRONG_CAPTURE}: {why}"
 
 
-def _capture_triage(failure: Mapping[str, Any]) -> Triage | None:
+def _capture_triage(failure: Failure) -> Triage | None:
     """An operator that fails on real tensors of the same shapes is the program's own bug."""
-    ops = (failure["op"],) if failure.get("op") else ()
-    code = "".join((failure.get("user_line") or [])[2:]) or None
+    ops = (failure.op,) if failure.op else ()
+    code = failure.user_line[2] or None if failure.user_line else None
     found = Triage(component="dynamo", part="capture", ops=ops, user_line=_place(failure), code=code)
-    if failure.get("fails_in_eager"):
+    if failure.fails_in_eager:
         return replace(found, component="program", part="operator")
     found = replace(found, labels=("oncall: pt2", "module: dynamo"))
-    if "capture" in failure:
-        said = "; ".join(failure["capture"]["sentences"][:3])
-        detail = f"the function differs from eager though each of its graphs does not: {said}"
-        found = replace(found, detail=detail, pinned=True, function=failure.get("function"))
-        return _merging(found, failure["capture"].get("component", "dynamo"))
+    if failure.capture is not None:
+        sentences = "; ".join(failure.capture.sentences[:3])
+        detail = f"the function differs from eager though each of its graphs does not: {sentences}"
+        found = replace(found, detail=detail, pinned=True, function=failure.function)
+        return _merging(found, failure.capture.component)
     return found
 
 
@@ -199,10 +196,15 @@ def _merging(found: Triage, component: str) -> Triage:
 
 
 def graph_files(
-    case: Case, record: GraphRecord, graph: str, store: Path, failure: Mapping[str, Any]
+    case: Case,
+    record: GraphRecord,
+    graph: str,
+    store: Path,
+    inputs: Mapping[str, Any] | None = None,
+    accuracy: Mapping[str, Any] | None = None,
 ) -> dict[str, str | Path]:
     """The files of a case that has a graph: the text of it, its record and inputs, and the script that stands alone."""
-    inputs = failure.get("inputs") or record.inputs
+    inputs = inputs or record.inputs
     files: dict[str, str | Path] = {
         "graph.py": graph,
         "inputs.json": json.dumps(inputs, indent=1),
@@ -215,9 +217,9 @@ def graph_files(
         files["original.py"] = script_text(
             record,
             graph,
-            failure["signature"],
+            case.signature.to_json(),
             inputs=inputs,
-            tolerances=(failure.get("accuracy") or {}).get("tolerances"),
+            tolerances=(accuracy or {}).get("tolerances"),
             case=case.id,
         )
     return files
@@ -240,7 +242,7 @@ def _device(inputs: Mapping[str, Any] | None) -> str:
     return next(iter(sorted(devices - {"cpu"})), "cpu")
 
 
-def _log(process: WatchedProcess, failure: Mapping[str, Any], record: GraphRecord | None) -> str:
+def _log(process: WatchedProcess, failure: Failure, record: GraphRecord | None) -> str:
     lines = [f"process {process.pid}" + (f", rank {process.rank}" if process.rank is not None else "")]
     lines.append("program: " + " ".join(process.facts["argv"]))
     for folder in process.graph_folders():
@@ -254,7 +256,7 @@ def _log(process: WatchedProcess, failure: Mapping[str, Any], record: GraphRecor
             f"graph {each.number}: {how.level} {how.direction}, {each.calls} calls, "
             f"backend {how.backend}, compile {each.compile_id}, function {each.function}{mark}"
         )
-    lines.append(f"failed: {failure['signature']['summary']}")
+    lines.append(f"failed: {failure.signature.summary}")
     return "\n".join([*lines, process.log()])
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from torchsleuth._version import __version__
-from torchsleuth.core.cases.record import AmbientState, Embedded
+from torchsleuth.core.cases.record import Embedded
 from torchsleuth.torch_core.graphs.spelling import Unprintable
 from torchsleuth.torch_core.repro.loops import made_together, rolled
-from torchsleuth.torch_core.repro.script import one_line, template
+from torchsleuth.torch_core.repro.script import expected_literal, marks_of, one_line, template
 from torchsleuth.torch_core.repro.small_body import body_lines, node_lines
 from torchsleuth.torch_core.repro.small_calls import (
     FUNCTION,
@@ -36,7 +36,6 @@ from torchsleuth.torch_core.repro.small_inputs import (
     packed_expression,
     view_expression,
 )
-from torchsleuth.torch_core.repro.small_marks import expected_literal, marks_of
 from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec
 
 # Kinds of failure that no exception tells of.
@@ -188,14 +187,7 @@ def _settings(small: SmallGraph) -> list[str]:
         lines += [f"{module}.{key} = {value}" for key, value in values.items()]
     if small.signature.kind == "accuracy" and small.draws_random_numbers:
         lines.append("torch._inductor.config.fallback_random = True")
-    state, default = small.state, AmbientState()
-    if state.default_dtype != default.default_dtype:
-        lines.append(f"torch.set_default_dtype({state.default_dtype})")
-    if state.matmul_precision != default.matmul_precision:
-        lines.append(f"torch.set_float32_matmul_precision({state.matmul_precision!r})")
-    if state.deterministic:
-        lines.append("torch.use_deterministic_algorithms(True)")
-    return lines
+    return lines + small.state.lines()
 
 
 def _needs(small: SmallGraph) -> list[str]:

@@ -1,4 +1,4 @@
-"""Changes tried on the failing graph: what is asked of the workers, and what their outcomes say."""
+"""Changes tried on the failing graph: what is asked of the workers, what they answer, and what is found by that."""
 
 from __future__ import annotations
 
@@ -64,9 +64,46 @@ class Result:
         return list(self.outcome.seen.applied.get(subsystem, ()))
 
 
+@dataclass(frozen=True)
+class Finding:
+    """Who is at fault, as far as it is known: what every step of blame returns, and the next one completes.
+
+    `pinned` says that a run without the part showed it; `subsystem` and `application` are the switch and the number of
+    its use that made the difference; `flags` are settings that matter; `only_dynamic`, that it needs symbolic sizes.
+    `unclear` says why the nodes are not those at fault but all that are left; `left` are those, at fault or not.
+    """
+
+    component: str
+    part: str | None = None
+    detail: str | None = None
+    pinned: bool = False
+    ops: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    subsystem: str | None = None
+    application: int | None = None
+    flags: tuple[str, ...] = ()
+    only_dynamic: bool = False
+    unclear: str | None = None
+    left: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        change: Change,
+        detail: str,
+        *,
+        ops: Sequence[str] = (),
+        nodes: Sequence[str] = (),
+        application: int | None = None,
+    ) -> Finding:
+        """What a change blames that made the difference: `Finding.of(WITHOUT_FUSION, "it passes").part == "fusion"`."""
+        subsystem = next(iter(change.off), None)
+        where = tuple(ops), tuple(nodes), subsystem, application
+        return Finding(change.component, change.part, detail, True, *where)
+
+
 @dataclass
-class ExperimentRunner:
-    """Where changes are tried: `ExperimentRunner(questions, signature).ask(state, [CAPTURED, AOT])`.
+class Runner:
+    """Where changes are tried: `Runner(questions, signature).ask(state, [CAPTURED, AOT])`.
 
     `say` is told of each when it begins and when it ends.
     """
@@ -167,12 +204,3 @@ def with_config(state: State, changes: Config) -> State:
         if module == "torch._inductor.config":
             options.update({key: text for key, text in values.items() if key in options})
     return state.setting(config=config, options=options)
-
-
-def few(names: Sequence[str]) -> str:
-    """Names in a sentence, however many there are.
-
-    >>> few(["a", "b"]), few(["a", "b", "c", "d"])
-    ('a, b', 'a and 3 others')
-    """
-    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others"

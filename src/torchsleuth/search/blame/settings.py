@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torchsleuth.core.change_table import CAUTIOUS, together
 from torchsleuth.core.changes import Change
-from torchsleuth.search.blame.experiments import ExperimentRunner
+from torchsleuth.search.blame.runner import Runner
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.torch_internals.configuration import default_setting
@@ -30,7 +30,7 @@ def switchable(state: State, settings: Sequence[Change] = CAUTIOUS) -> list[Chan
     return found
 
 
-def cautious_fix(runner: ExperimentRunner, state: State, settings: Sequence[Change]) -> list[Change]:
+def cautious_fix(runner: Runner, state: State, settings: Sequence[Change]) -> list[Change]:
     """The fewest cautious values that make the failure vanish, all of which together do."""
 
     def cautious(some: Sequence[Change]) -> Change:
@@ -59,7 +59,7 @@ def only_settings(state: State, kept: Sequence[tuple[str, str]]) -> State:
     return state.setting(config=config, options=options)
 
 
-def needed_settings(runner: ExperimentRunner, state: State) -> list[tuple[str, str]]:
+def needed_settings(runner: Runner, state: State) -> list[tuple[str, str]]:
     """The fewest of the user's settings under which it still fails; none where it fails with torch's defaults."""
 
     def enough(sets: Sequence[Sequence[tuple[str, str]]]) -> list[bool]:
