@@ -4,7 +4,7 @@ import re
 
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.repro.program import program_script
-from torchsleuth.torch_core.repro.small_marks import holds
+from torchsleuth.torch_core.repro.script import holds
 
 
 def test_a_program_knows_its_failure_by_the_error_that_dynamo_shows_of_it():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_of_exception
-from torchsleuth.torch_core.repro.small_marks import holds, marks_of
+from torchsleuth.torch_core.repro.script import holds, marks_of
 
 
 def raised(error):

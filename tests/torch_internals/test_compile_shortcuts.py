@@ -11,7 +11,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from torchsleuth.torch_core.compare.divergence import compiling
+from torchsleuth.torch_core.compare.divergence import parts
 
 ROWS = {
     "fused rows": (lambda x, y: torch.softmax(F.layer_norm(x @ y, (64,)), -1).amax(-1), (32, 64), (64, 64)),
@@ -45,7 +45,7 @@ def code_of(function, inputs, monkeypatch):
     with monkeypatch.context() as patched, torch.no_grad():
         patched.setattr(graphs, "compile_to_module", compile_to_module)
         patched.setattr(nodes, "codegen", codegen)
-        compiling.aten_ways({"is_inference": True}).compiled(made, list(inputs))
+        parts.aten_ways({"is_inference": True}).compiled(made, list(inputs))
     return texts[0], count[0]
 
 
@@ -56,7 +56,7 @@ def test_the_code_is_the_same(row, monkeypatch):
     objects = gc.get_freeze_count(), gc.get_threshold()
     sooner, few = code_of(function, inputs, monkeypatch)
     assert (gc.get_freeze_count(), gc.get_threshold()) == objects
-    monkeypatch.setattr(compiling, "without_idle_work", contextlib.nullcontext)
+    monkeypatch.setattr(parts, "without_idle_work", contextlib.nullcontext)
     text, all_of_them = code_of(function, inputs, monkeypatch)
     assert sooner == text
     assert few < all_of_them or "rest" in row or row == "small"

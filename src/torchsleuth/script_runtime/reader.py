@@ -14,13 +14,18 @@ from typing import Any
 import torch
 import torch.fx
 
-# Which function an operator sign stands for, as a pair of names in `ast` and `operator`.
+# Which function an operator sign stands for: its names in `ast` and in `operator`, and the sign.
 _GRAPH_SIGNS = (
-    "Add add, Sub sub, Mult mul, Div truediv, FloorDiv floordiv, Mod mod, Pow pow, MatMult matmul, "
-    "BitAnd and_, BitOr or_, BitXor xor, LShift lshift, RShift rshift, Lt lt, LtE le, Gt gt, GtE ge, "
-    "Eq eq, NotEq ne, USub neg, Invert invert"
+    "Add add +, Sub sub -, Mult mul *, Div truediv /, FloorDiv floordiv //, Mod mod %, Pow pow **, MatMult matmul @, "
+    "BitAnd and_ &, BitOr or_ |, BitXor xor ^, LShift lshift <<, RShift rshift >>, Lt lt <, LtE le <=, Gt gt >, "
+    "GtE ge >=, Eq eq ==, NotEq ne !=, USub neg -, Invert invert ~"
 )
-_GRAPH_INFIX = {getattr(ast, a): getattr(operator, b) for a, b in map(str.split, _GRAPH_SIGNS.split(", "))}
+_GRAPH_FUNCTIONS = [
+    (a, getattr(operator, b), sign) for a, b, sign in map(str.split, _GRAPH_SIGNS.split(", "))
+]
+_GRAPH_INFIX = {getattr(ast, name): function for name, function, _ in _GRAPH_FUNCTIONS}
+# The other way round, for whoever prints a graph.
+GRAPH_SIGN_OF = {function: sign for _, function, sign in _GRAPH_FUNCTIONS}
 
 
 def read_graph(
@@ -86,19 +91,13 @@ def _graph_read_call(made: Any, nodes: dict, scope: dict) -> tuple:
     path = _graph_self_path(made)
     if path is not None:
         return "get_attr", path, (), {}
-    if isinstance(made, ast.BinOp):
-        return "call_function", _GRAPH_INFIX[type(made.op)], (value(made.left), value(made.right)), {}
-    if isinstance(made, ast.Compare):
-        return (
-            "call_function",
-            _GRAPH_INFIX[type(made.ops[0])],
-            (value(made.left), value(made.comparators[0])),
-            {},
-        )
-    if isinstance(made, ast.UnaryOp):
-        return "call_function", _GRAPH_INFIX[type(made.op)], (value(made.operand),), {}
-    if isinstance(made, ast.Subscript):
-        return "call_function", operator.getitem, (value(made.value), value(made.slice)), {}
+    match made:
+        case ast.BinOp(left=a, op=sign, right=b) | ast.Compare(left=a, ops=[sign], comparators=[b]):
+            return "call_function", _GRAPH_INFIX[type(sign)], (value(a), value(b)), {}
+        case ast.UnaryOp(op=sign, operand=a):
+            return "call_function", _GRAPH_INFIX[type(sign)], (value(a),), {}
+        case ast.Subscript(value=a, slice=b):
+            return "call_function", operator.getitem, (value(a), value(b)), {}
     args = tuple(value(item) for item in made.args)
     kwargs = {item.arg: value(item.value) for item in made.keywords}
     path = _graph_self_path(made.func)

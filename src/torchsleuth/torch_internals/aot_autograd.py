@@ -155,13 +155,15 @@ def pre_dispatch_trace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch
 
 def run_as_subgraph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
     """A compiler for AOTAutograd: the graph itself, which under a `make_fx` trace leaves one call node."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
     module = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
     name = f"sleuth_subgraph_{next(_numbers)}"
 
     def run(args: list[Any]) -> Any:
         operands = tuple(args)
         args.clear()
-        if not _is_traced():
+        if get_proxy_mode() is None:  # nobody traces
             return graph(*operands)
         if hasattr(module, "invoke_subgraph_infer"):
             return module.invoke_subgraph_infer(graph, *operands)
@@ -176,9 +178,3 @@ def compiling_inside_traces() -> AbstractContextManager[Any] | None:
     if not hasattr(config, "force_compile_during_fx_trace"):
         return None
     return config.patch(force_compile_during_fx_trace=True)
-
-
-def _is_traced() -> bool:
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    return get_proxy_mode() is not None

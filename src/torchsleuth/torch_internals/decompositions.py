@@ -117,13 +117,10 @@ def where_registered(name: str) -> str:
         if str(op._overloadpacket) == name:
             own = inspect.unwrap(kernel)
             code = getattr(own, "__code__", None)
-            place = f" at torch/{_tail(code.co_filename)}:{code.co_firstlineno}" if code is not None else ""
+            file = Path(code.co_filename).as_posix().rpartition("/torch/")[2] if code is not None else ""
+            place = f" at torch/{file}:{code.co_firstlineno}" if code is not None else ""
             return f"{getattr(own, '__name__', name)}{place}"
     return ""
-
-
-def _tail(file: str) -> str:
-    return Path(file).as_posix().rpartition("/torch/")[2]
 
 
 def _kernels() -> Iterator[tuple[Any, Any, Any]]:

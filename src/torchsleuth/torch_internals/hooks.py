@@ -224,15 +224,8 @@ def replace_callable(compiled: Any, wrap: Callable[[Callable[..., Any]], Callabl
     return wrapped
 
 
-def use_eager_random_numbers() -> None:
-    """Makes graphs that Inductor compiles from now on draw the random numbers eager would draw."""
-    import torch._inductor.config as inductor_config
-
-    inductor_config.fallback_random = True
-
-
 def eager_random_numbers() -> contextlib.AbstractContextManager[Any]:
-    """The same for what is compiled inside: `with eager_random_numbers(): ...`; else they differ by design."""
+    """What Inductor compiles inside draws the random numbers eager would draw; else they differ by design."""
     import torch._inductor.config as inductor_config
 
     return inductor_config.patch(fallback_random=True)

@@ -33,17 +33,15 @@ def groups_of(graph: torch.fx.GraphModule) -> dict[str, tuple[int, ...]] | None:
         return None
     words = {word for node in nodes for word in (*node.args, *node.kwargs.values()) if isinstance(word, str)}
     found = {word: ranks for word in sorted(words) if (ranks := _ranks(word)) is not None}
-    if not found and any(_space(node.target) != "symm_mem" for node in nodes if _names_group(node.target)):
+    if not found and any(
+        _space(node.target) != "symm_mem" for node in nodes if "wait_tensor" not in str(node.target)
+    ):
         raise LookupError("the groups that it communicates in are not known")
     return found
 
 
 def _space(target: Any) -> str:
     return str(getattr(target, "_qualified_op_name", "")).partition("::")[0]
-
-
-def _names_group(target: Any) -> bool:
-    return "wait_tensor" not in str(target)
 
 
 def _ranks(name: str) -> tuple[int, ...] | None:

@@ -19,7 +19,7 @@ import torch
 
 from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.watching import Settings
-from torchsleuth.script_runtime.compiling import lazy_backward
+from torchsleuth.script_runtime.compiling import draw_eager_random_numbers, lazy_backward
 from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, call_under_way
@@ -94,7 +94,7 @@ class Watch:
         seams.hook_backward_runs(self.on_backward)
         forget_cached_graphs()
         if settings.checks_accuracy:
-            seams.use_eager_random_numbers()
+            draw_eager_random_numbers()
 
     @property
     def flight(self) -> Flight | None:

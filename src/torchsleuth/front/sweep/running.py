@@ -24,7 +24,7 @@ from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.last_will import ends_with_us
 from torchsleuth.core.processes.tree import kill_group
 from torchsleuth.front.supervise.program_runs import CannotRunProgram, ProgramRun, Watch, run_program
-from torchsleuth.front.supervise.road import run_and_investigate
+from torchsleuth.front.supervise.whole_program import run_and_investigate
 from torchsleuth.front.sweep.cells import (
     PASSES,
     Bucket,

@@ -23,7 +23,7 @@ from torchsleuth.torch_core.backends.errors import (
     NoNestedCompile,
     Run,
     ScriptFails,
-    backend,
+    debugging_backend,
 )
 from torchsleuth.torch_internals import aot_autograd
 from torchsleuth.torch_internals.aot_autograd import (
@@ -38,25 +38,25 @@ from torchsleuth.torch_internals.aot_autograd import (
 from torchsleuth.torch_internals.configuration import crossref_setting, no_script_autocast
 
 
-@backend
+@debugging_backend
 def sleuth_aot_eager(gm: Graph, inputs: Inputs, *, fw_compiler: Any = None, bw_compiler: Any = None) -> Run:
     """AOTAutograd, then eager kernels: `torch.compile(f, backend="sleuth_aot_eager")`."""
     return through_aot(gm, inputs, AotPlan(fw_compiler or run_boxed, bw_compiler or run_boxed))
 
 
-@backend
+@debugging_backend
 def sleuth_aot_eager_default_partitioner(gm: Graph, inputs: Inputs) -> Run:
     """As `sleuth_aot_eager`, with the partitioner that saves everything and recomputes nothing."""
     return through_aot(gm, inputs, AotPlan(run_boxed, partition="default"))
 
 
-@backend
+@debugging_backend
 def sleuth_aot_eager_decomp_partition(gm: Graph, inputs: Inputs) -> Run:
     """AOTAutograd as Inductor asks for it, decompositions and partitioner included, then eager kernels."""
     return through_aot(gm, inputs, _as_inductor(run_boxed))
 
 
-@backend
+@debugging_backend
 def sleuth_aot_eager_decomp_partition_with_mode(gm: Graph, inputs: Inputs, *, mode: Any = None) -> Run:
     """As `sleuth_aot_eager_decomp_partition`, forward and backward under `options={"mode": ...}`."""
     if not hasattr(mode, "__enter__"):
@@ -74,7 +74,7 @@ def sleuth_aot_eager_decomp_partition_with_mode(gm: Graph, inputs: Inputs, *, mo
     return through_aot(gm, inputs, _as_inductor(under_mode))
 
 
-@backend
+@debugging_backend
 def sleuth_aot_eager_decomp_partition_crossref(gm: Graph, inputs: Inputs, *, ops: Any = None) -> Run:
     """As `sleuth_aot_eager_decomp_partition`, each custom operator's fake side held against the real call.
 
@@ -92,7 +92,7 @@ def _as_inductor(compiler: GraphCompiler) -> AotPlan:
     return AotPlan(compiler, partition="inductor", inductor_decompositions=True)
 
 
-@backend
+@debugging_backend
 def sleuth_invoke_subgraph(gm: Graph, inputs: Inputs) -> Run:
     """AOTAutograd with eager kernels; trace it inside `compiling_inside_traces()` to see the subgraphs."""
     return through_aot(gm, inputs, AotPlan(run_as_subgraph))
@@ -109,13 +109,13 @@ def compiling_inside_traces() -> AbstractContextManager[Any]:
     return context
 
 
-@backend
+@debugging_backend
 def sleuth_ts(gm: Graph, inputs: Inputs) -> Run:
     """Dynamo's graph under `torch.jit.script`."""
     return _scripted(gm)
 
 
-@backend
+@debugging_backend
 def sleuth_aot_ts(gm: Graph, inputs: Inputs) -> Run:
     """AOTAutograd's forward and backward, each under `torch.jit.script`."""
     plan = AotPlan(_script_aten_graph, partition="default", keep_input_mutations=False)
@@ -154,9 +154,6 @@ def _respelled(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
             node.type = int
         elif node.op == "call_function":
             node.target = getattr(node.target, "overloadpacket", node.target)
-            node.kwargs = {name: _plain(value) for name, value in node.kwargs.items()}
+            plain = {k: str(v) if isinstance(v, torch.device) else v for k, v in node.kwargs.items()}
+            node.kwargs = plain
     return torch.fx.GraphModule(gm, graph)
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, torch.device) else value

@@ -16,7 +16,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchsleuth.torch_core.backends.checked_ops import Steps, after_call, before_call, place_of
-from torchsleuth.torch_core.backends.errors import EagerFails, Graph, Inputs, Run, SchemaMismatch, backend
+from torchsleuth.torch_core.backends.errors import (
+    EagerFails,
+    Graph,
+    Inputs,
+    Run,
+    SchemaMismatch,
+    debugging_backend,
+)
 from torchsleuth.torch_internals.aot_autograd import pre_dispatch_trace
 from torchsleuth.torch_internals.hooks import registered_backend
 from torchsleuth.torch_internals.modes import watching_ops
@@ -24,13 +31,13 @@ from torchsleuth.torch_internals.modes import watching_ops
 _log = logging.getLogger("torchsleuth.backends.pre_dispatch")
 
 
-@backend
+@debugging_backend
 def sleuth_eager(gm: Graph, inputs: Inputs) -> Run:
     """Dynamo's graph as it is: `torch.compile(f, backend="sleuth_eager")`."""
     return gm.forward
 
 
-@backend
+@debugging_backend
 def sleuth_eager_noexcept(gm: Graph, inputs: Inputs) -> Run:
     """As `sleuth_eager`; an exception becomes `EagerFails`, which names the line of the generated code."""
     # Asked for now: until then the module has no code, and would be called in a way that hides the line.
@@ -46,7 +53,7 @@ def sleuth_eager_noexcept(gm: Graph, inputs: Inputs) -> Run:
     return run
 
 
-@backend
+@debugging_backend
 def sleuth_pre_dispatch_eager(gm: Graph, inputs: Inputs) -> Run:
     """Logs the graph as aten calls above autograd (to stderr where logging is not set up), then runs that graph."""
     traced = pre_dispatch_trace(gm, inputs)
@@ -77,7 +84,7 @@ def _make_audible() -> None:
         _log.setLevel(logging.INFO)
 
 
-@backend
+@debugging_backend
 def sleuth_eager_debug(gm: Graph, inputs: Inputs) -> Run:
     """Runs the graph eagerly; an undeclared mutation or alias raises `SchemaMismatch`."""
 

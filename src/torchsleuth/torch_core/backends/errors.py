@@ -134,7 +134,7 @@ class UnknownOption(UserWarning):
     """A backend was given something it does not know."""
 
 
-def backend(compiler: Callable[..., Run]) -> Callable[..., Run]:
+def debugging_backend(compiler: Callable[..., Run]) -> Callable[..., Run]:
     """Makes a backend of a function of graph and inputs; its keyword-only parameters are the options that it knows."""
     parameters = inspect.signature(compiler).parameters.values()
     known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]

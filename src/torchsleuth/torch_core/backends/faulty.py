@@ -18,7 +18,7 @@ from torchsleuth.torch_core.backends.errors import (
     ReluCompileError,
     ReluRuntimeError,
     Run,
-    backend,
+    debugging_backend,
 )
 
 _RELUS = (
@@ -33,7 +33,7 @@ _RELUS = (
 )
 
 
-@backend
+@debugging_backend
 def sleuth_relu_compile_error(gm: Graph, inputs: Inputs) -> Run:
     """Raises `ReluCompileError` while it compiles a graph with a relu; runs any other eagerly."""
     for module in gm.modules():
@@ -43,19 +43,19 @@ def sleuth_relu_compile_error(gm: Graph, inputs: Inputs) -> Run:
     return gm.forward
 
 
-@backend
+@debugging_backend
 def sleuth_relu_runtime_error(gm: Graph, inputs: Inputs) -> Run:
     """Compiles; each relu raises `ReluRuntimeError` when it runs."""
     return _with_relu(gm, _failing_relu).forward
 
 
-@backend
+@debugging_backend
 def sleuth_relu_accuracy_error(gm: Graph, inputs: Inputs) -> Run:
     """Compiles and runs; each relu(x) gives x + 1."""
     return _with_relu(gm, _wrong_relu).forward
 
 
-@backend
+@debugging_backend
 def sleuth_non_leaf_compile_error(gm: Graph, inputs: Inputs) -> Run:
     """Raises `NonLeafCompileError` for a graph that calls something and has an input with a gradient history."""
     calls = any(node.op.startswith("call_") for node in gm.graph.nodes)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import torch
 
+from torchsleuth.script_runtime.reader import GRAPH_SIGN_OF
 from torchsleuth.torch_core.graphs.attributes import attribute_lines, self_path
 from torchsleuth.torch_core.graphs.provenance import source_line
 from torchsleuth.torch_core.graphs.source_line import SourceLine
@@ -24,28 +25,6 @@ from torchsleuth.torch_core.graphs.spelling import (
 )
 from torchsleuth.torch_internals.operators import is_operator, triton_kernel_name
 
-_INFIX: dict[object, str] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.matmul: "@",
-    operator.and_: "&",
-    operator.or_: "|",
-    operator.xor: "^",
-    operator.lshift: "<<",
-    operator.rshift: ">>",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-    operator.eq: "==",
-    operator.ne: "!=",
-}
-_PREFIX: dict[object, str] = {operator.neg: "-", operator.invert: "~"}
 _LONGEST_CODE = 100  # a comment line stays on one screen line
 
 
@@ -209,11 +188,11 @@ def _function_call(node: torch.fx.Node, page: _Page, write: Callable[[object], s
         raise Unprintable(f"its function {node.target!r} has no name by which it can be found again")
     page.ops[function.removeprefix("torch.ops.") if is_operator(node.target) else function] = None
     if not node.kwargs and node.args and isinstance(node.args[0], torch.fx.Node):
-        if len(node.args) == 1 and node.target in _PREFIX:
-            return _PREFIX[node.target] + write(node.args[0])
+        if len(node.args) == 1 and node.target in (operator.neg, operator.invert):
+            return GRAPH_SIGN_OF[node.target] + write(node.args[0])
         if len(node.args) == 2 and node.target is operator.getitem:
             return f"{write(node.args[0])}[{subscript(node.args[1], write)}]"
-    infix = _INFIX.get(node.target) if len(node.args) == 2 and not node.kwargs else None
+    infix = GRAPH_SIGN_OF.get(node.target) if len(node.args) == 2 and not node.kwargs else None
     if infix is not None and any(isinstance(arg, torch.fx.Node) for arg in node.args):
         left, right = (f"({text})" if text[0] == "-" else text for text in map(write, node.args))
         return f"{left} {infix} {right}"

@@ -110,13 +110,10 @@ def user_line_of_node(folder: CaseFolder, node: str) -> tuple[str | None, str | 
     return (line.place if line else None), call[1] if call else None
 
 
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
 def _case(process: WatchedProcess, failure: Failure, record: GraphRecord | None) -> Case:
     signature = failure.signature
-    now = _timestamp(failure.time)
+    now = datetime.fromtimestamp(failure.time, UTC).isoformat(timespec="microseconds")
+    now = now.replace("+00:00", "Z")
     rank = None if process.rank is None else str(process.rank)
     graph_hash = record.hash if record else _frame_of(failure)
     torch_version = (record.versions.get("torch") if record else None) or failure.torch or "unknown"

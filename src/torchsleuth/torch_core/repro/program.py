@@ -10,8 +10,7 @@ from typing import Any
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.torch_core.repro.script import one_line, template
-from torchsleuth.torch_core.repro.small_marks import Marks, expected_literal, holds, marks_of
+from torchsleuth.torch_core.repro.script import Marks, expected_literal, holds, marks_of, one_line, template
 
 # In a case: the program as it was given or recorded, standing alone.
 PROGRAM = "program.py"

@@ -17,7 +17,7 @@ from torchsleuth._version import __version__
 from torchsleuth.core.cases.record import Embedded
 from torchsleuth.torch_core.graphs.spelling import Unprintable
 from torchsleuth.torch_core.repro.loops import made_together, rolled
-from torchsleuth.torch_core.repro.script import one_line, template
+from torchsleuth.torch_core.repro.script import expected_literal, marks_of, one_line, template
 from torchsleuth.torch_core.repro.small_body import body_lines, node_lines
 from torchsleuth.torch_core.repro.small_calls import (
     FUNCTION,
@@ -36,7 +36,6 @@ from torchsleuth.torch_core.repro.small_inputs import (
     packed_expression,
     view_expression,
 )
-from torchsleuth.torch_core.repro.small_marks import expected_literal, marks_of
 from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec
 
 # Kinds of failure that no exception tells of.

@@ -262,17 +262,9 @@ def _buffer(run: Run, buffer: Any) -> Any:
     return run.tensor(name) if value is None else value
 
 
-def _as_is(run: Run, value: Any) -> Any:
-    return value
-
-
-def _inside(run: Run, box: Any) -> Any:
-    return run.value(box.data)
-
-
 _VALUES: dict[str, Callable[[Run, Any], Any]] = {
-    "TensorBox": _inside,
-    "StorageBox": _inside,
+    "TensorBox": lambda run, box: run.value(box.data),
+    "StorageBox": lambda run, box: run.value(box.data),
     "ReinterpretView": _view,
     "Buffer": _buffer,
     "NoneAsConstantBuffer": lambda run, node: None,
@@ -287,7 +279,7 @@ _VALUES: dict[str, Callable[[Run, Any], Any]] = {
     "dict": lambda run, node: {key: run.value(each) for key, each in node.items()},
     **dict.fromkeys(
         ["int", "float", "bool", "complex", "str", "NoneType", "dtype", "device", "layout", "memory_format"],
-        _as_is,
+        lambda run, value: value,
     ),
 }
 
