@@ -172,7 +172,7 @@ class Detective:
 
         from torchsleuth.front.report.html import write_report
         from torchsleuth.front.supervise.program_runs import CannotRunProgram, Program, Watch
-        from torchsleuth.front.supervise.road import run_and_investigate
+        from torchsleuth.front.supervise.whole_program import run_and_investigate
 
         option = self.config.getoption
         budget = option("--torchsleuth-budget")

@@ -13,7 +13,8 @@ from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
 from torchsleuth.front.supervise.road import minify
 from torchsleuth.front.supervise.scripts import ScriptRunner
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
-from torchsleuth.search.minify.minify_case import Follower, minify_case
+from torchsleuth.search.minify.contract import Listener
+from torchsleuth.search.minify.minify_case import minify_case
 from torchsleuth.search.minify.script_cases import case_of_script
 from torchsleuth.search.workers.pool import Workers
 
@@ -63,7 +64,7 @@ def questions(tmp_path):
 
 
 def searched(folder, asked):
-    class NobodyVerifies(Follower):
+    class NobodyVerifies(Listener):
         def written(self, wanted):
             return
 

@@ -11,7 +11,7 @@ from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
-from torchsleuth.search.minify.minify_case import Follower
+from torchsleuth.search.minify.contract import Listener
 from torchsleuth.search.minify.minify_program import minify_program
 from torchsleuth.search.minify.python.oracle import DifferenceOracle, ProgramOracle
 from torchsleuth.search.minify.python.program import parsed
@@ -25,7 +25,7 @@ def workers():
         yield made
 
 
-class Nobody(Follower):
+class Nobody(Listener):
     """Nobody verifies what is written."""
 
     def written(self, wanted):

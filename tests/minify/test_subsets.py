@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torchsleuth.search.minify.subsets import (
     Elements,
     NothingFails,
-    ball,
+    around,
     counted,
     halved,
     one_less,
@@ -38,7 +38,7 @@ def culprits(kind, before, neighbours, chance):
     if kind == "pair":
         return {start, *before[start][:1]}
     if kind == "connected four":
-        return set(ball(neighbours, start, 4))
+        return set(around(neighbours, start, 4))
     if kind == "path":
         path = [start]
         while len(path) < 5 and before[path[-1]]:

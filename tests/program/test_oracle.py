@@ -26,7 +26,7 @@ def asked(monkeypatch):
 
         monkeypatch.setattr(program_blame, "run_program", run)
         program, until = Program(("python", "train.py"), "/"), time.monotonic() + 60
-        return ask_program(case, program, until, lambda text: None, runs or KnownRuns())
+        return ask_program(case, program, until, lambda text: None, KnownRuns() if runs is None else runs)
 
     return ask, ran
 

@@ -18,7 +18,7 @@ from torchsleuth.core.criteria import Answer
 from torchsleuth.core.protocol.steps import ScriptToVerify, Verification
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 from torchsleuth.front.supervise.scripts import ScriptRun
-from torchsleuth.front.supervise.verification import verified_repro
+from torchsleuth.front.supervise.settle import verified_repro
 
 SCRIPTS = [
     ScriptToVerify("function"),

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,8 @@ from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.core.change_table import RANDOM
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.failures import Remark
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
 from torchsleuth.front.cli.observed import same_random_option, say_nothing_compiled
@@ -45,7 +47,7 @@ from torchsleuth.front.supervise.program_runs import (
 )
 
 if TYPE_CHECKING:
-    from torchsleuth.front.supervise.own_error import OnlyCompiled
+    from torchsleuth.front.supervise.whole_program import OnlyCompiled
 
 EXIT_CASE = 3
 
@@ -176,7 +178,7 @@ def run_verb(
     seconds = time.monotonic() - started
     run = _explained(spool, cases_dir, result, seconds) if explain else None
     cases: list[Caught] = []
-    remarks: list[dict[str, Any]] = []
+    remarks: list[Remark] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.
     ends = time.monotonic() + budget
     goes_on = not record_only and settings.level >= 2 and not result.only_record
@@ -187,7 +189,7 @@ def run_verb(
         if not result.only_record:
             record_device_fault(program, settings, timeout, time.monotonic() + budget * SHARE, say)
         if goes_on and result.status and not result.interrupted:
-            from torchsleuth.front.supervise.own_error import look_at_own_error
+            from torchsleuth.front.supervise.whole_program import look_at_own_error
 
             first = ProgramRun(result.status, seconds)
             only_compiled = look_at_own_error(
@@ -213,7 +215,7 @@ def run_verb(
         with contextlib.suppress(OSError):
             document = {"status": status, "program_status": result.status, "cases": documents}
             if settings.checks_accuracy:
-                document["accuracy"] = remarks
+                document["accuracy"] = to_json(remarks)
             print_json(document if run is None else {**document, "run": run})
     return status
 
@@ -278,15 +280,15 @@ WORDS = {
 }
 
 
-def _say_remarks(remarks: list[dict[str, Any]]) -> None:
+def _say_remarks(remarks: list[Remark]) -> None:
     """A line for each kind of thing that comparing with eager showed and that is no failure: the one that says most."""
     for kind, words in WORDS.items():
-        alike = [remark for remark in remarks if remark["kind"] == kind]
+        alike = [remark for remark in remarks if remark.kind == kind]
         if alike:
-            most = max(alike, key=lambda remark: remark["times_eager"])
+            most = max(alike, key=lambda remark: remark.times_eager)
             graphs = "1 graph is" if len(alike) == 1 else f"{len(alike)} graphs are"
-            where = f"graph {most['graph']} ({most['direction']} of {most['function']})"
-            say(f"{graphs} {words}; {where}, {most['sentence']}")
+            where = f"graph {most.graph} ({most.direction} of {most.function})"
+            say(f"{graphs} {words}; {where}, {most.sentence}")
 
 
 def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:
@@ -367,7 +369,7 @@ def _whole_program(
 ) -> list[Caught]:
     """The case of a program that fails only when it is compiled, though nothing of it does; an interrupt keeps it."""
     from torchsleuth.front.cli.output import StatusLine
-    from torchsleuth.front.supervise.road import investigate_own_error
+    from torchsleuth.front.supervise.whole_program import investigate_own_error
 
     case: list[Caught] = []
     line = StatusLine(max(1.0, deadline - time.monotonic()))

@@ -21,7 +21,7 @@ from torchsleuth.front.cli.wanted import (
 from torchsleuth.front.supervise.case_at_work import phase_clock
 from torchsleuth.front.supervise.replay import Replay, replay_case
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
-from torchsleuth.front.supervise.verification import fails_in_eager, passes_in_eager
+from torchsleuth.front.supervise.settle import fails_in_eager, passes_in_eager
 
 
 @click.command("verify")

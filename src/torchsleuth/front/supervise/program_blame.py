@@ -111,11 +111,8 @@ class ScriptReproduces:
 # -- asking
 
 
-@dataclass(frozen=True)
-class KnownRuns:
-    """Watched runs of a program, each way made once: several of its cases may ask for the same."""
-
-    runs: dict[tuple[object, ...], ProgramRun] = field(default_factory=dict)
+# Watched runs of a program, each way made once: several of its cases may ask for the same.
+KnownRuns = dict[tuple[object, ...], ProgramRun]
 
 
 @dataclass
@@ -131,7 +128,7 @@ class ProgramQuestions:
     say: Say
     deadline: float | None = None
     timeout: float | None = None
-    known: KnownRuns = field(default_factory=KnownRuns)
+    known: KnownRuns = field(default_factory=dict)
     rungs: list[Rung] = field(default_factory=list)
     passed: list[Change] = field(default_factory=list)
 
@@ -150,11 +147,11 @@ class ProgramQuestions:
         self.say(f"trying: {change.what}")
         watch, changed = self.criterion.watch, change.over(self.program.change).to_json()
         key = (self.program.command, self.program.cwd, json.dumps(changed, sort_keys=True), watch)
-        run = self.known.runs.get(key)
+        run = self.known.get(key)
         if run is None:
             run = run_program(self.program, change, watch=watch, timeout=seconds)
             if watch is not None and not run.timed_out:  # another case may have more time
-                self.known.runs[key] = run
+                self.known[key] = run
         self.note(change, run)
         return run
 

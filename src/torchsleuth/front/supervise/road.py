@@ -2,53 +2,47 @@
 
 Each step stands alone: one that fails, dies or runs out of time leaves its reason in the case, and the next one runs
 with what there is. Nothing here loads torch: scripts run in fresh processes, everything that searches in the search
-host. Where no graph fails by itself the program is asked instead, and a program that ends with an error of its own
-only when it is compiled is a case as a whole.
+host. Where no graph fails by itself the program is asked instead.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.folder import CaseFolder, open_case
+from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Minified, Triage, best_workaround
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.changes import NOTHING, Change
-from torchsleuth.core.protocol.codec import from_json
-from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
+from torchsleuth.core.protocol.steps import (
+    CHECKPOINTS,
+    REPRO,
+    Asked,
+    Done,
+    Says,
+    ScriptToVerify,
+    Seen,
+    Smaller,
+    Verification,
+)
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Hear, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
-from torchsleuth.front.supervise.own_error import OnlyCompiled, blame_own_error, look_at_own_error
-from torchsleuth.front.supervise.program import Supervised
 from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program, blame_call
 from torchsleuth.front.supervise.program_cures import gives_up, try_on_program
 from torchsleuth.front.supervise.program_runs import (
-    SHARE,
-    Caught,
-    Program,
-    ProgramRun,
     Say,
-    Watch,
-    cases_of_run,
-    document_of,
-    recorded,
 )
 from torchsleuth.front.supervise.settle import (
     NO_GRAPH_FAILS,
+    VerifiedRepro,
     check_blame_of_program,
+    in_words,
     settle_call,
     settle_graph,
-)
-from torchsleuth.front.supervise.verification import (
-    VerifiedRepro,
-    in_words,
     verified_repro,
 )
 
@@ -65,8 +59,6 @@ KEPT_FOR_TRIAGE = 0.15
 LEAST_SECONDS = 5.0
 # Of what is left once a call was recorded, for runs of the program with a workaround.
 SHARE_FOR_THE_PROGRAM = 0.3
-# Of what is left, for making a whole program small; the rest is for runs with less of it compiled.
-SHARE_FOR_A_PROGRAM = 0.5
 
 
 # -- one failure
@@ -250,7 +242,7 @@ class MinifyOutcome:
     folder: CaseFolder
     repro: VerifiedRepro | None
     seconds: float
-    told: dict[str, Any] = dataclasses.field(default_factory=dict)
+    told: Done = dataclasses.field(default_factory=Done)
 
     @property
     def verified(self) -> bool:
@@ -266,7 +258,7 @@ def minify(case: CaseAtWork, seconds: float) -> MinifyOutcome:
     started = time.monotonic()
     scripts = case.processes.scripts
     error: SleuthError | None = None
-    told: dict[str, Any] = {}
+    told = Done()
     with ThreadPoolExecutor(1) as beside, scripts.stopped_with_us():
         search = _Search(case, started + seconds, beside)
         try:
@@ -309,11 +301,13 @@ class _Search:
     trials: int = 0
     running: Future[VerifiedRepro] | None = None
 
-    def hear(self, message: dict[str, Any]) -> None:
-        self.trials += message.get("trials", 0)
-        self.calls = message.get("smaller", self.calls)
-        if "verify" in message and self.running is None:
-            self._verify(from_json(Verification, message["verify"]))
+    def hear(self, message: Seen) -> None:
+        if isinstance(message, Asked):
+            self.trials += message.trials
+        elif isinstance(message, Smaller):
+            self.calls = message.size
+        elif isinstance(message, Verification) and self.running is None:
+            self._verify(message)
         self.case.hear(message)
 
     def _verify(self, wanted: Verification) -> None:
@@ -356,7 +350,7 @@ def find_workarounds(case: CaseAtWork, seconds: float, hear: Hear | None = None)
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
     told = case.ask_host("workaround", seconds, hear)
     case.reopen()
-    return [Change.from_json(each) for each in told["changes"]]
+    return list(told.changes)
 
 
 def cure(case: CaseAtWork, left: float) -> None:
@@ -423,88 +417,8 @@ def analyze(case: CaseAtWork, left: float) -> None:
 
 def sentences(tell: Say) -> Hear:
     """Of what the host tells, what it says in words: `blame(case, 60, sentences(print))`."""
-    return lambda message: tell(message["said"]) if "said" in message else None
+    return lambda message: tell(message.text) if isinstance(message, Says) else None
 
 
 def _nothing(_: object) -> None:
     pass
-
-
-# -- a whole program
-
-
-def adopt(
-    processes: Processes, script: Path, cases_dir: Path, seconds: float, tell: Say, **how: Any
-) -> CaseFolder:
-    """The case that a script of someone else's, or a program, becomes; `how` are its arguments and its clock."""
-    assert processes.host is not None
-    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
-    told = processes.host.ask("adopt", seconds, said=tell, **places, **how)
-    return open_case(cases_dir, told["case"])
-
-
-def investigate_own_error(
-    found: OnlyCompiled, cases_dir: Path, workers: str | None, deadline: float, tell: Say, hear: Hear
-) -> Iterator[CaseFolder]:
-    """The case that a whole program is, after each step: who is at fault, made small, worked around.
-
-    Used as `for folder in investigate_own_error(found, cases_dir, "2", deadline, print, line.hear): ...`.
-    """
-    if found.script is None or workers is None:
-        tell("the program fails only when it is compiled; go on with: torchsleuth minify SCRIPT")
-        return
-    try:
-        with processes_for(None, workers) as processes:
-            left = deadline - time.monotonic()
-            arguments = found.program.command[2:]
-            folder = adopt(processes, found.script, cases_dir, left, tell, arguments=arguments)
-            case = CaseAtWork(folder, processes, deadline, tell, hear, found.program.change)
-            blame_own_error(case, found)
-            yield case.folder
-            minify(case, case.left * SHARE_FOR_A_PROGRAM)
-            yield case.folder
-    except SleuthError as why:
-        tell(str(why))
-        return
-    try_on_program(case)
-    yield case.folder
-
-
-def run_and_investigate(
-    program: Program,
-    *,
-    watch: Watch,
-    timeout: float,
-    budget: float,
-    cases_dir: Path,
-    finished: Callable[[CaseFolder], object],
-    workers: str = "2",
-) -> ProgramRun:
-    """A run of a program that nobody is to see, and every case of it to its end, as `torchsleuth run` does it.
-
-    `timeout` bounds all of it, `budget` what comes after the program's end; each case is handed to `finished`.
-    """
-    until = time.monotonic() + timeout
-    with recorded(program, NOTHING, watch, timeout, cases_dir) as found:
-        deadline = min(until, time.monotonic() + budget)
-        cases: list[Caught] = found.cases
-        own = None
-        if found.run.status and not found.run.timed_out and not cases:
-            share = time.monotonic() + SHARE * (deadline - time.monotonic())
-            own = look_at_own_error(program, found.settings, found.run, share, _nothing)
-            cases, _ = cases_of_run(cases_dir, Path(found.settings.spool), Supervised())
-        known, last = KnownRuns(), {folder.path: folder for folder, _ in cases}
-        roads = [
-            investigate(folder, process, deadline, workers, _nothing, _nothing, known, program.change)
-            for folder, process in cases
-        ]
-        if own is not None:
-            roads.append(investigate_own_error(own, cases_dir, workers, deadline, _nothing, _nothing))
-        for road in roads:
-            with contextlib.suppress(Exception):  # of this case; the others have their turn
-                for folder in road:
-                    last[folder.path] = folder
-        for folder in last.values():
-            with contextlib.suppress(SleuthError):
-                finished(folder)
-        return dataclasses.replace(found.run, cases=tuple(document_of(folder) for folder in last.values()))

@@ -1,6 +1,6 @@
 """`analyze` of a case: one trial watches the compiled graph run; its answer becomes analysis.json and a picture.
 
-The trial tells its parts as they come, and each is put into the case at once: what ends it early leaves what it had.
+The trial writes its parts as they come, and each is put into the case at once: what ends it early leaves what it had.
 The picture is the error over the graph as an SVG: execution order to the right, a log scale upwards, the culprit
 marked. Three lines: how far each value is off, how far its kernel goes off by itself, and below them the band that
 rounding explains. All text comes from a graph that may be a stranger's, and is escaped.
@@ -55,16 +55,16 @@ def analyze_case(
     budget_seconds += wait_for_device(workers, case.device, budget_seconds)
     questions.deadline = started + budget_seconds
     start = questions.start_of(folder)
-    told = questions.store / f"divergence-{case.id}.jsonl"
-    told.unlink(missing_ok=True)
-    wishes = {"told": str(told), "without": list(without)}
+    file = questions.store / f"divergence-{case.id}.jsonl"
+    file.unlink(missing_ok=True)
+    wishes = {"told": str(file), "without": list(without)}
     if save:
         wishes["values"] = str(folder.file(VALUES))
     trial = trial_of(start.state, start.expected, questions.store)
     trial = replace(trial, question=Question.DIVERGENCE, analysis=wishes)
     limits = within(replace(workers.limits, run=budget_seconds), questions.deadline)
     ticket = workers.submit(trial, limits=limits, fresh=True)
-    parts = _Parts(told)
+    parts = _Parts(file)
 
     def analysis(more: Mapping[str, Any]) -> Analysis:
         known, record = {**parts.known, **more}, start.record
@@ -92,7 +92,7 @@ def analyze_case(
 
 @dataclass
 class _Parts:
-    """The parts that a trial has told so far."""
+    """The parts that a trial has written so far."""
 
     file: Path
     known: dict[str, Any] = field(default_factory=dict)
@@ -225,7 +225,7 @@ def picture(analysis: Analysis) -> str:
 
 
 def _thinned(values: Sequence[ValueAnalysis], keep: str | None) -> list[ValueAnalysis]:
-    """As many values as can be told apart: of each group the one that is furthest off, and the marked one."""
+    """As many values as can be seen apart: of each group the one that is furthest off, and the marked one."""
     size = math.ceil(len(values) / MOST_POINTS) or 1
     groups = (values[start : start + size] for start in range(0, len(values), size))
     return [max(group, key=lambda v: (v.node == keep, v.local_times or v.times or 0.0)) for group in groups]

@@ -1,4 +1,4 @@
-"""The parts that an analysis tells, as an `Analysis` with the user's lines."""
+"""The parts of an analysis, as an `Analysis` with the user's lines."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def analysis_of(
 
 
 def _culprit(
-    told: Mapping[str, Any] | None, lines: Mapping[str, SourceLine], called_from: SourceLine | None
+    found: Mapping[str, Any] | None, lines: Mapping[str, SourceLine], called_from: SourceLine | None
 ) -> Culprit | None:
-    if told is None:
+    if found is None:
         return None
-    line = lines.get(told["node"]) or lines.get(told["seen_at"]) or called_from
-    known = {**told, "calls": tuple(told["calls"]), "also": tuple(told["also"])}
+    line = lines.get(found["node"]) or lines.get(found["seen_at"]) or called_from
+    known = {**found, "calls": tuple(found["calls"]), "also": tuple(found["also"])}
     if line is None:
         return Culprit(**known)
     return Culprit(

@@ -21,6 +21,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchsleuth.core.cases.record import CompileSettings, Embedded
+from torchsleuth.core.protocol.steps import Verification
 from torchsleuth.script_runtime.inputs import storage_bytes
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.recording import Recording
@@ -286,7 +287,7 @@ def as_oracle(answers: Answers) -> Oracle:
 
 
 class Listener:
-    """Someone who follows a search; every method may do nothing, as these do."""
+    """Someone who follows a search to its scripts; every method may do nothing, as these do."""
 
     def begins(self, doing: str) -> bool:
         """Called before each step; False where that is to be left out."""
@@ -303,6 +304,9 @@ class Listener:
 
     def said(self, text: str) -> None:
         """A sentence for the person."""
+
+    def written(self, wanted: Verification) -> None:
+        """The scripts are there; they are run while the search goes on."""
 
 
 @dataclass(frozen=True)

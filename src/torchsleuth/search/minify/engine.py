@@ -31,7 +31,7 @@ Make = Callable[[], S | None]
 class Engine(Generic[S]):
     """Asks, remembers and counts: `Engine(oracle, state).first("shapes", [("halve", make)])`.
 
-    `keep` puts each smaller state on disk before the search goes on; `doing` is what a listener is told of each step.
+    `keep` puts each smaller state on disk before the search goes on; a listener learns of each step as `doing`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Engine(Generic[S]):
         return self.asked + sum(each.queries for each in self._asides)
 
     def aside(self, oracle: Answers[S], state: S, share: float = 1.0) -> Engine[S]:
-        """A search beside this one, with a share of its time; what it finds has to hold here before it is told."""
+        """A search beside this one, with a share of its time; what it finds has to hold here before it counts."""
         left = None if self.deadline is None else share * (self.deadline - time.monotonic())
         made = Engine(
             oracle, state, width=self.width, budget_seconds=left, listener=self.listener, doing=self.doing

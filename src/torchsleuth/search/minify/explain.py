@@ -57,7 +57,7 @@ class _Topic:
 def explain(state: State, oracle: Answers, deadline: float | None = None) -> Explanation:
     """Varies sizes, dtypes, values and settings of a failing state, one at a time.
 
-    Nothing is begun after `deadline` (of time.monotonic), and nothing said of what could not be asked in full.
+    Nothing is begun after `deadline` (of time.monotonic), and there is no sentence on what could not be asked in full.
 
     >>> explain(state, lambda states: ["relu" in s.graph.code for s in states]).sentences
     ('any size >= 2 in dim 0 of x', 'dtypes float32, float64, bfloat16, float16', 'any values', 'default settings')
@@ -81,8 +81,8 @@ def explain(state: State, oracle: Answers, deadline: float | None = None) -> Exp
         sentences.append("only with symbolic sizes (dynamic=True)")
     passing = [v for v, answer in zip(variants, failed) if not answer and v.distance < math.inf]
     nearest = min(passing, key=lambda variant: variant.distance, default=None)
-    said = tuple(filter(None, sentences))
-    return Explanation(said) if nearest is None else Explanation(said, nearest.state, nearest.difference)
+    kept = tuple(filter(None, sentences))
+    return Explanation(kept) if nearest is None else Explanation(kept, nearest.state, nearest.difference)
 
 
 def _sizes(state: State) -> Iterator[_Topic]:

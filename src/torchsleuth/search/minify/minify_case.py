@@ -43,13 +43,6 @@ EXACT = "exact"
 MOST_TIMES = 10
 
 
-class Follower(Listener):
-    """Someone who follows a search to its scripts."""
-
-    def written(self, wanted: Verification) -> None:
-        """The scripts are there; they are run while the search goes on."""
-
-
 @dataclass(frozen=True)
 class MinifyResult:
     """What came of it: the reduction, what may vary, and what else failed on the way."""
@@ -64,7 +57,7 @@ def minify_case(
     folder: CaseFolder,
     start: SearchStart,
     questions: Questions,
-    follower: Follower,
+    follower: Listener,
     *,
     budget_seconds: float = 600.0,
 ) -> MinifyResult:
@@ -119,7 +112,7 @@ def _so_far(reduction: Reduction[State], times: int) -> str:
     return f"{ended}; writing the script and running it {times} times in fresh processes"
 
 
-def _searched(scripts: _Scripts, follower: Follower) -> Reduction[State]:
+def _searched(scripts: _Scripts, follower: Listener) -> Reduction[State]:
     """The search itself; raises `CannotMinify` where nothing of the case fails as it failed.
 
     Whether it always fails is asked of what was found, the cheapest question there is; where it does not, the search

@@ -18,7 +18,8 @@ from torchsleuth.core.criteria import SAME, difference_to_eager
 from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
 from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.search.minify.case_state import CannotMinify
-from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, Follower
+from torchsleuth.search.minify.contract import Listener
+from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES
 from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.python.oracle import (
     FIRST_RUN,
@@ -50,7 +51,7 @@ class ProgramResult:
 
 
 def minify_program(
-    folder: CaseFolder, questions: Questions, follower: Follower, *, budget_seconds: float = 600.0
+    folder: CaseFolder, questions: Questions, follower: Listener, *, budget_seconds: float = 600.0
 ) -> ProgramResult:
     """Makes the program of a case as small as still fails the same way; `follower` has its script verified."""
     started = time.monotonic()

@@ -45,8 +45,8 @@ class NoAnswer(SleuthError):
     `died` where its process was lost over the question; else it could not be asked here.
     """
 
-    def __init__(self, said: str, *, died: bool = False) -> None:
-        super().__init__(said)
+    def __init__(self, why: str, *, died: bool = False) -> None:
+        super().__init__(why)
         self.died = died
 
 
@@ -54,7 +54,8 @@ class NoAnswer(SleuthError):
 class Questions:
     """Asks `workers`; values lie in the folder `store`, which is the host's own and goes with it.
 
-    `begins` is told what comes next and says False where that is to be left out; `deadline` is of time.monotonic.
+    `begins` is called with what comes next, and gives False where that is to be left out; `deadline` is of
+    time.monotonic.
     """
 
     workers: TrialQueue
@@ -65,7 +66,7 @@ class Questions:
     _shapes: dict[str, Shapes] = field(default_factory=dict)
 
     def recording(self, state: State) -> Recording:
-        """What every node of a state's graph yields in eager; raises `NoAnswer` where that cannot be told.
+        """What every node of a state's graph yields in eager; raises `NoAnswer` where that cannot be found out.
 
         A graph that cannot be run is described by its shapes, where values play no part.
         """
@@ -74,12 +75,12 @@ class Questions:
             expected = Signature("compile_error", "compile") if state.any_values else _ANYTHING
             trial = trial_of(state, expected, self.store)
             try:
-                told = self._told(trial, Question.RECORD, EAGER_SECONDS)
+                found = self._asked(trial, Question.RECORD, EAGER_SECONDS)
             except NoAnswer:
                 if not state.any_values:
                     raise
-                told = self._told(trial, Question.RECORD_FAKE, EAGER_SECONDS)
-            self._recordings[key] = recording_from_json(told["recording"], state.graph, self.store)
+                found = self._asked(trial, Question.RECORD_FAKE, EAGER_SECONDS)
+            self._recordings[key] = recording_from_json(found["recording"], state.graph, self.store)
         return self._recordings[key]
 
     def shapes(self, state: State) -> Shapes:
@@ -87,8 +88,8 @@ class Questions:
         key = state.having(inputs=tuple(replace(i, value=None) for i in state.inputs)).key
         if key not in self._shapes:
             try:
-                told = self._told(trial_of(state, _ANYTHING, self.store, values=False), Question.SHAPES)
-                self._shapes[key] = Shapes(told["forms"], told["why"])
+                found = self._asked(trial_of(state, _ANYTHING, self.store, values=False), Question.SHAPES)
+                self._shapes[key] = Shapes(found["forms"], found["why"])
             except NoAnswer as why:
                 self._shapes[key] = Shapes({}, str(why))
         return self._shapes[key]
@@ -96,10 +97,10 @@ class Questions:
     def tolerances(self, state: State) -> Tolerances:
         """How far rounding alone moves the results of a state; nothing where that cannot be measured."""
         try:
-            told = self._told(trial_of(state, _ANYTHING, self.store), Question.NOISE, EAGER_SECONDS)
+            found = self._asked(trial_of(state, _ANYTHING, self.store), Question.NOISE, EAGER_SECONDS)
         except NoAnswer:
             return Tolerances()
-        return Tolerances(**told["noise"])
+        return Tolerances(**found["noise"])
 
     def passes_in_eager(self, state: State, expected: Signature) -> bool:
         """Whether a state's graph runs without the compiler; it is asked as triage asks, and answered once."""
@@ -111,7 +112,7 @@ class Questions:
     def eager_seconds(self, state: State) -> float | None:
         """How long a run without the compiler takes; None where that cannot be measured."""
         try:
-            return self._told(trial_of(state, _ANYTHING, self.store), Question.EAGER_SECONDS)["seconds"]
+            return self._asked(trial_of(state, _ANYTHING, self.store), Question.EAGER_SECONDS)["seconds"]
         except NoAnswer:
             return None
 
@@ -127,13 +128,13 @@ class Questions:
             imports=(*record.imports, *record.embedded.imports),
             store=store,
         )
-        return self._told(trial, Question.DEFINITIONS)["schemas"]
+        return self._asked(trial, Question.DEFINITIONS)["schemas"]
 
     def foreign_script(self, script: Path, store: Path) -> dict[str, Any]:
         """What a script of PyTorch's own minifier holds; its tensors go to `store`."""
-        return self._told(Trial(str(script), _ANYTHING, store=str(store)), Question.FOREIGN_SCRIPT)
+        return self._asked(Trial(str(script), _ANYTHING, store=str(store)), Question.FOREIGN_SCRIPT)
 
-    def _told(self, trial: Trial, question: Question, seconds: float | None = None) -> dict[str, Any]:
+    def _asked(self, trial: Trial, question: Question, seconds: float | None = None) -> dict[str, Any]:
         limits = self._limits(seconds)
         outcome = self.workers.run(replace(trial, question=question), limits=limits, fresh=True)
         if outcome.error is not None or outcome.signature is not None:
@@ -339,7 +340,7 @@ class TrialOracle(AsksTrials):
     def short_limits(self, state: State) -> Limits | None:
         """Of a hang: a clock by what something healthy takes, measured now; None where that is hardly shorter.
 
-        A compile has to stop before the C++ compiler to be told by it.
+        A compile has to stop before the C++ compiler to be known by it.
         """
         limits = self.limits or self.workers.limits
         normal = self._healthy_seconds(state, limits)
@@ -381,7 +382,7 @@ class TrialOracle(AsksTrials):
         return self.workers.submit(self.trial(state), limits=self._limits(state))
 
     def _limits(self, state: State) -> Limits:
-        """What is cut short by the end of the search's time has told nothing; a hang has a clock by its calls."""
+        """What is cut short by the end of the search's time says nothing; a hang has a clock by its calls."""
         limits = self.limits or self.workers.limits
         if self.failing_is_slow and self.limits is not None:
             clock = self._clock(limits, calls_of(state.graph))

@@ -74,14 +74,14 @@ def _adopt_foreign(script: Path, cases_dir: Path, questions: Questions) -> CaseF
     with tempfile.TemporaryDirectory(prefix="torchsleuth-") as scratch:
         store = Path(scratch)
         try:
-            told = questions.foreign_script(script, store)
+            found = questions.foreign_script(script, store)
         except NoAnswer as why:
             raise CannotMinify(f"{script} cannot be read as a script of PyTorch's minifier ({why})") from why
-        record = GraphRecord.from_json({**told, "options": {}, "direction": "forward"})
-        expected = _observed(record, told["graph"], store, questions.workers, told["accuracy"])
+        record = GraphRecord.from_json({**found, "options": {}, "direction": "forward"})
+        expected = _observed(record, found["graph"], store, questions.workers, found["accuracy"])
         if expected is None:
             raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
-        return _write(cases_dir, record, told["graph"], expected, store)
+        return _write(cases_dir, record, found["graph"], expected, store)
 
 
 def _observed(

@@ -1,7 +1,7 @@
 """Making states from graphs and values, checking that one hangs together, and the trial that asks about one.
 
 A state carries values only where they may matter: for a failure in compilation any value of the right form will
-do. Inputs are parted from each other's memory unless the graph writes into one of them. In a trial the graph is text,
+do. Each input has memory of its own unless the graph writes into one of them. In a trial the graph is text,
 inputs are descriptions, and values lie in a store.
 """
 
@@ -68,7 +68,7 @@ def state_of(
 def state_of_cut(state: State, piece: Cut, recording: Recording) -> State:
     """The state of a piece cut out of a state's graph, with the values that were recorded.
 
-    Its inputs are parted from each other's memory, unless something is written into one of them.
+    Each of its inputs has memory of its own, unless something is written into one of them.
     """
     writes = any(may_write(n) for n in piece.graph.graph.nodes)
     known = {i.name: i for i in state.inputs}

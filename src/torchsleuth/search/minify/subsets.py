@@ -1,6 +1,6 @@
 """The smallest set of elements that still fails, found with few and small questions.
 
-Blame first: a named element, then a growing ball around it, costs next to nothing when it is right and four
+Blame first: a named element, then ever more around it, costs next to nothing when it is right and four
 questions when it is wrong. Then whom a failure that names its results points at, one of each kind, halves,
 counter-based delta debugging with a prior of two culprits among all elements (a constant prior removes nine elements
 per question, whatever their number), and last each element by itself. Nothing here knows torch: elements are numbers
@@ -22,10 +22,11 @@ Item = TypeVar("Item")
 Ask = Callable[[Sequence[Subset]], int | None]
 Each = Callable[[Sequence[Subset]], Sequence[bool | None]]
 
-BALLS = (2, 4, 8, 16, 32)
+# How many elements around a blamed one are tried.
+NEAR = (2, 4, 8, 16, 32)
 # Seeds beyond these are guesses that cost more than they save.
 MOST_SEEDS = 8
-MOST_BALL_SEEDS = 2
+MOST_NEAR_SEEDS = 2
 # Enough for any number of workers; more would only be built in vain.
 ASK_AT_ONCE = 8
 # A cover that is larger than this share of the whole costs as much as the whole.
@@ -91,15 +92,14 @@ def smallest_failing(
     smaller = elements.covers
     found = (
         _blamed(elements, ask)
-        or _ball(elements, ask)
+        or _near_seeds(elements, ask)
         or pointed_at(elements, smaller or [whole], ask, point, suspects)
         or _alone(elements, ask, ask_apart, suspects, ask_passing, width)
+        # One by one: each is dearer than the one before.
+        or next((subset for subset in [*smaller, whole] if ask([subset]) is not None), None)
     )
     if found is None:
-        place = first_of(smaller, ask, one_by_one=True)
-        if place is None and ask([whole]) is None:
-            raise NothingFails("the whole does not fail")
-        found = whole if place is None else smaller[place]
+        raise NothingFails("the whole does not fail")
     found = counted(halved(found, ask), ask)
     if coarse:
         return found
@@ -150,7 +150,7 @@ class _Watched:
 
 
 def each_of(ask: Ask) -> Each:
-    """How to ask for all answers of one round; where only the first failure is told, what comes after it is unknown."""
+    """How to ask for all answers of one round; where only the first failure is known, what is after it is not."""
     each: Each | None = getattr(ask, "each", None)
     if each is not None:
         return each
@@ -164,14 +164,10 @@ def each_of(ask: Ask) -> Each:
     return by_place
 
 
-def first_of(subsets: Sequence[Subset], ask: Ask, *, one_by_one: bool = False) -> int | None:
-    """The first failing subset; one by one where each is dearer than the one before."""
-    if not one_by_one:
-        return ask(subsets) if subsets else None
-    for place, subset in enumerate(subsets):
-        if ask([subset]) is not None:
-            return place
-    return None
+def _first(subsets: Sequence[Subset], ask: Ask) -> Subset | None:
+    """The first subset that fails."""
+    place = ask(subsets) if subsets else None
+    return None if place is None else subsets[place]
 
 
 def _blamed(elements: Elements, ask: Ask) -> Subset | None:
@@ -181,10 +177,18 @@ def _blamed(elements: Elements, ask: Ask) -> Subset | None:
     if together and not few and ask([elements.blamed]) is not None:
         return elements.blamed
     guesses: list[Subset] = [(seed,) for seed in list(elements.seeds)[:MOST_SEEDS]]
-    if together and few:
-        guesses.append(elements.blamed)
-    place = first_of(guesses, ask)
-    return None if place is None else guesses[place]
+    return _first([*guesses, elements.blamed] if together and few else guesses, ask)
+
+
+def _near_seeds(elements: Elements, ask: Ask) -> Subset | None:
+    """What lies around those who are blamed, ever more of it."""
+    for size in NEAR if elements.seeds else ():
+        if size > elements.count // 2:
+            break
+        near = [around(elements.neighbours, seed, size) for seed in elements.seeds[:MOST_NEAR_SEEDS]]
+        if (found := _first(list(dict.fromkeys(near)), ask)) is not None:
+            return found
+    return None
 
 
 def _alone(
@@ -200,28 +204,24 @@ def _alone(
     Where failing takes long, as a hang does, both halves are tried at once and `ask_passing` says which one passes.
     """
     tried = elements.seeds[:MOST_SEEDS]
-    candidates = tuple(e for e in elements.singles if e not in tried)
-    if ask_apart is None or not candidates:
+    singles = tuple(e for e in elements.singles if e not in tried)
+    if ask_apart is None or not singles:
         return None
     # In parts from the beginning: together they cost what the whole does, and the part that fails is known at once.
-    parts = in_parts(candidates, 2)
-    place = ask_apart(parts)
-    if place is None:
+    candidates = _first(in_parts(singles, 2), ask_apart)
+    if candidates is None:
         return None
-    candidates = parts[place]
-    pointed_at = [(element,) for element in suspects() if element in candidates][:MOST_SEEDS]
-    place = first_of(pointed_at, ask)
-    if place is not None:
-        return pointed_at[place]
+    suspected = [(element,) for element in suspects() if element in candidates][:MOST_SEEDS]
+    if (found := _first(suspected, ask)) is not None:
+        return found
     while len(candidates) > 1:
         if ask_passing is not None:
             halves = in_parts(candidates, 2)
             candidates = halves[1 if ask_passing(halves) == 0 else 0]
             continue
         # One of the parts must fail where a single one is at fault, so the last need not be asked.
-        parts = in_parts(candidates, width + 1)
-        place = ask_apart(parts[:-1])
-        candidates = parts[-1 if place is None else place]
+        *parts, last = in_parts(candidates, width + 1)
+        candidates = _first(parts, ask_apart) or last
     return candidates if ask([candidates]) is not None else None
 
 
@@ -233,17 +233,6 @@ def in_parts(subset: Subset, count: int) -> list[Subset]:
     """
     cuts = [len(subset) * part // count for part in range(count + 1)]
     return [subset[begin:end] for begin, end in itertools.pairwise(cuts) if begin < end]
-
-
-def _ball(elements: Elements, ask: Ask) -> Subset | None:
-    for size in BALLS if elements.seeds else ():
-        if size > elements.count // 2:
-            break
-        balls = [ball(elements.neighbours, seed, size) for seed in elements.seeds[:MOST_BALL_SEEDS]]
-        place = first_of(list(dict.fromkeys(balls)), ask)
-        if place is not None:
-            return list(dict.fromkeys(balls))[place]
-    return None
 
 
 def pointed_at(
@@ -265,15 +254,13 @@ def pointed_at(
     if first is None:
         return None
     before = [[n for n in near if n < number] for number, near in enumerate(elements.neighbours)]
-    balls = list(dict.fromkeys(ball(before, first, size) for size in (1, *BALLS)))
-    place = first_of(balls, ask)
-    return None if place is None else balls[place]
+    return _first(list(dict.fromkeys(around(before, first, size) for size in (1, *NEAR))), ask)
 
 
-def ball(neighbours: Sequence[Sequence[int]], centre: int, size: int) -> Subset:
+def around(neighbours: Sequence[Sequence[int]], centre: int, size: int) -> Subset:
     """The `size` elements nearest to the centre.
 
-    >>> ball([[1], [0, 2], [1]], 0, 2)
+    >>> around([[1], [0, 2], [1]], 0, 2)
     (0, 1)
     """
     found = {centre: None}
@@ -321,13 +308,9 @@ def counted(subset: Subset, ask: Ask) -> Subset:
         size = min(size, max(1, len(subset) // 2))
         if size == 1:
             return subset
-        subset = _without_chunks(subset, size, ask)
+        chunks = [subset[i : i + size] for i in range(0, len(subset), size)]
+        subset = _without_any(subset, chunks, ask)
         probability = max(probability, 2 / len(subset)) * GROWTH
-
-
-def _without_chunks(subset: Subset, size: int, ask: Ask) -> Subset:
-    chunks = [subset[i : i + size] for i in range(0, len(subset), size)]
-    return _without_any(subset, chunks, ask)
 
 
 def _without_any(subset: Subset, chunks: Sequence[Subset], ask: Ask) -> Subset:

@@ -29,7 +29,7 @@ LEAST_CPU = 0.5
 CPU_SLACK = 4.0
 # Of the time for everything, what the first run may take before it counts as a hang.
 FIRST_RUN = 0.25
-# Where a program is said to lie while it is tried: a name, no file.
+# Where a program seems to lie while it is tried: a name, no file.
 SCRIPT = "program.py"
 
 
@@ -37,7 +37,7 @@ SCRIPT = "program.py"
 class ProgramOracle(AsksTrials):
     """Asks trials whether programs fail as `expected`; with `eager_passes` they must not do so uncompiled.
 
-    `folder` is where the programs are said to lie; `clock` is what one run may take, `cpu` what it may compute.
+    `folder` is where the programs seem to lie; `clock` is what one run may take, `cpu` what it may compute.
     """
 
     workers: TrialQueue

@@ -67,6 +67,13 @@ def renumbered(old: Sequence[Input], kept: Sequence[Input]) -> tuple[Input, ...]
     return tuple(made)
 
 
+def with_gradient(given: Input, wanted: bool, **changes: Any) -> Input:
+    """The input, on memory that autograd has not seen, which asks for a gradient or does not: a tensor."""
+    assert isinstance(given.spec, TensorSpec)
+    value = None if given.value is None else given.value.detach().requires_grad_(wanted)
+    return replace(given, spec=replace(given.spec, requires_grad=wanted, **changes), value=value)
+
+
 def node_of(graph: torch.fx.Graph, name: str) -> torch.fx.Node | None:
     """The node of this name, or None.
 

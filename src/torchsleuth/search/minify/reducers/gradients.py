@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import AmbientState
-from torchsleuth.search.minify.contract import Edit, Input, State
-from torchsleuth.search.minify.reducers.edits import calls, edited, node_of
+from torchsleuth.search.minify.contract import Edit, State
+from torchsleuth.search.minify.reducers.edits import calls, edited, node_of, with_gradient
 from torchsleuth.torch_core.graphs.cut import Cut
 from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording
-from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.operators import nesting, role_in_gradient
 
 
@@ -49,14 +48,10 @@ def _without_levels(state: State) -> State | None:
                 graph.erase_node(node)
 
     made = edited(state, change)
-    return made and made.having(inputs=tuple(_trained(i) if i.name in wrapped else i for i in made.inputs))
-
-
-def _trained(given: Input) -> Input:
-    if not isinstance(given.spec, TensorSpec):
-        return given
-    value = None if given.value is None else given.value.detach().requires_grad_()
-    return replace(given, spec=replace(given.spec, requires_grad=True), value=value)
+    if made is None:
+        return None
+    trained = [with_gradient(i, True) if i.is_tensor and i.name in wrapped else i for i in made.inputs]
+    return made.having(inputs=tuple(trained))
 
 
 def _by_one(state: State, name: str, place: int) -> State | None:

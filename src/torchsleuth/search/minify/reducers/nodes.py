@@ -87,7 +87,7 @@ def _reduce_differentiated(
 def cut_at_first_wrong(engine: Engine[State], state: State, seeds: Sequence[str] = ()) -> State:
     """The state as a few calls that end in the first whose value is wrong, where one question can tell which that is.
 
-    An analysis may have told which: the first of `seeds` is asked about by itself.
+    An analysis may have found which: the first of `seeds` is asked about by itself.
 
     One of each kind of call is evaluated as lowered, all values returned: for no part of a large graph is a kernel
     compiled before it is known where to look. Where that shows nothing, the state is as it was.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from torchsleuth.core.cases.record import AmbientState
@@ -26,11 +27,27 @@ def default_settings(state: State) -> Iterator[Edit]:
     for key in state.settings.options:
         yield Edit(f"option {key} to its default", _without_option, (key,))
     if state.settings.parted:
-        yield Edit("compiled for the inputs of the call", _for_the_call)
+        yield Edit("compiled for the inputs of the call", partial(State.setting, parted=False))
     for each in fields(AmbientState) if state.settings.state is not None else ():
         plain = getattr(_PLAIN, each.name)
         if getattr(state.settings.state, each.name) != plain:
-            yield Edit(f"{each.name} to {plain}", _with_world, (each.name, plain))
+            yield Edit(f"{each.name} to {plain}", _with_ambient, (each.name, plain))
+
+
+def _without_config(state: State, module: str, key: str) -> State:
+    config = {
+        m: {k: v for k, v in of.items() if (m, k) != (module, key)} for m, of in state.settings.config.items()
+    }
+    return state.setting(config={m: values for m, values in config.items() if values})
+
+
+def _without_option(state: State, key: str) -> State:
+    return state.setting(options={k: v for k, v in state.settings.options.items() if k != key})
+
+
+def _with_ambient(state: State, key: str, plain: Any) -> State | None:
+    ambient = state.settings.state
+    return None if ambient is None else state.setting(state=replace(ambient, **{key: plain}))
 
 
 def for_inference(state: State) -> Iterator[Edit]:
@@ -40,30 +57,8 @@ def for_inference(state: State) -> Iterator[Edit]:
         yield Edit("as inference", _as_inference)
 
 
-def _for_the_call(state: State) -> State:
-    return state.setting(parted=False)
-
-
-def _with_world(state: State, key: str, plain: Any) -> State | None:
-    world = state.settings.state
-    return None if world is None else state.setting(state=replace(world, **{key: plain}))
-
-
 def _as_inference(state: State) -> State:
     return state.setting(compile_kwargs={"is_inference": True}).having(static_names=())
-
-
-def _without_config(state: State, module: str, key: str) -> State | None:
-    config = {m: dict(values) for m, values in state.settings.config.items()}
-    if key not in config.get(module, {}):
-        return None
-    del config[module][key]
-    return state.setting(config={m: values for m, values in config.items() if values})
-
-
-def _without_option(state: State, key: str) -> State | None:
-    options = {k: v for k, v in state.settings.options.items() if k != key}
-    return state.setting(options=options) if key in state.settings.options else None
 
 
 def compile_the_whole_way(state: State) -> Iterator[Edit]:

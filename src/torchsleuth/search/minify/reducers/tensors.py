@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from torchsleuth.search.minify.contract import Edit, Input, State
-from torchsleuth.search.minify.reducers.edits import edited, with_input, with_literals
-from torchsleuth.search.minify.reducers.sizes import fixed
+from torchsleuth.search.minify.reducers.edits import edited, with_gradient, with_input, with_literals
+from torchsleuth.search.minify.reducers.sizes import fixed, strides_of
 from torchsleuth.search.minify.states import by_itself, checked
 from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec, describe_tensor
 
@@ -77,19 +77,12 @@ def _laid_out(state: State, name: str) -> State | None:
         value = None if given.value is None else given.value.detach().contiguous().clone()
         new = replace(spec, stride=_dense(spec.shape), storage_offset=0, stride_expr=None, offset_expr=None)
         if spec.shape_expr is not None:
-            new = replace(new, stride_expr=_dense_expressions(spec.shape_expr))
+            new = replace(new, stride_expr=strides_of(spec.shape_expr, range(len(spec.shape))[::-1], ()))
         if value is not None:
             value.requires_grad_(spec.requires_grad)
         return replace(given, spec=replace(new, alias_of=None, same_as=None, storage_nbytes=0), value=value)
 
     return checked(with_input(state, name, change))
-
-
-def _dense_expressions(sizes: tuple[str, ...]) -> tuple[str, ...]:
-    strides = ["1"]
-    for size in reversed(sizes[1:]):
-        strides.append(f"({size})" if strides[-1] == "1" else f"{strides[-1]}*({size})")
-    return tuple(reversed(strides))[: len(sizes)]
 
 
 def with_dtype(state: State, old: str, new: str) -> State | None:
@@ -111,18 +104,11 @@ def with_dtype(state: State, old: str, new: str) -> State | None:
 
 
 def _detached(given: Input) -> Input:
-    spec = given.spec
-    assert isinstance(spec, TensorSpec)
-    value = None if given.value is None else given.value.detach()
-    spec = replace(spec, requires_grad=False, is_parameter=False, is_leaf=True)
-    return replace(given, spec=spec, value=value)
+    return with_gradient(given, False, is_parameter=False, is_leaf=True)
 
 
 def _as_leaf(given: Input) -> Input:
-    spec = given.spec
-    assert isinstance(spec, TensorSpec)
-    value = None if given.value is None else given.value.detach().requires_grad_(spec.requires_grad)
-    return replace(given, spec=replace(spec, is_leaf=True), value=value)
+    return with_gradient(given, isinstance(given.spec, TensorSpec) and given.spec.requires_grad, is_leaf=True)
 
 
 def _static(state: State, names: tuple[str, ...]) -> State | None:

@@ -1,0 +1,214 @@
+"""What there is beyond single failures: a program that is a case as a whole, and a run with all of its cases.
+
+A program may end with an error of its own, after compiled calls in which nothing failed, because it got something wrong
+from the compiler. So it runs once more with nothing compiled; where it passes then, once more with every compiled call
+compared with eager; and where that shows nothing, the whole program is the case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.folder import CaseFolder, open_case
+from torchsleuth.core.cases.record import read_record
+from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.protocol.failures import UncaughtError
+from torchsleuth.core.watching import Settings
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Hear, Processes, processes_for
+from torchsleuth.front.supervise.program import Supervised
+from torchsleuth.front.supervise.program_blame import KnownRuns, component_by_runs
+from torchsleuth.front.supervise.program_cures import try_on_program
+from torchsleuth.front.supervise.program_runs import (
+    COMPARING,
+    SHARE,
+    Caught,
+    Program,
+    ProgramRun,
+    Say,
+    Watch,
+    cases_of_run,
+    document_of,
+    record_again,
+    recorded,
+    run_program,
+    too_long_again,
+)
+from torchsleuth.front.supervise.road import investigate, minify
+
+# Of what is left, for making a whole program small; the rest is for runs with less of it compiled.
+SHARE_FOR_A_PROGRAM = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlyCompiled:
+    """A program that ends with an error only when it is compiled: which one, how it ran, and ran uncompiled."""
+
+    error: UncaughtError
+    process: WatchedProcess
+    program: Program
+    first: ProgramRun
+    uncompiled: ProgramRun
+
+    @property
+    def script(self) -> Path | None:
+        """Its file, where it is a script that Python runs."""
+        words = self.program.command
+        if len(words) < 2 or words[0] != sys.executable or not words[1].endswith(".py"):
+            return None
+        return (Path(self.program.cwd or ".") / words[1]).absolute()
+
+
+def look_at_own_error(
+    program: Program, settings: Settings, first: ProgramRun, deadline: float, say: Say
+) -> OnlyCompiled | None:
+    """What is known of a program that passes uncompiled, where no single call of it has become a failure.
+
+    What the further runs report lies in the spool of the first, beside the records of that. Used as
+    `look_at_own_error(program, settings, ProgramRun(1, 20.0), time.monotonic() + 300, print)`.
+    """
+    known = watched_processes(Path(settings.spool))
+    found = [(error, process) for process in known if (error := process.uncaught()) is not None]
+    if not found or any(process.failures() or process.rank is not None for process in known):
+        return None
+    error, process = found[0]
+    if error.of_surroundings or not process.captured_graphs() or program.from_stdin:
+        return None
+    if (why := too_long_again(first.seconds, deadline - time.monotonic())) is not None:
+        say(f"whether it is the compiler that makes the program fail was not tried: {why}")
+        return None
+    say(f"the program ended with an error of its own ({error.words}); running it with nothing compiled")
+    uncompiled = run_program(program, UNCOMPILED, timeout=deadline - time.monotonic())
+    if not uncompiled.healthy:
+        how = "fails, too: the error is not the compiler's"
+        if uncompiled.timed_out or uncompiled.last_word != error.type:
+            how = "was not done in time" if uncompiled.timed_out else "fails in another way"
+        say(f"with nothing compiled it {how}")
+        return None
+    say("with nothing compiled the program passes")
+    if settings.level < COMPARING and not too_long_again(first.seconds, deadline - time.monotonic()):
+        say("running it once more, each compiled call compared with eager")
+        if record_again(program, dataclasses.replace(settings, level=COMPARING), deadline):
+            return None
+        say("no compiled call differs from eager by itself")
+    return OnlyCompiled(error, process, program, dataclasses.replace(first, tail=error.words), uncompiled)
+
+
+def blame_own_error(case: CaseAtWork, found: OnlyCompiled) -> None:
+    """Puts into the case of a whole program what makes it fail, and the line that does not get what it should."""
+    program = {"command": list(found.program.command), "cwd": found.program.cwd}
+    frames = list(_compiled_functions(found.process))
+    case.write(extra={**case.case.extra, "program": program, "frames": frames})
+    case.say(f"the program fails only when it is compiled: {found.error.words}")
+    left = max(1.0, case.left)
+    triage = component_by_runs(found.program, found.first, found.uncompiled, case.tell, left)
+    detail = f"{triage.detail}; every graph of it agrees with eager"
+    blamed = dataclasses.replace(triage, detail=detail, user_line=found.error.place, code=found.error.code)
+    case.write(triage=blamed)
+
+
+def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str]]:
+    """The functions of the program that graphs were captured of, with a line of each."""
+    for folder in process.graph_folders():
+        try:
+            record = read_record(folder / "record.json")
+        except ValueError:
+            continue
+        yield from dict.fromkeys(
+            (line.file, line.line, line.function) for line in list(record.nodes.values())[:1]
+        )
+
+
+# -- the whole program as a case
+
+
+def adopt(
+    processes: Processes, script: Path, cases_dir: Path, seconds: float, tell: Say, **how: Any
+) -> CaseFolder:
+    """The case that a script of someone else's, or a program, becomes; `how` are its arguments and its clock."""
+    assert processes.host is not None
+    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
+    told = processes.host.ask("adopt", seconds, said=tell, **places, **how)
+    return open_case(cases_dir, told.case)
+
+
+def investigate_own_error(
+    found: OnlyCompiled, cases_dir: Path, workers: str | None, deadline: float, tell: Say, hear: Hear
+) -> Iterator[CaseFolder]:
+    """The case that a whole program is, after each step: who is at fault, made small, worked around.
+
+    Used as `for folder in investigate_own_error(found, cases_dir, "2", deadline, print, line.hear): ...`.
+    """
+    if found.script is None or workers is None:
+        tell("the program fails only when it is compiled; go on with: torchsleuth minify SCRIPT")
+        return
+    try:
+        with processes_for(None, workers) as processes:
+            left = deadline - time.monotonic()
+            arguments = found.program.command[2:]
+            folder = adopt(processes, found.script, cases_dir, left, tell, arguments=arguments)
+            case = CaseAtWork(folder, processes, deadline, tell, hear, found.program.change)
+            blame_own_error(case, found)
+            yield case.folder
+            minify(case, case.left * SHARE_FOR_A_PROGRAM)
+            yield case.folder
+    except SleuthError as why:
+        tell(str(why))
+        return
+    try_on_program(case)
+    yield case.folder
+
+
+# -- a run that nobody is to see, and all that follows
+
+
+def run_and_investigate(
+    program: Program,
+    *,
+    watch: Watch,
+    timeout: float,
+    budget: float,
+    cases_dir: Path,
+    finished: Callable[[CaseFolder], object],
+    workers: str = "2",
+) -> ProgramRun:
+    """A run of a program that nobody is to see, and every case of it to its end, as `torchsleuth run` does it.
+
+    `timeout` bounds all of it, `budget` what comes after the program's end; each case is handed to `finished`.
+    """
+    until = time.monotonic() + timeout
+    with recorded(program, NOTHING, watch, timeout, cases_dir) as found:
+        deadline = min(until, time.monotonic() + budget)
+        cases: list[Caught] = found.cases
+        own = None
+        if found.run.status and not found.run.timed_out and not cases:
+            share = time.monotonic() + SHARE * (deadline - time.monotonic())
+            own = look_at_own_error(program, found.settings, found.run, share, _nobody)
+            cases, _ = cases_of_run(cases_dir, Path(found.settings.spool), Supervised())
+        known, last = KnownRuns(), {folder.path: folder for folder, _ in cases}
+        roads = [
+            investigate(folder, process, deadline, workers, _nobody, _nobody, known, program.change)
+            for folder, process in cases
+        ]
+        if own is not None:
+            roads.append(investigate_own_error(own, cases_dir, workers, deadline, _nobody, _nobody))
+        for road in roads:
+            with contextlib.suppress(Exception):  # of this case; the others have their turn
+                for folder in road:
+                    last[folder.path] = folder
+        for folder in last.values():
+            with contextlib.suppress(SleuthError):
+                finished(folder)
+        return dataclasses.replace(found.run, cases=tuple(document_of(folder) for folder in last.values()))
+
+
+def _nobody(_: object) -> None:
+    pass
