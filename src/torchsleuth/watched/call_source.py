@@ -114,7 +114,7 @@ def _form(value: Any) -> str:
 
 
 _PRINTS = ("import contextlib", "import io")
-_SAID = "printed.getvalue()"
+_PRINTED_TEXT = "printed.getvalue()"
 _CELLS = "inspect.getclosurevars"
 # In a script: the items of an iterator, then what it returns; in the line that is not made smaller.
 _DRAW = "(lambda steps: (yield (yield from steps)))("
@@ -251,7 +251,7 @@ def _call_lines(call: str, wrong: Sequence[str], shown: Sequence[str]) -> list[s
     """The statements of the call; where one of the two raises and the other does not, that is its result."""
     if CALL in wrong:
         return ["try:", f"    result = {call}", "except Exception as error:", "    result = type(error)"]
-    if _SAID in shown:
+    if _PRINTED_TEXT in shown:
         return ["printed = io.StringIO()", "with contextlib.redirect_stdout(printed):", f"    {call}"]
     return [f"result = {call}" if wrong else call]
 
@@ -284,7 +284,7 @@ def _shown(
         inputs = [text for path in of for text in _shown([path], function, given)]
         found = [f"torch.autograd.grad(result.sum(), {text}, allow_unused=True)[0]" for text in inputs]
     if not found and PRINTED in wrong:
-        found = [_SAID]
+        found = [_PRINTED_TEXT]
     if wrong and not found:
         raise CannotEmbed(f"what differs ({', '.join(wrong[:3])}) has no name in a script.")
     return list(dict.fromkeys(found))
@@ -293,7 +293,7 @@ def _shown(
 def _imports_of(shown: Sequence[str]) -> tuple[str, ...]:
     if any(text.startswith(_CELLS) for text in shown):
         return ("import inspect",)
-    return _PRINTS if _SAID in shown else ()
+    return _PRINTS if _PRINTED_TEXT in shown else ()
 
 
 def _is_expression(text: str) -> bool:

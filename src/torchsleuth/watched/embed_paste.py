@@ -239,17 +239,12 @@ class Paste:
         _plain_signature(bare, function, lambda value: "None")
         _plain_signature(node, function, lambda value: self.expression(value, hint))
         statement = node if isinstance(node, ast.FunctionDef) else ast.Return(node)
-        cells = dict(zip(code.co_freevars, function.__closure__ or ()))
-        given = []
-        for name in sorted(names_used(bare if isinstance(bare, ast.FunctionDef) else ast.Expr(bare))):
-            if name in cells:
-                value = _content(cells[name], name)
-                if value is not function:
-                    given.append((name, self.expression(value, name)))
-            elif name in live:
-                self.want(live, code.co_filename).names.add(name)
-            elif name != code.co_name and not hasattr(builtins, name):
-                raise CannotEmbed(f"its definition uses {name!r}, a local variable that is gone by now.")
+        used = names_used(bare if isinstance(bare, ast.FunctionDef) else ast.Expr(bare))
+        closure = dict(zip(code.co_freevars, function.__closure__ or ()))
+        held = {name: _content(cell, name) for name, cell in closure.items() if name in used}
+        itself = {name for name, value in held.items() if value is function}
+        itself |= {code.co_name} - live.keys() - held.keys()
+        given = self._given(used - itself, held, live, code.co_filename)
         body = [ast.unparse(ast.fix_missing_locations(statement))]
         if isinstance(node, ast.FunctionDef):
             body.append(f"return {node.name}")
@@ -261,6 +256,20 @@ class Paste:
                 self.tail.append(f"{variable}.{name} = {self.expression(value, name)}")
         self.notes[f"{hint}: rebuilt from line {code.co_firstlineno} of {os.path.basename(file.path)}"] = None
         return variable
+
+    def _given(
+        self, used: set[str], held: Mapping[str, Any], live: Mapping[str, Any], filename: str
+    ) -> list[tuple[str, str]]:
+        """What a definition takes from around it, by name and expression: what is `held`; the rest is in its file."""
+        given = []
+        for name in sorted(used):
+            if name in held:
+                given.append((name, self.expression(held[name], name)))
+            elif name in live:
+                self.want(live, filename).names.add(name)
+            elif not hasattr(builtins, name) and not name.startswith("__"):
+                raise CannotEmbed(f"its definition uses {name!r}, a local variable that is gone by now.")
+        return given
 
     def _made_by_a_function(self, body: list[str], given: list[tuple[str, str]]) -> str:
         """The name of what statements return in a function that is given names."""
@@ -278,17 +287,10 @@ class Paste:
         node = find_class(file, cls.__name__, {each.__code__.co_firstlineno for each in methods})
         live = methods[0].__globals__
         cells = {n: c for f in methods for n, c in zip(f.__code__.co_freevars, f.__closure__ or ())}
-        bases = {base.__name__: base for base in cls.__bases__}
-        given = []
-        for name in sorted(names_used(node) - {cls.__name__}):
-            if name in cells:
-                given.append((name, self.expression(_content(cells[name], name), name)))
-            elif name in live:
-                self.want(live, file.path).names.add(name)
-            elif name in bases:
-                given.append((name, self.expression(bases[name], name)))
-            elif not hasattr(builtins, name) and not name.startswith("__"):
-                raise CannotEmbed(f"its definition uses {name!r}, a local variable that is gone by now.")
+        used = names_used(node) - {cls.__name__}
+        held = {base.__name__: base for base in cls.__bases__ if base.__name__ not in live}
+        held |= {name: _content(cell, name) for name, cell in cells.items() if name in used}
+        given = self._given(used, held, live, file.path)
         self.notes[f"{hint}: the class {cls.__name__} rebuilt from {os.path.basename(file.path)}"] = None
         return self._made_by_a_function([ast.unparse(node), f"return {cls.__name__}"], given)
 

@@ -21,7 +21,7 @@ import torch
 
 from torchsleuth.core.cases.record import AmbientState
 from torchsleuth.core.protocol.codec import to_json
-from torchsleuth.core.protocol.failures import Failure, RecordedCall, WrongCall
+from torchsleuth.core.protocol.failures import Failure, RecordedCall, UncaughtError, WrongCall
 from torchsleuth.script_runtime.hiding import hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_core.graphs.provenance import calling_line
@@ -273,18 +273,17 @@ def attend_uncaught_errors(flight: Callable[[], Flight | None]) -> None:
     sys.excepthook = excepthook
 
 
-def _uncaught(error: Exception) -> dict[str, Any]:
-    """What `cases.spool.UncaughtError` holds of an error."""
+def _uncaught(error: Exception) -> UncaughtError:
     own = [each for each in traceback.extract_tb(error.__traceback__) if not is_installed(each.filename)]
     line = own[-1] if own else None
     try:
         message = hide_secrets(str(error))[:500]
     except Exception:  # a user's __str__ may do anything
         message = ""
-    return {
-        "type": type(error).__name__,
-        "message": message,
-        "place": f"{Path(line.filename).name}:{line.lineno}" if line else None,
-        "code": line.line if line else None,
-        "of_surroundings": isinstance(error, (OSError, MemoryError, ImportError)),
-    }
+    return UncaughtError(
+        type(error).__name__,
+        message,
+        place=f"{Path(line.filename).name}:{line.lineno}" if line else None,
+        code=line.line if line else None,
+        of_surroundings=isinstance(error, (OSError, MemoryError, ImportError)),
+    )

@@ -18,13 +18,13 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from torchsleuth.core.processes.identity import this_process
 from torchsleuth.core.protocol.codec import to_json
-from torchsleuth.core.protocol.failures import Failure
+from torchsleuth.core.protocol.failures import Failure, Remark, UncaughtError
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import STACKS_SIGNAL
 from torchsleuth.script_runtime.hiding import hide_in_words
@@ -147,22 +147,22 @@ class Flight:
         with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
-    def remark(self, remark: Mapping[str, Any]) -> None:
+    def remark(self, remark: Remark) -> None:
         """Keeps what a check has to say of a graph that is no failure; never raises."""
         if self.silent:
             return
         with contextlib.suppress(OSError), open(self.folder / REMARKS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(remark) + "\n")
+            file.write(json.dumps(to_json(remark)) + "\n")
 
     def device_failed(self, why: str) -> None:
         """Says that an accelerator had failed by the time the program ended."""
         with contextlib.suppress(OSError):
             (self.folder / DEVICE_FAULT).write_text(why, encoding="utf-8")
 
-    def ended_with(self, error: Mapping[str, Any]) -> None:
+    def ended_with(self, error: UncaughtError) -> None:
         """Says which error the program ends with, that nobody caught."""
         with contextlib.suppress(OSError):
-            write_json(self.folder / UNCAUGHT, error)
+            write_json(self.folder / UNCAUGHT, to_json(error))
 
     def _close(self) -> None:
         if os.getpid() == self.pid:  # a forked child inherits this handler, but not the flight

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchsleuth.core.cases.record import GraphRecord
+from torchsleuth.core.protocol.failures import Remark
 from torchsleuth.core.watching import Settings
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits
@@ -174,8 +175,8 @@ def checked_call(
     return result
 
 
-def _tell(graph: GuardedGraph, verdict: Verdict) -> None:
-    """A line in the log for every verdict; what is neither right nor wrong is said when the program has ended."""
+def _note(graph: GuardedGraph, verdict: Verdict) -> None:
+    """A line in the log for every verdict; what is neither right nor wrong is shown when the program has ended."""
     facts = graph.record.facts
     graph.flight.log(f"graph {facts.number}: {verdict.kind}: {verdict.sentence}")
     if verdict.kind in (WITHIN_NOISE, DIVERGED):
@@ -185,16 +186,17 @@ def _tell(graph: GuardedGraph, verdict: Verdict) -> None:
         key=lambda leaf: leaf.z or 0.0,
         default=None,
     )
-    remark = {
-        "graph": facts.number,
-        "direction": facts.settings.direction,
-        "function": facts.function,
-        "kind": verdict.kind,
-        "sentence": verdict.sentence,
-        "output": worst.path if worst else None,
-        "times_eager": min(worst.rmse_ratio, 1e9) if worst and worst.rmse_ratio else 1.0,
-    }
-    graph.flight.remark(remark)
+    graph.flight.remark(
+        Remark(
+            graph=facts.number,
+            direction=facts.settings.direction,
+            function=facts.function,
+            kind=verdict.kind,
+            sentence=verdict.sentence,
+            output=worst.path if worst else None,
+            times_eager=min(worst.rmse_ratio, 1e9) if worst and worst.rmse_ratio else 1.0,
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ def _wrong_result(
         rng_after=numbers.after,
         drawn=numbers.drawn,
     )
-    _tell(graph, verdict)
+    _note(graph, verdict)
     return (verdict, apart) if verdict.diverged else None
 
 
@@ -364,7 +366,7 @@ def _check_gradients(
             )
     if verdict is not None:
         with graph.watch.our_own_work():
-            _tell(graph, verdict)
+            _note(graph, verdict)
     if verdict is None or not verdict.diverged or graph.flight.failed != seen:
         return
     far = {

@@ -148,8 +148,8 @@ class ValueSource:
         try:
             return self.paste.expression(value, hint)
         except Exception as why:  # a user's object may raise anything where it is looked at
-            said = str(why) if isinstance(why, CannotEmbed) else f"{type(why).__name__}: {why}"
-            self.replaced.append(f"{hint}: {said}")
+            reason = str(why) if isinstance(why, CannotEmbed) else f"{type(why).__name__}: {why}"
+            self.replaced.append(f"{hint}: {reason}")
             self.paste.imports["import types"] = None
             return "types.SimpleNamespace()"
 
@@ -266,8 +266,8 @@ class ValueSource:
     def _configured(self, module: torch.nn.Module) -> str | None:
         """A model of a library that is made from its configuration alone, as those of transformers are."""
         config: Any = getattr(module, "config", None)
-        home = getattr(sys.modules.get(type(module).__module__), "__dict__", {"__name__": "__main__"})
-        if not installed(home) or not hasattr(config, "to_diff_dict"):
+        made_in = getattr(sys.modules.get(type(module).__module__), "__dict__", {"__name__": "__main__"})
+        if not installed(made_in) or not hasattr(config, "to_diff_dict"):
             return None
         differs = {k: v for k, v in config.to_diff_dict().items() if self.paste.simple(v) is not None}
         made = f"{self.paste.expression(type(config), 'config')}.from_dict({differs!r})"

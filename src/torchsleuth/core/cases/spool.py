@@ -19,7 +19,7 @@ from torchsleuth.core.cases.door import NotRead, is_file_inside, json_inside, re
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.processes.identity import ProcessIdentity, identity_from_json
 from torchsleuth.core.protocol.codec import WrongShape, from_json
-from torchsleuth.core.protocol.failures import Failure
+from torchsleuth.core.protocol.failures import Failure, Remark, UncaughtError
 from torchsleuth.script_runtime.signature import Signature
 
 CAPTURE = 0
@@ -40,26 +40,6 @@ class UnderWay:
     phase: str
     count: int
     calls: tuple[tuple[Path, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class UncaughtError:
-    """An error that a program ends with: its type and message, and the innermost line of the program itself."""
-
-    type: str
-    message: str
-    place: str | None = None
-    code: str | None = None
-    of_surroundings: bool = False
-
-    @property
-    def words(self) -> str:
-        """As the last line of a traceback.
-
-        >>> UncaughtError("ValueError", "no\\nand no").words
-        'ValueError: no'
-        """
-        return f"{self.type}: {self.message}".splitlines()[0]
 
 
 @dataclass(frozen=True)
@@ -111,24 +91,24 @@ class WatchedProcess:
         """How an accelerator had failed by the end of the process; empty where none had."""
         return _text(self.folder, "device-fault.txt")
 
-    def remarks(self) -> list[dict[str, Any]]:
-        """What checks of graphs had to say that is no failure, one for each graph and kind: the one that says most."""
-        found: dict[tuple[Any, Any], dict[str, Any]] = {}
+    def remarks(self) -> list[Remark]:
+        """What checks of graphs showed that is no failure, one for each graph and kind: the one that says most."""
+        found: dict[tuple[int, str], Remark] = {}
         for line in _text(self.folder, "remarks.jsonl").splitlines():
             try:
-                remark = json.loads(line)
-                key = remark["graph"], remark["kind"]
-                if key not in found or remark["times_eager"] > found[key]["times_eager"]:
-                    found[key] = remark
-            except (ValueError, TypeError, LookupError):  # the last line of a process that was killed
+                remark = from_json(Remark, json.loads(line))
+            except ValueError:  # the last line of a process that was killed
                 continue
+            known = found.setdefault((remark.graph, remark.kind), remark)
+            if remark.times_eager > known.times_eager:
+                found[remark.graph, remark.kind] = remark
         return list(found.values())
 
     def uncaught(self) -> UncaughtError | None:
         """The error that nobody caught and the process ended with; None where there was none, or it cannot be read."""
         try:
-            return UncaughtError(**json_inside(self.folder, "uncaught.json"))
-        except (NotRead, TypeError):
+            return from_json(UncaughtError, json_inside(self.folder, "uncaught.json"))
+        except (NotRead, WrongShape):
             return None
 
     def graph_folders(self) -> list[Path]:

@@ -62,3 +62,37 @@ class Failure:
     op: str | None = None
     fails_in_eager: str | None = None
     capture: WrongCall | None = None
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What comparing a graph with eager showed that is no failure: the kind of verdict, and how many times further from
+    float64 than eager's the worst `output` is."""
+
+    graph: int
+    direction: str
+    function: str | None
+    kind: str
+    sentence: str
+    output: str | None = None
+    times_eager: float = 1.0
+
+
+@dataclass(frozen=True)
+class UncaughtError:
+    """An error that a program ends with: its type and message, and the innermost line of the program itself."""
+
+    type: str
+    message: str
+    place: str | None = None
+    code: str | None = None
+    of_surroundings: bool = False
+
+    @property
+    def words(self) -> str:
+        """As the last line of a traceback.
+
+        >>> UncaughtError("ValueError", "no\\nand no").words
+        'ValueError: no'
+        """
+        return f"{self.type}: {self.message}".splitlines()[0]

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,8 @@ from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.core.change_table import RANDOM
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.failures import Remark
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
 from torchsleuth.front.cli.observed import same_random_option, say_nothing_compiled
@@ -176,7 +178,7 @@ def run_verb(
     seconds = time.monotonic() - started
     run = _explained(spool, cases_dir, result, seconds) if explain else None
     cases: list[Caught] = []
-    remarks: list[dict[str, Any]] = []
+    remarks: list[Remark] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.
     ends = time.monotonic() + budget
     goes_on = not record_only and settings.level >= 2 and not result.only_record
@@ -213,7 +215,7 @@ def run_verb(
         with contextlib.suppress(OSError):
             document = {"status": status, "program_status": result.status, "cases": documents}
             if settings.checks_accuracy:
-                document["accuracy"] = remarks
+                document["accuracy"] = to_json(remarks)
             print_json(document if run is None else {**document, "run": run})
     return status
 
@@ -278,15 +280,15 @@ WORDS = {
 }
 
 
-def _say_remarks(remarks: list[dict[str, Any]]) -> None:
+def _say_remarks(remarks: list[Remark]) -> None:
     """A line for each kind of thing that comparing with eager showed and that is no failure: the one that says most."""
     for kind, words in WORDS.items():
-        alike = [remark for remark in remarks if remark["kind"] == kind]
+        alike = [remark for remark in remarks if remark.kind == kind]
         if alike:
-            most = max(alike, key=lambda remark: remark["times_eager"])
+            most = max(alike, key=lambda remark: remark.times_eager)
             graphs = "1 graph is" if len(alike) == 1 else f"{len(alike)} graphs are"
-            where = f"graph {most['graph']} ({most['direction']} of {most['function']})"
-            say(f"{graphs} {words}; {where}, {most['sentence']}")
+            where = f"graph {most.graph} ({most.direction} of {most.function})"
+            say(f"{graphs} {words}; {where}, {most.sentence}")
 
 
 def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:

@@ -18,9 +18,10 @@ from typing import Any
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.cases.record import read_record
-from torchsleuth.core.cases.spool import UncaughtError, WatchedProcess, watched_processes
+from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.protocol.failures import UncaughtError
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Hear, Processes, processes_for
 from torchsleuth.front.supervise.program import Supervised
@@ -136,7 +137,7 @@ def adopt(
     assert processes.host is not None
     places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
     told = processes.host.ask("adopt", seconds, said=tell, **places, **how)
-    return open_case(cases_dir, told["case"])
+    return open_case(cases_dir, told.case)
 
 
 def investigate_own_error(
