@@ -18,6 +18,7 @@ from torchsleuth.core.cases.model import Case
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.processes.limits import seconds_of_a_hang
 from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.core.protocol.steps import Done, Seen
 from torchsleuth.front.supervise.host import SearchHost
 from torchsleuth.front.supervise.program_runs import Program, Say, program_of
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
@@ -25,8 +26,10 @@ from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, Script
 # In a case, where all steps that try something keep kernels and answers, so that each finds those of the others.
 WORK = "minify"
 ORIGINAL = "original.py"
+# The script of another level while it is tried; it finds the kept inputs where it lies.
+OTHER_LEVEL = "original-other-level.py"
 
-Hear = Callable[[dict[str, Any]], None]
+Hear = Callable[[Seen], None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def processes_for(
 ) -> Iterator[Processes]:
     """The processes for one case, which load torch while something else is waited for.
 
-    Used as `with processes_for(folder, "2") as processes: blame(CaseAtWork(folder, processes, deadline, print), 60)`.
+    Used as `with processes_for(folder, "2") as processes: blame(CaseAtWork(folder, processes, until, print), 60)`.
     """
     with contextlib.ExitStack() as stack:
         if folder is not None:
@@ -72,7 +75,7 @@ def _nothing(_: object) -> None:
 
 @dataclass
 class CaseAtWork:
-    """A case and what works on it: `case = CaseAtWork(folder, processes, time.monotonic() + 60, print)`.
+    """A case and what works on it: `work = CaseAtWork(folder, processes, time.monotonic() + 60, print)`.
 
     `tell` gets sentences for a person, `hear` what the host tells; `change` is what its program was run with.
     """
@@ -98,7 +101,7 @@ class CaseAtWork:
         self.tell(f"case {self.case.id}: {text}")
 
     def write(self, files: Mapping[str, str | Path] | None = None, **sections: Any) -> None:
-        """Adds files to the case and replaces sections of case.json: `case.write(triage=Triage("dynamo"))`."""
+        """Adds files to the case and replaces sections of case.json: `work.write(triage=Triage("dynamo"))`."""
         self.folder = update_case(self.folder, files, **sections)
 
     def reopen(self) -> None:
@@ -116,7 +119,7 @@ class CaseAtWork:
         Of a graph's own script, what without the compiler runs is the graph alone.
         """
         uncompiled = change is not NOTHING
-        of_graph = uncompiled and self.case.graph is not None and name.startswith(ORIGINAL.partition(".")[0])
+        of_graph = uncompiled and self.case.graph is not None and name in (ORIGINAL, OTHER_LEVEL)
         return self.processes.scripts.run(
             self.folder.file(name),
             self.case.signature,
@@ -137,7 +140,7 @@ class CaseAtWork:
             deadline=self.deadline,
         )
 
-    def ask_host(self, step: str, seconds: float, hear: Hear | None = None, **facts: Any) -> dict[str, Any]:
+    def ask_host(self, step: str, seconds: float, hear: Hear | None = None, **facts: Any) -> Done:
         """What came of a step of the search host; raises `StepRefused` or `HostLost`."""
         assert self.processes.host is not None
         place = str(self.folder.path.absolute())
