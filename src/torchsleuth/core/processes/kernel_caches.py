@@ -100,4 +100,4 @@ def is_whole(library: Path) -> bool:
         return True
     (sections,) = struct.unpack_from("<Q", head, _SECTIONS_AT)
     size, count = struct.unpack_from("<HH", head, _SECTION_SIZE_AT)
-    return sections + size * count <= os.path.getsize(library)
+    return int(sections) + int(size) * int(count) <= os.path.getsize(library)
