@@ -28,7 +28,7 @@ from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.criteria import ONCE_MORE, Answer
-from torchsleuth.core.processes.last_will import scratch
+from torchsleuth.core.processes.child import scratch
 from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.core.protocol.failures import Failure, RecordedCall
 from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
