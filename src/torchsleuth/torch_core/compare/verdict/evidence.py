@@ -54,7 +54,6 @@ from torchsleuth.torch_core.compare.reference.memory import memory_left, trim
 from torchsleuth.torch_core.compare.reference.other_ways import equivalent_runs
 from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, rng_kept, save_rng
 from torchsleuth.torch_core.compare.reference.trees import is_inexact, leaves, returned_nodes
-from torchsleuth.torch_core.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.torch_core.compare.verdict.leaf import (
     AMPLIFICATION,
     AMPLIFIED,
@@ -66,7 +65,7 @@ from torchsleuth.torch_core.compare.verdict.leaf import (
     largest,
     sampled,
 )
-from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, NoisyRun
+from torchsleuth.torch_core.compare.verdict.noise import COMPARE, GATE, NoiseSource, NoisyRun
 from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, STRONGER, Textbook, TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 from torchsleuth.torch_internals.tensors import transforms_ended
