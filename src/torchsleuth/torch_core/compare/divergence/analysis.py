@@ -42,6 +42,7 @@ from torchsleuth.torch_core.compare.divergence.parts import (
     tensors_among,
 )
 from torchsleuth.torch_core.compare.divergence.steps import EagerSteps, Float64Steps, writes_what_is_read
+from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, LeafVerdict
@@ -291,9 +292,9 @@ def analyze_exposed(
     calls = [n.name for n in graph.graph.nodes if n.op.startswith("call_")]
     whole = Whole(graph, inputs, ways, drawn)
     tensors = list(tensors_among(graph, inputs, calls, drawn, whole.memory))
-    tell({"phase": "accumulated", "done": 0, "of": len(tensors)})
+    tell({"phase": ACCUMULATED, "done": 0, "of": len(tensors)})
     part = whole.part(calls, tensors)
-    results = ways.compiled(part.graph, list(part.inputs))([*inputs_of(part.inputs)])
+    results = ways.compiled(part.graph, list(part.inputs))(clone_inputs(list(part.inputs)))
     eager = EagerSteps(graph, inputs, tensors, drawn, whole.memory)
     truth = Float64Steps(graph, inputs, tensors, eager.dtypes, drawn)
     rows = []
@@ -309,10 +310,10 @@ def analyze_exposed(
                 rows.append((name, off))
             eager.done(name)
             truth.done(name)
-            tell({"phase": "accumulated", "done": place + 1, "of": len(tensors)})
+            tell({"phase": ACCUMULATED, "done": place + 1, "of": len(tensors)})
     parts: dict[str, Any] = {
         "seen": {"calls": len(calls), "seen": len(rows), "why_not": f"{why}; seen with {HOW}"},
-        "accumulated": [_row(whole.nodes, name, "", off) for name, off in rows],
+        ACCUMULATED: [_row(whole.nodes, name, "", off) for name, off in rows],
         "seconds": {},
         "culprit": None,
     }
@@ -328,15 +329,10 @@ def analyze_exposed(
                 break
         inside = whole.look_inside(name, whole.calls_between(name, tensors))
         parts["culprit"] = culprit(whole.nodes, name, [name], far[name], inside, recovers=recovers)
-    parts["seconds"]["accumulated"] = round(time.monotonic() - started, 3)
+    parts["seconds"][ACCUMULATED] = round(time.monotonic() - started, 3)
     for key, value in parts.items():
         tell({"part": key, "value": value})
     return parts
-
-
-def inputs_of(values: Sequence[Any]) -> list[Any]:
-    """A fresh copy of each tensor: a compiled function may write into what it is given."""
-    return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
 GRADIENTS = "gradients"
