@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -112,7 +111,7 @@ def _put_out(folder: CaseFolder, out: Path) -> None:
         ) from error
 
 
-def _for_programs(outcome: MinifyOutcome) -> dict[str, Any]:
+def _for_programs(outcome: MinifyOutcome) -> dict[str, object]:
     """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
     return {
         "path": str(outcome.folder.path),

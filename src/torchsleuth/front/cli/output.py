@@ -11,7 +11,6 @@ import json
 import sys
 import threading
 import time
-from typing import Any
 
 import click
 
@@ -42,7 +41,7 @@ def status(text: str) -> None:
         click.echo(f"\r\x1b[2K{_safe(text)}" if text else "", err=True, nl=not text)
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """One JSON document on stdout; its strings are escaped, so that a terminal obeys none of them."""
     click.echo(json.dumps(document, indent=1))
 
