@@ -27,8 +27,8 @@ from torchsleuth.torch_core.compare.reference.float64 import (
     Dtypes,
     Findings,
     Float64Run,
+    Given,
     Places,
-    Substitute,
     fetch,
     widen,
 )
@@ -395,11 +395,11 @@ class RunWithNoise(Float64Run):
         original: GraphModule,
         dtypes: Dtypes,
         known: Findings,
-        substitute: Substitute,
+        given: Given,
         places: Places,
         source: NoiseSource,
     ) -> None:
-        super().__init__(wide, original, dtypes, substitute, places, source.before_each, notes=False)
+        super().__init__(wide, original, dtypes, given, places, source.before_each, notes=False)
         self.known, self.source = known, source
 
     def spread(self, value: Any, unit: float) -> Any:
@@ -434,8 +434,8 @@ class NoisyRun(RunWithNoise):
     def _with_noise(self, n: Node, step: _Step) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         falls_back = n.name in self.known.fallbacks
-        value = self.substitute(n, args, kwargs) if self.substitute is not None else NotImplemented
-        if value is not NotImplemented:
+        if n.name in self.given:
+            value = self.given[n.name](*args, **kwargs)
             # Not rounded to a grid: that would leave alone whatever happens to lie on it.
             return self.spread(value, widest_unit(self.dtypes.get(n.name))) if falls_back else value
         if step.decision is not None:
