@@ -113,29 +113,6 @@ def test_a_function_of_a_c_extension_is_allowed_in_the_graph(tmp_path):
     assert (tried.status, best["verified"], best["program"]) == (0, True, True), tried.stderr
 
 
-BUCKETS = """
-    import bisect
-    import torch
-
-    EDGES = [1, 4, 16, 64]
-
-    def scaled(x):
-        return x * bisect.bisect_left(EDGES, x.shape[0])
-
-    print(torch.compile(scaled, fullgraph=True, backend="eager")(torch.ones(5)))
-"""
-
-
-def test_a_function_that_the_standard_library_has_in_c_is_captured_from_its_python_text(tmp_path):
-    run_watched(tmp_path, BUCKETS, "--record-only")
-    tried = sleuth("workaround", "last", cwd=tmp_path)
-    best = tried.case["workarounds"][0]
-    assert best["how"].splitlines()[1] == "@torch.compiler.substitute_in_graph(bisect.bisect_left)", (
-        tried.stderr
-    )
-    assert (tried.status, best["verified"], best["program"]) == (0, True, True), tried.stderr
-
-
 UNGUARDED = """
     import torch
 

@@ -18,7 +18,7 @@ def checks(capsys, monkeypatch, tmp_path):
     """Runs the verb with a torch that answers so; its status and what it says by name."""
 
     def run(**answer):
-        monkeypatch.setattr(doctor, "ask_torch", lambda: {**TORCH, **answer})
+        monkeypatch.setattr(doctor, "ask_torch", lambda: doctor.TorchHere(**{**TORCH, **answer}))
         status = main(["doctor", "--json", "--cases", str(tmp_path / "cases")])
         return status, {each["name"]: each for each in json.loads(capsys.readouterr().out)}
 

@@ -84,20 +84,6 @@ def test_what_torch_says_of_functions_it_cannot_look_into_is_tried(capture_case)
     assert allowed.how == "import my.scaling\ntorch.compiler.allow_in_graph(my.scaling.twice)"
 
 
-def test_a_function_in_c_with_a_python_text_in_the_standard_library_is_captured_from_that(capture_case):
-    in_c = (
-        "Developer debug context: module: _bisect, qualname: insort_left, skip reason: cannot determine source file "
-        "for _bisect (likely a C extension or builtin)\n"
-    )
-    alone = in_c.replace("insort_left", "bisect_left")
-    first, *_ = changes_of_program(update_case(capture_case, {"traceback.txt": alone}))
-    assert first.how.startswith(
-        "import bisect\n@torch.compiler.substitute_in_graph(bisect.bisect_left)\ndef bisect_left(a, x, lo=0"
-    )
-    calls_another = changes_of_program(update_case(capture_case, {"traceback.txt": in_c}))
-    assert not any("bisect" in change.how for change in calls_another)
-
-
 def test_a_line_is_rewritten_before_anything_is_left_out(capture_case, tmp_path):
     text = MODEL.replace("return x + 1", "return x if x.sum() > 0 else -x")
     (tmp_path / "model.py").write_text("import torch\n" + text)

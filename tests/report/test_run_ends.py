@@ -10,6 +10,7 @@ from made_cases import WORKAROUNDS, accuracy, hang
 
 from program_runs import run_watched
 from torchsleuth.core.cases.errors import NotWritable
+from torchsleuth.core.protocol.steps import Asked, SearchBegins, Smaller
 from torchsleuth.front.cli import run as run_module
 from torchsleuth.front.cli.output import StatusLine
 from torchsleuth.front.supervise import road
@@ -57,10 +58,10 @@ def test_a_report_that_cannot_be_written_costs_one_sentence(tmp_path, monkeypatc
 
 def test_without_a_terminal_progress_is_a_few_lines(capsys):
     line = StatusLine(60.0)
-    line.hear({"started": 64, "unit": "lines"})
+    line.hear(SearchBegins(64, "lines"))
     for calls in range(63, 0, -1):
-        line.hear({"asked": "statements", "trials": 1})
-        line.hear({"smaller": calls, "reducer": "statements"})
+        line.hear(Asked("statements", 1))
+        line.hear(Smaller("statements", calls))
     said = capsys.readouterr().err.splitlines()
     assert [text.partition("→ ")[2].partition(" ")[0] for text in said] == ["32", "16", "8", "4", "2", "1"]
 

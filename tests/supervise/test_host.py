@@ -18,6 +18,7 @@ from program_runs import run_watched
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.tree import descendants_of
+from torchsleuth.core.protocol.steps import Begins
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 from torchsleuth.front.supervise.host import HostLost, SearchHost, StepRefused
 from torchsleuth.front.supervise.road import blame, find_workarounds, minify
@@ -89,9 +90,10 @@ class Killer:
         self.seen: list[str] = []
 
     def hear(self, message) -> None:
-        if "doing" in message:
-            self.seen.append(message["doing"])
-        if self.left and self.doing in message.get("doing", ""):
+        doing = message.doing if isinstance(message, Begins) else ""
+        if doing:
+            self.seen.append(doing)
+        if self.left and self.doing in doing:
             self.left -= 1
             os.kill(self.host._pid, self.number)
 
@@ -137,7 +139,7 @@ def test_a_host_that_dies_again_leaves_the_best_script_so_far_verified_and_says_
 
     def hear(message):
         killer.hear(message)
-        if "values" in message.get("doing", "") and processes.host.left_out:
+        if isinstance(message, Begins) and "values" in message.doing and processes.host.left_out:
             os.kill(processes.host._pid, signal.SIGKILL)
 
     outcome = minify(at_work(folder, processes, 120, killer.say, hear), 120)

@@ -72,9 +72,9 @@ def workers(tmp_path_factory):
 def test_the_server_is_warm_and_has_one_thread(workers):
     hello = workers.wait_ready(120)
     # A torch built for CUDA may wake the driver when it is imported, which has a thread of its own.
-    assert hello["threads"] == 1 or torch.version.cuda
-    assert hello["torch"] == torch.__version__
-    assert hello["kernel_threads"] >= 1
+    assert hello.threads == 1 or torch.version.cuda
+    assert hello.facts["torch"] == torch.__version__
+    assert hello.facts["kernel_threads"] >= 1
 
 
 def test_a_lowering_that_fails_is_found_with_its_signature(workers):

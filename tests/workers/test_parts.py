@@ -22,6 +22,7 @@ from torchsleuth.core.processes.bounded_output import BoundedOutput
 from torchsleuth.core.processes.limits import Limits, clock_of_a_hang
 from torchsleuth.core.protocol.codec import from_json, to_json
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.protocol.steps import Asked
 from torchsleuth.core.protocol.trials import (
     Outcome,
     Seen,
@@ -32,10 +33,10 @@ from torchsleuth.script_runtime.signature import Signature
 LOWERING = Signature("compile_error", "compile", ("torch._inductor.exc.LoweringException", "KeyError"))
 
 
-@given(messages=st.lists(st.dictionaries(st.text(max_size=5), st.integers())), size=st.integers(1, 20))
+@given(messages=st.lists(st.builds(Asked, st.text(max_size=5), st.integers())), size=st.integers(1, 20))
 def test_messages_arrive_whole_however_they_are_cut(messages, size):
     stream = b"".join(frame(message) for message in messages)
-    frames = Frames()
+    frames = Frames(Asked)
     arrived = [m for at in range(0, len(stream), size) for m in frames.feed(stream[at : at + size])]
     assert arrived == messages
 

@@ -16,11 +16,10 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.tree import be_first_to_go, bound_processes, die_with
 from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.core.protocol.frames import Frames, frame, write_all
-from torchsleuth.core.protocol.trials import Outcome, Trial
+from torchsleuth.core.protocol.trials import Outcome, Phase, RunTrial, Trial
 
 # Asks a process that takes too long where it is; Python's handler answers even while the GIL is held.
 WHERE_ARE_YOU = signal.SIGUSR2
@@ -51,26 +50,26 @@ def isolate(server: int, inherited: Iterable[int], output: int) -> None:
 
 def trials_from(commands: int) -> Iterator[Trial]:
     """The trials that come over the descriptor; this process is bounded as the first of them says."""
-    frames = Frames()
+    frames = Frames(RunTrial)
     bounded = False
     while data := os.read(commands, 1 << 18):
         for message in frames.feed(data):
             if not bounded:
                 be_first_to_go()
-                limits = Limits.from_json(message["limits"])
+                limits = message.limits
                 bound_processes(limits.processes)
                 signal.setitimer(signal.ITIMER_PROF, limits.cpu or 0.0)  # ends the process when it rings
                 faulthandler.enable()
                 faulthandler.register(WHERE_ARE_YOU, all_threads=True)
                 bounded = True
-            yield from_json(Trial, json.loads(message["trial"]))
+            yield from_json(Trial, json.loads(message.trial))
 
 
 def run_and_tell(call: str, trial: Trial, results: int) -> None:
     """Runs the named function on the trial and writes its outcome to the descriptor `results`."""
 
     def announce(phase: str) -> None:
-        write_all(results, frame({"phase": phase}))
+        write_all(results, frame(Phase(phase)))
 
     try:
         outcome = named_function(call)(trial, announce)
@@ -85,4 +84,4 @@ def run_and_tell(call: str, trial: Trial, results: int) -> None:
             stream.flush()
         except Exception:  # the trial may have closed or replaced it
             pass
-    write_all(results, frame({"outcome": outcome.to_json()}))
+    write_all(results, frame(outcome))

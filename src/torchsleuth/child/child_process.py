@@ -15,7 +15,7 @@ from torchsleuth.core.processes.bounded_output import BoundedOutput
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.stopwatch import Stopwatch
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames
-from torchsleuth.core.protocol.trials import Outcome, Seen
+from torchsleuth.core.protocol.trials import FROM_CHILD, Good, Learned, Outcome, Phase, Seen
 from torchsleuth.script_runtime.signature import Signature
 
 SETUP = "setup"
@@ -79,7 +79,7 @@ class ChildProcess:
     # What a process that was sent to find something out came back with.
     learned: Any = None
     printed: BoundedOutput = field(default_factory=lambda: BoundedOutput(0))
-    frames: Frames = field(default_factory=Frames)
+    frames: Frames = field(default_factory=lambda: Frames(*FROM_CHILD))
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
@@ -101,19 +101,19 @@ class ChildProcess:
         return True, any(heeded)
 
     def _heed(self, message: Any) -> bool:
-        if self.job is None or not isinstance(message, dict):
+        if self.job is None:
             return False
-        if "phase" in message:
-            self.job.enter(str(message["phase"]))
-        elif "outcome" in message and self.job.ended is None:
-            self.job.outcome = Outcome.from_json(message["outcome"])
+        if isinstance(message, Phase):
+            self.job.enter(message.name)
+        elif isinstance(message, Outcome) and self.job.ended is None:
+            self.job.outcome = message
             self.job.enter(SETUP)
             return self.serves == ONCE
-        elif "learned" in message:
-            self.learned = message["learned"]
+        elif isinstance(message, Learned):
+            self.learned = message.what
             return True
-        elif "good" in message:
-            self.ready = bool(message["good"])
+        elif isinstance(message, Good):
+            self.ready = message.good
             return True
         return False
 

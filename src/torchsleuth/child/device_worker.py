@@ -13,7 +13,7 @@ import sys
 from torchsleuth.child.child import named_function, run_and_tell, trials_from
 from torchsleuth.core.processes.tree import die_with
 from torchsleuth.core.protocol.frames import frame, write_all
-from torchsleuth.core.protocol.trials import Question
+from torchsleuth.core.protocol.trials import Good, Question
 
 
 def main(arguments: list[str]) -> None:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
         stays = not trial.embedded or trial.question is Question.SHAPES
         stays = stays and trial.question is not Question.PROGRAM
         good = stays and bool(named_function(still_good)())
-        write_all(results, frame({"good": good}))
+        write_all(results, frame(Good(good)))
         if not good:
             break
     os._exit(0)

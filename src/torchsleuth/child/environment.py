@@ -14,7 +14,6 @@ from pathlib import Path
 from torchsleuth.child.child_process import DEVICE, ONCE, SHAPES
 from torchsleuth.core.processes.starting import fresh_environment, sees_devices
 from torchsleuth.core.protocol.trials import Question, Trial
-from torchsleuth.torch_internals.compile_stages import failing_stage
 
 _INDUCTOR = re.compile(r"inductor|compile_fx|torch\.compile")
 _ACCELERATOR = re.compile(r"\b(?:cuda|hip|xpu|mps|hpu|npu|mtia)\b")
@@ -77,5 +76,9 @@ def needs_kernels(trial: Trial) -> bool:
         return False
     if trial.settings.backend != "inductor" and not _INDUCTOR.search(trial.embedded):
         return False
-    early = trial.stop_early and expected.kind == "compile_error"
-    return not (early and failing_stage(expected.exceptions, expected.frames) in ("joint", "lowering"))
+    if not (trial.stop_early and expected.kind == "compile_error"):
+        return True
+    # It loads torch, which a process that asks nothing of the kind has no other need of.
+    from torchsleuth.torch_internals.compile_stages import failing_stage
+
+    return failing_stage(expected.exceptions, expected.frames) not in ("joint", "lowering")

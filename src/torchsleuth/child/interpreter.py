@@ -12,11 +12,13 @@ import os
 import runpy
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from torchsleuth.child.child import named_function
 from torchsleuth.child.server import Server
 from torchsleuth.core.processes.tree import TOKEN, adopt_orphans, mark_this_process
+from torchsleuth.core.protocol.forks import Become
 from torchsleuth.torch_internals.kernel_builds import (
     forget_where_named,
     noted_answers,
@@ -42,8 +44,7 @@ def main(arguments: list[str]) -> None:
     gc.freeze()
     # What only kernels need is prepared while the first forks work.
     server = Server(control, after_fork=_once(prepare_kernels))
-    server.tell({"ready": os.getpid()})
-    _become(server.loop())
+    _become(*server.loop())
 
 
 def _once(function: Any) -> Any:
@@ -51,31 +52,31 @@ def _once(function: Any) -> Any:
     return lambda: left.pop()() if left else None
 
 
-def _become(order: dict[str, Any]) -> None:
+def _become(order: Become, descriptors: Sequence[int]) -> None:
     """Runs a script as `python script` would, or calls the function that is named, in place of what was here."""
-    for descriptor, name in ((1, order["stdout"]), (2, order["stderr"])):
+    for descriptor, name in ((1, order.stdout), (2, order.stderr)):
         opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(opened, descriptor)
         os.close(opened)
     silence = os.open(os.devnull, os.O_RDONLY)
     os.dup2(silence, 0)
     os.close(silence)
-    for name, value in order["environment"].items():
+    for name, value in order.environment.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    if "call" in order:
+    if order.call:
         mark_this_process(os.environ.get(TOKEN, ""))
-        numbers = [f"--control={number}" for number in order["descriptors"]]
-        named_function(order["call"])([*numbers, *order["arguments"]])
+        numbers = [f"--control={number}" for number in descriptors]
+        named_function(order.call)([*numbers, *order.arguments])
         return
     heed_compile_disable()
     # Its arguments, its folder first on the path, and its name.
-    sys.argv[:] = [order["script"], *order["arguments"]]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(order["script"])))
-    with open(order["script"], encoding="utf-8") as file:
+    sys.argv[:] = [order.script, *order.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(order.script)))
+    with open(order.script, encoding="utf-8") as file:
         forget_where_named(file.read())
-    runpy.run_path(order["script"], run_name="__main__")
+    runpy.run_path(order.script, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -40,8 +40,18 @@ from torchsleuth.core.processes.tree import (
     resident_bytes,
     tasks_running,
 )
-from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.forks import Become, Ended, Forked, Join, Kill
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame, write_all
+from torchsleuth.core.protocol.trials import (
+    ORDERS,
+    Cancel,
+    Good,
+    Hello,
+    Learned,
+    RunTrial,
+    TrialDone,
+    TrialStarted,
+)
 
 # Memory grows by at most a gigabyte or two per second, a fork bomb by some hundred processes: both stay bounded.
 TICK = 0.05
@@ -62,11 +72,11 @@ class Client:
     """Someone who gives orders over a socket: the parent, or whom the parent let join."""
 
     control: socket.socket
-    frames: Frames = field(default_factory=Frames)
+    frames: Frames = field(default_factory=lambda: Frames(*ORDERS))
     # Descriptors that came and were not asked for yet.
     handed: list[int] = field(default_factory=list)
 
-    def tell(self, message: dict[str, Any]) -> bool:
+    def tell(self, message: object) -> bool:
         """Sends a message; False where nobody is there any more."""
         try:
             self.control.sendall(frame(message))
@@ -83,10 +93,9 @@ class Client:
         except (OSError, BrokenFrame):
             return None
 
-    def taken(self, message: dict[str, Any]) -> list[int]:
+    def taken(self, message: Join | Become) -> list[int]:
         """The descriptors that came with an order."""
-        count = message.get("descriptors", 0)
-        taken, self.handed[:] = self.handed[:count], self.handed[count:]
+        taken, self.handed[:] = self.handed[: message.descriptors], self.handed[message.descriptors :]
         return taken
 
 
@@ -117,13 +126,13 @@ class Server:
         self.children: dict[int, ChildProcess] = {}
         # Processes that became something else: who asked for them, and under which number.
         self.others: dict[int, tuple[Client, int]] = {}
-        self.order: dict[str, Any] | None = None
+        self.order: tuple[Become, list[int]] | None = None
         self.sent = False
         # Whether trials can do without what the learner will tell: they are slower then, but need not wait.
         self.knows_enough = False
         self.learner: ChildProcess | None = None
         # Trials that get as far as the C++ compiler, until the learner has told what it can do.
-        self.waiting: list[dict[str, Any]] = []
+        self.waiting: list[RunTrial] = []
         self.tasks_at_rest = tasks_running()
         self.next_watch = 0.0
         self.wake, self.wakes = os.pipe()
@@ -137,12 +146,13 @@ class Server:
 
     # -- hearing
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, message: object) -> None:
         if not self.client.tell(message):
             self.end()
 
-    def loop(self) -> dict[str, Any]:
-        """Serves until the parent is gone. In a process that is to become something else it returns that order."""
+    def loop(self) -> tuple[Become, list[int]]:
+        """Serves until the parent is gone. In a process that is to become something else it returns that order, and the
+        descriptors that came with it."""
         while True:
             self.keep_one_ready()
             busy = any(child.job for child in self.children.values())
@@ -177,20 +187,21 @@ class Server:
             self.leave(client)
             return
         for message in messages:
-            if "cancel" in message:
-                self.cancel(message["cancel"])
-            elif "kill" in message:
-                self.kill_others(client, message["kill"])
-            elif "join" in message:
-                self.join(client.taken(message)[0])
-            elif "become" in message:
-                self.fork_other(client, message)
-                if self.order is not None:
-                    return
-            elif message["kernels"] and self.learning():
-                self.waiting.append(message)
-            else:
-                self.start(message)
+            match message:
+                case Cancel():
+                    self.cancel(message.number)
+                case Kill():
+                    self.kill_others(client, message.number)
+                case Join():
+                    self.join(client.taken(message)[0])
+                case Become():
+                    self.fork_other(client, message)
+                    if self.order is not None:
+                        return
+                case RunTrial() if message.kernels and self.learning():
+                    self.waiting.append(message)
+                case RunTrial():
+                    self.start(message)
 
     def join(self, descriptor: int) -> None:
         client = Client(socket.socket(fileno=descriptor))
@@ -211,13 +222,13 @@ class Server:
             if asked_by is client and number in (None, asked_as):
                 kill_group(pid)
 
-    def fork_other(self, client: Client, message: dict[str, Any]) -> None:
+    def fork_other(self, client: Client, message: Become) -> None:
         """Forks a process that leaves this loop with its order, and keeps nothing of ours."""
         descriptors = client.taken(message)
         pid = os.fork()
         if pid:
-            self.others[pid] = client, message["number"]
-            client.tell({"forked": message["number"], "pid": pid})
+            self.others[pid] = client, message.number
+            client.tell(Forked(message.number, pid))
             for descriptor in descriptors:
                 os.close(descriptor)
             self.after_fork()
@@ -231,24 +242,24 @@ class Server:
         held = [d for child in self.children.values() for d in child.descriptors]
         for descriptor in (self.wake, self.wakes, *held):
             os.close(descriptor)
-        self.order = {**message["become"], "descriptors": descriptors}
+        self.order = message, descriptors
 
     def cancel(self, number: int) -> None:
-        if any(message["number"] == number for message in self.waiting):
-            self.waiting = [message for message in self.waiting if message["number"] != number]
-            self.tell({"done": number, "outcome": None, "phase": "queued"})
+        if any(message.number == number for message in self.waiting):
+            self.waiting = [message for message in self.waiting if message.number != number]
+            self.tell(TrialDone(number, None, "queued"))
         for child in self.children.values():
             if child.job and child.job.number == number:
                 self.kill(child, "cancel")
 
     # -- starting
 
-    def start(self, message: dict[str, Any]) -> None:
-        serves = message["serves"]
+    def start(self, message: RunTrial) -> None:
+        serves = message.serves
         child = next((c for c in self.children.values() if c.ready and c.serves == serves), None)
         child = child or self.made(serves)
-        child.take(Job(message["number"], Limits.from_json(message["limits"]), child.pid))
-        self.tell({"started": message["number"], "pid": child.pid})
+        child.take(Job(message.number, message.limits, child.pid))
+        self.tell(TrialStarted(message.number, child.pid))
         try:
             write_all(child.commands, frame(message))
         except OSError:  # it has just died: its end will be noticed as that of this job
@@ -267,7 +278,7 @@ class Server:
     def many_trials(self, commands: int, results: int) -> None:
         for trial in trials_from(commands):
             run_and_tell(str(self.call), trial, results)
-            write_all(results, frame({"good": True}))
+            write_all(results, frame(Good(True)))
 
     def keep_one_ready(self) -> None:
         """One process more than works, so that no trial waits for a fork, or for a device to be set up again."""
@@ -299,7 +310,7 @@ class Server:
         if self.learn and not self.sent:
             self.sent = True
             learn = named_function(self.learn.split(",")[0])
-            self.learner = self.fork(lambda _, results: write_all(results, frame({"learned": learn()})))
+            self.learner = self.fork(lambda _, results: write_all(results, frame(Learned(learn()))))
             self.learner.take(Job(LEARNER, Limits(), self.learner.pid))
         return self.learner is not None and not self.knows_enough
 
@@ -328,7 +339,7 @@ class Server:
         job, child.job = child.job, None
         if job is not None:
             outcome = None if job.ended == "cancel" else outcome_of(job, status, child.printed.text())
-            self.tell({"done": job.number, "outcome": to_json(outcome), "phase": job.phase})
+            self.tell(TrialDone(job.number, outcome, job.phase))
 
     def kill(self, child: ChildProcess, why: str) -> None:
         if child.job is None or child.job.ended is not None:
@@ -356,7 +367,7 @@ class Server:
             elif pid in self.others:
                 kill_group(pid)  # what it started goes with it
                 client, number = self.others.pop(pid)
-                client.tell({"done": number, "code": code})
+                client.tell(Ended(number, code))
         if ended:
             self.end_orphans()
 
@@ -480,7 +491,7 @@ def main(arguments: list[str]) -> None:
     )
     server.knows_enough = bool(facts.get("vector_instructions_known"))
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
-    server.tell({"hello": {"seconds": time.monotonic() - started, "threads": threads, **facts}})
+    server.tell(Hello(time.monotonic() - started, threads, facts))
     server.loop()
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.starting import (
@@ -38,6 +38,7 @@ from torchsleuth.core.processes.tree import (
     send,
     started_at,
 )
+from torchsleuth.core.protocol.forks import Become, Ended, Forked, Join, Kill
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 
 POLL_SECONDS = 0.02
@@ -82,7 +83,7 @@ class PreparedInterpreter:
     def _set_up(self, environment: Mapping[str, str] | None) -> None:
         self._environment = dict(os.environ if environment is None else environment)
         self._lock = threading.Lock()
-        self._frames = Frames()
+        self._frames = Frames(Forked, Ended)
         self._codes: dict[int, int] = {}
         self._pids: dict[int, int] = {}
         self._numbers = 0
@@ -107,7 +108,7 @@ class PreparedInterpreter:
     def join(self) -> socket.socket:
         """One end of a socket over which another process may ask for forks; those end when it is closed."""
         ours, theirs = socket.socketpair()
-        self._say({"join": True, "descriptors": 1}, [theirs])
+        self._say(Join(), [theirs])
         theirs.close()
         return ours
 
@@ -119,18 +120,19 @@ class PreparedInterpreter:
         err: Path,
         cache: Path,
         environment: Mapping[str, str] | None = None,
-    ) -> Forked:
+    ) -> ForkedProcess:
         """Forks a process that goes on as `python script arguments` would, with more variables in its `environment`;
         raises `NotThere` where it cannot."""
         restored = (*_ONE_THREAD, *(() if self.hides_devices else without_devices()), TOKEN)
         changed = {name: self._environment.get(name) for name in restored}
-        order = {
-            "script": str(script.absolute()),
-            "arguments": list(arguments),
-            "stdout": str(out),
-            "stderr": str(err),
-            "environment": {**changed, "TORCHINDUCTOR_CACHE_DIR": str(cache), **(environment or {})},
-        }
+        order = Become(
+            self._next_number(),
+            str(out),
+            str(err),
+            tuple(arguments),
+            {**changed, "TORCHINDUCTOR_CACHE_DIR": str(cache), **(environment or {})},
+            script=str(script.absolute()),
+        )
         return self._forked(order)
 
     def fork_call(
@@ -140,16 +142,18 @@ class PreparedInterpreter:
         controls: Sequence[socket.socket],
         environment: Mapping[str, str],
         log: Path,
-    ) -> Forked:
+    ) -> ForkedProcess:
         """Forks a process that calls `call(["--control=N", ..., *arguments])`, N being its copies of `controls`."""
         gone = {name: None for name in self._started_with if name not in environment}
-        order = {
-            "call": call,
-            "arguments": list(arguments),
-            "stdout": str(log),
-            "stderr": str(log),
-            "environment": {**gone, **environment},
-        }
+        order = Become(
+            self._next_number(),
+            str(log),
+            str(log),
+            tuple(arguments),
+            {**gone, **environment},
+            call=call,
+            descriptors=len(controls),
+        )
         return self._forked(order, controls)
 
     def close(self) -> None:
@@ -175,14 +179,16 @@ class PreparedInterpreter:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
 
-    def _forked(self, order: Mapping[str, Any], handed: Sequence[socket.socket] = ()) -> Forked:
+    def _next_number(self) -> int:
         with self._lock:
             self._numbers += 1
-            number = self._numbers
-        self._say({"become": order, "number": number, "descriptors": len(handed)}, handed)
-        return Forked(self, number)
+            return self._numbers
 
-    def _say(self, message: Mapping[str, Any], handed: Sequence[socket.socket] = ()) -> None:
+    def _forked(self, order: Become, handed: Sequence[socket.socket] = ()) -> ForkedProcess:
+        self._say(order, handed)
+        return ForkedProcess(self, order.number)
+
+    def _say(self, message: Join | Become | Kill, handed: Sequence[socket.socket] = ()) -> None:
         data = frame(message)
         try:
             with self._lock:
@@ -199,10 +205,10 @@ class PreparedInterpreter:
                 self._control.setblocking(False)
                 while data := self._control.recv(1 << 16):
                     for message in self._frames.feed(data):
-                        if "done" in message:
-                            self._codes[message["done"]] = message["code"]
-                        elif "forked" in message:
-                            self._pids[message["forked"]] = message["pid"]
+                        if isinstance(message, Ended):
+                            self._codes[message.number] = message.code
+                        else:
+                            self._pids[message.number] = message.pid
                 if number not in self._codes:
                     raise NotThere
             except BlockingIOError:
@@ -216,7 +222,7 @@ class NotThere(Exception):
     """The interpreter that was to be forked is gone."""
 
 
-class Forked:
+class ForkedProcess:
     """A process forked from that interpreter; used as `Popen` is."""
 
     def __init__(self, home: PreparedInterpreter, number: int) -> None:
@@ -247,7 +253,7 @@ class Forked:
     def kill(self) -> None:
         """Ends it and everything in its session."""
         try:
-            self._home._say({"kill": self.number})
+            self._home._say(Kill(self.number))
         except NotThere:  # it went with its parent
             pass
 

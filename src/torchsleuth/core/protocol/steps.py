@@ -1,12 +1,83 @@
-"""What the search host hands to the front once a case is small: scripts, and how they are to be verified."""
+"""What the front and its search host say to each other: an order for one step, and what is seen while it is done."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchsleuth.core.changes import Change
 
 # In a case: the script that shows the failure, and the folder of those that may become it.
 REPRO = "repro.py"
 CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One step (see `search.host.steps`), what it is about, and the seconds it may take.
+
+    `leave_out` is what hosts before this one were doing when they ended.
+    """
+
+    step: str
+    budget: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    leave_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostStarted:
+    """The host's process, by its number."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Begins:
+    """What the host is about to do: should it end in that, the next one leaves it out."""
+
+    doing: str
+
+
+@dataclass(frozen=True)
+class Says:
+    """A sentence for the person."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class SearchBegins:
+    """How large the failing graph (in "calls") or program (in "lines") is before the search."""
+
+    size: int
+    unit: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A reducer has asked so many trials."""
+
+    reducer: str
+    trials: int
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A reducer has made it smaller."""
+
+    reducer: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Analyzing:
+    """How far a phase of the analysis has come, in values."""
+
+    phase: str
+    done: int
+    of: int
 
 
 @dataclass(frozen=True)
@@ -41,3 +112,34 @@ class Verification:
     at_once: int = 3
     always: bool = True
     in_eager: bool = True
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why the step cannot be done, in a sentence, and the exit status that goes with it."""
+
+    sentence: str
+    status: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The step is done: what the front needs of it at once and cannot read from the case.
+
+    `case` is where an adopted script became one. Of a search: a row for each reducer, seconds by what took them, what
+    may vary, what else was seen. `changes` are what was changed for each workaround that the case then has.
+    """
+
+    case: str = ""
+    reducers: tuple[Mapping[str, Any], ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    explanation: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+
+Seen = Begins | Says | SearchBegins | Asked | Smaller | Analyzing | Verification
+FROM_HOST = (
+    *(HostStarted, Begins, Says, SearchBegins, Asked, Smaller, Analyzing, Verification),
+    *(Refused, Done),
+)

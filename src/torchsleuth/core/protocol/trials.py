@@ -1,4 +1,4 @@
-"""The contract between whoever searches and whoever runs: one Trial in, one Outcome out.
+"""The contract between whoever searches and whoever runs: one Trial in, one Outcome out, and the messages around them.
 
 A Trial is plain data, so that it can go to another process or machine: a graph as source, its inputs by
 description (values lie in a tensor store both sides can read), the settings, and the failure looked for. An
@@ -17,6 +17,8 @@ from typing import Any
 from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.criteria import SAME
+from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol import forks
 from torchsleuth.core.protocol.codec import from_json, plain
 from torchsleuth.script_runtime.signature import Signature
 
@@ -148,18 +150,99 @@ class Outcome:
         return self.signature is not None and SAME.same(expected, self.signature)
 
     def to_json(self) -> dict[str, Any]:
-        """As messages and logs of trials have it: what was seen, and the value, are `more`.
+        """As messages and logs of trials have it, which hold what was seen as `more`, and no more of it than there is.
 
         >>> Outcome(None, 0.1, seen=Seen(cpu=2.0)).to_json()["more"]
         {'cpu': 2.0}
         """
         seen = {name: given for name, given in plain(self.seen).items() if given != _NOTHING_SEEN[name]}
-        doc = {**plain(self), "seconds": round(self.seconds, 4), "more": {**seen, **self.value}}
-        return {name: doc[name] for name in ("signature", "seconds", "error", "text", "more")}
+        doc = {**plain(self), "seconds": round(self.seconds, 4), "more": seen}
+        return {name: doc[name] for name in ("signature", "seconds", "error", "text", "more", "value")}
 
     @staticmethod
     def from_json(doc: Mapping[str, Any]) -> Outcome:
         """What `to_json` wrote: `Outcome.from_json(Outcome(None, 0.1).to_json()).seconds == 0.1`."""
-        more = doc["more"]
-        value = {name: given for name, given in more.items() if name not in _NOTHING_SEEN}
-        return from_json(Outcome, {**doc, "seen": more, "value": value})
+        return from_json(Outcome, {**doc, "seen": doc["more"]})
+
+
+# -- what is asked of the server of trials, and what it says
+
+
+@dataclass(frozen=True)
+class RunTrial:
+    """A trial is to be run. It is text on its way, which only the process that runs it reads.
+
+    `serves` is the kind of process for it (`child.process`); `kernels` where it may get as far as the C++ compiler.
+    """
+
+    number: int
+    trial: str
+    limits: Limits
+    serves: str
+    kernels: bool
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The trial of that number is not wanted any more."""
+
+    number: int
+
+
+ORDERS = (RunTrial, Cancel, forks.Join, forks.Become, forks.Kill)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The server is ready: how long that took, how many threads it has, and what its warm-up found out."""
+
+    seconds: float = 0.0
+    threads: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrialStarted:
+    """The trial of that number has a process."""
+
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class TrialDone:
+    """What came of the trial of that number, None where it was cancelled, and the phase it was in at the end."""
+
+    number: int
+    outcome: Outcome | None
+    phase: str
+
+
+FROM_SERVER = (Hello, TrialStarted, TrialDone)
+
+
+# -- what the process that runs a trial says
+
+
+@dataclass(frozen=True)
+class Phase:
+    """It enters a phase, whose clock begins."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Good:
+    """Whether it can run another trial."""
+
+    good: bool
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a process that was sent to find something out came back with."""
+
+    what: Any
+
+
+FROM_CHILD = (Phase, Outcome, Good, Learned)

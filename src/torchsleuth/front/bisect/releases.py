@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torchsleuth.core.cases.model import Case
 from torchsleuth.core.criteria import Answer
@@ -107,9 +107,10 @@ class Bisection(ReleaseFinding):
     error: str | None = None
     of: str | None = None  # names script, index and Python: answers count again only for the same
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values; `bisection_of` reads them back."""
-        return plain(self)
+        document: dict[str, object] = plain(self)
+        return document
 
 
 class Runner(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -20,6 +19,7 @@ from torchsleuth.core.cases.analysis import (
 from torchsleuth.core.cases.door import NotRead
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
+from torchsleuth.core.protocol.steps import Analyzing, Says, Seen
 from torchsleuth.front.cli.options import Function, budget_option, cases_option, json_option, workers_option
 from torchsleuth.front.cli.output import print_json, say, show, status
 from torchsleuth.front.cli.wanted import agree_to, known_case, yes_option
@@ -151,14 +151,14 @@ class PhaseLine:
         self.live = sys.stderr is not None and sys.stderr.isatty()
         self.phase = ""
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """What the search host tells: `line.hear({"phase": "local", "done_values": 3, "of": 10})`."""
-        if "said" in message:
+    def hear(self, message: Seen) -> None:
+        """What the search host tells: `line.hear(Analyzing("local", 3, 10))`."""
+        if isinstance(message, Says):
             self.end()
-            say(message["said"])
-        if "phase" not in message:
+            say(message.text)
+        if not isinstance(message, Analyzing):
             return
-        phase, done, of = message["phase"], message["done_values"], message["of"]
+        phase, done, of = message.phase, message.done, message.of
         doing = DOING.get(phase, phase)
         if not self.live:
             if phase != self.phase:

@@ -28,6 +28,7 @@ import torchsleuth
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.front.cli.options import cases_option, json_option
 from torchsleuth.front.cli.output import print_json, show, status
 from torchsleuth.torch_core.backends.catalog import CATALOG
@@ -132,26 +133,26 @@ def _torch() -> list[Check]:
         torch = ask_torch()
     except TorchUnfit as why:
         return [Check("torch", False, str(why))]
-    release = tuple(int(part) for part in torch["torch"].split("+")[0].split(".")[:2] if part.isdigit())
+    release = tuple(int(part) for part in torch.torch.split("+")[0].split(".")[:2] if part.isdigit())
     fits = release >= (2, 11)
     remedy = "its compiler can be watched" if fits else "pip install --upgrade 'torch>=2.11'"
-    found = [Check("torch", fits, f"{torch['torch']} (2.11 or later is needed); {remedy}")]
+    found = [Check("torch", fits, f"{torch.torch} (2.11 or later is needed); {remedy}")]
     found.append(_accelerator(torch))
-    if torch["device"]:
+    if torch.device:
         fix = "not found; Inductor cannot compile for the GPU: pip install triton"
-        broken = not torch["triton"] or torch["triton"].startswith("broken")
-        found.append(Check("triton", not broken, torch["triton"] or fix))
+        broken = not torch.triton or torch.triton.startswith("broken")
+        found.append(Check("triton", not broken, torch.triton or fix))
     return found
 
 
-def _accelerator(torch: dict[str, str | None]) -> Check:
-    if torch["device"]:
-        return Check("accelerator", True, f"{torch['device']}; a kernel ran on it")
-    if torch["device_error"]:
-        text = f"there is one, but no kernel runs on it ({torch['device_error']}): check the driver"
+def _accelerator(torch: TorchHere) -> Check:
+    if torch.device:
+        return Check("accelerator", True, f"{torch.device}; a kernel ran on it")
+    if torch.device_error:
+        text = f"there is one, but no kernel runs on it ({torch.device_error}): check the driver"
         return Check("accelerator", False, text)
     text = "no CUDA device; CPU failures only"
-    if torch["built_for"] is None and shutil.which("nvidia-smi"):
+    if torch.built_for is None and shutil.which("nvidia-smi"):
         text += ". This torch is built without CUDA: see pytorch.org for the one that fits your driver"
     return Check("accelerator", False, text, needed=False)
 
@@ -232,9 +233,22 @@ class TorchUnfit(SleuthError):
     """There is no torch here whose compiler can be watched."""
 
 
-def ask_torch() -> dict[str, Any]:
-    """Version, device, Triton, backends and modes, once every hook was put in: `ask_torch()["torch"]`."""
-    return _ask(_CHECK)
+@dataclass(frozen=True)
+class TorchHere:
+    """What torch says of itself. `built_for` is a CUDA version; `device_error` why no kernel runs on the device."""
+
+    torch: str
+    built_for: str | None = None
+    device: str | None = None
+    device_error: str | None = None
+    triton: str | None = None
+    backends: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+
+
+def ask_torch() -> TorchHere:
+    """Version, device, Triton, backends and modes, once every hook was put in: `ask_torch().torch`."""
+    return from_json(TorchHere, _ask(_CHECK))
 
 
 def ask_torch_names() -> dict[str, Any]:

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Mapping
 
 import click
 
 from torchsleuth.core.changes import NOTHING, Change
-from torchsleuth.front.cli.observed import ProgramToObserve, observed_run, program_to_observe, say_no_graph
+from torchsleuth.front.cli.observed import (
+    ObservedRun,
+    ProgramToObserve,
+    observed_run,
+    program_to_observe,
+    say_no_graph,
+)
 from torchsleuth.front.cli.options import ProgramCommand, budget_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.observe.breaks import break_lines, breaks_of
@@ -39,17 +46,32 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool) -> int:
     """
     with observed_run(program, ("breaks",), change=Change(fullgraph=fullgraph)) as run:
         found = breaks_of(run.events)
-        document = {**run.facts(), **found.to_json()}
-        run.keep("breaks.json", document)
-        if not found.breaks and not found.graphs:
-            say_no_graph(program, run)
-        if program.as_json:
-            print_json(document)
-        elif found.breaks or found.graphs:
-            for line in break_lines(found, shorter):
-                show(line)
-        say(f"all of it is in {shorter(str(run.folder / 'breaks.json'))}")
+        seen = bool(found.breaks or found.graphs)
+        lines = break_lines(found, shorter) if seen else ()
+        _tell(program, run, "breaks.json", found.to_json(), lines, no_graph=not seen)
     return run.status
+
+
+def _tell(
+    program: ProgramToObserve,
+    run: ObservedRun,
+    name: str,
+    found: Mapping[str, object],
+    lines: Iterable[str],
+    *,
+    no_graph: bool,
+) -> None:
+    """Keeps what was found in the run's folder, and shows it as the person asked for it."""
+    document = {**run.facts(), **found}
+    run.keep(name, document)
+    if no_graph:
+        say_no_graph(program, run)
+    if program.as_json:
+        print_json(document)
+    else:
+        for line in lines:
+            show(line)
+    say(f"all of it is in {shorter(str(run.folder / name))}")
 
 
 def shorter(path: str) -> str:
@@ -90,16 +112,9 @@ def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> i
                     deadline=time.monotonic() + budget,
                     note=say,
                 )
-        document = {**run.facts(), **found.to_json()}
-        run.keep("recompiles.json", document)
-        if not found.compiles and not found.functions:
-            say_no_graph(program, run)
-        if program.as_json:
-            print_json(document)
-        elif found.compiles:
-            for line in recompile_lines(found, shorter):
-                show(line)
-        say(f"all of it is in {shorter(str(run.folder / 'recompiles.json'))}")
+        lines = recompile_lines(found, shorter) if found.compiles else ()
+        no_graph = not found.compiles and not found.functions
+        _tell(program, run, "recompiles.json", found.to_json(), lines, no_graph=no_graph)
     return run.status
 
 
@@ -117,13 +132,14 @@ def profile_verb(program: ProgramToObserve) -> int:
     """
     with observed_run(program, ("times",)) as run:
         profile = profile_of(run.events, only_known=program.only is not None)
-        files = {"times.json": {**run.facts(), **profile.to_json()}, **profile_files(profile)}
+        document = {**run.facts(), **profile.to_json()}
+        files = {"times.json": document, **profile_files(profile)}
         for name, result in files.items():
             run.keep(name, result)
         if not profile.steps:
             say_no_graph(program, run)
         if program.as_json:
-            print_json({**files["times.json"], "files": list(files)})
+            print_json({**document, "files": list(files)})
         elif profile.steps:
             show("\n".join(profile_lines(profile)), lines=True)
             say(f"kept in {run.folder}: {', '.join(files)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -112,13 +111,13 @@ def _put_out(folder: CaseFolder, out: Path) -> None:
         ) from error
 
 
-def _for_programs(outcome: MinifyOutcome) -> dict[str, Any]:
+def _for_programs(outcome: MinifyOutcome) -> dict[str, object]:
     """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
     return {
         "path": str(outcome.folder.path),
         "form": outcome.repro.script.form if outcome.repro else None,
-        "seconds": {**outcome.told.get("seconds", {}), "whole": outcome.seconds},
-        "reducers": outcome.told.get("reducers", []),
+        "seconds": {**outcome.told.seconds, "whole": outcome.seconds},
+        "reducers": list(outcome.told.reducers),
     }
 
 
@@ -133,14 +132,14 @@ def show_result(outcome: MinifyOutcome) -> None:
         f"{size}, {minified.queries} trials, "
         f"{outcome.seconds:.1f} s; failed the same way in {repro.reproduced} of {len(repro.runs)} fresh processes"
     )
-    for sentence in outcome.told.get("explanation", ()):
+    for sentence in outcome.told.explanation:
         show(f"  {sentence}")
-    for other in outcome.told.get("also", ()):
+    for other in outcome.told.also:
         show(f"  another failure was met on the way and kept under also/: {other}")
     gone = "calls gone" if minified.calls is not None else "      gone"
     show()
     show(f"reducer                 trials  kept  {gone}  seconds")
-    for row in outcome.told.get("reducers", ()):
+    for row in outcome.told.reducers:
         if row["queries"]:
             show(
                 f"{row['reducer']:<22}  {row['queries']:>6}  {row['successes']:>4}  "

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -30,7 +29,14 @@ from torchsleuth.core.cases.runs import run_folder, write_result
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.changes import NOTHING, Change, merged
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
-from torchsleuth.front.cli.options import STDERR, cases_option, json_option, module_option, program_line
+from torchsleuth.front.cli.options import (
+    STDERR,
+    Function,
+    cases_option,
+    json_option,
+    module_option,
+    program_line,
+)
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
 from torchsleuth.front.supervise.leftovers import new_spool
@@ -38,7 +44,7 @@ from torchsleuth.front.supervise.program import Supervised, supervise
 
 MOST_FAILURES_SAID = 5
 
-same_random_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+same_random_option: Callable[[Function], Function] = click.option(
     "--same-random",
     is_flag=True,
     envvar="TORCHSLEUTH_SAME_RANDOM",
@@ -83,7 +89,7 @@ class ObservedRun:
     def status(self) -> int:
         return 0 if self.late else self.program_status
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What every document about a run begins with."""
         return {
             "run": self.id,
@@ -95,7 +101,7 @@ class ObservedRun:
             "failed_compiles": [failed.to_json() for failed in failed_compiles(self.events)],
         }
 
-    def keep(self, name: str, result: Any) -> Path:
+    def keep(self, name: str, result: object) -> Path:
         """Writes a result into the run's folder: `run.keep("breaks.json", document)`."""
         return write_result(self.folder, name, result)
 
@@ -129,7 +135,7 @@ def program_to_observe(function: Callable[..., int]) -> Callable[..., int]:
     @module_option
     @functools.wraps(function)
     def verb(
-        *args: Any,
+        *,
         module: str | None,
         ends_after: float | None,
         only: str | None,
@@ -137,11 +143,11 @@ def program_to_observe(function: Callable[..., int]) -> Callable[..., int]:
         cases_dir: Path,
         as_json: bool,
         command: Sequence[str],
-        **options: Any,
+        **options: object,
     ) -> int:
         line = program_line(module, command)
         program = ProgramToObserve(line, cases_dir, as_json, only, ends_after, same_random)
-        return function(*args, program=program, **options)
+        return function(program=program, **options)
 
     return verb
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -17,7 +17,7 @@ from torchsleuth.core.watching import LOG_VARIABLE
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.supervise.program import resolve_command
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 DEFAULT_CASES = "torchsleuth-cases"
 
@@ -131,12 +131,7 @@ class NoSuchProgram(SleuthError):
 class ProgramCommand(click.Command):
     """Ends our own options after `-m MODULE`, as Python does: what follows belongs to the program."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["context_settings"] = {
-            "allow_interspersed_args": False,
-            **(kwargs.get("context_settings") or {}),
-        }
-        super().__init__(*args, **kwargs)
+    allow_interspersed_args = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with_value = {o for p in self.params if not getattr(p, "is_flag", False) for o in p.opts}
@@ -149,7 +144,7 @@ class ProgramCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-module_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+module_option: Callable[[Function], Function] = click.option(
     "-m", "module", metavar="MODULE", help="Run a module as a script, like `python -m`."
 )
 
@@ -182,7 +177,7 @@ def _checked_levels(_ctx: click.Context, _parameter: click.Parameter, given: Seq
     return levels
 
 
-log_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+log_option: Callable[[Function], Function] = click.option(
     "--log",
     "log_levels",
     multiple=True,

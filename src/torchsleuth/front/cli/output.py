@@ -11,11 +11,11 @@ import json
 import sys
 import threading
 import time
-from typing import Any
 
 import click
 
 from torchsleuth.core.cases.printable import printable
+from torchsleuth.core.protocol.steps import Asked, Says, SearchBegins, Seen, Smaller
 from torchsleuth.script_runtime.hiding import hide_secrets
 
 # A script that is shown in full, a log.
@@ -41,7 +41,7 @@ def status(text: str) -> None:
         click.echo(f"\r\x1b[2K{_safe(text)}" if text else "", err=True, nl=not text)
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """One JSON document on stdout; its strings are escaped, so that a terminal obeys none of them."""
     click.echo(json.dumps(document, indent=1))
 
@@ -66,21 +66,21 @@ class StatusLine:
         self.shown = False
         self.said_at, self.said_calls = self.started_at, 0
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """What the search host tells: `line.hear({"smaller": 3, "reducer": "nodes"})`."""
-        if "started" in message:
-            self.first = self.calls = self.said_calls = message["started"]
-            self.unit = message["unit"]
+    def hear(self, message: Seen) -> None:
+        """What the search host tells: `line.hear(Smaller("nodes", 3))`."""
+        if isinstance(message, SearchBegins):
+            self.first = self.calls = self.said_calls = message.size
+            self.unit = message.unit
             self._show("")
-        elif "asked" in message:
-            self.trials += message["trials"]
-            self._show(message["asked"])
-        elif "smaller" in message:
-            self.last, self.calls = time.monotonic(), message["smaller"]
-            self._show(message["reducer"], smaller=True)
-        elif "said" in message:
+        elif isinstance(message, Asked):
+            self.trials += message.trials
+            self._show(message.reducer)
+        elif isinstance(message, Smaller):
+            self.last, self.calls = time.monotonic(), message.size
+            self._show(message.reducer, smaller=True)
+        elif isinstance(message, Says):
             self.end()
-            say(message["said"])
+            say(message.text)
 
     def end(self) -> None:
         if self.shown and self.live:

@@ -152,8 +152,8 @@ def _check_names(backends: Sequence[str], modes: Sequence[str], dtypes: Sequence
     _check("dtypes", dtypes, DTYPES)
     if {*backends, *modes} - {AS_IS, "inductor"}:  # which takes seconds to ask
         torch = ask_torch()
-        _check("backends", [each for each in backends if not each.startswith("sleuth_")], torch["backends"])
-        _check("modes", modes, torch["modes"])
+        _check("backends", [each for each in backends if not each.startswith("sleuth_")], torch.backends)
+        _check("modes", modes, torch.modes)
 
 
 def _check(option: str, wanted: Sequence[str], known: Sequence[str]) -> None:

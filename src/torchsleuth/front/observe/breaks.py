@@ -12,10 +12,9 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from torchsleuth.front.observe.break_reasons import ANOTHER, BreakReason, reason_of
-from torchsleuth.front.observe.events import Event, counted
+from torchsleuth.front.observe.events import Event, Facts, counted
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.*)_at_\d+")
 # Process, and number of the frame that it compiled.
@@ -85,7 +84,7 @@ class GraphBreak:
         frames = [traceback.FrameSummary(p.file, p.line, p.function, line=p.code) for p in self.stack]
         return traceback.StackSummary.from_list(frames)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "gain": self.gain}
 
 
@@ -123,7 +122,7 @@ class Breaks:
     def op_count(self) -> int:
         return sum(len(graph.ops) for graph in self.graphs)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "graph_count": self.graph_count,
             "graph_break_count": self.graph_break_count,
@@ -163,7 +162,7 @@ def breaks_of(events: Sequence[Event]) -> Breaks:
     )
 
 
-def _graph(frame: Mapping[str, Any], fields: Mapping[str, Any], calls: int) -> CapturedGraph:
+def _graph(frame: Facts, fields: Facts, calls: int) -> CapturedGraph:
     return CapturedGraph(
         function=frame["function"],
         place=Place(frame["file"], frame["line"], frame["function"]),
@@ -177,7 +176,7 @@ def _graph(frame: Mapping[str, Any], fields: Mapping[str, Any], calls: int) -> C
 
 def _causes(events: Sequence[Event]) -> list[Event]:
     """One break per compile: what Dynamo runs into while it handles that one is why it cannot go on."""
-    found: dict[Any, Event] = {}
+    found: dict[object, Event] = {}
     for event in events:
         if event.kind != "break":
             continue
@@ -197,8 +196,8 @@ def _alike(events: Sequence[Event]) -> list[list[Event]]:
 
     Seen from a function that inlines it, the column is not known.
     """
-    columns: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
-    groups: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
+    columns: dict[tuple[object, ...], list[object]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[Event]] = defaultdict(list)
     for event in sorted(events, key=lambda e: e.fields["column"] is None):
         place = _innermost(event.fields["stack"])
         key = (place.file, place.line, event.fields["type"])
@@ -255,19 +254,19 @@ def _break(
     )
 
 
-def _name_of_rest(fields: Mapping[str, Any]) -> str:
+def _name_of_rest(fields: Facts) -> str:
     """What Dynamo calls the rest of a function after this break."""
     match = _RESUMED.fullmatch(fields["code"])
     return f"torch_dynamo_resume_in_{match[1] if match else fields['code']}_at_{fields['line']}"
 
 
-def _innermost(stack: Sequence[Mapping[str, Any]]) -> Place:
+def _innermost(stack: Sequence[Facts]) -> Place:
     """The last line of a stack that is not torch's own."""
     own = [frame for frame in stack if not frame["library"]]
     return _places((own or list(stack))[-1:])[0]
 
 
-def _places(stack: Sequence[Mapping[str, Any]]) -> tuple[Place, ...]:
+def _places(stack: Sequence[Facts]) -> tuple[Place, ...]:
     """The stack as a person knows it: without libraries, and the rest of a function after a break is that function."""
     found: list[Place] = []
     for frame in [frame for frame in stack if not frame["library"]] or stack:

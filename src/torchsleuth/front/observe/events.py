@@ -21,6 +21,10 @@ _FILE = re.compile(r"observed-(\d{1,10})\.jsonl")
 MOST_BYTES = 80 << 20
 
 
+# What a collector wrote, as JSON has it: read for what is needed, and checked where it is.
+Facts = Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Event:
     """One thing that a collector saw in the process `pid`: `event.fields["line"]`."""
@@ -28,7 +32,7 @@ class Event:
     kind: str
     at: float
     pid: int
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Facts = field(default_factory=dict)
 
 
 def read_events(spool: Path) -> tuple[Event, ...]:
@@ -133,7 +137,7 @@ class FailedCompile:
         often = "" if self.times == 1 else f", {self.times} times"
         return f"{whose} {f'failed{often}: {self.error}' if self.error else 'was under way at the end'}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -145,7 +149,7 @@ def failed_compiles(events: Iterable[Event]) -> tuple[FailedCompile, ...]:
     ['compile of `f` (net.py:3) was under way at the end']
     """
     raised: Counter[tuple[str, str, int, str]] = Counter()
-    under_way: dict[tuple[int, Any], Event] = {}
+    under_way: dict[tuple[int, object], Event] = {}
     for event in events:
         key = (event.pid, event.fields.get("frame"))
         if event.kind == "frame_begin":

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.front.observe.events import Event, ReusedIds
 from torchsleuth.front.observe.phases import CAPTURE, PHASES, phase_of
@@ -86,7 +85,7 @@ class Row:
     function: str = ""
     place: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         phases = {phase: round(seconds, 6) for phase, seconds in self.phases.items()}
         facts = {"name": self.name, "seconds": round(self.seconds, 6), "count": self.count, "phases": phases}
         return {**facts, "function": self.function, "place": self.place} if self.place else facts
@@ -168,7 +167,7 @@ class Profile:
             rows.append(Row(name, sum(step.seconds for step in steps), len(steps), phases, *facts))
         return tuple(sorted(rows, key=lambda row: -row.seconds))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document `times.json`: seconds, rounded to a microsecond."""
         return {
             "seconds": round(self.seconds, 6),
@@ -281,5 +280,5 @@ def _end(step: _Begun, at: float, stack: list[_Begun], roots: list[Step], ended:
     (stack[-1].inside if stack else roots).append(made)
 
 
-def _number(value: Any) -> int:
+def _number(value: object) -> int:
     return value if isinstance(value, int) else 0

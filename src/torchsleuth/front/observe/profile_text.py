@@ -11,7 +11,6 @@ import html
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchsleuth.front.observe.events import counted
 from torchsleuth.front.observe.phases import PHASES, phase_of
@@ -54,7 +53,7 @@ def headline(profile: Profile) -> str:
     return f"compile time: {profile.seconds:.3f} s in {counted(len(profile.steps), 'compile')}"
 
 
-def profile_files(profile: Profile) -> dict[str, Any]:
+def profile_files(profile: Profile) -> dict[str, object]:
     """A profile as files beside its document: for a spreadsheet, as a drawing, and for Perfetto."""
     return {
         "times.csv": profile_csv(profile),
@@ -235,7 +234,7 @@ def _colours() -> dict[str, str]:
     return dict(zip(PHASES, (*COLOURS, *COLOURS_MORE)))
 
 
-def chrome_trace(profile: Profile) -> dict[str, Any]:
+def chrome_trace(profile: Profile) -> dict[str, object]:
     """The document: one complete event for each step, in microseconds from the first step on.
 
     >>> chrome_trace(Profile())["traceEvents"]
@@ -244,7 +243,7 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
     roots = (*profile.steps, *profile.parallel)
     first = min((step.start for step in roots), default=0.0)
     threads: dict[tuple[int, int], int] = {}
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     for root in roots:
         frame = profile.frame_of(root)
         for step in root.walk():

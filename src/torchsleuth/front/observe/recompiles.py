@@ -12,10 +12,9 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from torchsleuth.front.observe.breaks import Place
-from torchsleuth.front.observe.events import Event, counted
+from torchsleuth.front.observe.events import Event, Facts, counted
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_.*_at_(\d+)")
 
@@ -134,7 +133,7 @@ class Recompiles:
         """How often causes were met for which one of these is the cure."""
         return sum(c.times for f in self.functions for c in f.causes if c.cure.trial in trials)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "recompilations": self.count,
             "seconds": round(self.seconds, 6),
@@ -169,8 +168,8 @@ def recompiles_of(events: Sequence[Event]) -> Recompiles:
 def _function(
     key: tuple[str, int, str],
     group: Sequence[Event],
-    frames: Mapping[tuple[int, int], Mapping[str, Any]],
-    limits: Mapping[tuple[int, int], Mapping[str, Any]],
+    frames: Mapping[tuple[int, int], Facts],
+    limits: Mapping[tuple[int, int], Facts],
 ) -> FunctionRecompiles:
     file, line, name = key
     mine = [f for f in frames.values() if (f["file"], f["line"], f["function"]) == key]
@@ -190,7 +189,7 @@ def _function(
     )
 
 
-def _recompilation(event: Event, frame: Mapping[str, Any]) -> Recompilation:
+def _recompilation(event: Event, frame: Facts) -> Recompilation:
     rest = _RESUMED.fullmatch(event.fields["code"])
     return Recompilation(
         version=event.fields["id"],
@@ -203,7 +202,7 @@ def _recompilation(event: Event, frame: Mapping[str, Any]) -> Recompilation:
     )
 
 
-def _guard(failure: Mapping[str, Any]) -> FailedGuard:
+def _guard(failure: Facts) -> FailedGuard:
     return FailedGuard(
         cause=_cause(failure),
         name=readable(failure["source"]),
@@ -214,9 +213,9 @@ def _guard(failure: Mapping[str, Any]) -> FailedGuard:
     )
 
 
-def _cause(failure: Mapping[str, Any]) -> str:
+def _cause(failure: Facts) -> str:
     """What the guard is about, from how it looks at which value."""
-    kind, source = failure["kind"], failure["source"]
+    kind, source = str(failure["kind"]), str(failure["source"])
     if kind not in ("value", "type", "object identity", "length"):
         return kind
     if source.startswith("G["):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchsleuth.core.cases.runs import write_result
 from torchsleuth.front.observe.breaks import break_lines, breaks_of
-from torchsleuth.front.observe.events import Event
+from torchsleuth.front.observe.events import Event, Facts
 from torchsleuth.front.observe.profile import profile_of
 from torchsleuth.front.observe.profile_text import profile_files, profile_lines
 from torchsleuth.front.observe.recompiles import recompile_lines, recompiles_of
@@ -29,7 +29,7 @@ class Kind:
     title: str
     of: Callable[[Sequence[Event]], Any]
     lines: Callable[[Any], Iterator[str]]
-    more: Callable[[Any], Mapping[str, Any]] = lambda _: {}
+    more: Callable[[Any], Facts] = lambda _: {}
 
 
 # By the name of the collector.
@@ -41,9 +41,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def write_run(
-    folder: Path, facts: Mapping[str, Any], events: Sequence[Event], collectors: Sequence[str]
-) -> list[str]:
+def write_run(folder: Path, facts: Facts, events: Sequence[Event], collectors: Sequence[str]) -> list[str]:
     """Writes the results of a run into its folder; the first line of each, for a person.
 
     Used as `write_run(run.folder, run.facts(), run.events, ("breaks", "recompiles"))`.

@@ -12,12 +12,12 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.front.observe.events import Event, ReusedIds, counted
+from torchsleuth.front.observe.events import Event, Facts, ReusedIds, counted
 
 MOST_DEPTH = 300
 # What torch calls some reasons for which a graph is handed on.
@@ -40,7 +40,7 @@ class Node:
     facts: dict[str, Any]
     inside: list[Node] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         document = {"kind": self.kind, **self.facts}
         if self.inside:
             document["inside"] = [node.to_json() for node in self.inside]
@@ -69,11 +69,11 @@ class TracedFrame:
     recompiled: bool = False
     seconds: float = 0.0
     attempts: list[Node] = field(default_factory=list)
-    guards: list[Mapping[str, Any]] = field(default_factory=list)
+    guards: list[Facts] = field(default_factory=list)
     guard_count: int = 0
     artefacts: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "graph": self.graph,
             "pid": self.pid,
@@ -98,7 +98,7 @@ class Trace:
 
     frames: tuple[TracedFrame, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document `trace.json`."""
         return {"frames": [frame.to_json() for frame in self.frames]}
 
@@ -235,12 +235,12 @@ def _words(node: Node) -> str:
     return f"- line {facts.get('line')}: {facts.get('op')} {facts.get('argument') or ''}".rstrip()
 
 
-def _effect(effect: Any) -> str:
+def _effect(effect: Facts) -> str:
     lines = ", ".join(Path(str(line)).name for line in effect.get("lines") or ())
     return f"{effect.get('object')} ({effect.get('kind')})" + (f" at {lines}" if lines else "")
 
 
-def _time(seconds: Any) -> str:
+def _time(seconds: float | None) -> str:
     value = float(seconds or 0.0)
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
 

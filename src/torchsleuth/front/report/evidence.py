@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from torchsleuth.core.cases.door import NotRead, is_file_inside, json_inside, text_inside
 from torchsleuth.core.cases.folder import CaseFolder
@@ -51,9 +51,9 @@ class Evidence:
     traceback: Found[str] = Found()
     environment: Found[str] = Found()
     log: Found[str] = Found()
-    analysis: Found[Any] = Found()
+    analysis: Found[object] = Found()
     picture: Found[str] = Found()
-    observed: Mapping[str, Found[Any]] = field(default_factory=dict)
+    observed: Mapping[str, Found[object]] = field(default_factory=dict)
 
 
 def gather(folder: CaseFolder, lost: tuple[str, ...] = ()) -> Evidence:
@@ -90,7 +90,7 @@ def _text(folder: CaseFolder, name: str, most: int) -> Found[str]:
         return Found(None, str(why))
 
 
-def _json(folder: Path, name: str, missing: str) -> Found[Any]:
+def _json(folder: Path, name: str, missing: str) -> Found[object]:
     if not is_file_inside(folder, name):
         return Found(None, missing)
     try:
@@ -122,7 +122,7 @@ def _drawing(repro: Found[str]) -> Found[Drawing]:
         return Found(None, f"the script's function is not drawn: {why}")
 
 
-def _observed(folder: CaseFolder) -> dict[str, Found[Any]]:
+def _observed(folder: CaseFolder) -> dict[str, Found[object]]:
     """What the run that the case was recorded in has left beside the cases."""
     run = folder.case.extra.get("run")
     missing = "the run was not observed: torchsleuth run --explain"

@@ -178,7 +178,7 @@ def _observed(evidence: Evidence) -> list[Observed]:
     ]
 
 
-def _leaves(accuracy: Any) -> list[dict[str, Any]]:
+def _leaves(accuracy: object) -> list[dict[str, Any]]:
     """What was compared, of a wrong result, the worst first."""
     verdict = accuracy.get("verdict") if isinstance(accuracy, dict) else None
     leaves = verdict.get("leaves") if isinstance(verdict, dict) else None
@@ -186,12 +186,12 @@ def _leaves(accuracy: Any) -> list[dict[str, Any]]:
     return sorted(found, key=lambda leaf: leaf.get("kind") != "DIVERGED")[:40]
 
 
-def _texts(doc: Any, key: str) -> list[str]:
+def _texts(doc: object, key: str) -> list[str]:
     found = doc.get(key) if isinstance(doc, dict) else None
     return [str(each) for each in found[:20]] if isinstance(found, list) else []
 
 
-def _told(doc: Any, key: str) -> str:
+def _told(doc: object, key: str) -> str:
     found = doc.get(key) if isinstance(doc, dict) else None
     return found if isinstance(found, str) else ""
 
@@ -323,7 +323,7 @@ class JsonTable:
     more: int = 0
 
 
-def json_tables(doc: Any) -> list[JsonTable]:
+def json_tables(doc: object) -> list[JsonTable]:
     """The plain facts of a document, then a table for each list in it.
 
     >>> [table.columns for table in json_tables({"n": 1, "breaks": [{"line": 3, "why": "print"}]})]
@@ -342,22 +342,23 @@ def json_tables(doc: Any) -> list[JsonTable]:
     return tables[:MOST_TABLES]
 
 
-def _table(title: str, rows: Sequence[Any]) -> JsonTable:
+def _table(title: str, rows: Sequence[object]) -> JsonTable:
     shown, more = rows[:MOST_ROWS], max(0, len(rows) - MOST_ROWS)
-    if not all(isinstance(row, Mapping) for row in shown):
+    objects = [row for row in shown if isinstance(row, Mapping)]
+    if len(objects) < len(shown):
         return JsonTable(title, ("",), tuple((_text(row),) for row in shown), more)
-    columns = tuple(dict.fromkeys(str(key) for row in shown for key in row))[:MOST_COLUMNS]
+    columns = tuple(dict.fromkeys(str(key) for row in objects for key in row))[:MOST_COLUMNS]
     return JsonTable(
-        title, columns, tuple(tuple(_text(row.get(name, "")) for name in columns) for row in shown), more
+        title, columns, tuple(tuple(_text(row.get(name, "")) for name in columns) for row in objects), more
     )
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     text = _words(value, 3)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def _words(value: Any, depth: int) -> str:
+def _words(value: object, depth: int) -> str:
     """A value in words: a place as `model.py:9 code`, several as a list, what is too deep left out."""
     if value is None or value == "" or depth < 0:
         return ""

@@ -18,6 +18,7 @@ from torchsleuth.core.cases.model import Case
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.processes.limits import seconds_of_a_hang
 from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.core.protocol.steps import Done, Seen
 from torchsleuth.front.supervise.host import SearchHost
 from torchsleuth.front.supervise.program_runs import Program, Say, program_of
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
@@ -26,7 +27,7 @@ from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, Script
 WORK = "minify"
 ORIGINAL = "original.py"
 
-Hear = Callable[[dict[str, Any]], None]
+Hear = Callable[[Seen], None]
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class CaseAtWork:
             deadline=self.deadline,
         )
 
-    def ask_host(self, step: str, seconds: float, hear: Hear | None = None, **facts: Any) -> dict[str, Any]:
+    def ask_host(self, step: str, seconds: float, hear: Hear | None = None, **facts: Any) -> Done:
         """What came of a step of the search host; raises `StepRefused` or `HostLost`."""
         assert self.processes.host is not None
         place = str(self.folder.path.absolute())

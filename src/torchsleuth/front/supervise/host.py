@@ -25,10 +25,11 @@ from typing import Any, Self
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.last_will import goes_with_us, scratch
 from torchsleuth.core.processes.limits import fair_memory
-from torchsleuth.core.processes.prepared import Forked, NotThere, PreparedInterpreter
+from torchsleuth.core.processes.prepared import ForkedProcess, NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import fresh_environment, python_command
 from torchsleuth.core.processes.tree import kill_group, resident_bytes
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.protocol.steps import FROM_HOST, Begins, Done, HostStarted, Order, Refused, Seen
 
 HOST = "torchsleuth.search.host.main"
 # Of the time for a step, what the host is not told of: it ends its trials then, and writes what it found.
@@ -91,9 +92,9 @@ class SearchHost:
         budget: float,
         *,
         said: Callable[[str], None] = lambda text: None,
-        heard: Callable[[dict[str, Any]], None] = lambda message: None,
+        heard: Callable[[Seen], None] = lambda message: None,
         **facts: Any,
-    ) -> dict[str, Any]:
+    ) -> Done:
         """What came of a step; raises `StepRefused` or `HostLost`. `heard` gets what the host tells meanwhile.
 
         After `budget` seconds it is over: a host that has not ended by then is ended.
@@ -103,10 +104,8 @@ class SearchHost:
         while True:
             left = max(1.0, until - time.monotonic())
             told = left - min(GRACE_SECONDS, GRACE_SHARE * left)
-            found = self._asked(
-                {"step": step, "budget": told, "leave_out": self.left_out, **facts}, left, heard
-            )
-            if isinstance(found, dict):
+            found = self._asked(Order(step, told, facts, tuple(self.left_out)), left, heard)
+            if isinstance(found, Done):
                 return found
             deaths += 1
             self.left_out.append(found.doing)
@@ -132,14 +131,14 @@ class SearchHost:
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
-        self._frames = Frames()
+        self._frames = Frames(*FROM_HOST)
         self._pid: int | None = None
         self._doing = "starting"
         self._works = False
         environment = fresh_environment(self.environment, self._scratch / "unused")
         arguments = [f"--workers={self.workers}", f"--values={self._values}"]
         arguments += [f"--work={self.work}"] if self.work else []
-        self._process: Forked | subprocess.Popen[bytes]
+        self._process: ForkedProcess | subprocess.Popen[bytes]
         try:
             with self.prepared.join() as home:
                 self._process = self.prepared.fork_call(
@@ -173,9 +172,7 @@ class SearchHost:
         except subprocess.TimeoutExpired:
             self._process.kill()
 
-    def _asked(
-        self, order: dict[str, Any], budget: float, heard: Callable[[dict[str, Any]], None]
-    ) -> dict[str, Any] | _Death:
+    def _asked(self, order: Order, budget: float, heard: Callable[[Seen], None]) -> Done | _Death:
         until = time.monotonic() + budget
         self._works = True
         try:
@@ -202,21 +199,22 @@ class SearchHost:
                     return self._ended(f"took more than {self.memory >> 20} MB of memory")
 
     def _heard(
-        self, message: dict[str, Any], heard: Callable[[dict[str, Any]], None]
-    ) -> dict[str, Any] | None:
-        if "pid" in message:
-            self._pid = message["pid"]
-        elif "doing" in message:
-            self._doing = message["doing"]
-            heard(message)
-        elif "refused" in message:
-            self._works = False
-            raise StepRefused(message["refused"], message["status"])
-        elif "done" in message:
-            self._works = False
-            return message["done"]
-        else:
-            heard(message)
+        self, message: HostStarted | Seen | Refused | Done, heard: Callable[[Seen], None]
+    ) -> Done | None:
+        match message:
+            case HostStarted():
+                self._pid = message.pid
+            case Refused():
+                self._works = False
+                raise StepRefused(message.sentence, message.status)
+            case Done():
+                self._works = False
+                return message
+            case Begins():
+                self._doing = message.doing
+                heard(message)
+            case _:
+                heard(message)
         return None
 
     def _ended(self, how: str) -> _Death:

@@ -9,12 +9,10 @@ numbers, or something could become wrong, every graph is compared with eager whi
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from textwrap import dedent
 
@@ -152,13 +150,7 @@ def _hinted_calls(text: str) -> Iterator[Change]:
             f"the order: what {shown} shows comes once the graph around it has run",
         )
     for module, function in dict.fromkeys(_IN_C.findall(text)):
-        if twin := python_twin(module, function):
-            yield _pasted(
-                f"function {module.removeprefix('_')}.{function} captured from its Python text",
-                twin,
-                f"nothing: the standard library has {function} in C and in Python, and Dynamo looks into the second",
-            )
-        elif not module.startswith("_"):  # that is not a name that a program would write
+        if not module.startswith("_"):  # that is not a name that a program would write
             yield _pasted(
                 f"function {module}.{function} in the graph",
                 f"import {module}\ntorch.compiler.allow_in_graph({module}.{function})",
@@ -261,38 +253,3 @@ def _around(file: str, function: str, line: int) -> tuple[str, int | None]:
     classes = [node.name for node in holds if isinstance(node, ast.ClassDef)]
     defines = [node.lineno for node in holds if not isinstance(node, ast.ClassDef) and node.name == function]
     return (classes[-1] if classes else ""), max(defines, default=None)
-
-
-def python_twin(c_module: str, function: str) -> str | None:
-    """Lines that let Dynamo capture the Python text of this function, or None where there is no such text.
-
-    >>> print(python_twin("_bisect", "bisect_right").splitlines()[1])
-    @torch.compiler.substitute_in_graph(bisect.bisect_right)
-    >>> python_twin("_socket", "gethostname") is python_twin("numpy", "sort") is None
-    True
-    """
-    module = c_module.removeprefix("_")
-    if module == c_module or module not in sys.stdlib_module_names:
-        return None
-    found = PathFinder.find_spec(module)
-    if found is None or not (found.origin or "").endswith(".py"):
-        return None
-    try:
-        tree = ast.parse(Path(str(found.origin)).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    defined = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
-    twin = defined.get(function)
-    if twin is None or not _stands_alone(twin):
-        return None
-    if len(twin.body) > 1 and ast.get_docstring(twin) is not None:
-        del twin.body[0]
-    return f"import {module}\n@torch.compiler.substitute_in_graph({module}.{function})\n{ast.unparse(twin)}"
-
-
-def _stands_alone(function: ast.FunctionDef) -> bool:
-    """Whether it reads nothing but its arguments, what it makes itself and Python's built-in functions."""
-    names = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
-    arguments = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
-    own = arguments | {each.id for each in names if not isinstance(each.ctx, ast.Load)}
-    return all(each.id in own or hasattr(builtins, each.id) for each in names)

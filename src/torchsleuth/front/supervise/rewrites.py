@@ -329,8 +329,8 @@ def _made_a_number(node: ast.expr) -> ast.expr | None:
     """The tensor of `x.item()` or `float(x)`."""
     if not isinstance(node, ast.Call) or node.keywords:
         return None
-    if _method(node) in _METHODS and not node.args:
-        return node.func.value  # type: ignore[attr-defined]
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS and not node.args:
+        return node.func.value
     if isinstance(node.func, ast.Name) and node.func.id in _NUMBERS and len(node.args) == 1:
         return node.args[0]
     return None

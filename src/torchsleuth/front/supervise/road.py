@@ -18,8 +18,17 @@ from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Minified, Triage, best_workaround
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.changes import NOTHING, Change
-from torchsleuth.core.protocol.codec import from_json
-from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
+from torchsleuth.core.protocol.steps import (
+    CHECKPOINTS,
+    REPRO,
+    Asked,
+    Done,
+    Says,
+    ScriptToVerify,
+    Seen,
+    Smaller,
+    Verification,
+)
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Hear, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
 from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program, blame_call
@@ -233,7 +242,7 @@ class MinifyOutcome:
     folder: CaseFolder
     repro: VerifiedRepro | None
     seconds: float
-    told: dict[str, Any] = dataclasses.field(default_factory=dict)
+    told: Done = dataclasses.field(default_factory=Done)
 
     @property
     def verified(self) -> bool:
@@ -249,7 +258,7 @@ def minify(case: CaseAtWork, seconds: float) -> MinifyOutcome:
     started = time.monotonic()
     scripts = case.processes.scripts
     error: SleuthError | None = None
-    told: dict[str, Any] = {}
+    told = Done()
     with ThreadPoolExecutor(1) as beside, scripts.stopped_with_us():
         search = _Search(case, started + seconds, beside)
         try:
@@ -292,11 +301,13 @@ class _Search:
     trials: int = 0
     running: Future[VerifiedRepro] | None = None
 
-    def hear(self, message: dict[str, Any]) -> None:
-        self.trials += message.get("trials", 0)
-        self.calls = message.get("smaller", self.calls)
-        if "verify" in message and self.running is None:
-            self._verify(from_json(Verification, message["verify"]))
+    def hear(self, message: Seen) -> None:
+        if isinstance(message, Asked):
+            self.trials += message.trials
+        elif isinstance(message, Smaller):
+            self.calls = message.size
+        elif isinstance(message, Verification) and self.running is None:
+            self._verify(message)
         self.case.hear(message)
 
     def _verify(self, wanted: Verification) -> None:
@@ -339,7 +350,7 @@ def find_workarounds(case: CaseAtWork, seconds: float, hear: Hear | None = None)
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
     told = case.ask_host("workaround", seconds, hear)
     case.reopen()
-    return [Change.from_json(each) for each in told["changes"]]
+    return list(told.changes)
 
 
 def cure(case: CaseAtWork, left: float) -> None:
@@ -406,7 +417,7 @@ def analyze(case: CaseAtWork, left: float) -> None:
 
 def sentences(tell: Say) -> Hear:
     """Of what the host tells, what it says in words: `blame(case, 60, sentences(print))`."""
-    return lambda message: tell(message["said"]) if "said" in message else None
+    return lambda message: tell(message.text) if isinstance(message, Says) else None
 
 
 def _nothing(_: object) -> None:

@@ -137,7 +137,7 @@ def adopt(
     assert processes.host is not None
     places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
     told = processes.host.ask("adopt", seconds, said=tell, **places, **how)
-    return open_case(cases_dir, told["case"])
+    return open_case(cases_dir, told.case)
 
 
 def investigate_own_error(

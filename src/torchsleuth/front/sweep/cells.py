@@ -26,6 +26,8 @@ from torchsleuth.front.sweep.grid import SweptProgram
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 
 PASSES, FAILS, LATE = "passes", "fails", "late"
+# A case as case.json has it, told by the run that made it.
+CaseDocument = Mapping[str, Any]
 # Signatures of these kinds say what happened, not where.
 ANYWHERE = ("accuracy", "crash", "hang")
 
@@ -67,7 +69,7 @@ class Bucket:
     summary: str
     cells: tuple[tuple[str, str], ...]
     sample: tuple[str, str]
-    case: Mapping[str, Any] | None = None
+    case: CaseDocument | None = None
     why_not: str | None = None
     bug: str | None = None
     same: tuple[Bucket, ...] = ()
@@ -78,7 +80,7 @@ class Bucket:
         return {*filter(None, (self.key, self.bug)), *(each.key for each in self.same)}
 
 
-def key_of(program: SweptProgram, setting: Change, about: Mapping[str, Any]) -> str:
+def key_of(program: SweptProgram, setting: Change, about: Mapping[str, object]) -> str:
     """What must be the same for an answer to count again: command, script, setting, versions and options."""
     what = [
         program.program.command,
@@ -133,12 +135,12 @@ def cell_of(key: str, program: SweptProgram, setting: Change, run: ProgramRun) -
     return Cell(key, program.name, setting.name, FAILS, run.seconds, run.status, failures, last)
 
 
-def _calls(case: Mapping[str, Any]) -> int | None:
+def _calls(case: CaseDocument) -> int | None:
     graph = case.get("graph")
     return graph.get("calls") if isinstance(graph, dict) else None
 
 
-def buckets_of(cells: Iterable[Cell], looked_into: Mapping[str, Mapping[str, Any]]) -> list[Bucket]:
+def buckets_of(cells: Iterable[Cell], looked_into: Mapping[str, CaseDocument]) -> list[Bucket]:
     """The failures by how they fail; the sample is the one with the smallest graph."""
     seen: dict[str, list[tuple[Cell, Failure]]] = {}
     for cell in cells:
@@ -176,7 +178,7 @@ class SweepLog:
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         self.path = path
         self.cells: dict[str, Cell] = {}
-        self.looked_into: dict[str, dict[str, Any]] = {}
+        self.looked_into: dict[str, CaseDocument] = {}
         if fresh:
             path.unlink(missing_ok=True)
         elif path.is_file():
@@ -199,14 +201,14 @@ class SweepLog:
         self._write(dataclasses.asdict(cell))
 
     def add_look(
-        self, bucket: str, case: Mapping[str, Any] | None, why_not: str | None, bug: str | None = None
+        self, bucket: str, case: CaseDocument | None, why_not: str | None, bug: str | None = None
     ) -> None:
         """What came of looking into one failure of a bucket."""
         document = {"bucket": bucket, "case": case, "why_not": why_not, "bug": bug}
         self.looked_into[bucket] = document
         self._write(document)
 
-    def _write(self, document: Mapping[str, Any]) -> None:
+    def _write(self, document: CaseDocument) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(document) + "\n")
 
@@ -215,7 +217,7 @@ class SweepLog:
 MOST_TEXT = 200_000
 
 
-def bug_of(case: Mapping[str, Any], script: str) -> str | None:
+def bug_of(case: CaseDocument, script: str) -> str | None:
     """The bug that a case with this repro shows, as a key; None where the repro cannot be read.
 
     >>> first = "f = torch.compile(lambda x: x.relu().sum(1), backend='eager')\\nf(torch.ones(3, 4))"
@@ -247,7 +249,7 @@ def merged(buckets: Iterable[Bucket]) -> list[Bucket]:
     return sorted(found, key=_order)
 
 
-def _order(bucket: Bucket) -> tuple[Any, ...]:
+def _order(bucket: Bucket) -> tuple[int, str, tuple[tuple[str, str], ...]]:
     return -len(bucket.cells), bucket.summary, bucket.cells
 
 
@@ -287,7 +289,7 @@ class _Plain(ast.NodeTransformer):
     def visit_arg(self, node: ast.arg) -> ast.AST:
         return ast.arg(self._named(node.arg))
 
-    def _definition(self, node: Any) -> ast.AST:
+    def _definition(self, node: ast.FunctionDef | ast.ClassDef) -> ast.AST:
         node.decorator_list = [self.visit(each) for each in node.decorator_list]
         decorators, node.decorator_list = node.decorator_list, []
         node.name, outside, self.inside = self._named(node.name), self.inside, True
@@ -314,7 +316,7 @@ class _Plain(ast.NodeTransformer):
         number = isinstance(node.value, int | float | complex) and not isinstance(node.value, bool)
         return ast.Constant(0) if number and not self.inside else node
 
-    def _several(self, node: Any) -> ast.AST:
+    def _several(self, node: ast.Tuple | ast.List) -> ast.AST:
         self.generic_visit(node)
         folds = not self.inside and isinstance(node.ctx, ast.Load) and all(map(_is_zero, node.elts))
         return ast.Constant(0) if folds else node

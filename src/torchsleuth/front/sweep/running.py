@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
@@ -29,6 +28,7 @@ from torchsleuth.front.supervise.whole_program import run_and_investigate
 from torchsleuth.front.sweep.cells import (
     PASSES,
     Bucket,
+    CaseDocument,
     Cell,
     SweepLog,
     bucket_of,
@@ -73,7 +73,7 @@ class Sweep:
     log: SweepLog
     limits: Limits
     cases_dir: Path
-    about: Mapping[str, Any]
+    about: Mapping[str, object]
     workers: str = "2"
     check_accuracy: bool = False
     say: Callable[[str], None] = lambda _: None
@@ -203,7 +203,7 @@ class Sweep:
             others = [each.summary for each in (one, *one.same) if each.key != bucket.key]
             self.say(f"once made small, it is the same bug as {others[0]}")
 
-    def _bug(self, case: Mapping[str, Any]) -> str | None:
+    def _bug(self, case: CaseDocument) -> str | None:
         """What its repro shows, where that was seen to fail as the case does."""
         script = (
             repro_of(self.cases_dir, case) if (case.get("verified") or {}).get("same_signature") else None
@@ -252,7 +252,7 @@ class Sweep:
             over()
 
 
-def repro_of(cases_dir: Path, case: Mapping[str, Any]) -> str | None:
+def repro_of(cases_dir: Path, case: CaseDocument) -> str | None:
     """The repro of a case that was looked into; None where it has none, or the case is gone."""
     try:
         return open_case(cases_dir, str(case["id"])).text("repro.py")

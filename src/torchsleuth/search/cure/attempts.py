@@ -58,9 +58,6 @@ class Tried:
         return bool(self.change.eager_nodes) or self.change.cut_before is not None
 
 
-Keep = Callable[[Sequence[Tried]], None]
-
-
 class NotApplicable(Exception):
     """The change cannot be made to this graph; says why."""
 
@@ -196,125 +193,124 @@ def _piece(original: Original, names: Sequence[str]) -> State:
         raise NotApplicable(f"the graph cannot be cut there ({type(error).__name__}: {error})") from error
 
 
-def eager_seconds(original: Original, names: frozenset[str]) -> float | None:
-    """How long the nodes that stay eager take; None where that cannot be measured."""
-    try:
-        return original.questions.eager_seconds(
-            _piece(original, [n for n in original.recording.calls if n in names])
-        )
-    except NotApplicable:
-        return None
-
-
-def asked_of(original: Original, change: Change, *, timed: bool = False) -> list[Asked]:
+def asked_of(original: Original, change: Change, what: str = "") -> list[Asked]:
     """What is asked about a change: each part that is left to compile has to run to its end, and rightly."""
-    tried = replace(
-        change.in_graphs,
-        what=f"{'time of: ' if timed else ''}{change.name}",
-        forward_only=original.forward_only,
-    )
+    tried = replace(change.in_graphs, what=what or change.name, forward_only=original.forward_only)
     return [
-        Asked(state, tried, CURED, tolerances=original.tolerances_in(state), time_runs=timed)
+        Asked(state, tried, CURED, tolerances=original.tolerances_in(state))
         for state in parts_of(original, change)
     ]
 
 
-def ask_all(runner: Runner, asked: Sequence[Asked], deadline: float) -> list[Result]:
-    """The answers about different states, as many at a time as there are workers."""
-    left = max(LEAST_SECONDS, deadline - time.monotonic())
-    return runner.ask_all(asked, within(runner.limits or runner.workers.limits, time.monotonic() + left))
+@dataclass
+class Attempts:
+    """Changes tried on the user's graph until the deadline, as many at a time as there are workers.
 
-
-def try_all(
-    runner: Runner,
-    original: Original,
-    candidates: Sequence[Change],
-    deadline: float,
-    keep: Keep = lambda tried: None,
-) -> list[Tried]:
-    """Every candidate tried, in waves, until the time is over; `keep` is told of each wave."""
-    tried: list[Tried] = []
-    waiting = list(candidates)
-    while waiting:
-        if time.monotonic() > deadline:
-            return tried + [Tried(each, NO_TIME) for each in waiting]
-        wave, waiting = waiting[: runner.workers.count], waiting[runner.workers.count :]
-        done = _wave(runner, original, wave, deadline)
-        keep(done)
-        tried += done
-    return tried
-
-
-def helps_small(
-    runner: Runner, small: State, candidates: Sequence[Change], deadline: float
-) -> dict[str, int]:
-    """Whether a candidate helps the smallest graph that fails: 1 or -1 by name; one that is not tried is not in it.
-
-    Places in the program are those of the whole graph. Used as `helps_small(runner, state, candidates, deadline)`.
+    `keep` is told of each wave. Used as `Attempts(runner, original, deadline).try_all(candidates)`.
     """
-    until = time.monotonic() + SHARE_FOR_THE_SMALLEST * (deadline - time.monotonic())
-    in_graphs = [(each, each.in_graphs) for each in candidates]
-    asked = [each for each, change in in_graphs if change.config or change.off or change.snippet]
-    found: dict[str, int] = {}
-    while asked and time.monotonic() < until:
-        wave, asked = asked[: runner.workers.count], asked[runner.workers.count :]
-        questions = [
-            Asked(small, replace(each.in_graphs, what=f"on the smallest graph: {each.name}"), CURED)
-            for each in wave
+
+    runner: Runner
+    original: Original
+    deadline: float
+    keep: Callable[[Sequence[Tried]], None] = lambda tried: None
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def try_all(self, changes: Sequence[Change]) -> list[Tried]:
+        """Every change tried, in waves."""
+        tried: list[Tried] = []
+        waiting, count = list(changes), self.runner.workers.count
+        while waiting:
+            if self.late:
+                return tried + [Tried(each, NO_TIME) for each in waiting]
+            wave, waiting = waiting[:count], waiting[count:]
+            done = self._wave(wave)
+            self.keep(done)
+            tried += done
+        return tried
+
+    def _wave(self, wave: Sequence[Change]) -> list[Tried]:
+        asked: list[list[Asked]] = []
+        refused: dict[int, str] = {}
+        for number, change in enumerate(wave):
+            try:
+                asked.append(asked_of(self.original, change))
+            except NotApplicable as why:
+                refused[number] = str(why)
+                asked.append([])
+        answers = self._answers(asked, self.deadline)
+        return [
+            Tried(change, refused[number]) if number in refused else _judged(change, results)
+            for number, (change, results) in enumerate(zip(wave, answers))
         ]
-        for each, result in zip(wave, ask_all(runner, questions, until)):
-            if result.answer is not Answer.CANNOT_TELL:
-                found[each.name] = 1 if result.passes else -1
-    return found
 
+    def _answers(self, asked: Sequence[Sequence[Asked]], deadline: float) -> list[list[Result]]:
+        """The answers about each change, all asked at once."""
+        left = max(LEAST_SECONDS, deadline - time.monotonic())
+        limits = within(self.runner.limits or self.runner.workers.limits, time.monotonic() + left)
+        results = iter(self.runner.ask_all(list(itertools.chain(*asked)), limits))
+        return [[next(results) for _ in own] for own in asked]
 
-def _wave(runner: Runner, original: Original, wave: Sequence[Change], deadline: float) -> list[Tried]:
-    asked: list[list[Asked]] = []
-    refused: dict[int, str] = {}
-    for number, change in enumerate(wave):
+    def help_small(self, small: State, changes: Sequence[Change]) -> dict[str, int]:
+        """Whether a change helps the smallest graph that fails: 1 or -1 by name; one that is not tried is not in it.
+
+        Places in the program are those of the whole graph.
+        """
+        until = time.monotonic() + SHARE_FOR_THE_SMALLEST * (self.deadline - time.monotonic())
+        in_graphs = [(each, each.in_graphs) for each in changes]
+        waiting = [each for each in in_graphs if each[1].config or each[1].off or each[1].snippet]
+        found: dict[str, int] = {}
+        count = self.runner.workers.count
+        while waiting and time.monotonic() < until:
+            wave, waiting = waiting[:count], waiting[count:]
+            asked = [
+                [Asked(small, replace(change, what=f"on the smallest graph: {each.name}"), CURED)]
+                for each, change in wave
+            ]
+            for (each, _), (result,) in zip(wave, self._answers(asked, until)):
+                if result.answer is not Answer.CANNOT_TELL:
+                    found[each.name] = 1 if result.passes else -1
+        return found
+
+    def timed(self, tried: Sequence[Tried]) -> tuple[list[Tried], float | None]:
+        """The same with the time of a run for the best few that are verified; and that of the fully compiled graph."""
+        chosen = [each for each in tried if each.verified][:MOST_TIMED]
+        if not chosen or self.late:
+            return list(tried), None
+        changes = [Change(name="full compilation"), *(each.change for each in chosen)]
+        asked = [asked_of(self.original, each, f"time of: {each.name}") for each in changes]
+        asked = [[replace(each, time_runs=True) for each in own] for own in asked]
+        full, *others = self._answers(asked, self.deadline)
+        found = {
+            id(each): replace(each, run_seconds=self._run_seconds(each.change, results))
+            for each, results in zip(chosen, others)
+        }
+        return [found.get(id(each), each) for each in tried], full[0].outcome.seen.run_seconds
+
+    def _run_seconds(self, change: Change, results: Sequence[Result]) -> float | None:
+        times = [result.outcome.seen.run_seconds for result in results]
+        if change.eager_nodes:
+            times.append(self._eager_seconds(change.eager_nodes))
+        known = [each for each in times if each is not None]
+        return sum(known) if len(known) == len(times) else None
+
+    def _eager_seconds(self, names: frozenset[str]) -> float | None:
+        """How long the nodes that stay eager take; None where that cannot be measured."""
+        original = self.original
         try:
-            asked.append(asked_of(original, change))
-        except NotApplicable as why:
-            refused[number] = str(why)
-            asked.append([])
-    results = iter(ask_all(runner, list(itertools.chain(*asked)), deadline))
-    return [
-        Tried(change, refused[number]) if number in refused else judged(change, [next(results) for _ in own])
-        for number, (change, own) in enumerate(zip(wave, asked))
-    ]
+            piece = _piece(original, [name for name in original.recording.calls if name in names])
+        except NotApplicable:
+            return None
+        return original.questions.eager_seconds(piece)
 
 
-def judged(change: Change, results: Sequence[Result]) -> Tried:
+def _judged(change: Change, results: Sequence[Result]) -> Tried:
     """What the trials of the parts that a change leaves say about it."""
     seconds = round(sum(result.outcome.seconds for result in results), 2)
     error = next((why for result in results if (why := why_not(result)) is not None), None)
     return Tried(change, error, seconds)
-
-
-def timed(
-    runner: Runner, original: Original, tried: Sequence[Tried], deadline: float
-) -> tuple[list[Tried], float | None]:
-    """The same with the time of a run for the best few that are verified; and that of the fully compiled graph."""
-    chosen = [each for each in tried if each.verified][:MOST_TIMED]
-    if not chosen or time.monotonic() > deadline:
-        return list(tried), None
-    full = Change(name="full compilation")
-    asked = [asked_of(original, each, timed=True) for each in (full, *(tried.change for tried in chosen))]
-    results = iter(ask_all(runner, list(itertools.chain(*asked)), deadline))
-    full_seconds = next(results).outcome.seen.run_seconds
-    found = {
-        id(each): replace(each, run_seconds=_run_seconds(original, each.change, [next(results) for _ in own]))
-        for each, own in zip(chosen, asked[1:])
-    }
-    return [found.get(id(each), each) for each in tried], full_seconds
-
-
-def _run_seconds(original: Original, change: Change, results: Sequence[Result]) -> float | None:
-    times = [result.outcome.seen.run_seconds for result in results]
-    if change.eager_nodes:
-        times.append(eager_seconds(original, change.eager_nodes))
-    known = [float(each) for each in times if each is not None]
-    return sum(known) if len(known) == len(times) else None
 
 
 def why_not(result: Result) -> str | None:

@@ -20,7 +20,7 @@ from torchsleuth.front.bisect.releases import bisection_of, newest_working
 from torchsleuth.search.blame.runner import Runner
 from torchsleuth.search.blame.settings import cautious_fix, switchable
 from torchsleuth.search.blame.triage_case import IN_EAGER
-from torchsleuth.search.cure.attempts import Keep, Original, Tried, helps_small, timed, try_all
+from torchsleuth.search.cure.attempts import Attempts, Original, Tried
 from torchsleuth.search.cure.candidates import About, candidates_for
 from torchsleuth.search.cure.places import suspects_of
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
@@ -40,13 +40,6 @@ _LOW = ("torch.float16", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_
 
 class NothingToWorkAround(SleuthError):
     """There is no failure of the compiler's that a workaround could avoid; says why."""
-
-
-def _wrong_by(case: Case) -> dict[str, float]:
-    """The tolerance of each output that was wrong, as the check that found it set it."""
-    known = (case.extra.get("accuracy") or {}).get("tolerances") or {}
-    places = [path.removesuffix(MUTATED) for path in case.signature.outputs]
-    return {path: known[path] for path in places if path in known}
 
 
 def find_workarounds(
@@ -72,7 +65,7 @@ def find_workarounds(
         done.extend(each for each in more if each.verified)
         update_case(folder, workarounds=tuple(_workaround(each, None) for each in ordered(done)))
 
-    found = attempts(folder, start, runner, budget_seconds, say, small.state if small else None, keep)
+    found = attempts(folder, start, runner, budget_seconds, small.state if small else None, keep)
     update_case(folder, workarounds=tuple(workaround for _, workaround in found))
     return [change for change, _ in found]
 
@@ -97,95 +90,70 @@ def attempts(
     start: SearchStart,
     runner: Runner,
     budget_seconds: float,
-    say: Callable[[str], None] = lambda text: None,
     small: State | None = None,
-    keep: Keep = lambda tried: None,
+    keep: Callable[[Sequence[Tried]], None] = lambda tried: None,
 ) -> list[tuple[Change, Workaround]]:
     """What was tried, and what came of each; what helps the `small` graph comes early."""
     deadline = time.monotonic() + budget_seconds
-    case = folder.case
-    original = Original(
-        start.state,
-        case.kind == "accuracy",
-        runner.questions,
-        _wrong_by(case),
-        _forward_only(case, start.state, runner),
-    )
-    about = about_case(folder, start)
+    case, about = folder.case, about_case(folder, start)
+    trying = Attempts(runner, _original(case, start.state, runner), deadline)
     wanted = candidates_for(about)
     # What is pinned down has been seen to help the small graph.
-    unknown = None if about.triage.pinned else small
-    helps = {} if unknown is None else helps_small(runner, unknown, wanted, deadline)
+    helps = {} if about.triage.pinned or small is None else trying.help_small(small, wanted)
     # What needs no compile comes first: then there is something, however short the time.
     wanted.sort(key=lambda each: (each.reach != BACKEND, -helps.get(each.name, 0), each.reach))
-    # The control needs a place of its own only where there is one worker.
-    beside = wanted[: runner.workers.count - 1]
-    control, tried = _control(folder, runner, original, beside, deadline)
-    mine = (
-        _what_the_check_leaves(case, runner, original, about)
-        if control is not None and control.verified
-        else None
-    )
-    if mine is not None:
-        tried = try_all(runner, original, mine, deadline, keep)
-    else:
-        keep(tried)
-        tried += try_all(runner, original, wanted[len(tried) :], deadline, keep)
-    if mine is None and not any(t.verified and t.change.reach < BACKEND for t in tried):
-        found = _settings_that_help(runner, small or start.state, about, deadline)
-        tried += try_all(runner, original, found, deadline) if found else []
-    say(f"{sum(t.verified for t in tried)} of {len(tried)} workarounds verified")
+    tried: list[Tried] = []
+    check_is_a_cure = False
+    if case.kind != "hang" or case.verified is None or not case.verified.reproduced:
+        # The control needs a place of its own only where there is one worker.
+        control, *tried = trying.try_all([CONTROL, *wanted[: runner.workers.count - 1]])
+        check_is_a_cure = control.verified
+        if check_is_a_cure:
+            wanted, tried = _what_the_check_leaves(case, runner, start.state, wanted), []
+    trying.keep = keep
+    keep(tried)
+    tried += trying.try_all(wanted[len(tried) :])
+    if not check_is_a_cure and not any(t.verified and t.change.reach < BACKEND for t in tried):
+        tried += trying.try_all(_settings_that_help(trying, small or start.state, about))
+    runner.say(f"{sum(t.verified for t in tried)} of {len(tried)} workarounds verified")
     tried, full = ordered(tried), None
     if case.kind == "accuracy":  # else there is nothing to time against
-        tried, full = timed(runner, original, tried, deadline)
+        tried, full = trying.timed(tried)
     return [*((each.change, _workaround(each, full)) for each in ordered(tried)), *_release(folder)]
 
 
-def _forward_only(case: Case, state: State, runner: Runner) -> bool:
-    """Whether a graph that failed before its first forward has a backward that fails in eager as well."""
-    if case.phase != "compile" or case.after != "dynamo" or case.direction != "forward":
-        return False
-    return runner.one(state, IN_EAGER).outcome.signature is not None
+def _original(case: Case, state: State, runner: Runner) -> Original:
+    """The graph as it was captured, and how it is checked."""
+    known = (case.extra.get("accuracy") or {}).get("tolerances") or {}
+    places = [path.removesuffix(MUTATED) for path in case.signature.outputs]
+    # The tolerance of each output that was wrong, as the check that found it set it.
+    wrong_by = {path: known[path] for path in places if path in known}
+    # A graph that failed before its first forward may have a backward that fails in eager as well.
+    early = (case.phase, case.after, case.direction) == ("compile", "dynamo", "forward")
+    forward_only = early and runner.one(state, IN_EAGER).outcome.signature is not None
+    return Original(state, case.kind == "accuracy", runner.questions, wrong_by, forward_only)
 
 
-def _control(
-    folder: CaseFolder,
-    runner: Runner,
-    original: Original,
-    beside: list[Change],
-    deadline: float,
-) -> tuple[Tried | None, list[Tried]]:
-    """The graph as it was, checked as the workarounds are, with the first of them beside it."""
-    case = folder.case
-    seen_here = case.verified is not None and bool(case.verified.reproduced)
-    if case.kind == "hang" and seen_here:
-        return None, []  # it would cost its whole clock to see it once more
-    control, *tried = try_all(runner, original, [CONTROL, *beside], deadline)
-    return control, tried
-
-
-def _what_the_check_leaves(case: Case, runner: Runner, original: Original, about: About) -> list[Change]:
+def _what_the_check_leaves(
+    case: Case, runner: Runner, state: State, wanted: Sequence[Change]
+) -> list[Change]:
     """The only candidates that can be judged where the check itself is a cure."""
-    plain = runner.one(original.state, Change("as it was, with random numbers of its own"))
-    if plain.passes:
+    if runner.one(state, Change("as it was, with random numbers of its own")).passes:
         raise NothingToWorkAround(
             f"case {case.id} does not fail here, so no workaround can be tried; "
             f"see whether it fails at all: torchsleuth verify {case.id} --times 3"
         )
-    others = [each for each in candidates_for(about) if each.reach == BACKEND]
-    return [RANDOM, *others]
+    return [RANDOM, *(each for each in wanted if each.reach == BACKEND)]
 
 
-def _settings_that_help(runner: Runner, state: State, about: About, deadline: float) -> list[Change]:
+def _settings_that_help(trying: Attempts, state: State, about: About) -> list[Change]:
     """Settings that make the failure vanish, for a fault that nobody has pinned down."""
-    if about.backend != "inductor" or about.triage.pinned or time.monotonic() > deadline:
+    if about.backend != "inductor" or about.triage.pinned or trying.late:
         return []
-    flags = switchable(state)
-    if not runner.one(state, together(flags, "with every setting cautious")).passes:
+    settings = switchable(state)
+    if not trying.runner.one(state, together(settings, "with every setting cautious")).passes:
         return []
-    if time.monotonic() > deadline:
-        return [together(flags)]
-    return [together(cautious_fix(runner, state, flags))]
+    return [together(settings if trying.late else cautious_fix(trying.runner, state, settings))]
 
 
 def about_case(folder: CaseFolder, start: SearchStart) -> About:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+from collections.abc import Iterator
 
 from torchsleuth.core.protocol.frames import Frames, frame
+from torchsleuth.core.protocol.steps import Begins, Order, Says
 
 
 class Front:
@@ -14,15 +15,15 @@ class Front:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._frames = Frames()
+        self._frames = Frames(Order)
         self.leave_out: frozenset[str] = frozenset()
 
-    def orders(self) -> Any:
+    def orders(self) -> Iterator[Order]:
         """The orders as they come, until nobody is there any more."""
         while data := self._control.recv(1 << 18):
             yield from self._frames.feed(data)
 
-    def tell(self, **message: Any) -> None:
+    def tell(self, message: object) -> None:
         """Sends one message; a front that is gone ends this process."""
         try:
             self._control.sendall(frame(message))
@@ -31,9 +32,9 @@ class Front:
 
     def said(self, text: str) -> None:
         """A sentence for the person."""
-        self.tell(said=text)
+        self.tell(Says(text))
 
     def begins(self, doing: str) -> bool:
         """Says what comes next; False where it is to be left out, because a host ended in it."""
-        self.tell(doing=doing)
+        self.tell(Begins(doing))
         return doing not in self.leave_out

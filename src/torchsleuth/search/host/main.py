@@ -20,6 +20,7 @@ from typing import Any
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.starting import without_devices
+from torchsleuth.core.protocol.steps import HostStarted, Refused
 from torchsleuth.search.host.front import Front
 from torchsleuth.search.workers.cluster import open_workers
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     # The host itself needs no device; its trials get the environment from before.
     os.environ.update(without_devices())
     front = Front(socket.socket(fileno=options.control[0]))
-    front.tell(pid=os.getpid())
+    front.tell(HostStarted(os.getpid()))
     home = None
     if len(options.control) > 1:
         home = PreparedInterpreter.joined(socket.socket(fileno=options.control[1]), environment)
@@ -56,10 +57,10 @@ def main(arguments: Sequence[str]) -> None:
     questions = None if workers is None else CaseQuestions(workers, options.values, front.begins)
     for order in front.orders():
         if questions is None:
-            front.tell(refused=str(refusal), status=refusal.exit_status)
+            front.tell(Refused(str(refusal), refusal.exit_status))
             continue
-        front.leave_out = frozenset(order.pop("leave_out"))
-        do_step(STEPS[order.pop("step")], front, questions, order)
+        front.leave_out = frozenset(order.leave_out)
+        do_step(STEPS[order.step], front, questions, {**order.facts, "budget": order.budget})
     if workers is not None:
         workers.close()
     os._exit(0)
@@ -68,20 +69,18 @@ def main(arguments: Sequence[str]) -> None:
 def do_step(step: Any, front: Front, questions: Any, order: dict[str, Any]) -> None:
     """Does one step of an order and tells the front what came of it, whatever that is."""
     try:
-        front.tell(done=step(front, questions, **order))
+        front.tell(step(front, questions, **order))
     except SleuthError as error:
-        front.tell(refused=str(error), status=error.exit_status)
+        front.tell(Refused(str(error), error.exit_status))
     except Exception as error:
         if isinstance(error, OSError) and (unwritten := _below(error.filename, order)):
-            front.tell(
-                refused=f"{unwritten} cannot be written ({error.strerror}); what was found before is kept",
-                status=1,
-            )
+            why = f"{unwritten} cannot be written ({error.strerror}); what was found before is kept"
+            front.tell(Refused(why, 1))
             return
         traceback.print_exc()
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(last.filename).name}:{last.lineno}"
-        front.tell(refused=f"a bug in torchsleuth: {type(error).__name__}: {error} ({place})", status=1)
+        front.tell(Refused(f"a bug in torchsleuth: {type(error).__name__}: {error} ({place})", 1))
 
 
 def _below(file: Any, order: dict[str, Any]) -> Path | None:

@@ -5,14 +5,20 @@ What goes back to the front is what it needs at once and cannot read from the ca
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, open_case
-from torchsleuth.core.protocol.codec import to_json
-from torchsleuth.core.protocol.steps import Verification
+from torchsleuth.core.protocol.codec import plain
+from torchsleuth.core.protocol.steps import (
+    Analyzing,
+    Asked,
+    Done,
+    SearchBegins,
+    Smaller,
+    Verification,
+)
 from torchsleuth.search.analyze.analyze_case import analyze_case
 from torchsleuth.search.blame.triage_case import triage_case
 from torchsleuth.search.cure.find import find_workarounds
@@ -35,24 +41,24 @@ def adopt(
     budget: float,
     arguments: Sequence[str] = (),
     timeout: float | None = None,
-) -> dict[str, Any]:
+) -> Done:
     """A script that becomes a case; where it lies."""
     front.begins("running the script")
     how = FirstRun(tuple(arguments), timeout, budget)
     folder = case_of_script(Path(script), Path(cases), questions, how)
-    return {"case": str(folder.path)}
+    return Done(case=str(folder.path))
 
 
 def triage(
     front: Front, questions: CaseQuestions, *, case: str, budget: float, before_minify: bool = False
-) -> dict[str, Any]:
+) -> Done:
     """Who is at fault; what takes many compiles of a large graph is put off where it is about to become small."""
     front.begins("finding out who is at fault")
     triage_case(_folder(case), questions, budget_seconds=budget, say=front.said, before_minify=before_minify)
-    return {}
+    return Done()
 
 
-def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
+def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> Done:
     """The smallest state that fails, as scripts for the front to verify, the most readable first."""
     folder = _folder(case)
     if is_program(folder):
@@ -61,31 +67,25 @@ def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) 
         folder, questions.start_of(folder), questions, _Told(front, _calls, "calls"), budget_seconds=budget
     )
     questions.smallest[folder.path] = result.reduction
-    return {
-        "reducers": [dataclasses.asdict(row) for row in result.reduction.statistics],
-        "explanation": list(result.explanation.sentences),
-        "also": list(result.also),
-        "seconds": {
-            "start_up": round(questions.workers.start_up, 2),
-            "search": result.reduction.seconds,
-            "trials": result.trial_seconds,
-        },
-    }
+    return Done(
+        reducers=tuple(map(plain, result.reduction.statistics)),
+        seconds=_seconds(questions, result.reduction.seconds, result.trial_seconds),
+        explanation=tuple(result.explanation.sentences),
+        also=tuple(result.also),
+    )
 
 
-def _minified_program(
-    front: Front, folder: CaseFolder, questions: CaseQuestions, budget: float
-) -> dict[str, Any]:
+def _minified_program(front: Front, folder: CaseFolder, questions: CaseQuestions, budget: float) -> Done:
     told = _Told(front, lambda program: lines_of(program.text), "lines")
     found = minify_program(folder, questions, told, budget_seconds=budget)
-    return {
-        "reducers": [dataclasses.asdict(row) for row in found.reduced.statistics],
-        "seconds": {
-            "start_up": round(questions.workers.start_up, 2),
-            "search": found.reduced.seconds,
-            "trials": found.trial_seconds,
-        },
-    }
+    return Done(
+        reducers=tuple(map(plain, found.reduced.statistics)),
+        seconds=_seconds(questions, found.reduced.seconds, found.trial_seconds),
+    )
+
+
+def _seconds(questions: CaseQuestions, search: float, trials: float) -> dict[str, float]:
+    return {"start_up": round(questions.workers.start_up, 2), "search": search, "trials": trials}
 
 
 def analyze(
@@ -96,7 +96,7 @@ def analyze(
     budget: float,
     without: Sequence[str] = (),
     save: bool = False,
-) -> dict[str, Any]:
+) -> Done:
     """Where the compiled graph leaves eager's way; progress is told phase by phase."""
     front.begins("comparing the compiled run with eager, value by value")
     analyze_case(
@@ -105,19 +105,19 @@ def analyze(
         budget_seconds=budget,
         without=tuple(without),
         save=save,
-        progress=lambda phase, done, of: front.tell(phase=phase, done_values=done, of=of),
+        progress=lambda phase, done, of: front.tell(Analyzing(phase, done, of)),
     )
-    return {}
+    return Done()
 
 
-def workaround(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> dict[str, Any]:
+def workaround(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> Done:
     """What makes the graph pass: what was changed for each workaround that the case then has."""
     front.begins("trying workarounds")
     found = find_workarounds(_folder(case), questions, budget_seconds=budget, say=front.said)
-    return {"changes": [change.to_json() for change in found]}
+    return Done(changes=tuple(found))
 
 
-STEPS: dict[str, Callable[..., dict[str, Any]]] = {
+STEPS: dict[str, Callable[..., Done]] = {
     "adopt": adopt,
     "triage": triage,
     "minify": minify,
@@ -141,13 +141,13 @@ class _Told(Listener):
         self.front, self.amount, self.unit = front, amount, unit
 
     def started(self, state: Any) -> None:
-        self.front.tell(started=self.amount(state), unit=self.unit)
+        self.front.tell(SearchBegins(self.amount(state), self.unit))
 
     def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
-        self.front.tell(asked=reducer, trials=len(failed))
+        self.front.tell(Asked(reducer, len(failed)))
 
     def smaller(self, reducer: str, state: Any) -> None:
-        self.front.tell(smaller=self.amount(state), reducer=reducer)
+        self.front.tell(Smaller(reducer, self.amount(state)))
 
     def said(self, text: str) -> None:
         self.front.said(text)
@@ -157,4 +157,4 @@ class _Told(Listener):
 
     def written(self, wanted: Verification) -> None:
         """The front runs the scripts while what may vary is asked here."""
-        self.front.tell(verify=to_json(wanted))
+        self.front.tell(wanted)

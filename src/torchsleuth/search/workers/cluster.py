@@ -25,7 +25,7 @@ from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.protocol.codec import from_json, to_json
 from torchsleuth.core.protocol.files import write_whole
-from torchsleuth.core.protocol.trials import Outcome, Trial
+from torchsleuth.core.protocol.trials import Hello, Outcome, Trial
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.search.workers.queue import Ticket, TrialQueue
 from torchsleuth.search.workers.rooms import STORE, bring_back, files_in, in_room
@@ -52,7 +52,7 @@ class Host:
         (self.folder / "storages").mkdir(parents=True)
         self.tickets: dict[int, Ticket] = {}
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> Hello:
         return self.workers.wait_ready(READY_SECONDS)
 
     def run(self, number: int, trial: dict[str, Any], limits: dict[str, Any], values: dict[str, Any]) -> Any:
@@ -152,10 +152,10 @@ class RayWorkers(TrialQueue):
             ) from error
         return hosts
 
-    def _check(self, hellos: list[dict[str, Any]]) -> None:
+    def _check(self, hellos: list[Hello]) -> None:
         """Answers of another torch are answers to another question."""
         here = importlib.metadata.version("torch")
-        others = {hello.get("torch", here) for hello in hellos} - {here}
+        others = {hello.facts.get("torch", here) for hello in hellos} - {here}
         if others:
             raise ClusterUnfit(
                 f"The Ray cluster has torch {', '.join(sorted(others))} and this machine {here}: what fails here may "

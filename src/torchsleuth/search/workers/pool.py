@@ -18,18 +18,25 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.child.environment import needs_kernels, served_by, trial_environment
 from torchsleuth.child.kernel_cache import drop_torn
 from torchsleuth.core.processes.compiler_probes import hand_probes_to
 from torchsleuth.core.processes.limits import Limits, fair_memory
-from torchsleuth.core.processes.prepared import Forked, NotThere, PreparedInterpreter
+from torchsleuth.core.processes.prepared import ForkedProcess, NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import python_command
 from torchsleuth.core.processes.tree import kill_group, kill_marked, marked
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
-from torchsleuth.core.protocol.trials import Outcome
+from torchsleuth.core.protocol.trials import (
+    FROM_SERVER,
+    Cancel,
+    Hello,
+    Outcome,
+    RunTrial,
+    TrialDone,
+    TrialStarted,
+)
 from torchsleuth.search.workers.queue import Ticket, TrialQueue
 
 SERVER = "torchsleuth.child.server:main"
@@ -70,7 +77,7 @@ class Workers(TrialQueue):
         limits = limits or Limits(memory=fair_memory(max(1, count)))
         super().__init__(count, limits, repeats, folder / "trials.jsonl" if folder is not None else None)
         # What the server said of itself when it was ready: start-up seconds, threads, torch version.
-        self.hello: dict[str, Any] = {}
+        self.hello = Hello()
         self._names = (call, warm_up, still_good)
         self._python = python
         self._scratch = None if folder is not None else tempfile.mkdtemp(prefix="torchsleuth-")
@@ -80,12 +87,12 @@ class Workers(TrialQueue):
         drop_torn(self.folder / "kernels", since=0.0)
         self._environment = dict(os.environ if environment is None else environment)
         self._failed_starts = 0
-        self._server: subprocess.Popen[bytes] | Forked
+        self._server: subprocess.Popen[bytes] | ForkedProcess
         self._start()
         self._reader = threading.Thread(target=self._read, name="torchsleuth-workers", daemon=True)
         self._reader.start()
 
-    def wait_ready(self, seconds: float | None = None) -> dict[str, Any]:
+    def wait_ready(self, seconds: float | None = None) -> Hello:
         """Waits until the server is warm; what it said of itself."""
         self._ready.wait(seconds)
         return self.hello
@@ -155,7 +162,7 @@ class Workers(TrialQueue):
     def _read(self) -> None:
         """The reader's thread: what servers say, one after the other."""
         while True:
-            frames = Frames()
+            frames = Frames(*FROM_SERVER)
             try:
                 while data := self._control.recv(1 << 18):
                     for message in frames.feed(data):
@@ -169,37 +176,31 @@ class Workers(TrialQueue):
                 if self._closed:
                     break
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _hear(self, message: Hello | TrialStarted | TrialDone) -> None:
         with self._lock:
-            if "hello" in message:
-                self.hello = message["hello"]
+            if isinstance(message, Hello):
+                self.hello = message
                 self.start_up = self.start_up or time.monotonic() - self._begun
                 self._failed_starts = 0
                 self._ready.set()
-            elif "started" in message and message["started"] in self._running:
-                self._running[message["started"]].pid = message["pid"]
-            elif "done" in message:
-                ticket = self._running.pop(message["done"], None)
-                if ticket is not None and message["outcome"] is not None and not ticket.cancelled():
-                    ticket.phase = message["phase"]
-                    self._conclude(ticket, Outcome.from_json(message["outcome"]))
+            elif isinstance(message, TrialDone):
+                ticket = self._running.pop(message.number, None)
+                if ticket is not None and message.outcome is not None and not ticket.cancelled():
+                    ticket.phase = message.phase
+                    self._conclude(ticket, message.outcome)
+            elif message.number in self._running:
+                self._running[message.number].pid = message.pid
             self._dispatch()
 
     def _begin(self, ticket: Ticket) -> None:
-        self._send(
-            {
-                "number": ticket.number,
-                "trial": json.dumps(to_json(ticket.trial)),
-                "limits": ticket.limits.to_json(),
-                "serves": served_by(ticket.trial),
-                "kernels": needs_kernels(ticket.trial),
-            }
-        )
+        text = json.dumps(to_json(ticket.trial))
+        kernels = needs_kernels(ticket.trial)
+        self._send(RunTrial(ticket.number, text, ticket.limits, served_by(ticket.trial), kernels))
 
     def _drop(self, ticket: Ticket) -> None:
-        self._send({"cancel": ticket.number})
+        self._send(Cancel(ticket.number))
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: RunTrial | Cancel) -> None:
         try:
             self._control.sendall(frame(message))
         except OSError:  # the reader will notice, and try again with another server

@@ -13,10 +13,10 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from torchsleuth.core.processes.limits import Limits
-from torchsleuth.core.protocol.trials import Outcome, Question, Trial
+from torchsleuth.core.protocol.trials import Hello, Outcome, Question, Trial
 from torchsleuth.search.workers.trial_log import TrialLog, surroundings
 
 
@@ -96,9 +96,9 @@ class TrialQueue:
                 self._dispatch()
         return ticket
 
-    def wait_ready(self, seconds: float | None = None) -> dict[str, Any]:
+    def wait_ready(self, seconds: float | None = None) -> Hello:
         """Waits until whoever sits behind the workers has come up; what they said of themselves."""
-        return {}
+        return Hello()
 
     def run(self, trial: Trial, *, limits: Limits | None = None, fresh: bool = False) -> Outcome:
         """One trial, waited for: `workers.run(trial).fails_like(trial.expected)`."""

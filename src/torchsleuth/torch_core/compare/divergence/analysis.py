@@ -1,9 +1,9 @@
 """The analysis of one compiled graph: its runs, the culprit among its kernels, the node inside it, and the proof.
 
-Every part of the answer is told as soon as it is known, as plain data: whoever stops it early has what there was.
+Every part of the answer is handed on as soon as it is known, as plain data: whoever stops it early has what there was.
 A graph whose compiled code shows no values is compiled once more with every value returned (`analyze_exposed`). That
-changes what is fused with what, so it is said; there the culprit is the first value that is wrong though those it is
-made of are right, and of several the first without which the results are right.
+changes what is fused with what, and the answer says so. There the culprit is the first value that is wrong though
+those it is made of are right, and of several the first without which the results are right.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Wishes:
 
 
 def analyze(subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes | None = None) -> dict[str, Any]:
-    """The parts of the answer by name, each of which was told before; `rows` and `culprit` are the ones to read first.
+    """The parts of the answer by name, which `tell` was given one by one; `rows` and `culprit` are to be read first.
 
     Used as `analyze(subject, compilers, print)["culprit"]["node"]`.
     """
@@ -303,10 +303,9 @@ def analyze_exposed(
             eager.done(name)
             truth.done(name)
             tell({"phase": "accumulated", "done": place + 1, "of": len(tensors)})
-    told = [_row(whole.nodes, name, "", off) for name, off in rows]
     parts: dict[str, Any] = {
         "seen": {"calls": len(calls), "seen": len(rows), "why_not": f"{why}; seen with {HOW}"},
-        "accumulated": told,
+        "accumulated": [_row(whole.nodes, name, "", off) for name, off in rows],
         "seconds": {},
         "culprit": None,
     }

@@ -103,9 +103,11 @@ def _floats(compiled: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, te
 def _largest_and_squares(rows: Sequence[torch.Tensor]) -> list[float]:
     """Of each row the largest magnitude, then of each the sum of squares; the device is waited for once."""
     ends = [end for row in rows for end in torch.aminmax(row)]
-    told = torch.stack([*ends, *(row.dot(row) for row in rows)]).tolist()
-    largest = [max(-low, high) for low, high in zip(told[0 : 2 * len(rows) : 2], told[1 : 2 * len(rows) : 2])]
-    return [*largest, *told[2 * len(rows) :]]
+    numbers = torch.stack([*ends, *(row.dot(row) for row in rows)]).tolist()
+    largest = [
+        max(-low, high) for low, high in zip(numbers[0 : 2 * len(rows) : 2], numbers[1 : 2 * len(rows) : 2])
+    ]
+    return [*largest, *numbers[2 * len(rows) :]]
 
 
 def _kind(value: torch.Tensor) -> torch.Tensor:

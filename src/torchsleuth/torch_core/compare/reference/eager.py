@@ -27,7 +27,7 @@ from torchsleuth.torch_core.compare.reference.cloning import (
     tensors_in,
 )
 from torchsleuth.torch_core.compare.reference.float64 import (
-    HERE,
+    SAME_DEVICE,
     Dtypes,
     Places,
     any_layout,
@@ -261,7 +261,7 @@ class Dropped:
 
 
 def substitutes(
-    graph: GraphModule, recorder: EagerRun, places: Places | None = HERE
+    graph: GraphModule, recorder: EagerRun, places: Places | None = SAME_DEVICE
 ) -> dict[str, Callable[..., Any]]:
     """For every random node, a function that gives what eager drew: in float64 at `places`, or as it was where None."""
     found: dict[str, Callable[..., Any]] = {}
@@ -271,7 +271,7 @@ def substitutes(
         elif node.name in recorder.drawn:
             value, mask = recorder.drawn[node.name], recorder.masks.get(node.name)
             if places is not None:
-                value, mask = places.moved_here(widen(value)), places.moved_here(mask)
+                value, mask = places.to_device(widen(value)), places.to_device(mask)
             rate = opkinds.dropout_rate(node)
             found[node.name] = _constant(value) if rate is None else _masked(value, rate, mask)
     return found
@@ -302,12 +302,12 @@ def _drawn_again(node: Node, dtypes: Dtypes, state: RngState, places: Places | N
             return node.target(*args, **kwargs)
 
         def as_it_was(given: Any, was: Any) -> Any:
-            return places.moved_home(narrow(given, dtypes.get(was.name)) if isinstance(was, Node) else given)
+            return places.to_graph(narrow(given, dtypes.get(was.name)) if isinstance(was, Node) else given)
 
         own = tuple(as_it_was(given, was) for given, was in zip(args, node.args))
         named = {key: as_it_was(value, node.kwargs.get(key)) for key, value in kwargs.items()}
         restore_rng(state)
-        return places.moved_here(widen(node.target(*own, **named)))
+        return places.to_device(widen(node.target(*own, **named)))
 
     return draw
 

@@ -36,19 +36,19 @@ MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 class Places:
     """Where a float64 run computes, if not where the graph itself runs, and where that is."""
 
-    here: torch.device | None = None
-    home: torch.device | None = None
+    device: torch.device | None = None
+    graph_device: torch.device | None = None
 
-    def moved_here(self, tree: Any) -> Any:
+    def to_device(self, tree: Any) -> Any:
         """What the graph's own device computed, for the float64 run."""
-        return tree if self.here is None else map_tensors(tree, lambda t: t.to(self.here))
+        return tree if self.device is None else map_tensors(tree, lambda t: t.to(self.device))
 
-    def moved_home(self, tree: Any) -> Any:
+    def to_graph(self, tree: Any) -> Any:
         """Values of the float64 run, for an operation that only the graph's own device has."""
-        return tree if self.here is None else map_tensors(tree, lambda t: t.to(self.home))
+        return tree if self.device is None else map_tensors(tree, lambda t: t.to(self.graph_device))
 
 
-HERE = Places()
+SAME_DEVICE = Places()
 
 Dtypes = Mapping[str, Any]
 """Node name to the dtype of its value: a dtype, a list of them for several values, or None."""
@@ -242,7 +242,7 @@ class Float64Run(Interpreter):
         original: GraphModule,
         dtypes: Dtypes | None = None,
         substitute: Substitute | None = None,
-        places: Places = HERE,
+        places: Places = SAME_DEVICE,
         after_each: Callable[[], None] = lambda: None,
         notes: bool = True,
     ) -> None:
@@ -291,12 +291,12 @@ class Float64Run(Interpreter):
             value = self.env[twins[arg]]
             if arg.op == "get_attr" and isinstance(value, torch.nn.Module):
                 return fetch(self.original, str(arg.target))
-            return self.places.moved_home(narrow(value, self.dtypes.get(arg.name)))
+            return self.places.to_graph(narrow(value, self.dtypes.get(arg.name)))
 
         args = torch.fx.map_arg(original.args, narrow_node)
         kwargs = torch.fx.map_arg(original.kwargs, narrow_node)
         runner = Interpreter(self.original)
-        return self.places.moved_here(widen(getattr(runner, n.op)(original.target, args, kwargs)))
+        return self.places.to_device(widen(getattr(runner, n.op)(original.target, args, kwargs)))
 
     def _widened(self, n: Node, tensor: torch.Tensor) -> torch.Tensor:
         if wide_dtype(tensor.dtype) == tensor.dtype or tensor.is_quantized:

@@ -67,7 +67,7 @@ from torchsleuth.torch_core.compare.verdict.leaf import (
     sampled,
 )
 from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, NoisyRun
-from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, Textbook, TextbookRun
+from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, STRONGER, Textbook, TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 from torchsleuth.torch_internals.tensors import transforms_ended
 
@@ -141,7 +141,7 @@ class Reference:
         return BYTES_PER_ELEMENT * value.numel() + samples
 
     def pieces(self) -> list[list[str]]:
-        """The paths of all leaves, parted so that the evidence on each part fits into the memory there is for it."""
+        """The paths of all leaves in groups, each so small that the evidence on it fits into memory."""
         budget = memory_left(self.device) // 6  # the rest is for the runs themselves
         parts: list[list[str]] = [[]]
         taken = 0
@@ -254,57 +254,64 @@ def _only(graph: GraphModule, paths: Collection[str]) -> GraphModule:
     return smaller
 
 
+class _Twin:
+    """The float64 twin of a graph, with inputs for run after run; `draws` stands for nodes that draw or make memory."""
+
+    def __init__(self, reference: Reference, places: Places) -> None:
+        graph = reference.graph
+        self.reference = reference
+        self.wide = widen_graph(graph, places.device)
+        written = positions_written(graph, reference.inputs)
+        late = [i for i, v in enumerate(reference.inputs) if _widens_late(v) and i not in written]
+        widen_late(self.wide, late, places.device)
+        # Only what the graph writes needs to be copied for each run, and memory that such inputs share stays shared.
+        early = [i for i in range(len(reference.inputs)) if i not in late]
+        self.inputs = dict(zip(early, widen_inputs([reference.inputs[i] for i in early], places.device)))
+        self.memory = filled_memory(graph, zeros=True)
+        self.draws = {**substitutes(graph, reference.recorder, places), **self.memory}
+        self.writes = any(may_write(n) for n in graph.graph.nodes)
+        self.held = graph_state(self.wide)
+        self.state = snapshot(self.held) if self.writes else None
+
+    def substitute(self, node: Node, args: tuple, kwargs: dict) -> Any:
+        """What eager drew at a node, or memory that the node asks for."""
+        draw = self.draws.get(node.name)
+        return NotImplemented if draw is None else draw(*args, **kwargs)
+
+    def results(self, run: Float64Run) -> Values:
+        """What one run gives, in memory that nothing else reads or writes."""
+        copies = clone_inputs(self.inputs) if self.writes else self.inputs
+        given = [copies.get(i, value) for i, value in enumerate(self.reference.inputs)]
+        outputs = _owned(run.run(*given), [given, *self.held])
+        mutated = self.reference.mutated
+        # Inputs may lie in one memory, and differences are taken in place.
+        after = [each.clone() if place in mutated else each for place, each in enumerate(given)]
+        if self.state is not None:
+            restore(self.state)
+        return result_of(outputs, after, mutated)
+
+
 def _gather_wide(
     reference: Reference, wanted: Collection[str], places: Places, textbook: Textbook | None
 ) -> Evidence:
-    graph, recorder, mutated = reference.graph, reference.recorder, reference.mutated
-    written = positions_written(graph, reference.inputs)
-    wide = widen_graph(graph, places.here)
-    late = [i for i, v in enumerate(reference.inputs) if _widens_late(v) and i not in written]
-    widen_late(wide, late, places.here)
-    # Only what the graph writes needs to be copied for each run, and memory that such inputs share stays shared.
-    early = [i for i in range(len(reference.inputs)) if i not in late]
-    wide_inputs = dict(zip(early, widen_inputs([reference.inputs[i] for i in early], places.here)))
-    memory = filled_memory(graph, zeros=True)
-    draws = {**substitutes(graph, recorder, places), **memory}
-    state = snapshot(graph_state(wide))
-    writes = any(may_write(n) for n in graph.graph.nodes)
-    held = graph_state(wide)
-
-    def fresh_inputs() -> list[Any]:
-        copies = clone_inputs(wide_inputs) if writes else wide_inputs
-        return [copies.get(i, value) for i, value in enumerate(reference.inputs)]
-
-    def substitute(node: Node, args: tuple, kwargs: dict) -> Any:
-        draw = draws.get(node.name)
-        return NotImplemented if draw is None else draw(*args, **kwargs)
-
+    graph, recorder = reference.graph, reference.recorder
+    twin = _Twin(reference, places)
     kept = sum(reference.bytes_of(path) for path in wanted)
-    left = memory_left(reference.device) if places.here is None else 0
+    left = memory_left(reference.device) if places.device is None else 0
     # Noisy runs take a little more than the first, and what is kept of them grows meanwhile.
     watch = _memory_watch(reference.device, int(NOISY_SHARE * (left - kept)))
     watch_noisy = _memory_watch(reference.device, left)
-    run = Float64Run(wide, graph, recorder.dtypes, substitute, places, watch)
-
-    def values_of(run: Float64Run) -> dict[str, Any]:
-        given = fresh_inputs()
-        outputs = run.run(*given)
-        found = result_of(
-            clone_inputs(outputs) if writes else _owned(outputs, [given, *held]), given, mutated
-        )
-        restore(state)
-        return found
-
-    truth = values_of(run)
+    run = Float64Run(twin.wide, graph, recorder.dtypes, twin.substitute, places, watch)
+    truth = twin.results(run)
     unwritten: dict[str, torch.Tensor] = {}
-    if memory:
-        draws |= filled_memory(graph, zeros=False)
-        other = Float64Run(wide, graph, recorder.dtypes, substitute, places, watch)
-        unwritten = of_unwritten_memory({path: truth.get(path) for path in wanted}, values_of(other))
-        draws |= memory
+    if twin.memory:
+        twin.draws |= filled_memory(graph, zeros=False)
+        other = Float64Run(twin.wide, graph, recorder.dtypes, twin.substitute, places, watch)
+        unwritten = of_unwritten_memory({path: truth.get(path) for path in wanted}, twin.results(other))
+        twin.draws |= twin.memory
     run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
-    source = NoiseSource(places.here or reference.device, seed=reference.seed, before_each=watch_noisy)
-    how = (wide, graph, recorder.dtypes, run.findings, substitute, places, source)
+    source = NoiseSource(places.device or reference.device, seed=reference.seed, before_each=watch_noisy)
+    how = (twin.wide, graph, recorder.dtypes, run.findings, twin.substitute, places, source)
     by_the_book = TextbookRun(*how) if textbook else None
     noisy = by_the_book or NoisyRun(*how)
 
@@ -318,34 +325,25 @@ def _gather_wide(
     def perturbed(kind: str, scale: float, count: int) -> int:
         source.scale = scale
         for _ in range(count):
-            given = fresh_inputs()
-            outputs = noisy.run(*given)
-            # Inputs may lie in one memory, and differences are taken in place.
-            after = [each.clone() if place in mutated else each for place, each in enumerate(given)]
-            values = result_of(_owned(outputs, [given, *held]), after, mutated)
-            del outputs, after, given
+            values = twin.results(noisy)
             for path in wanted:
                 spreads[path].add(values.pop(path, None), kind)
-            if writes:
-                restore(state)
         return count
 
     runs = textbook.usual if textbook else reference.runs
-    made = 1 + bool(memory) + perturbed(USUAL, 1.0, runs)
+    made = 1 + bool(twin.memory) + perturbed(USUAL, 1.0, runs)
     if by_the_book is not None:
         source.scale = 0.0
-        if not _agree(values_of(by_the_book), truth, spreads):
+        if not _agree(twin.results(by_the_book), truth, spreads):
             by_the_book.take_whole()
             spreads.update(nothing_seen())
             made += perturbed(USUAL, 1.0, runs)
             source.scale = 0.0
-            if not _agree(values_of(by_the_book), truth, spreads):
+            if not _agree(twin.results(by_the_book), truth, spreads):
                 raise RuntimeError("the graph gives something else where each of its operators is watched")
     names = {opkinds.plain_name(n) for n in graph.graph.nodes}
     if names & opkinds.DISCRETE or textbook:
-        stronger = (
-            (textbook.amplification, textbook.amplified) if textbook else (AMPLIFICATION, max(2, runs // 2))
-        )
+        stronger = (STRONGER, textbook.amplified) if textbook else (AMPLIFICATION, max(2, runs // 2))
         made += perturbed(AMPLIFIED, *stronger)
     source.reverse_decisions = True
     if names & {*COMPARE, GATE} or textbook:
@@ -354,13 +352,13 @@ def _gather_wide(
         # Decisions taken together may cancel what one of them alone would change.
         source.reverse_some = True
         made += perturbed(REVERSED, 1.0, textbook.turned)
-        for _, result in equivalent_runs(graph, reference.inputs, recorder, reference.device, memory):
+        for _, result in equivalent_runs(graph, reference.inputs, recorder, reference.device, twin.memory):
             made += 1
             for path in wanted:
                 value = result.pop(path, None)
                 if isinstance(value, torch.Tensor) and not value.is_quantized:
                     value = value.to(wide_dtype(value.dtype), copy=True)  # it is used up
-                spreads[path].add(places.moved_here(value), EQUIVALENT)
+                spreads[path].add(places.to_device(value), EQUIVALENT)
     return _assemble(reference, wanted, truth, spreads, unwritten, run.findings, made)
 
 

@@ -95,7 +95,7 @@ def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
     truth = as_real(leaf.truth)
     others = leaf.spread.reach(EQUIVALENT)
     usual = _noise(leaf, truth)
-    # A decision that moves a row in usual runs hides one that only stronger noise takes: told apart by element.
+    # A decision that moves a row in usual runs hides one that only stronger noise takes: seen element by element.
     decided = _with_jumps(leaf, usual, usual if others is None else _noise(leaf, truth, neighbours=False))
     noise = _widen_at_jumps(decided, decided, others, 1.0)
     off = as_real(compiled).to(truth.device) - truth
@@ -216,11 +216,11 @@ def _point(
     c, e, t = (v.reshape(-1)[where].item() for v in (result, eager, truth))
     index = unravel(where, tuple(mask.shape))
     count = int(mask.sum())
-    said = text.format(c=c, e=e, t=t)
+    distance = text.format(c=c, e=e, t=t)
     return replace(
         draft,
         kind=DIVERGED,
-        sentence=f"element {list(index)} {said} ({count} of {mask.numel()} elements)",
+        sentence=f"element {list(index)} {distance} ({count} of {mask.numel()} elements)",
         rule=rule,
         index=index,
         compiled=float(c),

@@ -42,23 +42,19 @@ def judge_gradients(
     start = save_rng()
     # A checkpointed body, run as captured, would draw new random numbers when it is recomputed.
     graph = inlined(graph)
-    parameters = {name: p for name, p in graph.named_parameters() if p.requires_grad}
     with rng_kept():
         given = clone_inputs(list(inputs))
         outputs = compiled(*given)
         after, drawn = save_rng(), tuple(draws)
         weights = _output_gradients(outputs)
-        used = [(parameters_of_compiled or {}).get(id(p), p) for p in parameters.values()]
-        results = (outputs, _gradients(outputs, weights, given, used))
-        results = clone_inputs(results)
+        used = [(parameters_of_compiled or {}).get(id(p), p) for p in _parameters(graph).values()]
+        results = clone_inputs((outputs, _gradients(outputs, weights, given, used)))
         restore_rng(start)
         try:
-            joint = _joint_graph(graph, inputs, parameters, weights)
+            joint, everything = _joint_graph(graph, inputs, weights)
         except Exception as error:
-            return inconclusive(
-                f"forward and backward could not be traced together: {type(error).__name__}: {error}"
-            )
-    everything = _everything(inputs, parameters, weights)
+            why = f"forward and backward could not be traced together: {type(error).__name__}: {error}"
+            return inconclusive(why)
     return judge_results(
         joint,
         everything,
@@ -78,13 +74,12 @@ def gradient_tolerances(graph: GraphModule, inputs: Sequence[Any]) -> Tolerances
     Example: `gradient_tolerances(graph, [x.requires_grad_()]).by_path["gradients[0]"]`.
     """
     graph = inlined(graph)
-    parameters = {name: p for name, p in graph.named_parameters() if p.requires_grad}
     try:
         weights = _output_gradients(graph(*clone_inputs(list(inputs))))
-        joint = _joint_graph(graph, inputs, parameters, weights)
+        joint, everything = _joint_graph(graph, inputs, weights)
     except Exception:  # what cannot be traced together is compared by the script's own rule
         return Tolerances()
-    found = measured_tolerances(joint, _everything(inputs, parameters, weights))
+    found = measured_tolerances(joint, everything)
     return Tolerances({path_of_joint(path): far for path, far in found.by_path.items()}, found.distance)
 
 
@@ -100,10 +95,13 @@ def path_of_joint(path: str) -> str:
 
 
 def _joint_graph(
-    graph: GraphModule, inputs: Sequence[Any], parameters: dict[str, Any], weights: list[torch.Tensor]
-) -> GraphModule:
-    names = list(parameters)
+    graph: GraphModule, inputs: Sequence[Any], weights: list[torch.Tensor]
+) -> tuple[GraphModule, list[Any]]:
+    """Forward and backward as one graph, and its inputs: the graph's own, its parameters, the outputs' gradients."""
+    names = list(_parameters(graph))
     wanted = [isinstance(v, torch.Tensor) and v.requires_grad for v in inputs]
+    everything = [v.detach() if isinstance(v, torch.Tensor) else v for v in inputs]
+    everything += [p.detach() for p in _parameters(graph).values()] + weights
 
     def joint(*args: Any) -> Any:
         given = [v.detach().requires_grad_() if want else v for v, want in zip(args, wanted)]
@@ -111,12 +109,11 @@ def _joint_graph(
         outputs = torch.func.functional_call(graph, dict(zip(names, held)), tuple(given))
         return outputs, _gradients(outputs, list(args[len(inputs) + len(names) :]), given, held)
 
-    return make_fx(joint)(*clone_inputs(_everything(inputs, parameters, weights)))
+    return make_fx(joint)(*clone_inputs(everything)), everything
 
 
-def _everything(inputs: Sequence[Any], parameters: dict[str, Any], weights: list[torch.Tensor]) -> list[Any]:
-    """The inputs of a joint graph."""
-    return [*_detached(inputs), *_detached(list(parameters.values())), *weights]
+def _parameters(graph: GraphModule) -> dict[str, torch.nn.Parameter]:
+    return {name: p for name, p in graph.named_parameters() if p.requires_grad}
 
 
 def _differentiable(outputs: Any) -> list[torch.Tensor]:
@@ -139,7 +136,3 @@ def _gradients(
     if not sources or not weights:
         return []
     return list(torch.autograd.grad(_differentiable(outputs), sources, weights, allow_unused=True))
-
-
-def _detached(values: Sequence[Any]) -> list[Any]:
-    return [v.detach() if isinstance(v, torch.Tensor) else v for v in values]

@@ -1,7 +1,15 @@
 """Judge a compiled result: gather the evidence, weigh every leaf, say it in one sentence.
 
-The idea: the captured graph itself tells how far its own rounding can reach; whoever holds a graph, the inputs
-before the call and the results after it can judge without running the user's compiled function again.
+The captured graph itself tells how far its own rounding can reach; whoever holds a graph, the inputs before the call
+and the results after it can judge without running the user's compiled function again. The yardstick has two lengths:
+
+1. *Noise* (`noise`): the graph in float64 with a random rounding after every step. It is cheap, and all that is
+   asked where nothing is suspicious.
+2. *The textbook* (`textbook`), asked only of leaves that are far outside of the noise: every operator taken apart,
+   each step as imprecise as the least careful accepted way to compute it, decisions within rounding of their corner
+   taken either way, and eager's own other ways to compute the graph. What lies within is less precise, never wrong.
+
+Whatever depends on random numbers that cannot be shown to be eager's is compared by what holds for any of them.
 """
 
 from __future__ import annotations

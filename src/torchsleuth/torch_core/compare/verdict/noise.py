@@ -284,10 +284,10 @@ def shortened(own: float, convolves: bool) -> float:
     return TF32 if precision == "high" or (allowed and torch.cuda.is_initialized()) else 0.0
 
 
-class NoisyRun(Float64Run):
-    """A widened graph run with a random rounding after every step; `source` says how strong. Call `run` several times.
+class RunWithNoise(Float64Run):
+    """A widened graph run with noise between its steps; `source` says how strong it is. Call `run` several times.
 
-    `known` is what a run without noise has found. Nodes that fell back there run in their original dtype here.
+    `known` is what a run without noise has found.
     """
 
     def __init__(
@@ -300,11 +300,22 @@ class NoisyRun(Float64Run):
         places: Places,
         source: NoiseSource,
     ) -> None:
-        super().__init__(wide, original, dtypes, substitute, places, notes=False)
+        super().__init__(wide, original, dtypes, substitute, places, source.before_each, notes=False)
         self.known, self.source = known, source
+
+    def spread(self, value: Any, unit: float) -> Any:
+        """The value with independent relative errors at every place."""
+        return map_tensors(value, lambda t: self.source.spread(t, unit))
+
+
+class NoisyRun(RunWithNoise):
+    """With a random rounding after every step. Nodes that fell back before run in their original dtype here."""
+
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
         self.steps = {
-            n: _Step(n, self.originals[n.name], dtypes, known)
-            for n in wide.graph.nodes
+            n: _Step(n, self.originals[n.name], self.dtypes, self.known)
+            for n in self.graph.nodes
             if n.op.startswith("call_") and not n.meta.get(WIDENS)
         }
         self.held = dict[Node, Any]()
@@ -327,25 +338,22 @@ class NoisyRun(Float64Run):
         value = self.substitute(n, args, kwargs) if self.substitute is not None else NotImplemented
         if value is not NotImplemented:
             # Not rounded to a grid: that would leave alone whatever happens to lie on it.
-            return self._spread(value, widest_unit(self.dtypes.get(n.name))) if falls_back else value
+            return self.spread(value, widest_unit(self.dtypes.get(n.name))) if falls_back else value
         if step.decision is not None:
             return self._decided(n, step, step.decision, args)
         if falls_back:
             value = self._fall_back(n, self.known.fallbacks[n.name])
         else:
             if step.plan.inputs:
-                noisy = {each: self._spread(self.env[each], step.plan.inputs) for each in step.read}
+                noisy = {each: self.spread(self.env[each], step.plan.inputs) for each in step.read}
                 args = torch.fx.map_arg(n.args, lambda each: noisy.get(each, self.env[each]))
                 kwargs = torch.fx.map_arg(n.kwargs, lambda each: noisy.get(each, self.env[each]))
             value = getattr(self, n.op)(n.target, args, kwargs)
             if n.name in self.known.widened:
-                value = self.places.moved_here(widen(value))
+                value = self.places.to_device(widen(value))
         if not step.plan.result:
             return value
         return map_tensors(value, lambda t: self.source.perturb(t, step.plan, step.fresh))
-
-    def _spread(self, value: Any, unit: float) -> Any:
-        return map_tensors(value, lambda t: self.source.spread(t, unit))
 
     def _decided(self, n: Node, step: _Step, decision: Decision, args: tuple) -> Any:
         """A comparison, or the gradient of a relu, which a decision lets through or not."""

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import map_tensors
-from torchsleuth.torch_core.compare.reference.float64 import Dtypes, Findings, Float64Run, Places, Substitute
+from torchsleuth.torch_core.compare.reference.float64 import Dtypes
 from torchsleuth.torch_core.compare.verdict.decisions import COMPARE, Decision
 from torchsleuth.torch_core.compare.verdict.noise import (
-    NoiseSource,
     Perturbation,
+    RunWithNoise,
     half_ulp,
     shortened,
     widest_unit,
@@ -52,6 +52,9 @@ LONGEST = 1 << 22
 BY_CHANCE, KEPT = 0.25, 0.25
 """How often a result is off by chance, and how often one in a short format is not rounded; else it is, to a grid."""
 
+STRONGER = 3.0
+"""How much stronger the second kind of noise is: less than in a first look, whose usual noise is more careful."""
+
 WIDE = (torch.float64, torch.complex128)
 
 
@@ -62,32 +65,17 @@ class Textbook:
     usual: int
     amplified: int
     turned: int
-    amplification: float = 3.0
-    """Less than in a first look: the usual noise is that of the least careful way already."""
 
 
 FEW, ALL = Textbook(3, 1, 1), Textbook(8, 4, 3)
 """What is wrong beyond doubt shows in few runs."""
 
 
-class TextbookRun(Float64Run):
-    """A widened graph run with textbook noise in every primitive step; `source` says how strong it is.
+class TextbookRun(RunWithNoise):
+    """With textbook noise in every primitive step. Decisions are known to be in doubt from the second run on."""
 
-    Call `run` several times: decisions are known to be in doubt from the second on.
-    """
-
-    def __init__(
-        self,
-        wide: GraphModule,
-        original: GraphModule,
-        dtypes: Dtypes,
-        known: Findings,
-        substitute: Substitute | None,
-        places: Places,
-        source: NoiseSource,
-    ) -> None:
-        super().__init__(wide, original, dtypes, substitute, places, source.before_each, notes=False)
-        self.known, self.source = known, source
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
         self.apart = True
         self.unit = 0.0
         """Half an ulp of the format that the present node computes in; 0 where nothing rounds."""
@@ -123,7 +111,7 @@ class TextbookRun(Float64Run):
         """
         choice = self.source.random.random()
         if fallback or choice < BY_CHANCE:
-            return map_tensors(value, lambda t: self.source.spread(t, own))
+            return self.spread(value, own)
         if choice < BY_CHANCE + KEPT:
             return value
         return map_tensors(value, lambda t: self.source.perturb(t, Perturbation(own, infinite=True), False))
@@ -151,7 +139,7 @@ class TextbookRun(Float64Run):
             terms = _terms_of_product(name, args)
             # Who rounds factors to a shorter format is off by half a step of it, who cuts them off by a whole one.
             unit = max(self.unit * math.sqrt(terms), 2 * shortened(self.unit, "conv" in name))
-            value = op(*map_tensors(args, lambda t: self.source.spread(t, unit)), **kwargs)
+            value = op(*self.spread(args, unit), **kwargs)
         else:
             value = call()
         if name == "relu":
