@@ -15,7 +15,7 @@ NAME = re.compile(r"torchsleuth(?:\.\w+)+(?::\w+)?")
 STARTED = {
     "core/processes/prepared.py": {"torchsleuth.child.interpreter"},
     "front/supervise/host.py": {"torchsleuth.search.host.main"},
-    "front/supervise/replay.py": {"torchsleuth.child.replay"},
+    "front/supervise/replay.py": {"torchsleuth.child.program"},
     "front/cli/doctor.py": {
         "torchsleuth.torch_internals.check",
         "torchsleuth.torch_internals.private_names",
@@ -56,8 +56,7 @@ def test_only_these_import_by_string():
     }
     assert importing == {
         "__init__.py",  # the public names, on first use
-        "torch_core/backends/__init__.py",  # the same for backends, which torch finds by entry points
-        "torch_core/backends/catalog.py",
+        "torch_core/backends/catalog.py",  # the same for backends, which torch finds by entry points
         "front/cli/main.py",  # verbs, on first use
         "child/child.py",  # what a server was told to run
     }

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.torch_core.backends import FakeMismatch
 from torchsleuth.torch_core.backends.checked_ops import Steps, checked_call
+from torchsleuth.torch_core.backends.errors import FakeMismatch
 
 CROSSREF = "sleuth_aot_eager_decomp_partition_crossref"
 

@@ -2,7 +2,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 
-from torchsleuth.torch_core.backends import CATALOG
+from torchsleuth.torch_core.backends.catalog import CATALOG
 
 PROGRAM = """
 import sys, torch
@@ -26,6 +26,6 @@ def test_a_program_names_a_backend_without_importing_torchsleuth_and_loads_nothi
 
 
 def test_listing_the_backends_does_not_import_torch():
-    program = "import sys; from torchsleuth.torch_core.backends import CATALOG; print(len(CATALOG), 'torch' in sys.modules)"
+    program = "import sys; from torchsleuth.torch_core.backends.catalog import CATALOG; print(len(CATALOG), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == [str(len(CATALOG)), "False"], done.stderr

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsleuth.torch_core.backends import SchemaMismatch
 from torchsleuth.torch_core.backends.checked_ops import after_call, before_call
+from torchsleuth.torch_core.backends.errors import SchemaMismatch
 
 
 @pytest.fixture(autouse=True)

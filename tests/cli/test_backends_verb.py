@@ -3,7 +3,7 @@ import json
 from click.testing import CliRunner
 
 from torchsleuth.front.cli.doctor import backends_verb
-from torchsleuth.torch_core.backends import CATALOG
+from torchsleuth.torch_core.backends.catalog import CATALOG
 
 
 def answer(*arguments):

@@ -12,7 +12,7 @@ from torchsleuth.front.supervise.program_blame import (
     program_named,
 )
 from torchsleuth.front.supervise.program_runs import ProgramRun
-from torchsleuth.torch_core.backends import CATALOG
+from torchsleuth.torch_core.backends.catalog import CATALOG
 
 DECOMPOSED = "sleuth_aot_eager_decomp_partition"
 BAD = ProgramRun(1, 1.0, tail="Traceback\nAssertionError: differ\n")

@@ -293,6 +293,15 @@ def shares_memory(description: InputsDescription) -> bool:
     return any(isinstance(spec, TensorSpec) and spec.alias_of is not None for spec in description.inputs)
 
 
+def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of memory from the first to the last one of a tensor.
+
+    >>> reach((2, 3), (4, 1))
+    7
+    """
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride))
+
+
 def memory_of(tensor: torch.Tensor) -> object:
     """Something equal for tensors that lie in one storage."""
     if form_of(tensor) in ("zero", "mkldnn"):

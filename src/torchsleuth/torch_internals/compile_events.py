@@ -54,7 +54,7 @@ Listener = Callable[[CompileEvent], None]
 
 
 def listen_to_compile_events(listener: Listener) -> Callable[[], None]:
-    """Tells `listener` of every timed step of the compiler in this process; returns the undo function.
+    """Reports to `listener` every timed step of the compiler in this process; returns the undo function.
 
     >>> seen = []
     >>> undo = listen_to_compile_events(seen.append)
@@ -64,14 +64,14 @@ def listen_to_compile_events(listener: Listener) -> Callable[[], None]:
     'begin'
     """
 
-    def telling(kind: str, original: Any) -> Any:
+    def reporting(kind: str, original: Any) -> Any:
         def call(
             self: Any, event_name: str, time_ns: int, metadata: Any = None, *args: Any, **kw: Any
         ) -> Any:
             # torch puts the compile's id into the metadata while it logs the beginning.
             result = original(self, event_name, time_ns, metadata, *args, **kw)
             facts = metadata if isinstance(metadata, dict) else {}
-            _tell(listener, kind, event_name, time_ns / 1e9, facts)
+            _report(listener, kind, event_name, time_ns / 1e9, facts)
             return result
 
         return call
@@ -79,13 +79,13 @@ def listen_to_compile_events(listener: Listener) -> Callable[[], None]:
     needed = "this torch does not tell how long its compiler's steps take"
     names = {BEGIN: "log_event_start", END: "log_event_end", MARK: "log_instant_event"}
     return all_of(
-        replaced(*_LOGGER, name, functools.partial(telling, kind), needed=needed)
+        replaced(*_LOGGER, name, functools.partial(reporting, kind), needed=needed)
         for kind, name in names.items()
     )
 
 
 def time_look_ups(module: str, listener: Listener) -> Callable[[], None]:
-    """Tells `listener` of look-ups in the caches of `module`, one of `LOOK_UP_MODULES`; returns the undo function."""
+    """Reports to `listener` look-ups in the caches of `module`, one of `LOOK_UP_MODULES`; returns the undo function."""
     return all_of(
         replaced(where, owner, method, functools.partial(_timed, f"{owner}.{method}", listener))
         for where, owner, method in _LOOK_UPS
@@ -101,16 +101,16 @@ def _timed(name: str, listener: Listener, descriptor: Any) -> Any:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         facts = {"compile_id": current_compile_id()}
-        _tell(listener, BEGIN, name, time.time(), facts)
+        _report(listener, BEGIN, name, time.time(), facts)
         try:
             return original(*args, **kwargs)
         finally:
-            _tell(listener, END, name, time.time(), facts)
+            _report(listener, END, name, time.time(), facts)
 
     return type(descriptor)(call)
 
 
-def _tell(listener: Listener, kind: str, name: str, seconds: float, metadata: Mapping[str, Any]) -> None:
+def _report(listener: Listener, kind: str, name: str, seconds: float, metadata: Mapping[str, Any]) -> None:
     """Makes an event of what torch logs. What fails in here is dropped: the user's program comes first."""
     with contextlib.suppress(Exception):
         graph = metadata.get("compile_id")

@@ -125,7 +125,7 @@ def _compile_id(metadata: dict[str, Any]) -> str | None:
 def hook_fusion(on_loops: Callable[[str, str], None]) -> Callable[[], None]:
     """Hands the loops of a graph, as text, to `on_loops("before" or "after", text)` around fusion; returns the undo."""
 
-    def telling(when: str, original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def reporting(when: str, original: Callable[[Any], None]) -> Callable[[Any], None]:
         def log_loops(nodes: Any) -> None:
             with contextlib.suppress(Exception):
                 on_loops(when, "\n\n".join(node.debug_str() for node in nodes) + "\n")
@@ -135,5 +135,5 @@ def hook_fusion(on_loops: Callable[[str, str], None]) -> Callable[[], None]:
 
     before = ("torch._inductor.debug", "", "log_ir_pre_fusion")
     after = ("torch._inductor.debug", "", "log_ir_post_fusion")
-    told = (("before", before), ("after", after))
-    return all_of(replaced(*place, functools.partial(telling, when)) for when, place in told)
+    shown = (("before", before), ("after", after))
+    return all_of(replaced(*place, functools.partial(reporting, when)) for when, place in shown)

@@ -88,7 +88,7 @@ def fake_results(
     try:
         with symbolic_tracing(mode):
             steps.run(*fakes)
-    except Exception as error:  # whatever the graph's functions raise: it is told, never taken for ours
+    except Exception as error:  # whatever the graph's functions raise: it is an answer, never taken for ours
         return found, error
     finally:
         log.disabled = silent

@@ -5,7 +5,7 @@ kind, with the caller as its parent. Where it cannot go on it starts the frame a
 time.
 
 Versions: the interpreter's `run` and `step`, `OutputGraph.compile_subgraph`, `CheckFunctionManager` and `SideEffects`
-are there in 2.11 to 2.15; what a version lacks is not told.
+are there in 2.11 to 2.15; what a version lacks is not reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from torchsleuth.torch_internals.places import all_of, replaced
 
 # What happened, and what is known about it.
-Tell = Callable[..., None]
+Report = Callable[..., None]
 # Texts that may be the user's: as much of them as a person reads.
 MOST_TEXT = 2000
 MOST_GUARDS = 2000
@@ -37,8 +37,8 @@ class _Open:
         self.instructions = 0
 
 
-def hook_traced_functions(tell: Tell, instructions: bool = False) -> Callable[[], None]:
-    """Tells of each function that is gone through (`trace_enter`, `trace_leave`), and on request of each instruction.
+def hook_traced_functions(report: Report, instructions: bool = False) -> Callable[[], None]:
+    """Reports each function that is gone through (`trace_enter`, `trace_leave`), and on request of each instruction.
 
     `trace_enter` has number, parent, function, file, line, called_from, graph, attempt; `trace_leave` has number,
     seconds, instructions and how it ended.
@@ -48,7 +48,7 @@ def hook_traced_functions(tell: Tell, instructions: bool = False) -> Callable[[]
         def traced_run(self: Any) -> Any:
             opened = _Open(next(_numbers))
             with contextlib.suppress(Exception):
-                _enter(self, opened, tell)
+                _enter(self, opened, report)
             _open.append(opened)
             started, how = time.perf_counter(), "returned"
             try:
@@ -59,7 +59,7 @@ def hook_traced_functions(tell: Tell, instructions: bool = False) -> Callable[[]
             finally:
                 if opened in _open:
                     del _open[_open.index(opened) :]
-                tell(
+                report(
                     "trace_leave",
                     number=opened.number,
                     seconds=round(time.perf_counter() - started, 6),
@@ -76,7 +76,7 @@ def hook_traced_functions(tell: Tell, instructions: bool = False) -> Callable[[]
                 opened.instructions += 1
                 if instructions:
                     with contextlib.suppress(Exception):
-                        _instruction(self, opened, tell)
+                        _instruction(self, opened, report)
             return step(self)
 
         return counted_step
@@ -86,10 +86,10 @@ def hook_traced_functions(tell: Tell, instructions: bool = False) -> Callable[[]
     return all_of([undo_run, undo_step])
 
 
-def _enter(translator: Any, opened: _Open, tell: Tell) -> None:
+def _enter(translator: Any, opened: _Open, report: Report) -> None:
     code, parent = translator.f_code, getattr(translator, "parent", None)
     graph, attempt = _compile_and_attempt()
-    tell(
+    report(
         "trace_enter",
         number=opened.number,
         parent=_open[-1].number if _open and parent is not None else None,
@@ -102,14 +102,14 @@ def _enter(translator: Any, opened: _Open, tell: Tell) -> None:
     )
 
 
-def _instruction(translator: Any, opened: _Open, tell: Tell) -> None:
+def _instruction(translator: Any, opened: _Open, report: Report) -> None:
     at = translator.instruction_pointer
     if at is None:
         return
     instruction = translator.instructions[at]
     positions = getattr(instruction, "positions", None)
     argument = instruction.argval
-    tell(
+    report(
         "trace_instruction",
         number=opened.number,
         op=instruction.opname,
@@ -119,8 +119,8 @@ def _instruction(translator: Any, opened: _Open, tell: Tell) -> None:
     )
 
 
-def hook_subgraphs(tell: Tell) -> Callable[[], None]:
-    """Tells of each graph that is handed on (`trace_subgraph`): why, where, how many calls it holds, seconds."""
+def hook_subgraphs(report: Report) -> Callable[[], None]:
+    """Reports each graph that is handed on (`trace_subgraph`): why, where, how many calls it holds, seconds."""
 
     def timed(original: Any) -> Any:
         def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ def hook_subgraphs(tell: Tell) -> Callable[[], None]:
                 return original(self, tx, *args, **kwargs)
             finally:
                 seconds = round(time.perf_counter() - started, 6)
-                tell("trace_subgraph", number=_open[-1].number if _open else None, seconds=seconds, **facts)
+                report("trace_subgraph", number=_open[-1].number if _open else None, seconds=seconds, **facts)
 
         return compile_subgraph
 
@@ -155,8 +155,8 @@ def _subgraph(output: Any, translator: Any, reason: Any) -> dict[str, Any]:
     }
 
 
-def hook_guards(tell: Tell) -> Callable[[], None]:
-    """Tells of the guards of each compiled frame (`trace_guards`): kind, name, conditions and the user's line."""
+def hook_guards(report: Report) -> Callable[[], None]:
+    """Reports the guards of each compiled frame (`trace_guards`): kind, name, conditions and the user's line."""
 
     def listed(original: Any) -> Any:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -166,7 +166,7 @@ def hook_guards(tell: Tell) -> Callable[[], None]:
                 given = (*args, *kwargs.values())
                 guards = list(next(each.guards for each in given if hasattr(each, "guards")))
                 kept = [_guard(guard) for guard in sorted(guards)[:MOST_GUARDS]]
-                tell("trace_guards", graph=graph, attempt=attempt, count=len(guards), guards=kept)
+                report("trace_guards", graph=graph, attempt=attempt, count=len(guards), guards=kept)
 
         return init
 
@@ -183,8 +183,8 @@ def _guard(guard: Any) -> dict[str, Any]:
     }
 
 
-def hook_side_effects(tell: Tell) -> Callable[[], None]:
-    """Tells what compiled code does beside its result (`trace_side_effects`): which objects it changes, and where."""
+def hook_side_effects(report: Report) -> Callable[[], None]:
+    """Reports what compiled code does beside its result (`trace_side_effects`): which objects it changes, and where."""
 
     def listed(original: Any) -> Any:
         def codegen_update_mutated(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +196,7 @@ def hook_side_effects(tell: Tell) -> Callable[[], None]:
                 if effects:
                     graph, attempt = _compile_and_attempt()
                     number = _open[-1].number if _open else None
-                    tell("trace_side_effects", number=number, graph=graph, attempt=attempt, effects=effects)
+                    report("trace_side_effects", number=number, graph=graph, attempt=attempt, effects=effects)
             return original(self, *args, **kwargs)
 
         return codegen_update_mutated

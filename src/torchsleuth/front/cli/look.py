@@ -10,9 +10,8 @@ from pathlib import Path
 import click
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.folder import CaseFolder, list_cases, open_case
+from torchsleuth.core.cases.folder import CaseFolder, list_cases, open_case, salvaged_case
 from torchsleuth.core.cases.packing import is_packed, pack_case, read_packed, unpack_case
-from torchsleuth.core.cases.salvage import salvaged_case
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.cli.options import cases_option, json_option, path_option
 from torchsleuth.front.cli.output import print_json, say, show

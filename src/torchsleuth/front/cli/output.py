@@ -14,7 +14,7 @@ import time
 
 import click
 
-from torchsleuth.core.cases.printable import printable
+from torchsleuth.core.cases.scrub import printable
 from torchsleuth.core.protocol.steps import Asked, Says, SearchBegins, Seen, Smaller
 from torchsleuth.script_runtime.hiding import hide_secrets
 

@@ -81,13 +81,13 @@ CATALOG = (
         _OPS,
     ),
     DebugBackend("sleuth_aot_ts", "AOTAutograd's graphs, compiled by TorchScript", "aot"),
-    DebugBackend("sleuth_relu_compile_error", "for testing debuggers: fails to compile a relu", "faulty"),
-    DebugBackend("sleuth_relu_runtime_error", "for testing debuggers: a relu fails when it runs", "faulty"),
-    DebugBackend("sleuth_relu_accuracy_error", "for testing debuggers: relu(x) gives x + 1", "faulty"),
+    DebugBackend("sleuth_relu_compile_error", "for testing debuggers: fails to compile a relu", "eager"),
+    DebugBackend("sleuth_relu_runtime_error", "for testing debuggers: a relu fails when it runs", "eager"),
+    DebugBackend("sleuth_relu_accuracy_error", "for testing debuggers: relu(x) gives x + 1", "eager"),
     DebugBackend(
         "sleuth_non_leaf_compile_error",
         "for testing debuggers: fails to compile a graph with an input that has a gradient history",
-        "faulty",
+        "eager",
     ),
 )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torchsleuth.torch_core.graphs.spelling import Unprintable, Vocabulary, expression
+from torchsleuth.torch_core.tensors import reach
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.torch_internals.tensors import has_no_values
 
@@ -155,7 +156,7 @@ def tensor_expression(tensor: torch.Tensor, key: str, shared: bool) -> tuple[str
     refuse_odd_tensor(tensor, key)
     with outside_all_modes(), torch.no_grad():
         plain = tensor.detach()
-        text = None if shared or _span(plain) > INLINE_ELEMENTS else _inline(plain)
+        text = None if shared or reach(plain.shape, plain.stride()) > INLINE_ELEMENTS else _inline(plain)
     kept = None if text is not None else plain
     text = text if text is not None else f"constant({key!r})"
     if isinstance(tensor, torch.nn.Parameter):
@@ -250,15 +251,8 @@ def _configuration(module: torch.nn.Module) -> dict[str, object]:
     return settings
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """Elements of storage from the first to the last one the tensor can reach."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-
-
 def _inline(tensor: torch.Tensor) -> str | None:
-    flat = tensor.as_strided((_span(tensor),), (1,)).cpu()
+    flat = tensor.as_strided((reach(tensor.shape, tensor.stride()),), (1,)).cpu()
     plain = tensor.numel() == 0 or tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
     layout = "" if plain else f".as_strided({tuple(tensor.shape)}, {tensor.stride()})"
     move = "" if tensor.device.type == "cpu" else f".to({str(tensor.device)!r})"

@@ -262,7 +262,7 @@ class _Recorder(torch.fx.Interpreter):
         self.extra_traceback = False
         self.steps = steps
         self.given = {node.name for node in graph.graph.nodes if node.op == "placeholder"}
-        self.room = most_bytes
+        self.bytes_left = most_bytes
         self.history: dict[str, list[tuple[int, Any]]] = {}
         self.named: dict[int, list[str]] = {}
         # Moving a value to a file would part it from its aliases, which a later write must reach.
@@ -314,8 +314,8 @@ class _Recorder(torch.fx.Interpreter):
         self.named.setdefault(pointer, []).append(name)
         if known:
             return kept
-        self.room -= value.untyped_storage().nbytes()
-        return _on_disk(kept) if self.room < 0 and self.may_move else kept
+        self.bytes_left -= value.untyped_storage().nbytes()
+        return _on_disk(kept) if self.bytes_left < 0 and self.may_move else kept
 
 
 def _rehung(value: Any, old: torch.UntypedStorage, new: torch.UntypedStorage) -> Any:

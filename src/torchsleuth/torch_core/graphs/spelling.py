@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
@@ -219,12 +220,12 @@ def expression(value: object, variables: Mapping[torch.fx.Node, str], words: Voc
     >>> expression((1, -0.0, None), {}, Vocabulary(set()))
     '(1, -0.0, None)'
     """
-    write = _WRITERS.get(type(value))
-    if write is not None:
-        return write(value, lambda item: expression(item, variables, words))
     if isinstance(value, torch.fx.Node):
         return variables[value]
-    text = _by_kind(value, lambda item: expression(item, variables, words), words)
+    write: _Write = lambda item: expression(item, variables, words)  # noqa: E731
+    text = _of_known_type(value, write)
+    if text is None:
+        text = _by_kind(value, write, words)
     if text is None:
         raise Unprintable(_refusal(value))
     return text
@@ -249,60 +250,36 @@ def _subscript_item(item: object, write: Callable[[object], str]) -> str:
 
 
 _Write = Callable[[object], str]
-
-
-def _float(value: float, _: _Write) -> str:
-    if math.isnan(value):
-        return "nan"
-    return repr(value)
-
-
-def _complex(value: complex, write: _Write) -> str:
-    return f"complex({write(value.real)}, {write(value.imag)})"
-
-
-def _tuple(value: tuple, write: _Write) -> str:
-    return f"({write(value[0])},)" if len(value) == 1 else f"({', '.join(map(write, value))})"
-
-
-def _list(value: list, write: _Write) -> str:
-    return f"[{', '.join(map(write, value))}]"
-
-
-def _dict(value: dict, write: _Write) -> str:
-    return "{" + ", ".join(f"{write(key)}: {write(item)}" for key, item in value.items()) + "}"
-
-
-def _slice(value: slice, write: _Write) -> str:
-    return f"slice({write(value.start)}, {write(value.stop)}, {write(value.step)})"
-
-
-def _own_repr(value: object, _: _Write) -> str:
-    return repr(value)
-
-
-def _device(value: torch.device, _: _Write) -> str:
-    return f"torch.device({str(value)!r})"
-
-
-_WRITERS: dict[type, Callable] = {
-    **dict.fromkeys((type(None), bool, int, str, bytes, range, torch.dtype), _own_repr),
-    **dict.fromkeys((torch.layout, torch.memory_format, torch.qscheme), _own_repr),
-    type(Ellipsis): lambda value, write: "...",
-    type(NotImplemented): _own_repr,
-    float: _float,
-    complex: _complex,
-    tuple: _tuple,
-    list: _list,
-    dict: _dict,
-    immutable_list: _list,
-    immutable_dict: _dict,
-    slice: _slice,
-    torch.device: _device,
-    torch.Size: lambda value, write: f"torch.Size({write(list(value))})",
-    torch.finfo: lambda value, write: f"torch.finfo(torch.{value.dtype})",
-    torch.iinfo: lambda value, write: f"torch.iinfo(torch.{value.dtype})",
+_SHOWN_AS_THEY_ARE = {
+    *(type(None), bool, int, str, bytes, range, type(NotImplemented)),
+    *(torch.dtype, torch.layout, torch.memory_format, torch.qscheme),
 }
+
+
+def _of_known_type(value: Any, write: _Write) -> str | None:
+    """A value of one of the types that are written in a form of their own, which their subclasses are not."""
+    kind = type(value)
+    if kind in _SHOWN_AS_THEY_ARE:
+        return repr(value)
+    if kind is tuple:
+        return f"({write(value[0])},)" if len(value) == 1 else f"({', '.join(map(write, value))})"
+    if kind in (list, immutable_list):
+        return f"[{', '.join(map(write, value))}]"
+    if kind in (dict, immutable_dict):
+        return "{" + ", ".join(f"{write(key)}: {write(item)}" for key, item in value.items()) + "}"
+    if kind is float:
+        return "nan" if math.isnan(value) else repr(value)
+    if kind is complex:
+        return f"complex({write(value.real)}, {write(value.imag)})"
+    if kind is slice:
+        return f"slice({write(value.start)}, {write(value.stop)}, {write(value.step)})"
+    if kind is torch.device:
+        return f"torch.device({str(value)!r})"
+    if kind is torch.Size:
+        return f"torch.Size({write(list(value))})"
+    if kind in (torch.finfo, torch.iinfo):
+        return f"torch.{kind.__name__}(torch.{value.dtype})"
+    return "..." if value is Ellipsis else None
 
 
 def _by_kind(value: object, write: _Write, words: Vocabulary) -> str | None:
@@ -343,7 +320,7 @@ def _constant_symbol(value: object) -> str | None:
         known = value.node.maybe_as_float()
     else:
         known = value.node.maybe_as_bool()  # type: ignore[attr-defined]
-    return None if known is None else _float(known, repr) if isinstance(known, float) else repr(known)
+    return None if known is None else _of_known_type(known, repr)
 
 
 def _refusal(value: object) -> str:

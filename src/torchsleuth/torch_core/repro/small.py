@@ -19,16 +19,16 @@ from torchsleuth.torch_core.graphs.spelling import Unprintable
 from torchsleuth.torch_core.repro.loops import made_together, rolled
 from torchsleuth.torch_core.repro.script import expected_literal, marks_of, one_line, template
 from torchsleuth.torch_core.repro.small_body import body_lines, node_lines
-from torchsleuth.torch_core.repro.small_calls import (
+from torchsleuth.torch_core.repro.small_graph import (
     FUNCTION,
     GRAPH,
     NODES,
     OPERATORS,
     CannotCall,
+    SmallGraph,
     calls_of,
     marked_sizes,
 )
-from torchsleuth.torch_core.repro.small_graph import SmallGraph
 from torchsleuth.torch_core.repro.small_inputs import (
     TooLarge,
     input_expression,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchsleuth.torch_core.graphs.attributes import INLINE_ELEMENTS, tensor_expression
-from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec, as_in_memory
+from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec, as_in_memory, reach
 
 # About what a screen holds as text; more goes into a file beside the script.
 PACKED_BYTES = 2048
@@ -65,11 +65,11 @@ def _with_plain_nans(value: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
-def _gradient(spec: TensorSpec) -> str:
+def _gradient(spec: TensorSpec | torch.Tensor) -> str:
     """What makes a tensor one that asks for a gradient; a copy of it is computed, no leaf."""
-    return (
-        (".requires_grad_()" if spec.is_leaf else ".requires_grad_().clone()") if spec.requires_grad else ""
-    )
+    if not spec.requires_grad:
+        return ""
+    return ".requires_grad_()" if spec.is_leaf else ".requires_grad_().clone()"
 
 
 def _any_value(dtype: torch.dtype, values_count: bool) -> str:
@@ -96,7 +96,7 @@ def memory_of(
     first = specs[0]
     if any((spec.dtype, spec.device) != (first.dtype, first.device) for spec in specs):
         raise TooLarge("inputs of several dtypes on one memory")
-    length = max(_span(spec) for spec in specs)
+    length = max(spec.storage_offset + reach(spec.shape, spec.stride) for spec in specs)
     form = replace(first, shape=(length,), stride=(1,), storage_offset=0, alias_of=None, requires_grad=False)
     kept = next((value for value in values if value is not None), None)
     if kept is None:
@@ -113,13 +113,6 @@ def view_expression(spec: TensorSpec, memory: str) -> str:
     """
     place = f", {spec.storage_offset}" if spec.storage_offset else ""
     return f"{memory}.as_strided({tuple(spec.shape)}, {tuple(spec.stride)}{place}){_gradient(spec)}"
-
-
-def _span(spec: TensorSpec) -> int:
-    """Elements of memory up to the last one that a tensor reaches."""
-    if 0 in spec.shape:
-        return spec.storage_offset
-    return spec.storage_offset + 1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride))
 
 
 def _of_another_form(spec: TensorSpec, value: torch.Tensor | None, values_count: bool) -> tuple[str, int]:
@@ -139,7 +132,7 @@ def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -
     ("torch.frombuffer(bytearray(base64.b64decode('AAAAAAAAAAABAAAAAAAAAA==')), dtype=torch.int64)", 16)
     """
     plain = value.detach().cpu()
-    span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride()))
+    span = reach(plain.shape, plain.stride())
     if plain.layout is not torch.strided or plain.is_quantized or plain.is_conj() or plain.is_neg():
         raise TooLarge("an input whose values matter is not plain memory")
     flat = plain.as_strided((span,), (1,)).contiguous()
@@ -151,17 +144,11 @@ def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -
         source = f"pathlib.Path(__file__).with_name({file!r}).read_bytes()"
     text = f"torch.frombuffer(bytearray({source}), dtype={plain.dtype})"
     if tuple(plain.shape) != (span,) or tuple(plain.stride()) != (1,):
-        dense = plain.is_contiguous()
-        text += (
-            f".view({tuple(plain.shape)})"
-            if dense
-            else f".as_strided({tuple(plain.shape)}, {plain.stride()})"
-        )
+        strides = "" if plain.is_contiguous() else f", {plain.stride()}"
+        text += f".{'as_strided' if strides else 'view'}({tuple(plain.shape)}{strides})"
     if value.device.type != "cpu":
         text += f".to({str(value.device)!r})"
-    if value.requires_grad:
-        text += ".requires_grad_()" if value.is_leaf else ".requires_grad_().clone()"
-    return text, len(data)
+    return text + _gradient(value), len(data)
 
 
 def _made(spec: TensorSpec, how: str, *more: str) -> str:
@@ -179,7 +166,7 @@ def _made(spec: TensorSpec, how: str, *more: str) -> str:
         listed = [repr(tuple(spec.shape)) if how == "full" else sizes, *more]
         text = f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"
         return text if spec.is_leaf or not spec.requires_grad else f"{text}.clone()"
-    span = _span(spec)
+    span = spec.storage_offset + reach(spec.shape, spec.stride)
     listed = [f"({span},)" if how == "full" else str(span), *more]
     flat = f"torch.{how}({', '.join([*listed, *(f'{k}={v}' for k, v in options.items())])})"
     return view_expression(spec, flat)
