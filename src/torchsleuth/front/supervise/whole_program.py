@@ -37,7 +37,6 @@ from torchsleuth.front.supervise.program_runs import (
     Say,
     Watch,
     cases_of_run,
-    document_of,
     record_again,
     recorded,
     run_program,
@@ -208,7 +207,7 @@ def run_and_investigate(
         for folder in last.values():
             with contextlib.suppress(SleuthError):
                 finished(folder)
-        return dataclasses.replace(found.run, cases=tuple(document_of(folder) for folder in last.values()))
+        return dataclasses.replace(found.run, cases=tuple(folder.document() for folder in last.values()))
 
 
 def _nobody(_: object) -> None:
