@@ -40,7 +40,9 @@ def with_tried_cures(
             note("no time is left to try the other cures; --budget S gives more")
             break
         note(f"trying: {change.what}")
-        tried.append(_try(found, change, trials, base, line, cases_dir, deadline))
+        after, why_not = _run_with(change.over(base), line, cases_dir, deadline)
+        times = found.times(trials), after.times(trials)
+        tried.append(TriedCure(change.what, *times, after.count, round(after.seconds, 6), why_not))
     return replace(found, tried=tuple(tried))
 
 
@@ -65,15 +67,10 @@ def _changes(found: Recompiles) -> Iterator[tuple[Change, frozenset[str]]]:
             yield setting(name, value, "", DYNAMO, what=f"{DYNAMO}.{name} = {value}"), frozenset({trial})
 
 
-def _try(
-    found: Recompiles,
-    change: Change,
-    trials: frozenset[str],
-    base: Change,
-    line: Sequence[str],
-    cases_dir: Path,
-    deadline: float,
-) -> TriedCure:
+def _run_with(
+    change: Change, line: Sequence[str], cases_dir: Path, deadline: float
+) -> tuple[Recompiles, str]:
+    """What recompiles with a change in place, and why that says nothing, if so."""
     spool = new_spool(cases_dir)
     try:
         result = supervise(
@@ -83,18 +80,13 @@ def _try(
             stdout=None,
             note=lambda _: None,
             again=RunAgain(cwd=None, deadline=deadline),
-            environment={OBSERVE_VARIABLE: "recompiles", **change.over(base).to_environment()},
+            environment={OBSERVE_VARIABLE: "recompiles", **change.to_environment()},
         )
         after = recompiles_of(read_events(spool))
     finally:
         shutil.rmtree(spool, ignore_errors=True)
         with contextlib.suppress(OSError):
             spool.parent.rmdir()
-    why_not = ""
     if result.late:
-        why_not = "not known: the program was still running when the time was up"
-    elif result.status:
-        why_not = f"the program then ends with status {result.status}"
-    before = found.times(trials)
-    left = after.times(trials)
-    return TriedCure(change.what, before, left, after.count, round(after.seconds, 6), why_not)
+        return after, "not known: the program was still running when the time was up"
+    return after, f"the program then ends with status {result.status}" if result.status else ""

@@ -85,11 +85,16 @@ class State:
         """The inputs as they go to a trial, without values."""
         return InputsDescription(tuple(i.spec for i in self.inputs), self.symbols)
 
+    @property
+    def tensors(self) -> list[tuple[Input, TensorSpec]]:
+        """The inputs that are tensors, with what they look like."""
+        return [(given, given.spec) for given in self.inputs if isinstance(given.spec, TensorSpec)]
+
     @cached_property
     def size(self) -> tuple[Any, ...]:
         """A key that is smaller for a simpler state: `state.size < other.size`; its first number is its calls."""
         graph = self.graph.graph
-        tensors = [i.spec for i in self.inputs if isinstance(i.spec, TensorSpec)]
+        tensors = [spec for _, spec in self.tensors]
         return (
             calls_of(self.graph),
             self.settings.level == "aot",

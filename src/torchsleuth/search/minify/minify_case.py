@@ -30,7 +30,6 @@ from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.repro.script import RUNTIME, runtime_text, script_text
 from torchsleuth.torch_core.repro.small import small_script, small_scripts
 from torchsleuth.torch_core.repro.small_graph import SmallGraph, SmallInput
-from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.schemas import written_inputs
 
 # Of the time for everything, what the search leaves for writing and verifying.
@@ -188,8 +187,7 @@ def _beside(explanation: Explanation, oracle: TrialOracle) -> dict[str, str]:
 
 
 def _readable(state: State, about: str) -> str:
-    tensors = [(i.name, i.spec) for i in state.inputs if isinstance(i.spec, TensorSpec)]
-    inputs = "".join(f"# {name}: {spec.dtype} {list(spec.shape)}\n" for name, spec in tensors)
+    inputs = "".join(f"# {given.name}: {spec.dtype} {list(spec.shape)}\n" for given, spec in state.tensors)
     return f"# {' '.join(about.split())}\n{inputs}{print_graph(state.graph).text}"
 
 

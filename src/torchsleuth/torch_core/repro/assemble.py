@@ -17,7 +17,7 @@ from torchsleuth.core.cases.door import text_inside
 from torchsleuth.core.cases.folder import CaseFolder, write_case
 from torchsleuth.core.cases.model import Case, GraphFacts, Triage, case_id
 from torchsleuth.core.cases.record import GraphRecord, read_record
-from torchsleuth.core.cases.redact import environment_of
+from torchsleuth.core.cases.scrub import environment_of
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import Failure, RecordedCall
