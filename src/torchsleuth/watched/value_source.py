@@ -29,16 +29,14 @@ from torchsleuth.torch_core.graphs.spelling import Unprintable, Vocabulary
 from torchsleuth.torch_core.repro.small_inputs import TooLarge, input_expression
 from torchsleuth.torch_core.tensors import TensorSpec, Unsupported, describe_tensor
 from torchsleuth.torch_internals.tensors import has_no_values
-from torchsleuth.watched.call_state import PLAIN_TENSORS
+from torchsleuth.watched.call_state import MARKS_OF_TORCH, OF_EVERY_MODULE, PLAIN_TENSORS
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed, installed
 
 # Up to this many numbers of a tensor are kept and written out; of others the form is enough, mostly.
 FEW_VALUES = 16
-_MARKS_OF_TORCH = ("_torchdynamo", "_is_torch_compile", "_compiled_call_impl")
 _DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
 _LOCKS = {type(threading.Lock()): "Lock", type(threading.RLock()): "RLock"}
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 # What registers a hook of a module, and where the module keeps it.
 _HOOKS = {
     "forward_pre_hook": "_forward_pre_hooks",
@@ -304,7 +302,7 @@ class ValueSource:
         else:
             variable = self._assigned(hint, f"{cls}.__new__({cls})")
             self.paste.tail.append(f"torch.nn.Module.__init__({variable})")
-        attributes = {k: v for k, v in _attributes(module).items() if k not in _OF_EVERY_MODULE}
+        attributes = {k: v for k, v in _attributes(module).items() if k not in OF_EVERY_MODULE}
         attributes |= {} if module.training else {"training": False}
         parts = (
             *((name, held, "register_buffer") for name, held in module._buffers.items()),
@@ -367,7 +365,7 @@ def _attributes(value: Any) -> dict[str, Any]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if not name.startswith("__") and hasattr(value, name):
                 found[name] = getattr(value, name)
-    return {name: held for name, held in found.items() if not name.startswith(_MARKS_OF_TORCH)}
+    return {name: held for name, held in found.items() if not name.startswith(MARKS_OF_TORCH)}
 
 
 def _is_written_in_c(cls: type) -> bool:
