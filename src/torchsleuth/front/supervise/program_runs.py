@@ -217,7 +217,7 @@ def recorded(
     until = started + timeout if timeout is not None else float("inf")
     with tempfile.TemporaryDirectory(dir=scratch()) as gone, tempfile.TemporaryFile() as err:
         environment = _changed_environment(change.over(program.change), Path(gone))
-        where = cases_dir or Path(gone)
+        where = (cases_dir or Path(gone)).absolute()
         spool = new_spool(where)
         level = COMPARING if watch is not None and watch.compares else 2
         settings = Settings(str(spool), level=level, watches_failures=watch is not None)
