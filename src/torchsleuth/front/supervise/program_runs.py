@@ -28,7 +28,7 @@ from torchsleuth.core.cases.model import Case
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.changes import NOTHING, Change, change_from_environment
-from torchsleuth.core.processes.compiler_probes import hand_probes_to
+from torchsleuth.core.processes.kernel_caches import hand_probes_to
 from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.limits import hang_seconds
 from torchsleuth.core.watching import Settings
@@ -240,7 +240,7 @@ def recorded(
             if watch is not None and not late:
                 record_device_fault(program, settings, watch.timeout, until, environment=environment)
                 caught, _ = cases_of_run(where, spool, ended)
-            documents = tuple(document_of(folder) for folder, _ in caught)
+            documents = tuple(folder.document() for folder, _ in caught)
             seconds = round(time.monotonic() - started, 2)
             run = ProgramRun(ended.status, seconds, late, _tail(err), documents)
             yield Recorded(run, settings, caught)
@@ -319,11 +319,6 @@ def _tail(file: BinaryIO) -> str:
 
 
 # -- what a run left
-
-
-def document_of(folder: CaseFolder) -> dict[str, Any]:
-    """A case as `--json` shows it."""
-    return {**folder.case.to_json(), "path": str(folder.path)}
 
 
 def cases_of_run(
