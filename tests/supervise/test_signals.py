@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.processes.tree import this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise.program import _crashed
 

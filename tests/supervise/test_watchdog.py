@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.processes.tree import this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise import program as supervise
 from torchsleuth.front.supervise.program import _Watchdog

@@ -28,7 +28,7 @@ from torchsleuth.search.minify.contract import Reduction, State
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.engine import combined
 from torchsleuth.search.minify.oracle import NoAnswer, TrialOracle
-from torchsleuth.search.minify.reducers.tensors import static_sizes
+from torchsleuth.search.minify.reducers.sizes import static_sizes
 from torchsleuth.search.minify.states import SHAPES
 from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import failure_rate
