@@ -77,6 +77,10 @@ class CaseFolder:
         """The document in one of the case's files; raises as `text` does."""
         return json_inside(self.path, name)
 
+    def document(self) -> dict[str, Any]:
+        """The case as `--json` shows it: case.json, and where it lies."""
+        return {**self.case.to_json(), "path": str(self.path)}
+
 
 def now() -> str:
     """The present as case.json writes it: UTC, to the microsecond, so that text order is time order."""

@@ -59,7 +59,7 @@ def show_verb(case: str, cases_dir: Path, as_json: bool) -> int:
     packed = is_packed(case)
     folder = CaseFolder(Path(case), read_packed(Path(case))) if packed else open_case(cases_dir, case)
     if as_json:
-        print_json({**folder.case.to_json(), "path": str(folder.path)})
+        print_json(folder.document())
         return 0
     from torchsleuth.front.report.terminal import show_case
 
@@ -147,7 +147,7 @@ def unpack_verb(file: Path, cases_dir: Path, as_json: bool) -> int:
     """
     folder = unpack_case(file, cases_dir)
     if as_json:
-        print_json({**folder.case.to_json(), "path": str(folder.path)})
+        print_json(folder.document())
     else:
         show(f"unpacked: {folder.path}; next: torchsleuth show {folder.case.id}")
     return 0
