@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchsleuth.core.processes.compiler_probes import hand_probes_to, keep_probes_of
+from torchsleuth.core.processes.kernel_caches import hand_probes_to, keep_probes_of
 
 GUESTS = Path(__file__).resolve().parent / "guests"
 WAYS: dict[str, list[str]] = {

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from torchsleuth.core.processes.compiler_probes import hand_probes_to, keep_probes_of
+from torchsleuth.core.processes.kernel_caches import hand_probes_to, keep_probes_of
 
 HEALTHY = """
 import json, resource, statistics, sys, time

@@ -45,7 +45,7 @@ def key_of_the_tests(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def probes_of_the_compiler(request):
     """The first compile in a fresh cache asks the C++ compiler what it can do; ask once per machine, not per test."""
-    from torchsleuth.core.processes.compiler_probes import keep_probes_of, probe_store
+    from torchsleuth.core.processes.kernel_caches import keep_probes_of, probe_store
 
     if request.config.getoption("--pure") or any(probe_store().glob("??/*.so")):
         return

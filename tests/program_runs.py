@@ -55,7 +55,7 @@ def environment(folder: Path, fault: str | None = None, **more: str) -> dict[str
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHSLEUTH_", "TORCHINDUCTOR_"))}
     paths = [str(HOOK), *filter(None, [kept.get("PYTHONPATH")])]
     found = {**kept, "PYTHONPATH": os.pathsep.join(paths), "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
-    from torchsleuth.core.processes.compiler_probes import hand_probes_to
+    from torchsleuth.core.processes.kernel_caches import hand_probes_to
 
     hand_probes_to(folder / "cache")
     if fault:

@@ -15,7 +15,7 @@ NAME = re.compile(r"torchsleuth(?:\.\w+)+(?::\w+)?")
 STARTED = {
     "core/processes/prepared.py": {"torchsleuth.child.interpreter"},
     "front/supervise/host.py": {"torchsleuth.search.host.main"},
-    "front/supervise/replay.py": {"torchsleuth.child.replay"},
+    "front/supervise/replay.py": {"torchsleuth.child.program"},
     "front/cli/doctor.py": {
         "torchsleuth.torch_internals.check",
         "torchsleuth.torch_internals.private_names",

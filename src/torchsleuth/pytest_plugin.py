@@ -232,7 +232,7 @@ def _kept(arguments: Sequence[str], files: Sequence[str]) -> list[str]:
 def told(case: Mapping[str, Any]) -> str:
     """What a test report says about a case: whose fault, which line, what works, and the script itself."""
     from torchsleuth.core.cases.door import text_inside
-    from torchsleuth.core.cases.printable import printable
+    from torchsleuth.core.cases.scrub import printable
     from torchsleuth.script_runtime.hiding import hide_secrets
 
     triage, verified = case.get("triage") or {}, case.get("verified") or {}

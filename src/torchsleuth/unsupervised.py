@@ -72,7 +72,7 @@ def _finish(pid: int, folder: Path, spool: Path, started: float) -> None:
     """Writes what was collected, in the process that began, and clears the spool."""
     if os.getpid() != pid:
         return
-    from torchsleuth.core.cases.runs import run_folder
+    from torchsleuth.core.cases.folder import run_folder
     from torchsleuth.front.observe.events import read_events, was_cut
     from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
 

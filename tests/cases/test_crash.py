@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchsleuth.core.cases.crash import signal_of_status, signature_of_crash
+from torchsleuth.core.protocol.failures import signal_of_status, signature_of_crash
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.core.cases.printable import printable
-from torchsleuth.core.cases.redact import HIDDEN, environment_of, looks_secret
+from torchsleuth.core.cases.scrub import HIDDEN, environment_of, looks_secret, printable
 
 
 @pytest.mark.parametrize(

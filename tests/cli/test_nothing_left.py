@@ -10,7 +10,7 @@ import time
 import pytest
 
 from program_runs import environment, write_program
-from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.processes.tree import this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise.leftovers import sweep_scratch
 

@@ -14,9 +14,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
 
+from torchsleuth.core.cases.door import is_ours
 from torchsleuth.core.cases.errors import CaseInUse
 from torchsleuth.core.cases.folder import open_case, working_on, write_case
-from torchsleuth.core.cases.ownership import is_ours
 from torchsleuth.front.cli.main import main
 
 ORIGINAL = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"

@@ -12,7 +12,7 @@ class Heard:
     def __init__(self):
         self.messages = []
 
-    def tell(self, **message):
+    def tell(self, message):
         self.messages.append(message)
 
 
@@ -30,15 +30,13 @@ def told(error, order):
 def test_a_disk_that_refuses_a_file_of_the_case_is_no_bug_of_ours(tmp_path, code, said):
     file = tmp_path / "6876eafe" / "checkpoints" / "nodes.py"
     message = told(OSError(code, os.strerror(code), str(file)), {"case": str(tmp_path / "6876eafe")})
-    assert message["status"] == 1 and "bug" not in message["refused"]
-    assert (
-        message["refused"].startswith(f"{file} cannot be written ({said}") and "is kept" in message["refused"]
-    )
+    assert message.status == 1 and "bug" not in message.sentence
+    assert message.sentence.startswith(f"{file} cannot be written ({said}") and "is kept" in message.sentence
 
 
 def test_a_file_elsewhere_and_other_errors_are(tmp_path, capsys):
     elsewhere = OSError(errno.ENOENT, "No such file", "/nowhere/x")
     for error in (elsewhere, KeyError("x")):
         message = told(error, {"case": str(tmp_path)})
-        assert message["status"] == 1 and message["refused"].startswith("a bug in torchsleuth: ")
+        assert message.status == 1 and message.sentence.startswith("a bug in torchsleuth: ")
     assert "Traceback" in capsys.readouterr().err

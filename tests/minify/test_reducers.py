@@ -17,13 +17,12 @@ from torchsleuth.search.minify.reducers.calls import (
 )
 from torchsleuth.search.minify.reducers.nodes import reduce_nodes
 from torchsleuth.search.minify.reducers.settings import compile_the_whole_way, default_settings, for_inference
-from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes
+from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes, static_sizes
 from torchsleuth.search.minify.reducers.tensors import (
     contiguous,
     on_the_cpu,
     plain_dtypes,
     plainer_values,
-    static_sizes,
     without_gradients,
 )
 from torchsleuth.search.minify.states import checked, real_inputs, state_of

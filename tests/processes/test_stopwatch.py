@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from torchsleuth.core.processes import stopwatch
-from torchsleuth.core.processes.stopwatch import Stopwatch
+from torchsleuth.core.processes import limits
+from torchsleuth.core.processes.limits import Stopwatch
 
 SPIN = "while True: pass"
 
@@ -17,8 +17,8 @@ SPIN = "while True: pass"
 def clock(monkeypatch):
     """A clock to turn, and what the kernel says of the tasks of process 7: seconds with a core, and waiting for one."""
     now, tasks = [0.0], {7: (0.0, 0.0)}
-    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(stopwatch, "_tasks", lambda processes: dict(tasks))
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(limits, "_tasks", lambda processes: dict(tasks))
     return now, tasks
 
 

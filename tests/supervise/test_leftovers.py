@@ -16,8 +16,7 @@ import pytest
 
 from torchsleuth.core.cases.folder import list_cases
 from torchsleuth.core.cases.spool import read_process
-from torchsleuth.core.processes.identity import this_process
-from torchsleuth.core.processes.tree import end_all, started_at
+from torchsleuth.core.processes.tree import end_all, started_at, this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise.leftovers import OWNER, adopt_leftovers, leftover_spools, new_spool
 

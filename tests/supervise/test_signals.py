@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.processes.tree import this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise.program import _crashed
 
@@ -118,7 +118,7 @@ def died(tmp_path):
 def test_a_crash_after_a_handled_ctrl_c_is_recorded(died):
     spool = died("Fatal Python error: Segmentation fault")
     found = _crashed(spool, os.getpid(), -signal.SIGSEGV, asked=True)
-    assert [failure["signature"]["signal"] for _, failure in found] == ["SIGSEGV"]
+    assert [failure.signature.signal for _, failure in found] == ["SIGSEGV"]
 
 
 @pytest.mark.parametrize("code", [-signal.SIGKILL, 1, -signal.SIGTERM])

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.processes.tree import this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.supervise import program as supervise
 from torchsleuth.front.supervise.program import _Watchdog
@@ -51,8 +51,8 @@ def test_with_a_limit_it_is_a_hang_of_the_graph_it_is_in(stuck):
     _, found = looks(_Watchdog(spool, 60.0, 0), clock, 10)
     when, (_, failure) = found[0]
     assert when == 70
-    assert failure["signature"]["kind"] == "hang" and failure["record"].endswith("g1")
-    assert failure["timeout"] == 60.0 and "most recent call first" in failure["traceback"]
+    assert failure.signature.kind == "hang" and failure.record.endswith("g1")
+    assert failure.timeout == 60.0 and "most recent call first" in failure.traceback
 
 
 def test_many_short_calls_are_no_hang(stuck):

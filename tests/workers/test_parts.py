@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchsleuth.child.environment import needs_kernels, trial_environment, uses_accelerator
-from torchsleuth.child.kernel_cache import drop_torn
+from torchsleuth.child.child_process import BoundedOutput
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.changes import Change
-from torchsleuth.core.processes.bounded_output import BoundedOutput
+from torchsleuth.core.processes.kernel_caches import drop_torn
 from torchsleuth.core.processes.limits import Limits, clock_of_a_hang
 from torchsleuth.core.protocol.codec import from_json, to_json
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
@@ -29,6 +28,7 @@ from torchsleuth.core.protocol.trials import (
     Trial,
 )
 from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.search.workers.pool import needs_kernels, trial_environment, uses_accelerator
 
 LOWERING = Signature("compile_error", "compile", ("torch._inductor.exc.LoweringException", "KeyError"))
 

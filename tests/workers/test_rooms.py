@@ -6,7 +6,7 @@ import pytest
 from faulty import trial
 
 from torchsleuth.core.protocol.trials import Question
-from torchsleuth.search.workers.rooms import bring_back, files_in, in_room
+from torchsleuth.search.workers.cluster import bring_back, files_in, in_room
 
 WRITTEN = {
     "store/storages/new.safetensors": "store/storages/new.safetensors",

@@ -2,6 +2,11 @@
 
 It ends by `os._exit`: a compiled library that crashes in its own destructor has told its story before that.
 The function is known by name only ("package.module:function"), so this room needs not know who tries what.
+
+`main` is a process that runs many trials one after the other, for devices whose set-up costs more than a trial. A
+forked process cannot use an accelerator that its parent has touched, so it is started anew and keeps its context. It
+goes on only while it is as good as new: after a crash, a hang, a poisoned context or a trial that brought definitions
+of its own, another takes its place.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from typing import Any
 from torchsleuth.core.processes.tree import be_first_to_go, bound_processes, die_with
 from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.core.protocol.frames import Frames, frame, write_all
-from torchsleuth.core.protocol.trials import Outcome, Phase, RunTrial, Trial
+from torchsleuth.core.protocol.trials import Good, Outcome, Phase, Question, RunTrial, Trial
 
 # Asks a process that takes too long where it is; Python's handler answers even while the GIL is held.
 WHERE_ARE_YOU = signal.SIGUSR2
@@ -85,3 +90,21 @@ def run_and_tell(call: str, trial: Trial, results: int) -> None:
         except Exception:  # the trial may have closed or replaced it
             pass
     write_all(results, frame(outcome))
+
+
+def main(arguments: list[str]) -> None:
+    """`SERVER COMMANDS RESULTS CALL STILL_GOOD`: the server's process, two descriptors, two functions by name."""
+    server, commands, results = (int(number) for number in arguments[:3])
+    call, still_good = arguments[3:]
+    die_with(server)
+    named_function(still_good)()  # loads what trials need, while none waits
+    for trial in trials_from(commands):
+        run_and_tell(call, trial, results)
+        # Shapes are asked for often, by trials that all bring the same definitions.
+        stays = not trial.embedded or trial.question is Question.SHAPES
+        stays = stays and trial.question is not Question.PROGRAM
+        good = stays and bool(named_function(still_good)())
+        write_all(results, frame(Good(good)))
+        if not good:
+            break
+    os._exit(0)

@@ -1,19 +1,25 @@
-"""One isolated process as its supervisor sees it: what it said, how long its phase has lasted, how it ended.
+"""One isolated process as its supervisor sees it: how it is made, what it said, how long its phase has lasted, its end.
 
-Everything that decides an Outcome is here and needs no process: messages, clock, exit status in, Outcome out.
+What decides an Outcome needs no process: messages, clock, exit status in, Outcome out. A process is forked from the
+warm server, or started anew for an accelerator, and waits for its first trial on a pipe. A fork takes tens of
+milliseconds where much is loaded, so the server makes the next process while the present one works.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchsleuth.core.cases.crash import signature_of_crash
-from torchsleuth.core.processes.bounded_output import BoundedOutput
-from torchsleuth.core.processes.limits import Limits
-from torchsleuth.core.processes.stopwatch import Stopwatch
+from torchsleuth.child.child import isolate
+from torchsleuth.core.processes.limits import Limits, Stopwatch
+from torchsleuth.core.processes.starting import python_command
+from torchsleuth.core.protocol.failures import signature_of_crash
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames
 from torchsleuth.core.protocol.trials import FROM_CHILD, Good, Learned, Outcome, Phase, Seen
 from torchsleuth.script_runtime.signature import Signature
@@ -162,3 +168,86 @@ def outcome_of(job: Job, status: int | None, printed: str) -> Outcome:
         error = f"the trial's process ended before it could compile ({signature.signal})"
         return Outcome(None, seconds, error, printed, seen=seen)
     return Outcome(signature, seconds, None, printed, seen=seen)
+
+
+class BoundedOutput:
+    """The first and last `limit // 2` bytes of what it was fed.
+
+    >>> kept = BoundedOutput(4); kept.feed(b"abcdef"); kept.text()
+    'ab\\n... 2 bytes left out ...\\nef'
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._half = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next piece of the stream."""
+        self.total += len(data)
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        # Trimmed only at twice the size, so that the cost per byte stays constant.
+        if len(self._tail) > 2 * self._half:
+            del self._tail[: len(self._tail) - self._half]
+
+    def text(self) -> str:
+        """What was kept, as text."""
+        tail = bytes(self._tail[-self._half :]) if self._half else b""
+        left_out = self.total - len(self._head) - len(tail)
+        gap = f"\n... {left_out} bytes left out ...\n".encode() if left_out else b""
+        return (bytes(self._head) + gap + tail).decode("utf-8", errors="replace")
+
+
+Work = Callable[[int, int], None]
+
+
+def fork_child(work: Work, inherited: Iterable[int], serves: str = ONCE) -> ChildProcess:
+    """A forked process that does `work(commands, results)` and ends; it keeps none of the `inherited` descriptors."""
+    commands, ours_commands = os.pipe()
+    ours_results, results = os.pipe()
+    ours_output, output = os.pipe()
+    server = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            isolate(server, [*inherited, ours_commands, ours_results, ours_output], output)
+            work(commands, results)
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    return _child(pid, ours_commands, ours_results, ours_output, (commands, results, output), serves)
+
+
+def spawn_child(environment: Mapping[str, str], call: str, still_good: str) -> ChildProcess:
+    """A process of its own kind, started anew, that runs trials one after the other while it is good."""
+    commands, ours_commands = os.pipe()
+    ours_results, results = os.pipe()
+    ours_output, output = os.pipe()
+    numbers = (os.getpid(), commands, results)
+    process = subprocess.Popen(
+        python_command(sys.executable, "torchsleuth.child.child", *numbers, call, still_good),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=dict(environment),
+        start_new_session=True,
+        pass_fds=(commands, results),
+    )
+    process.returncode = 0  # the server reaps all its children itself
+    return _child(process.pid, ours_commands, ours_results, ours_output, (commands, results, output), DEVICE)
+
+
+def _child(
+    pid: int, commands: int, results: int, output: int, theirs: tuple[int, int, int], serves: str
+) -> ChildProcess:
+    for descriptor in theirs:
+        os.close(descriptor)
+    for descriptor in (results, output):
+        os.set_blocking(descriptor, False)
+    return ChildProcess(pid, commands, results, output, serves)

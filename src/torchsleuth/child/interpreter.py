@@ -77,7 +77,3 @@ def _become(order: Become, descriptors: Sequence[int]) -> None:
     with open(order.script, encoding="utf-8") as file:
         forget_where_named(file.read())
     runpy.run_path(order.script, run_name="__main__")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,13 +1,19 @@
-"""A whole program run in a trial's process as `python script.py` would run it, and how it ended.
+"""A whole program run as `python script.py` would run it, and how it ended: in a trial, or for a person once more.
 
-Its text need not lie on disk: Python finds the source of its functions under the name of the script.
+Its text need not lie on disk: Python finds the source of its functions under the name of the script. `main` is the
+process of `torchsleuth replay`, in which a recorded frame is run again; how that ended is written to a file. Nothing of
+ours is on the stack that a person sees: not in the traceback, nor under the debugger.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
 import builtins
+import json
 import linecache
 import os
+import pdb
 import re
 import sys
 import time
@@ -20,9 +26,9 @@ from typing import Any
 import torch
 
 from torchsleuth.child.compile import use_threads
-from torchsleuth.core.cases.crash import signature_of_crash
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.processes.sealed import fill_fresh_memory
+from torchsleuth.core.protocol.failures import signature_of_crash
 from torchsleuth.core.protocol.trials import Outcome, Seen, Trial
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_core.repro.program import NO_MATTER
@@ -118,3 +124,42 @@ def forget_this_frame(error: BaseException) -> None:
     """Takes the frame that caught an error out of its traceback."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
+
+
+def main(arguments: list[str]) -> None:
+    """Started by `supervise.replay`; status 0 where nothing failed, 1 where something did."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--answer", type=Path, required=True)
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--pdb", action="store_true")
+    options = parser.parse_args(arguments)
+    text = options.program.read_text(encoding="utf-8")
+    if options.eager:
+        torch.compiler.set_stance("force_eager")
+    code = compile(text, str(options.program), "exec", dont_inherit=True)
+    namespace = as_main(text, str(options.program))
+    signature = None
+    try:
+        if options.pdb and options.eager:  # where nothing fails, the way there is what there is to see
+            _stopped_at_the_call(text, str(options.program)).run(code, namespace)
+        else:
+            exec(code, namespace)
+    except Exception as error:
+        forget_this_frame(error)
+        signature = signature_of_failure(error)
+        traceback.print_exception(error)
+        if options.pdb:
+            debugger = pdb.Pdb(readrc=False)  # commands that lie in the current folder are not ours to run
+            debugger.reset()
+            debugger.interaction(None, error.__traceback__)
+    options.answer.write_text(json.dumps(None if signature is None else signature.to_json()))
+    sys.exit(0 if signature is None else 1)
+
+
+def _stopped_at_the_call(text: str, name: str) -> pdb.Pdb:
+    """A debugger that stops at the last statement of the program, which is the call."""
+    debugger = pdb.Pdb(skip=["torch", "torch.*"], readrc=False)
+    debugger.set_break(name, ast.parse(text).body[-1].lineno, temporary=True)
+    debugger.rcLines.append("continue")
+    return debugger

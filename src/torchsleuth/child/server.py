@@ -15,18 +15,26 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchsleuth.child.child import WHERE_ARE_YOU, named_function, run_and_tell, trials_from
-from torchsleuth.child.child_process import DEVICE, ONCE, ChildProcess, Job, outcome_of, read_some
-from torchsleuth.child.child_start import Work, fork_child, spawn_child
-from torchsleuth.child.kernel_cache import drop_torn
+from torchsleuth.child.child_process import (
+    DEVICE,
+    ONCE,
+    ChildProcess,
+    Job,
+    Work,
+    fork_child,
+    outcome_of,
+    read_some,
+    spawn_child,
+)
+from torchsleuth.core.processes.kernel_caches import drop_torn
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.core.processes.tree import (
@@ -38,6 +46,7 @@ from torchsleuth.core.processes.tree import (
     kill_group,
     kill_marked,
     resident_bytes,
+    send,
     tasks_running,
 )
 from torchsleuth.core.protocol.forks import Become, Ended, Forked, Join, Kill
@@ -151,8 +160,7 @@ class Server:
             self.end()
 
     def loop(self) -> tuple[Become, list[int]]:
-        """Serves until the parent is gone. In a process that is to become something else it returns that order, and the
-        descriptors that came with it."""
+        """Serves until the parent is gone. A process that is to become something else leaves with that order."""
         while True:
             self.keep_one_ready()
             busy = any(child.job for child in self.children.values())
@@ -346,7 +354,7 @@ class Server:
             return
         child.job.ended = why
         if why == "hang":
-            self.signal([child.pid], WHERE_ARE_YOU)
+            send(child.pid, WHERE_ARE_YOU)
             child.kill_at = time.monotonic() + LAST_WORDS
         else:
             kill_group(child.pid)
@@ -393,17 +401,9 @@ class Server:
 
     def end_orphans(self) -> None:
         """What left its trial's session and lost its parent has become our child."""
-        self.signal(
-            (p for p in children_of(os.getpid()) if p not in self.children and p not in self.others),
-            signal.SIGKILL,
-        )
-
-    def signal(self, processes: Iterable[int], number: signal.Signals) -> None:
-        for pid in processes:
-            try:
-                os.kill(pid, number)
-            except OSError:  # it has ended by itself
-                pass
+        for pid in children_of(os.getpid()):
+            if pid not in self.children and pid not in self.others:
+                send(pid, signal.SIGKILL)
 
     def watch(self) -> None:
         """Looks after clocks, memory and number of processes."""
@@ -429,7 +429,8 @@ class Server:
                 below = descendants_of(child.pid)
                 if len(below) > job.limits.processes:
                     self.kill(child, "processes")
-                    self.signal(below, signal.SIGKILL)
+                    for pid in below:
+                        send(pid, signal.SIGKILL)
         if grown > 0:
             self.end_orphans()
 
@@ -444,7 +445,8 @@ class Server:
         for _ in range(MOST_GENERATIONS):
             if not (below := descendants_of(os.getpid())):
                 break
-            self.signal(below, signal.SIGKILL)
+            for pid in below:
+                send(pid, signal.SIGKILL)
             time.sleep(0.01)
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
@@ -493,7 +495,3 @@ def main(arguments: list[str]) -> None:
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     server.tell(Hello(time.monotonic() - started, threads, facts))
     server.loop()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from torchsleuth.core.processes.identity import this_process
+from torchsleuth.core.processes.tree import this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import Failure, Remark, UncaughtError
 from torchsleuth.core.protocol.files import write_whole

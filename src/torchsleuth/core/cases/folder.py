@@ -1,9 +1,13 @@
-"""Case folders on disk: written whole or not at all, found again by id, prefix, path or `last`.
+"""Case folders on disk: written whole or not at all, listed, and found again by id, prefix, path or `last`.
 
 A new case grows in a hidden folder beside its place and is renamed into it; later sections replace
 case.json by rename, under a lock on the folder.  Whoever reads therefore sees a complete case at any time.
-Reading is JSON only: nothing of a case is ever executed here.
+The list is read anew each time, so that there is nothing to keep in step. Reading is JSON only: nothing of a case is
+ever executed here. Of a case that cannot be opened, what can be read is salvaged for looking at, never written back.
+Beside the cases lies what observed runs leave for a person, in `runs/<run id>/`.
 """
+
+from __future__ import annotations
 
 import contextlib
 import dataclasses
@@ -17,19 +21,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.core.cases.door import inside, is_file_inside, json_inside, text_inside
+from torchsleuth.core.cases.door import (
+    inside,
+    is_file_inside,
+    is_ours,
+    json_inside,
+    key_file,
+    mark_as_ours,
+    text_inside,
+)
 from torchsleuth.core.cases.errors import (
     AmbiguousCase,
+    CaseError,
     CaseInUse,
     CaseNotFound,
     DamagedCase,
     NotWritable,
     error_of_oserror,
 )
-from torchsleuth.core.cases.listing import CaseSummary, case_names, list_cases
-from torchsleuth.core.cases.model import ID, Case, case_from_json
-from torchsleuth.core.cases.ownership import is_ours, key_file, mark_as_ours
-from torchsleuth.core.cases.reading import case_document, read_case
+from torchsleuth.core.cases.model import ID, SCHEMA, Case, case_document, case_from_json, read_case
 from torchsleuth.core.cases.scrub import scrubbed
 from torchsleuth.core.protocol.files import growing, write_whole
 
@@ -41,6 +51,7 @@ except ImportError:  # not on Windows; there two writers of one case may lose a 
 
 # Held while a case is searched; never removed, or two could hold one each.
 LOCK = ".lock"
+RUNS = "runs"
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,10 @@ class CaseFolder:
     def json(self, name: str) -> Any:
         """The document in one of the case's files; raises as `text` does."""
         return json_inside(self.path, name)
+
+    def document(self) -> dict[str, Any]:
+        """The case as `--json` shows it: case.json, and where it lies."""
+        return {**self.case.to_json(), "path": str(self.path)}
 
 
 def now() -> str:
@@ -275,15 +290,153 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-__all__ = [
-    "CaseFolder",
-    "CaseSummary",
-    "list_cases",
-    "now",
-    "open_case",
-    "put_files",
-    "read_case",
-    "update_case",
-    "working_on",
-    "write_case",
-]
+@dataclass(frozen=True)
+class CaseSummary:
+    """One line of `torchsleuth list`; `error` says why a damaged case could not be read."""
+
+    id: str
+    path: Path
+    created: str
+    kind: str = ""
+    phase: str = ""
+    direction: str | None = None
+    backend: str = ""
+    device: str = ""
+    summary: str = ""
+    calls: int | None = None
+    minified_calls: int | None = None
+    component: str | None = None
+    reproduced: bool | None = None
+    seen: int = 1
+    last_seen: str | None = None
+    rank: str | None = None
+    error: str | None = None
+
+
+def list_cases(cases_dir: Path | str) -> list[CaseSummary]:
+    """The cases in a folder, newest first; none where there is no folder: `list_cases("cases")[0].id`."""
+    found = [_summary(Path(cases_dir) / name) for name in case_names(cases_dir)]
+    return sorted(found, key=lambda c: (c.created, c.id), reverse=True)
+
+
+def case_names(cases_dir: Path | str) -> list[str]:
+    """The folders that have the name of a case; links are none: `case_names("cases") == ["1a2b3c4d"]`."""
+    with contextlib.suppress(OSError, ValueError), os.scandir(cases_dir) as entries:
+        return [e.name for e in entries if ID.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+    return []
+
+
+def summary_of(path: Path, case: Case) -> CaseSummary:
+    """What a listing shows of a case."""
+    return CaseSummary(
+        id=case.id,
+        path=path,
+        created=case.created,
+        kind=case.kind,
+        phase=case.phase,
+        direction=case.direction,
+        backend=case.backend,
+        device=case.device,
+        summary=case.signature.summary,
+        calls=case.graph.calls if case.graph else None,
+        minified_calls=case.minified.calls if case.minified else None,
+        component=case.triage.component if case.triage else None,
+        reproduced=case.verified.same_signature if case.verified else None,
+        seen=case.seen,
+        last_seen=case.last_seen,
+        rank=case.rank,
+    )
+
+
+def _summary(path: Path) -> CaseSummary:
+    try:
+        case = read_case(path)
+        if case.id == path.name:
+            return summary_of(path, case)
+        why = f"The case in {path} says that its id is {case.id}; rename the folder to that."
+    except CaseError as failure:
+        why = str(failure)
+    try:
+        when = os.lstat(path / "case.json").st_mtime
+    except OSError:
+        when = 0.0
+    created = datetime.fromtimestamp(when, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return CaseSummary(id=path.name, path=path, created=created, kind="damaged", error=why)
+
+
+def run_folder(cases_dir: Path, run_id: str) -> Path:
+    """The folder of a run, made where it is missing: `run_folder(Path("cases"), "20260101-120000-abcdef")`."""
+    folder = cases_dir.absolute() / RUNS / run_id
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as failure:
+        raise error_of_oserror(cases_dir, failure) from failure
+    return folder
+
+
+def write_result(folder: Path, name: str, result: Any) -> Path:
+    """Writes text, or anything else as JSON, in one piece and without secrets.
+
+    Used as `write_result(folder, "breaks.json", document)`.
+    """
+    text = result if isinstance(result, str) else json.dumps(result, indent=1)
+    path = folder / name
+    try:
+        write_whole(path, scrubbed(name, text))
+    except OSError as failure:
+        raise error_of_oserror(folder, failure) from failure
+    return path
+
+
+# What stands in the place of a field without which there is no case.
+_INSTEAD: dict[str, Any] = {
+    "schema": SCHEMA,
+    "id": "00000000",
+    "created": "",
+    "torch": "unknown",
+    "device": "unknown",
+    "kind": "runtime_error",
+    "phase": "run",
+    "direction": None,
+    "backend": "unknown",
+    "after": None,
+    "signature": {"kind": "runtime_error", "phase": "run", "message": "what failed cannot be read"},
+}
+
+
+def salvaged_case(cases_dir: Path | str, wanted: str) -> tuple[CaseFolder, tuple[str, ...]]:
+    """The case, and what of it could not be read; raises where there is nothing that looks like a case.
+
+    `salvaged_case("torchsleuth-cases", "last")[1] == ()` for a case that is whole.
+    """
+    try:
+        return open_case(cases_dir, wanted), ()
+    except CaseNotFound:
+        raise
+    except CaseError as why:
+        path = getattr(why, "path", None)
+        if path is None or not Path(path).is_dir():
+            raise
+        case, lost = _what_is_there(Path(path))
+        return CaseFolder(Path(path), case), (str(why), *lost)
+
+
+def _what_is_there(path: Path) -> tuple[Case, list[str]]:
+    try:
+        doc = case_document(path)
+    except DamagedCase:
+        doc = {}
+    kept = dict(_INSTEAD, **({"id": path.name} if ID.fullmatch(path.name) else {}))
+    lost = []
+    fields = [field.name for field in dataclasses.fields(Case)]
+    for name in fields:
+        if name in ("schema", "extra") or name not in doc:
+            continue
+        try:
+            case_from_json({**kept, name: doc[name]}, path)
+        except DamagedCase as why:
+            lost.append(f"{name} is left out: {why.why}")
+        else:
+            kept[name] = doc[name]
+    more = {key: value for key, value in doc.items() if key not in fields}
+    return case_from_json({**more, **kept}, path), lost

@@ -2,7 +2,8 @@
 
 `Case` mirrors the contract's document field by field; a section whose work was not done is None, one that
 failed carries `error`.  Reading checks every type, because a case may come from a stranger, and keeps keys
-it does not know in `extra`, because a case may come from a later torchsleuth of the same schema.
+it does not know in `extra`, because a case may come from a later torchsleuth of the same schema. Every way in which a
+case.json can be unreadable is told apart.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchsleuth.core.cases.door import NotRead, json_inside
 from torchsleuth.core.cases.errors import DamagedCase, NewerSchema
 from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol import codec
@@ -231,3 +233,19 @@ def best_workaround(found: Sequence[Workaround]) -> Workaround | None:
     """
     good = [each for each in found if each.verified and each.program is not False]
     return next((each for each in good if each.program), good[0] if good else None)
+
+
+def read_case(folder: Path) -> Case:
+    """The case in this folder: `read_case(Path("torchsleuth-cases/1a2b3c4d")).kind`."""
+    return case_from_json(case_document(folder), folder)
+
+
+def case_document(folder: Path) -> dict[str, Any]:
+    """The JSON object in a folder's case.json, not yet checked field by field."""
+    try:
+        doc = json_inside(folder, "case.json", MAX_BYTES)
+    except NotRead as failure:
+        raise DamagedCase(folder, str(failure)) from failure
+    if not isinstance(doc, dict):
+        raise DamagedCase(folder, "case.json is not a JSON object")
+    return doc

@@ -1,7 +1,10 @@
 """What is written into a case carries no secrets, and of the person's machine no more than it must.
 
 Every text of a case passes through `scrubbed` on its way to the disk. Secrets go everywhere; the home folder becomes
-`~` and the user's name `user`, but not inside a script's code, where a path that is needed would lead nowhere.
+`~` and the user's name `user`, but not inside a script's code, where a path that is needed would lead nowhere. Of the
+environment only what torch and its compilers read is kept, so that nothing personal comes along by chance. And what a
+stranger's case says goes through `printable` on its way to a terminal: escape sequences that move the cursor, control
+characters, marks that turn the reading direction.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import os
 import re
 import sys
 import tokenize
+import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,3 +136,78 @@ def _slice(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> st
         return lines[start[0] - 1][start[1] : end[1]]
     middle = lines[start[0] : end[0] - 1]
     return "".join([lines[start[0] - 1][start[1] :], *middle, lines[end[0] - 1][: end[1]]])
+
+
+_READ_BY_TORCH = re.compile(
+    r"(?:TORCH|PYTORCH_|AOT|TRITON_|INDUCTOR_|FUNCTORCH_|PARTITIONER_|CUTLASS_|CUTEDSL_|HALIDE_|NCCL_|PT2_).+"
+    r"|(?:DNNL_|ONEDNN_|KMP_|GOMP_|MKL_|OMP_|CUBLAS_|CUDNN_).+|(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES"
+    r"|CUDA_(?:DEVICE_ORDER|HOME|LAUNCH_BLOCKING|MODULE_LOADING|PATH)|ROCM_(?:HOME|PATH)|CC|CXX|CUDACXX"
+    r"|ATEN_CPU_CAPABILITY|ENABLE_PERSISTENT_TMA_MATMUL|MAX_JOBS|NVIDIA_TF32_OVERRIDE|PYTHONHASHSEED"
+    r"|(?:LOCAL_)?RANK|(?:LOCAL_)?WORLD_SIZE|TENSORIFY_PYTHON_SCALARS"
+)
+_SECRET_NAME = re.compile(r"(?:^|_)KEYS?(?:_|$)|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)|COOKIE")
+_SECRET_VALUE = re.compile(r"-----BEGIN|\bBearer\s|(?i:(?:password|passwd|token|secret|api_?key)\s*[=:])")
+_FRAGMENT = re.compile(r"[A-Za-z0-9+_-]{24,}")
+HIDDEN = HIDDEN_SECRET
+
+
+def environment_of(env: Mapping[str, str]) -> dict[str, str]:
+    """What of the environment a case keeps, sorted by name.
+
+    `environment_of({"TORCH_LOGS": "+dynamo", "HOME": "/home/ada"}) == {"TORCH_LOGS": "+dynamo"}`
+    """
+    home = env.get("HOME") or env.get("USERPROFILE") or ""
+    kept = sorted(name for name in env if _READ_BY_TORCH.fullmatch(name))
+    return {name: HIDDEN if looks_secret(name, env[name]) else shorten_home(env[name], home) for name in kept}
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Whether this variable must not leave the machine: `looks_secret("TORCH_HUB_TOKEN", "x")`."""
+    if value and _SECRET_NAME.search(name.upper()):
+        return True
+    if _SECRET_VALUE.search(value) or hide_secrets(value, ()) != value:
+        return True
+    return any(map(_looks_random, _FRAGMENT.findall(value)))
+
+
+def shorten_home(text: str, home: str) -> str:
+    """Paths below the home directory start with `~`: `shorten_home("/home/ada/c", "/home/ada") == "~/c"`."""
+    home = home.rstrip("/\\")
+    if not home:
+        return text
+    return re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+
+
+def _looks_random(fragment: str) -> bool:
+    """Long, and upper, lower and digits mixed: words and option names are not."""
+    return all(re.search(kind, fragment) for kind in ("[A-Z]", "[a-z]", "[0-9].*[0-9]"))
+
+
+_ESCAPE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-9;:<=>?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+)
+# Cc control, Cf direction and invisible marks, Cs half a surrogate pair, Co private use, Cn unassigned.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+# What a person reads of one value; a stranger's may be megabytes long.
+MOST = 4000
+
+
+def printable(text: str, lines: bool = False, most: int = MOST) -> str:
+    """The text without anything a terminal would obey: `printable("a\\x1b[31mb\\nc") == "ab c"`.
+
+    Newlines and tabs become spaces, unless `lines` keeps them. Of a long text the beginning is kept.
+    """
+    rest = len(text) - most
+    text = text if rest <= 0 else text[:most]
+    if not text.isprintable():
+        text = _ESCAPE.sub("", text.replace("\r\n", "\n"))
+        text = "".join(_shown(char, lines) for char in text)
+    return text if rest <= 0 else f"{text} … and {rest} more characters"
+
+
+def _shown(char: str, lines: bool) -> str:
+    if char in "\n\t":
+        return char if lines else " "
+    return "" if unicodedata.category(char) in _HIDDEN else char

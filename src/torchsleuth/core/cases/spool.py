@@ -17,7 +17,7 @@ from typing import Any
 
 from torchsleuth.core.cases.door import NotRead, is_file_inside, json_inside, read_inside, text_inside
 from torchsleuth.core.cases.record import read_record
-from torchsleuth.core.processes.identity import ProcessIdentity, identity_from_json
+from torchsleuth.core.processes.tree import ProcessIdentity, identity_from_json
 from torchsleuth.core.protocol.codec import WrongShape, from_json
 from torchsleuth.core.protocol.failures import Failure, Remark, UncaughtError
 from torchsleuth.script_runtime.signature import Signature

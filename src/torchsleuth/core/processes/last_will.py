@@ -18,8 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from torchsleuth.core.processes.identity import this_process
-from torchsleuth.core.processes.tree import started_at
+from torchsleuth.core.processes.tree import started_at, this_process
 from torchsleuth.core.protocol.codec import to_json
 
 PREFIX = "torchsleuth-"

@@ -1,8 +1,12 @@
-"""How much of the machine one trial may use before it is ended.
+"""How much of the machine one trial may use before it is ended, and the clock that measures it.
 
 Each phase has its own clock, which starts when the phase does: a slow machine that is still loading inputs has
-not hung in the compiler. It stands while the trial waits for a core (`processes.stopwatch`); what ends a trial when
-the time for everything is up is the deadline.
+not hung in the compiler. What ends a trial when the time for everything is up is the deadline.
+
+A clock is a `Stopwatch`, which stands while its process waits for a core: on a machine that is busy with other work a
+healthy compile takes several times as long as on an idle one, and a clock on the wall would take it for one that
+hangs. The kernel knows how long each task was ready and did not get a core (/proc/PID/schedstat); where it does not
+say (not Linux), a stopwatch is a clock on the wall.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchsleuth.core.processes.tree import descendants_of, tasks_of
 from torchsleuth.core.protocol.codec import from_json, plain
 
 # A trial's own memory, where nothing was said: it must leave room for the search and for the user's programs.
@@ -120,3 +125,55 @@ def fair_memory(workers: int) -> int | None:
             return None
         free = pages * os.sysconf("SC_PAGE_SIZE") // 2
     return max(LEAST_MEMORY, int(free * SHARE_OF_FREE_MEMORY) // max(1, workers))
+
+
+SAMPLE_SECONDS = 0.5
+# Of any stretch of time, what counts at most as standing in line: a stopwatch never stands still.
+MOST_IN_LINE = 0.9
+
+
+class Stopwatch:
+    """Runs from now on for a process and all below it: `Stopwatch(pid).seconds`.
+
+    With no process it is a clock on the wall. It is to be read every second or so: what is below a process comes and
+    goes.
+    """
+
+    def __init__(self, pid: int | None) -> None:
+        self.pid = pid
+        self._had = 0.0
+        self._read = time.monotonic()
+        self._tasks = {} if pid is None else _tasks([pid])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was made, less those in which a task stood in line and none had its core."""
+        now = time.monotonic()
+        if now - self._read < SAMPLE_SECONDS:
+            return self._had + now - self._read
+        stretch, self._read = now - self._read, now
+        before = self._tasks
+        self._tasks = {} if self.pid is None else _tasks([self.pid, *descendants_of(self.pid)])
+        ran = waited = 0.0
+        for task, (all_run, all_waited) in self._tasks.items():
+            ran_before, waited_before = before.get(task, (0.0, 0.0))
+            ran += all_run - ran_before
+            waited += all_waited - waited_before
+        # Several tasks may stand in line at the same time, or one while another runs.
+        in_line = min(waited, stretch - ran, MOST_IN_LINE * stretch)
+        self._had += stretch - max(0.0, in_line)
+        return self._had
+
+
+def _tasks(processes: list[int]) -> dict[int, tuple[float, float]]:
+    """For each task of these processes, seconds of its life in which it had a core, and in which it waited for one."""
+    found = {}
+    for pid in processes:
+        for task in tasks_of(pid):
+            try:
+                with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
+                    ran, waited, _ = file.read().split()
+                    found[task] = int(ran) / 1e9, int(waited) / 1e9
+            except (OSError, ValueError):  # it has ended, or the kernel does not say
+                continue
+    return found

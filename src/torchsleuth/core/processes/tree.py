@@ -1,7 +1,9 @@
-"""What the operating system knows of our processes, and how each of them is ended.
+"""What the operating system knows of our processes, how each of them is ended, and which one a number stands for.
 
 Two nets catch what a trial starts: its session, killed as one group, and a token in its environment, which also
-finds a process that left the group. Where /proc or prctl is missing (not Linux), the group alone is the net.
+finds a process that left the group. Where /proc or prctl is missing (not Linux), the group alone is the net. A bare
+pid means another process elsewhere, in another container, or later: `ProcessIdentity` is one process for all time.
+What cannot be known is empty there, and a pid counts as it stands.
 """
 
 from __future__ import annotations
@@ -10,10 +12,16 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from torchsleuth.core.protocol.codec import from_json
 
 TOKEN = "TORCHSLEUTH_TRIALS"
 # As long as a token, and nobody's.
@@ -246,3 +254,57 @@ def mark_this_process(token: str) -> None:
 def marked(environment: dict[str, str], token: str) -> dict[str, str]:
     """The environment with our token in it: `marked({}, "x")`."""
     return {**environment, TOKEN: token}
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process for all time: `this_process().is_here`."""
+
+    pid: int
+    started: int = 0  # ticks of the kernel's clock
+    host: str = ""
+    boot: str = ""
+    namespace: str = ""  # of pids: that of a container
+    user: int = -1
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its pid can be looked up here: same machine, not started anew since, same container, same user."""
+        return (self.host, self.boot, self.namespace, self.user) == _here()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether that very process runs here.
+
+        >>> this_process().is_alive, ProcessIdentity(os.getpid(), 1).is_alive
+        (True, False)
+        """
+        return self.is_here and is_alive(self.pid) and started_at(self.pid) == self.started
+
+
+def this_process() -> ProcessIdentity:
+    """The process that asks: `this_process().pid == os.getpid()`."""
+    return ProcessIdentity(os.getpid(), started_at(os.getpid()), *_here())
+
+
+def identity_from_json(doc: Mapping[str, Any]) -> ProcessIdentity:
+    """Which process a document names; raises ValueError where it names none, or says too little of it.
+
+    >>> identity_from_json(vars(this_process())) == this_process()
+    True
+    """
+    if not isinstance(doc, Mapping) or not {each.name for each in fields(ProcessIdentity)} <= doc.keys():
+        raise ValueError("it does not say which process it belongs to")
+    return from_json(ProcessIdentity, doc)
+
+
+@cache
+def _here() -> tuple[str, str, str, int]:
+    boot = namespace = ""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        pass
+    return socket.gethostname(), boot, namespace, os.getuid()

@@ -6,6 +6,7 @@ there (`cases/spool.py`).
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +15,22 @@ from torchsleuth.script_runtime.signature import Signature
 
 
 @dataclass(frozen=True)
+class CallForm:
+    """A call as parts of a script: imports, definitions and values, the lines of the call; what it needs and lacks."""
+
+    imports: tuple[str, ...]
+    source: str
+    setup: tuple[str, ...]
+    call: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RecordedCall:
-    """The call of a compiled function as program text, in the forms that can be tried; or why it cannot be written.
+    """The call of a compiled function as program text, in the forms that can be tried; or why it cannot be written."""
 
-    What a form holds says `watched/call_source.py`.
-    """
-
-    forms: tuple[Mapping[str, Any], ...] = ()
+    forms: tuple[CallForm, ...] = ()
     why_none: str | None = None
     fullgraph: bool = False
 
@@ -96,3 +106,33 @@ class UncaughtError:
         'ValueError: no'
         """
         return f"{self.type}: {self.message}".splitlines()[0]
+
+
+def signal_of_status(returncode: int) -> str:
+    """What ended a process: `signal_of_status(-11) == "SIGSEGV"`, `signal_of_status(7) == "exit 7"`."""
+    number = -returncode if returncode < 0 else returncode - 128
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"exit {returncode}"
+
+
+def signature_of_crash(returncode: int, phase: str) -> Signature:
+    """The signature of a dead process: `signature_of_crash(-11, "run").signal == "SIGSEGV"`."""
+    return Signature("crash", phase, signal=signal_of_status(returncode))
+
+
+# What faulthandler writes at the head of its dump, on Linux and macOS.
+_FATAL = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE",
+    "Floating-point exception": "SIGFPE",
+}
+
+
+def fatal_signal(stacks: str) -> str | None:
+    """The signal a process died of, from the stacks it left: "SIGSEGV"; None where they name none."""
+    return next((name for text, name in _FATAL.items() if f"Fatal Python error: {text}" in stacks), None)

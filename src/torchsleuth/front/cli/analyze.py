@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.protocol.steps import Analyzing, Says, Seen
 from torchsleuth.front.cli.options import Function, budget_option, cases_option, json_option, workers_option
-from torchsleuth.front.cli.output import print_json, say, show, status
+from torchsleuth.front.cli.output import LiveLine, print_json, say, show
+from torchsleuth.front.cli.triage import show_user_line
 from torchsleuth.front.cli.wanted import agree_to, known_case, yes_option
 from torchsleuth.front.report.png import NoPng, png_writer
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
@@ -144,18 +144,17 @@ def _analyzed(
             line.end()
 
 
-class PhaseLine:
+class PhaseLine(LiveLine):
     """A bar for each phase, written over in a terminal; elsewhere one line as a phase begins."""
 
     def __init__(self) -> None:
-        self.live = sys.stderr is not None and sys.stderr.isatty()
+        super().__init__()
         self.phase = ""
 
     def hear(self, message: Seen) -> None:
         """What the search host tells: `line.hear(Analyzing("local", 3, 10))`."""
         if isinstance(message, Says):
-            self.end()
-            say(message.text)
+            self.say(message.text)
         if not isinstance(message, Analyzing):
             return
         phase, done, of = message.phase, message.done, message.of
@@ -166,12 +165,11 @@ class PhaseLine:
         else:
             full = BAR * done // of if of else 0
             bar = f" {'█' * full}{'░' * (BAR - full)} {done} of {of} values" if of else ""
-            status(f"torchsleuth: {doing}{bar}")
+            self.write(f"{doing}{bar}")
         self.phase = phase
 
     def end(self) -> None:
-        if self.live and self.phase:
-            status("")
+        super().end()
         self.phase = ""
 
 
@@ -181,14 +179,7 @@ def show_analysis(found: Analysis, folder: CaseFolder) -> None:
     culprit = found.culprit
     if culprit is not None:
         show()
-        if culprit.user_line:
-            where = f"  in {culprit.function}" if culprit.function else ""
-            show(
-                f"your line   {culprit.user_line}{where}"
-                + (f" of {culprit.module}" if culprit.module else "")
-            )
-            if culprit.code:
-                show(f"                {culprit.code}")
+        show_user_line(culprit)
         show(f"node        {culprit.node} = {culprit.op}")
         if culprit.seen_at not in ("", culprit.node):
             show(f"seen at     {culprit.seen_at}, which its kernel makes of {len(culprit.calls)} calls")

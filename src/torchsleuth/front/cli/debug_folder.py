@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.door import NotRead, text_inside
+from torchsleuth.core.cases.folder import run_folder, write_result
 from torchsleuth.core.cases.record import GraphRecord, read_record
-from torchsleuth.core.cases.runs import run_folder, write_result
 from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.front.cli.observed import ObservedRun, ProgramToObserve
 from torchsleuth.front.observe.events import ReusedIds

@@ -10,9 +10,8 @@ from pathlib import Path
 import click
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.folder import CaseFolder, list_cases, open_case
+from torchsleuth.core.cases.folder import CaseFolder, list_cases, open_case, salvaged_case
 from torchsleuth.core.cases.packing import is_packed, pack_case, read_packed, unpack_case
-from torchsleuth.core.cases.salvage import salvaged_case
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.front.cli.options import cases_option, json_option, path_option
 from torchsleuth.front.cli.output import print_json, say, show
@@ -60,7 +59,7 @@ def show_verb(case: str, cases_dir: Path, as_json: bool) -> int:
     packed = is_packed(case)
     folder = CaseFolder(Path(case), read_packed(Path(case))) if packed else open_case(cases_dir, case)
     if as_json:
-        print_json({**folder.case.to_json(), "path": str(folder.path)})
+        print_json(folder.document())
         return 0
     from torchsleuth.front.report.terminal import show_case
 
@@ -148,7 +147,7 @@ def unpack_verb(file: Path, cases_dir: Path, as_json: bool) -> int:
     """
     folder = unpack_case(file, cases_dir)
     if as_json:
-        print_json({**folder.case.to_json(), "path": str(folder.path)})
+        print_json(folder.document())
     else:
         show(f"unpacked: {folder.path}; next: torchsleuth show {folder.case.id}")
     return 0

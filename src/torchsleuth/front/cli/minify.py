@@ -96,7 +96,7 @@ def minify_verb(
             if out is not None and folder is not None and folder.file(REPRO).is_file():
                 _put_out(folder, out)
     if as_json:
-        print_json({**outcome.folder.case.to_json(), **_for_programs(outcome)})
+        print_json({**outcome.folder.document(), **_for_programs(outcome)})
     else:
         show_result(outcome)
     return 0 if outcome.verified else 1
@@ -114,7 +114,6 @@ def _put_out(folder: CaseFolder, out: Path) -> None:
 def _for_programs(outcome: MinifyOutcome) -> dict[str, object]:
     """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
     return {
-        "path": str(outcome.folder.path),
         "form": outcome.repro.script.form if outcome.repro else None,
         "seconds": {**outcome.told.seconds, "whole": outcome.seconds},
         "reducers": list(outcome.told.reducers),

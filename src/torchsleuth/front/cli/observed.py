@@ -25,7 +25,7 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.core.cases.runs import run_folder, write_result
+from torchsleuth.core.cases.folder import run_folder, write_result
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.changes import NOTHING, Change, merged
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings

@@ -14,7 +14,7 @@ import time
 
 import click
 
-from torchsleuth.core.cases.printable import printable
+from torchsleuth.core.cases.scrub import printable
 from torchsleuth.core.protocol.steps import Asked, Says, SearchBegins, Seen, Smaller
 from torchsleuth.script_runtime.hiding import hide_secrets
 
@@ -50,20 +50,42 @@ def _safe(text: str, lines: bool = False) -> str:
     return hide_secrets(printable(text, lines, MOST_SHOWN))
 
 
+class LiveLine:
+    """A line on stderr that is written over and over in a terminal; elsewhere, what is worth a line of its own."""
+
+    def __init__(self) -> None:
+        self.live = sys.stderr is not None and sys.stderr.isatty()
+        self.shown = False
+
+    def write(self, text: str) -> None:
+        """Shows it in a terminal."""
+        status(f"torchsleuth: {text}")
+        self.shown = True
+
+    def end(self) -> None:
+        """What follows begins on a line of its own."""
+        if self.shown:
+            status("")
+        self.shown = False
+
+    def say(self, text: str) -> None:
+        self.end()
+        say(text)
+
+
 # Without a terminal every line stays: one where the case is half as large as at the last one, or after this long.
 SECONDS_BETWEEN_LINES = 20.0
 
 
-class StatusLine:
+class StatusLine(LiveLine):
     """One line that answers: is it moving, how small, how many trials, how fast, how long still, may I stop now."""
 
     def __init__(self, budget: float) -> None:
+        super().__init__()
         self.started_at = self.last = time.monotonic()
         self.budget = budget
         self.first = self.calls = self.trials = 0
         self.unit = "calls"
-        self.live = sys.stderr is not None and sys.stderr.isatty()
-        self.shown = False
         self.said_at, self.said_calls = self.started_at, 0
 
     def hear(self, message: Seen) -> None:
@@ -79,13 +101,7 @@ class StatusLine:
             self.last, self.calls = time.monotonic(), message.size
             self._show(message.reducer, smaller=True)
         elif isinstance(message, Says):
-            self.end()
-            say(message.text)
-
-    def end(self) -> None:
-        if self.shown and self.live:
-            status("")
-        self.shown = False
+            self.say(message.text)
 
     def _show(self, reducer: str, smaller: bool = False) -> None:
         now = time.monotonic()
@@ -96,8 +112,7 @@ class StatusLine:
             f"at most {max(0.0, self.budget - took):.0f} s more; Ctrl-C keeps the best so far"
         )
         if self.live:
-            status(f"torchsleuth: {text}")
-            self.shown = True
+            self.write(text)
         elif smaller and (2 * self.calls <= self.said_calls or now - self.said_at >= SECONDS_BETWEEN_LINES):
             self.said_at, self.said_calls = now, self.calls
             say(text)

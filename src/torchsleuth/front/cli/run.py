@@ -211,7 +211,7 @@ def run_verb(
         say(f"the program's own status stands; what it left stays in {spool}")
     status = result.status or (EXIT_CASE if cases else 0)
     if as_json:
-        documents = [{**folder.case.to_json(), "path": str(folder.path)} for folder, _ in cases]
+        documents = [folder.document() for folder, _ in cases]
         with contextlib.suppress(OSError):
             document = {"status": status, "program_status": result.status, "cases": documents}
             if settings.checks_accuracy:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from torchsleuth.core.cases.analysis import Culprit
 from torchsleuth.core.cases.folder import open_case
 from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
 from torchsleuth.core.changes import Change
@@ -61,7 +62,7 @@ def triage_verb(
         blame(case, left)
         folder = case.folder
     if as_json:
-        print_json({**folder.case.to_json(), "path": str(folder.path)})
+        print_json(folder.document())
     else:
         show_triage(folder.case.triage or Triage())
     found = folder.case.triage
@@ -92,12 +93,7 @@ def show_triage(found: Triage) -> None:
     if found.error is not None:
         show(found.error)
         return
-    if found.user_line:
-        where = f"  in {found.function}" if found.function else ""
-        module = f" of {found.module}" if found.module else ""
-        show(f"your line   {found.user_line}{where}{module}")
-        if found.code:
-            show(f"                {found.code}")
+    show_user_line(found)
     if found.forward_op:
         show(f"gradient of {found.forward_op}")
     part = f", {found.part}" if found.part else ""
@@ -114,6 +110,16 @@ def show_triage(found: Triage) -> None:
         show(f"labels      {', '.join(found.labels)}")
     if found.trials is not None and found.seconds is not None:
         show(f"            {found.trials} trials, {found.seconds:.1f} s")
+
+
+def show_user_line(found: Triage | Culprit) -> None:
+    """Where it is in the program, and what stands there."""
+    if found.user_line:
+        where = f"  in {found.function}" if found.function else ""
+        module = f" of {found.module}" if found.module else ""
+        show(f"your line   {found.user_line}{where}{module}")
+        if found.code:
+            show(f"                {found.code}")
 
 
 # Of the time to spend, where the case has not been triaged yet.
@@ -168,7 +174,7 @@ def workaround_verb(
     kept = folder.case.workarounds or ()
     best = best_workaround(kept)
     if as_json:
-        print_json({**folder.case.to_json(), "path": str(folder.path)})
+        print_json(folder.document())
     else:
         show_workarounds(folder.case, kept, best)
     return 0 if best is not None else 1

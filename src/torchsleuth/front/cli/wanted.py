@@ -13,9 +13,9 @@ from pathlib import Path
 
 import click
 
+from torchsleuth.core.cases.door import is_ours, mark_as_ours
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
-from torchsleuth.core.cases.ownership import is_ours, mark_as_ours
 from torchsleuth.core.change_table import OWN_CACHE
 from torchsleuth.core.processes.limits import NO_TIMEOUT
 from torchsleuth.front.cli.options import Function

@@ -21,7 +21,7 @@ Compile = tuple[int, str, int]
 MOST_DEPTH = 200
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """One timed step. `graph` is torch's id of the compile, `ended` is False where the process was stopped in it.
 
@@ -31,15 +31,15 @@ class Step:
     name: str
     phase: str
     start: float
-    seconds: float
     graph: str | None
     backward: bool
     pid: int
     thread: int
     function: str | None = None
-    ended: bool = True
     again: int = 0
-    inside: tuple[Step, ...] = ()
+    seconds: float = 0.0
+    ended: bool = False
+    inside: list[Step] = field(default_factory=list)
 
     @property
     def own_seconds(self) -> float:
@@ -189,7 +189,7 @@ def profile_of(events: Sequence[Event], only_known: bool = False) -> Profile:
     frames: dict[Compile, Frame] = {}
     ids = ReusedIds()
     caches: dict[str, dict[str, int]] = {}
-    begun: dict[tuple[int, int], list[_Begun]] = {}
+    begun: dict[tuple[int, int], list[Step]] = {}
     roots: list[Step] = []
     last: dict[int, float] = {}
     for event in events:
@@ -213,11 +213,12 @@ def profile_of(events: Sequence[Event], only_known: bool = False) -> Profile:
         elif event.kind == "step_end" and any(step.name == given.get("name") for step in stack):
             # A step that was left by an error which torch handled has told no end.
             while (step := stack.pop()).name != given.get("name"):
-                _end(step, event.at, stack, roots, ended=False)
+                _end(step, event.at, stack, roots)
             _end(step, event.at, stack, roots)
+            step.ended = True
     for (pid, _), stack in begun.items():
         while stack:
-            _end(stack.pop(), last[pid], stack, roots, ended=False)
+            _end(stack.pop(), last[pid], stack, roots)
     roots.sort(key=lambda step: step.start)
     compiles = (step for step in roots if step.graph is not None)
     return Profile(
@@ -230,26 +231,12 @@ def profile_of(events: Sequence[Event], only_known: bool = False) -> Profile:
     )
 
 
-@dataclass
-class _Begun:
-    name: str
-    phase: str
-    start: float
-    graph: str | None
-    backward: bool
-    pid: int
-    thread: int
-    function: str | None
-    again: int
-    inside: list[Step] = field(default_factory=list)
-
-
-def _begin(event: Event, outer: _Begun | None, ids: ReusedIds) -> _Begun:
+def _begin(event: Event, outer: Step | None, ids: ReusedIds) -> Step:
     given = event.fields
     name = str(given.get("name"))
     graph = given.get("graph") or (outer.graph if outer else None)
     backward = bool(given.get("backward")) or name == "entire_backward_compile"
-    return _Begun(
+    return Step(
         name=name,
         phase=phase_of(name) or (outer.phase if outer else CAPTURE),
         start=event.at,
@@ -262,22 +249,9 @@ def _begin(event: Event, outer: _Begun | None, ids: ReusedIds) -> _Begun:
     )
 
 
-def _end(step: _Begun, at: float, stack: list[_Begun], roots: list[Step], ended: bool = True) -> None:
-    made = Step(
-        step.name,
-        step.phase,
-        step.start,
-        max(0.0, at - step.start),
-        step.graph,
-        step.backward,
-        step.pid,
-        step.thread,
-        step.function,
-        ended,
-        step.again,
-        tuple(step.inside),
-    )
-    (stack[-1].inside if stack else roots).append(made)
+def _end(step: Step, at: float, stack: list[Step], roots: list[Step]) -> None:
+    step.seconds = max(0.0, at - step.start)
+    (stack[-1].inside if stack else roots).append(step)
 
 
 def _number(value: object) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.core.cases.runs import write_result
+from torchsleuth.core.cases.folder import write_result
 from torchsleuth.front.observe.breaks import break_lines, breaks_of
 from torchsleuth.front.observe.events import Event, Facts
 from torchsleuth.front.observe.profile import profile_of

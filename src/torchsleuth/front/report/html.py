@@ -25,8 +25,7 @@ from markupsafe import Markup
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.folder import CaseFolder, put_files
 from torchsleuth.core.cases.model import Triage
-from torchsleuth.core.cases.printable import printable
-from torchsleuth.core.cases.scrub import shortened
+from torchsleuth.core.cases.scrub import printable, shortened
 from torchsleuth.front.report import words
 from torchsleuth.front.report.drawing import Drawing
 from torchsleuth.front.report.evidence import OBSERVED, Evidence, gather

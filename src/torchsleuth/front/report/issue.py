@@ -17,8 +17,7 @@ import jinja2
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.model import Case, Triage
-from torchsleuth.core.cases.printable import printable
-from torchsleuth.core.cases.scrub import scrubbed
+from torchsleuth.core.cases.scrub import printable, scrubbed
 from torchsleuth.front.report import words
 from torchsleuth.front.report.evidence import Evidence
 

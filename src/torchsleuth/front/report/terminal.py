@@ -20,10 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from torchsleuth.core.cases.door import NotRead
-from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.core.cases.listing import CaseSummary
+from torchsleuth.core.cases.folder import CaseFolder, CaseSummary
 from torchsleuth.core.cases.model import Case, Triage, best_workaround
-from torchsleuth.core.cases.printable import printable
+from torchsleuth.core.cases.scrub import printable
 from torchsleuth.front.report import words
 from torchsleuth.script_runtime.hiding import hide_secrets
 

@@ -26,6 +26,8 @@ from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, Script
 # In a case, where all steps that try something keep kernels and answers, so that each finds those of the others.
 WORK = "minify"
 ORIGINAL = "original.py"
+# The script of another level while it is tried; it finds the kept inputs where it lies.
+OTHER_LEVEL = "original-other-level.py"
 
 Hear = Callable[[Seen], None]
 
@@ -44,7 +46,7 @@ def processes_for(
 ) -> Iterator[Processes]:
     """The processes for one case, which load torch while something else is waited for.
 
-    Used as `with processes_for(folder, "2") as processes: blame(CaseAtWork(folder, processes, deadline, print), 60)`.
+    Used as `with processes_for(folder, "2") as processes: blame(CaseAtWork(folder, processes, until, print), 60)`.
     """
     with contextlib.ExitStack() as stack:
         if folder is not None:
@@ -73,7 +75,7 @@ def _nothing(_: object) -> None:
 
 @dataclass
 class CaseAtWork:
-    """A case and what works on it: `case = CaseAtWork(folder, processes, time.monotonic() + 60, print)`.
+    """A case and what works on it: `work = CaseAtWork(folder, processes, time.monotonic() + 60, print)`.
 
     `tell` gets sentences for a person, `hear` what the host tells; `change` is what its program was run with.
     """
@@ -99,7 +101,7 @@ class CaseAtWork:
         self.tell(f"case {self.case.id}: {text}")
 
     def write(self, files: Mapping[str, str | Path] | None = None, **sections: Any) -> None:
-        """Adds files to the case and replaces sections of case.json: `case.write(triage=Triage("dynamo"))`."""
+        """Adds files to the case and replaces sections of case.json: `work.write(triage=Triage("dynamo"))`."""
         self.folder = update_case(self.folder, files, **sections)
 
     def reopen(self) -> None:
@@ -117,7 +119,7 @@ class CaseAtWork:
         Of a graph's own script, what without the compiler runs is the graph alone.
         """
         uncompiled = change is not NOTHING
-        of_graph = uncompiled and self.case.graph is not None and name.startswith(ORIGINAL.partition(".")[0])
+        of_graph = uncompiled and self.case.graph is not None and name in (ORIGINAL, OTHER_LEVEL)
         return self.processes.scripts.run(
             self.folder.file(name),
             self.case.signature,

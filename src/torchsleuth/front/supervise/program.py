@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchsleuth.core.cases.crash import fatal_signal, signal_of_status
 from torchsleuth.core.cases.spool import (
     UnderWay,
     WatchedProcess,
@@ -26,9 +25,9 @@ from torchsleuth.core.cases.spool import (
     watched_processes,
 )
 from torchsleuth.core.processes.last_will import ends_with_us
-from torchsleuth.core.processes.stopwatch import Stopwatch
+from torchsleuth.core.processes.limits import Stopwatch
 from torchsleuth.core.processes.tree import descendants_of, end_all, kill_group, send
-from torchsleuth.core.protocol.failures import Failure
+from torchsleuth.core.protocol.failures import Failure, fatal_signal, signal_of_status
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.forwarding import Forwarder
 

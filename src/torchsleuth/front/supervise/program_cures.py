@@ -61,51 +61,51 @@ def gives_up(found: Sequence[Workaround]) -> bool:
     return not any(each.verified and not each.name.startswith("backend ") for each in found)
 
 
-def try_on_program(case: CaseAtWork) -> None:
+def try_on_program(work: CaseAtWork) -> None:
     """Puts the first workaround that makes the program pass before the others, and those that did not after them."""
     try:
-        program = case.program()
+        program = work.program()
     except CannotRunProgram as error:
-        case.say(str(error))
+        work.say(str(error))
         return
     tried: list[Workaround] = []
-    for change in list(changes_of_program(case.folder))[:MOST_RUNS]:
-        if case.left < LEAST_SECONDS:
+    for change in list(changes_of_program(work.folder))[:MOST_RUNS]:
+        if work.left < LEAST_SECONDS:
             break
-        case.say(f"running the program with: {change.name}")
+        work.say(f"running the program with: {change.name}")
         # What is not looked into may become a constant, what is rewritten another thing: a comparison shows that.
         compared = change.traced or change.rewritten or change.snippet
-        watch = Watch(compares=True) if compared else watch_for(case.case)
-        run = run_program(program, change, watch=watch, timeout=case.left)
-        why = why_not_cured(case.case.signature, run)
+        watch = Watch(compares=True) if compared else watch_for(work.case)
+        run = run_program(program, change, watch=watch, timeout=work.left)
+        why = why_not_cured(work.case.signature, run)
         passed = why is None
         tried.append(Workaround.of(change, why, program=passed, seconds=run.seconds))
         if passed:
             break
     good = [each for each in tried if each.verified]
     bad = [each for each in tried if not each.verified]
-    case.write(workarounds=(*good, *(case.case.workarounds or ()), *bad))
+    work.write(workarounds=(*good, *(work.case.workarounds or ()), *bad))
 
 
-def try_found_on_program(case: CaseAtWork, changes: Sequence[Change], everything: bool = False) -> None:
+def try_found_on_program(work: CaseAtWork, changes: Sequence[Change], everything: bool = False) -> None:
     """Runs the program with each verified workaround, best first, until one passes (`everything`: with each).
 
     `changes` are what was changed for each workaround of the case.
     """
-    program = case.program()
+    program = work.program()
     done: list[Workaround] = []
     passed = False
-    for tried, change in zip(case.case.workarounds or (), changes):
-        wanted = tried.verified and case.left > 0 and (everything or not passed)
+    for tried, change in zip(work.case.workarounds or (), changes):
+        wanted = tried.verified and work.left > 0 and (everything or not passed)
         if wanted and change.for_programs:
-            case.tell(f"running the program with: {tried.name}")
-            run = run_program(program, change, watch=watch_for(case.case), timeout=case.left)
-            why = why_not_cured(case.case.signature, run)
-            case.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
+            work.tell(f"running the program with: {tried.name}")
+            run = run_program(program, change, watch=watch_for(work.case), timeout=work.left)
+            why = why_not_cured(work.case.signature, run)
+            work.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
             passed = passed or why is None
             tried = replace(tried, program=why is None, error=tried.error if why is None else why)
         done.append(tried)
-    case.write(workarounds=tuple(done))
+    work.write(workarounds=tuple(done))
 
 
 # -- what is worth a run of the program

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from torchsleuth.core.cases.crash import signature_of_crash
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.criteria import SAME, Answer
 from torchsleuth.core.processes.starting import fresh_environment, python_command
 from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.core.protocol.failures import signature_of_crash
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.torch_core.repro.program import PROGRAM
 
-REPLAY = "torchsleuth.child.replay"
+REPLAY = "torchsleuth.child.program"
 # Under a debugger Dynamo's own frames are what there is to see.
 _ALL_FRAMES = {"TORCHDYNAMO_VERBOSE": "1"}
 

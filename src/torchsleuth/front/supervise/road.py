@@ -80,119 +80,119 @@ def investigate(
     what it was run with.
     """
     nothing = Processes()
-    case = CaseAtWork(folder, nothing, deadline, tell, hear, change)
-    if case.case.no_repro is not None:
-        case.tell(f"case {case.case.id} has no repro: {case.case.no_repro}")
-        if workers is not None and case.case.graph is not None:
-            blame_by_program(case, known)
-            yield case.folder
-        elif workers is not None and not case.is_the_programs:
-            cure_program(case)
-            yield case.folder
+    work = CaseAtWork(folder, nothing, deadline, tell, hear, change)
+    if work.case.no_repro is not None:
+        work.tell(f"case {work.case.id} has no repro: {work.case.no_repro}")
+        if workers is not None and work.case.graph is not None:
+            blame_by_program(work, known)
+            yield work.folder
+        elif workers is not None and not work.is_the_programs:
+            cure_program(work)
+            yield work.folder
         return
     with processes_for(folder, workers, process.facts.get("executable")) as processes:
-        case.processes = processes
-        if case.case.graph is None:
-            yield from _investigate_call(case)
+        work.processes = processes
+        if work.case.graph is None:
+            yield from _investigate_call(work)
         else:
-            yield from _investigate_graph(case, process, known)
+            yield from _investigate_graph(work, process, known)
 
 
-def _investigate_graph(case: CaseAtWork, process: WatchedProcess, known: KnownRuns) -> Iterator[CaseFolder]:
-    settle_graph(case, process)
-    yield case.folder
-    if case.processes.host is None:
+def _investigate_graph(work: CaseAtWork, process: WatchedProcess, known: KnownRuns) -> Iterator[CaseFolder]:
+    settle_graph(work, process)
+    yield work.folder
+    if work.processes.host is None:
         return
-    if not case.fails_here:
-        blame_by_program(case, known)
-        yield case.folder
+    if not work.fails_here:
+        blame_by_program(work, known)
+        yield work.folder
         return
-    whole = case.left
+    whole = work.left
     for step in (blame_at_once, locate, shrink, blame_the_smallest, cure, analyze):
-        left = case.left
+        left = work.left
         if left >= LEAST_SECONDS:
-            step(case, max(LEAST_SECONDS, left - _kept_for_later(step, case, whole)))
-            yield case.folder
+            step(work, max(LEAST_SECONDS, left - _kept_for_later(step, work, whole)))
+            yield work.folder
 
 
-def _investigate_call(case: CaseAtWork) -> Iterator[CaseFolder]:
+def _investigate_call(work: CaseAtWork) -> Iterator[CaseFolder]:
     """A call that could not be captured: who is at fault is mostly known, the program tries workarounds."""
-    settle_call(case)
-    yield case.folder
-    if case.processes.host is None or case.is_the_programs:
+    settle_call(work)
+    yield work.folder
+    if work.processes.host is None or work.is_the_programs:
         return
-    if case.fails_here:
-        python = case.processes.scripts.python
-        if (found := blame_call(case.folder, ORIGINAL, python, case.deadline, case.say)) is not None:
-            case.write(triage=found)
-        yield case.folder
-    if case.fails_here and case.left >= LEAST_SECONDS:
-        shrink(case, case.left * (1 - SHARE_FOR_THE_PROGRAM))
-        yield case.folder
-    cure_program(case)
-    yield case.folder
+    if work.fails_here:
+        python = work.processes.scripts.python
+        if (found := blame_call(work.folder, ORIGINAL, python, work.deadline, work.say)) is not None:
+            work.write(triage=found)
+        yield work.folder
+    if work.fails_here and work.left >= LEAST_SECONDS:
+        shrink(work, work.left * (1 - SHARE_FOR_THE_PROGRAM))
+        yield work.folder
+    cure_program(work)
+    yield work.folder
 
 
-def _kept_for_later(step: Callable[[CaseAtWork, float], None], case: CaseAtWork, whole: float) -> float:
+def _kept_for_later(step: Callable[[CaseAtWork, float], None], work: CaseAtWork, whole: float) -> float:
     """Of the time for all steps, what a step leaves to those after it."""
     if step not in (shrink, blame_the_smallest):
         return 0.0
-    triage = KEPT_FOR_TRIAGE * whole if step is shrink and not _is_settled(case) else 0.0
+    triage = KEPT_FOR_TRIAGE * whole if step is shrink and not _is_settled(work) else 0.0
     return triage + min(WORKAROUND_SECONDS, KEPT_FOR_WORKAROUND * whole)
 
 
 # -- locate and blame
 
 
-def blame(case: CaseAtWork, seconds: float, hear: Hear | None = None, *, before_minify: bool = False) -> None:
+def blame(work: CaseAtWork, seconds: float, hear: Hear | None = None, *, before_minify: bool = False) -> None:
     """Who is at fault, written into the case; what stopped it as well.
 
     Of a large graph that is about to be made small, only what can be told at once: `before_minify`.
     """
     try:
-        case.ask_host("triage", seconds, hear, before_minify=before_minify)
+        work.ask_host("triage", seconds, hear, before_minify=before_minify)
     except (StepRefused, HostLost) as why:
-        case.say(str(why))
-        case.write(triage=Triage(error=str(why)))
+        work.say(str(why))
+        work.write(triage=Triage(error=str(why)))
         return
-    case.reopen()
-    check_blame_of_program(case, seconds)
+    work.reopen()
+    check_blame_of_program(work, seconds)
 
 
-def blame_at_once(case: CaseAtWork, left: float) -> None:
+def blame_at_once(work: CaseAtWork, left: float) -> None:
     """What is known without many compiles: for a person to read, and for the search to begin at."""
-    case.say("finding out who is at fault")
-    blame(case, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), _nothing, before_minify=True)
-    _say_blame(case)
+    work.say("finding out who is at fault")
+    blame(work, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), _nothing, before_minify=True)
+    _say_blame(work)
 
 
-def locate(case: CaseAtWork, left: float) -> None:
+def locate(work: CaseAtWork, left: float) -> None:
     """Where a wrong result of a large graph begins: what is made small next starts there."""
-    if case.case.graph is not None and case.case.graph.calls >= ANALYZE_FIRST:
-        analyze(case, left * ANALYZE_SHARE)
+    if work.case.graph is not None and work.case.graph.calls >= ANALYZE_FIRST:
+        analyze(work, left * ANALYZE_SHARE)
 
 
-def blame_the_smallest(case: CaseAtWork, left: float) -> None:
+def blame_the_smallest(work: CaseAtWork, left: float) -> None:
     """Triage of what `shrink` has left, where triage of the whole graph has not come to an end."""
-    if _is_settled(case):
+    if _is_settled(work):
         return
-    before = case.case.triage
-    case.say("finding out who is at fault in the smallest graph")
-    blame(case, min(TRIAGE_SECONDS, left), _nothing)
-    found = case.case.triage
+    before = work.case.triage
+    work.say("finding out who is at fault in the smallest graph")
+    blame(work, min(TRIAGE_SECONDS, left), _nothing)
+    found = work.case.triage
     if before is None or found is None:
         return
     if found.component is None and before.component is not None:
-        case.write(triage=before)
+        work.write(triage=before)
         return
     seconds = round((before.seconds or 0.0) + (found.seconds or 0.0), 2)
-    case.write(triage=dataclasses.replace(found, seconds=seconds))
-    _say_blame(case)
+    work.write(triage=dataclasses.replace(found, seconds=seconds))
+    _say_blame(work)
 
 
-def _is_settled(case: CaseAtWork) -> bool:
+def _is_settled(work: CaseAtWork) -> bool:
     """Whether fewer calls than triage had could tell nothing more about who is at fault."""
-    triage, small = case.case.triage, case.case.minified
+    triage, small = work.case.triage, work.case.minified
     if triage is None or triage.component is None or triage.error is not None:
         return False
     if triage.component == "program" or (triage.pinned and triage.not_narrowed is None):
@@ -200,36 +200,36 @@ def _is_settled(case: CaseAtWork) -> bool:
     return small is not None and (small.calls is None or small.calls >= len(triage.nodes))
 
 
-def _say_blame(case: CaseAtWork) -> None:
-    found = case.case.triage
+def _say_blame(work: CaseAtWork) -> None:
+    found = work.case.triage
     if found is None or found.component is None:
         return
     part = f", {found.part}" if found.part else ""
     ops = f" ({', '.join(found.ops[:3])})" if found.ops else ""
-    case.say(f"at fault: {found.component}{part}{ops}")
+    work.say(f"at fault: {found.component}{part}{ops}")
     if found.user_line:
-        case.say(f"your line {found.user_line}: {found.code or ''}")
+        work.say(f"your line {found.user_line}: {found.code or ''}")
     elif found.not_narrowed:
-        case.say(f"your line: {found.not_narrowed}")
+        work.say(f"your line: {found.not_narrowed}")
 
 
-def blame_by_program(case: CaseAtWork, known: KnownRuns) -> None:
+def blame_by_program(work: CaseAtWork, known: KnownRuns) -> None:
     """Who is at fault and what helps, found out with the whole program, where no graph of it fails by itself."""
-    case.say(f"{NO_GRAPH_FAILS}; asking the program who is at fault")
+    work.say(f"{NO_GRAPH_FAILS}; asking the program who is at fault")
     try:
-        found = ask_program(case.case, case.program(), case.deadline, case.say, known)
+        found = ask_program(work.case, work.program(), work.deadline, work.say, known)
     except SleuthError as reason:
-        case.say(str(reason))
-        case.write(triage=Triage(error=str(reason)))
+        work.say(str(reason))
+        work.write(triage=Triage(error=str(reason)))
         return
     triage = found.triage
     part = f", {triage.part}" if triage.part else ""
-    case.say(f"at fault: {triage.component or 'not known'}{part}: {triage.detail}")
+    work.say(f"at fault: {triage.component or 'not known'}{part}: {triage.detail}")
     for each in found.workarounds[:1]:
-        case.say(f"tried on the program and works: {each.name}; paste:")
+        work.say(f"tried on the program and works: {each.name}; paste:")
         for line in each.how.splitlines():
-            case.tell(f"    {line}")
-    case.write(triage=triage, workarounds=found.workarounds)
+            work.tell(f"    {line}")
+    work.write(triage=triage, workarounds=found.workarounds)
 
 
 # -- minify
@@ -249,52 +249,52 @@ class MinifyOutcome:
         return self.repro is not None and self.repro.holds
 
 
-def minify(case: CaseAtWork, seconds: float) -> MinifyOutcome:
+def minify(work: CaseAtWork, seconds: float) -> MinifyOutcome:
     """The smallest case that fails the same way, its script verified while the host asks what may vary.
 
     A host that is lost leaves the best script it had found, which is verified like any other. Where there is none, the
     reason is in the case, and raised.
     """
     started = time.monotonic()
-    scripts = case.processes.scripts
+    scripts = work.processes.scripts
     error: SleuthError | None = None
     told = Done()
     with ThreadPoolExecutor(1) as beside, scripts.stopped_with_us():
-        search = _Search(case, started + seconds, beside)
+        search = _Search(work, started + seconds, beside)
         try:
-            told = case.ask_host("minify", seconds, search.hear)
+            told = work.ask_host("minify", seconds, search.hear)
         except (StepRefused, HostLost) as why:
             error = why
         repro = search.repro()
     took = round(time.monotonic() - started, 2)
-    case.reopen()
-    minified = case.case.minified
+    work.reopen()
+    minified = work.case.minified
     if error is not None:
         minified = Minified(calls=search.calls, queries=search.trials or None, seconds=took, error=str(error))
     if minified is not None and repro is not None:  # completed by what the script turned out to be
-        lines = len(case.folder.text(REPRO).splitlines())
+        lines = len(work.folder.text(REPRO).splitlines())
         kept = minified.input_bytes if repro.script.input_bytes is None else repro.script.input_bytes
         minified = dataclasses.replace(minified, lines=lines, input_bytes=kept)
     if minified is not None:
-        case.write(minified=minified)
+        work.write(minified=minified)
     if error is not None and repro is None:
         raise error
     if error is not None:
-        case.tell(str(error))
+        work.tell(str(error))
     if repro is not None:
         verified = repro.to_case()
         if verified.error is not None:
-            case.say(f"{REPRO}: {verified.error}")
+            work.say(f"{REPRO}: {verified.error}")
         words = in_words(scripts, len(repro.runs))
-        case.write(verified=verified, extra={**case.case.extra, "verified_in": words})
-    return MinifyOutcome(case.folder, repro, took, told)
+        work.write(verified=verified, extra={**work.case.extra, "verified_in": words})
+    return MinifyOutcome(work.folder, repro, took, told)
 
 
 @dataclasses.dataclass
 class _Search:
     """A search as the front follows it: how small, how many trials, and the verification once there are scripts."""
 
-    case: CaseAtWork
+    work: CaseAtWork
     deadline: float
     beside: ThreadPoolExecutor
     calls: int | None = None
@@ -308,115 +308,115 @@ class _Search:
             self.calls = message.size
         elif isinstance(message, Verification) and self.running is None:
             self._verify(message)
-        self.case.hear(message)
+        self.work.hear(message)
 
     def _verify(self, wanted: Verification) -> None:
-        at_work = dataclasses.replace(self.case, deadline=self.deadline)
+        at_work = dataclasses.replace(self.work, deadline=self.deadline)
         at_work.reopen()  # how many calls are left is known since the scripts were written
         self.running = self.beside.submit(verified_repro, at_work, wanted)
 
     def repro(self) -> VerifiedRepro | None:
         """The verified repro; of a search that did not come to its end, the best script it had found."""
-        best = self.case.folder.file(f"{CHECKPOINTS}/{self.calls}.py")
+        best = self.work.folder.file(f"{CHECKPOINTS}/{self.calls}.py")
         if self.running is None and self.calls is not None and best.is_file():
             self._verify(Verification((ScriptToVerify(best.stem, needs_inputs=True),), in_eager=False))
         return None if self.running is None else self.running.result()
 
 
-def shrink(case: CaseAtWork, left: float) -> None:
+def shrink(work: CaseAtWork, left: float) -> None:
     """`minify`, and in words what came of it."""
-    if case.is_the_programs:
+    if work.is_the_programs:
         return
     try:
-        outcome = minify(case, left)
+        outcome = minify(work, left)
     except (StepRefused, HostLost) as why:
-        case.tell(f"case {case.case.id} was not made smaller: {why}")
-        case.reopen()
+        work.tell(f"case {work.case.id} was not made smaller: {why}")
+        work.reopen()
         return
-    small, graph = case.case.minified, case.case.graph
+    small, graph = work.case.minified, work.case.graph
     if small is None or outcome.repro is None:
         return
     size = ""
     if small.calls is not None:
         calls = "call" if small.calls == 1 else "calls"
         size = f"{small.calls} {calls} left of {graph.calls if graph else '?'}, "
-    case.say(f"{size}{small.queries} trials, {outcome.seconds:.0f} s; python {case.folder.file(REPRO)}")
+    work.say(f"{size}{small.queries} trials, {outcome.seconds:.0f} s; python {work.folder.file(REPRO)}")
 
 
 # -- cure
 
 
-def find_workarounds(case: CaseAtWork, seconds: float, hear: Hear | None = None) -> list[Change]:
+def find_workarounds(work: CaseAtWork, seconds: float, hear: Hear | None = None) -> list[Change]:
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
-    told = case.ask_host("workaround", seconds, hear)
-    case.reopen()
+    told = work.ask_host("workaround", seconds, hear)
+    work.reopen()
     return list(told.changes)
 
 
-def cure(case: CaseAtWork, left: float) -> None:
+def cure(work: CaseAtWork, left: float) -> None:
     """What helps, tried on the whole graph; where nothing does but another backend, on the program."""
-    if case.is_the_programs:
+    if work.is_the_programs:
         return
     most = min(WORKAROUND_SECONDS, left)
-    case.say(f"trying workarounds on the whole graph, {most:.0f} s at most")
+    work.say(f"trying workarounds on the whole graph, {most:.0f} s at most")
     try:
-        find_workarounds(case, most, _nothing)
+        find_workarounds(work, most, _nothing)
     except (StepRefused, HostLost) as why:
-        case.say(f"not every workaround was tried: {why}")
-        case.reopen()
-    if gives_up(case.case.workarounds or ()):
-        try_on_program(case)
-    _say_cure(case)
+        work.say(f"not every workaround was tried: {why}")
+        work.reopen()
+    if gives_up(work.case.workarounds or ()):
+        try_on_program(work)
+    _say_cure(work)
 
 
-def cure_program(case: CaseAtWork) -> None:
+def cure_program(work: CaseAtWork) -> None:
     """What helps, where there is only the program to try it on."""
-    try_on_program(case)
-    _say_cure(case)
+    try_on_program(work)
+    _say_cure(work)
 
 
-def _say_cure(case: CaseAtWork) -> None:
-    tried = case.case.workarounds or ()
+def _say_cure(work: CaseAtWork) -> None:
+    tried = work.case.workarounds or ()
     best = best_workaround(tried)
     if best is not None:
-        case.say(f"tried and works: {best.name}")
+        work.say(f"tried and works: {best.name}")
     else:
         none = f"none of {len(tried)} workarounds that were tried works"
-        case.say(none if tried else "no workaround was tried")
+        work.say(none if tried else "no workaround was tried")
 
 
 # -- analyze
 
 
-def find_divergence(case: CaseAtWork, seconds: float, hear: Hear | None = None, **how: Any) -> None:
+def find_divergence(work: CaseAtWork, seconds: float, hear: Hear | None = None, **how: Any) -> None:
     """Where a wrong result begins, written into the case; raises `StepRefused` where there is nothing to compare.
 
-    `how` is what to leave out, and whether to keep all values: `find_divergence(case, 60, without=("fusion",))`.
+    `how` is what to leave out, and whether to keep all values: `find_divergence(work, 60, without=("fusion",))`.
     """
     try:
-        case.ask_host("analyze", seconds, hear, **how)
+        work.ask_host("analyze", seconds, hear, **how)
     except HostLost as why:
-        case.say(str(why))
-    case.reopen()
+        work.say(str(why))
+    work.reopen()
 
 
-def analyze(case: CaseAtWork, left: float) -> None:
+def analyze(work: CaseAtWork, left: float) -> None:
     """Of a wrong result, where it begins, unless that was looked for."""
-    if case.case.kind != "accuracy" or case.case.analysis is not None or case.is_the_programs:
+    if work.case.kind != "accuracy" or work.case.analysis is not None or work.is_the_programs:
         return
-    case.say("looking where the wrong result begins")
+    work.say("looking where the wrong result begins")
     try:
-        find_divergence(case, min(ANALYZE_SECONDS, left), _nothing)
+        find_divergence(work, min(ANALYZE_SECONDS, left), _nothing)
     except StepRefused as why:
-        case.tell(f"case {case.case.id} was not analysed: {why}")
-        case.reopen()
+        work.tell(f"case {work.case.id} was not analysed: {why}")
+        work.reopen()
         return
-    if case.case.analysis is not None:
-        case.say(case.case.analysis.words)
+    if work.case.analysis is not None:
+        work.say(work.case.analysis.words)
 
 
 def sentences(tell: Say) -> Hear:
-    """Of what the host tells, what it says in words: `blame(case, 60, sentences(print))`."""
+    """Of what the host tells, what it says in words: `blame(work, 60, sentences(print))`."""
     return lambda message: tell(message.text) if isinstance(message, Says) else None
 
 

@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from torchsleuth.core.cases.crash import signature_of_crash
 from torchsleuth.core.criteria import SAME, Answer
-from torchsleuth.core.processes.compiler_probes import hand_probes_to, keep_probes_of
+from torchsleuth.core.processes.kernel_caches import hand_probes_to, keep_probes_of
 from torchsleuth.core.processes.last_will import ends_with_us, scratch
+from torchsleuth.core.processes.limits import Stopwatch
 from torchsleuth.core.processes.prepared import NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import fresh_environment
-from torchsleuth.core.processes.stopwatch import Stopwatch
 from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.core.protocol.failures import signature_of_crash
 from torchsleuth.script_runtime.signature import Signature
 
 # Importing torch on a loaded machine with a cold disk, and building the inputs.

@@ -33,7 +33,7 @@ from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.core.protocol.failures import Failure, RecordedCall
 from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
 from torchsleuth.core.watching import Settings
-from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, phase_clock
+from torchsleuth.front.supervise.case_at_work import ORIGINAL, OTHER_LEVEL, CaseAtWork, phase_clock
 from torchsleuth.front.supervise.program_runs import (
     SHARE,
     CannotRunProgram,
@@ -51,8 +51,6 @@ from torchsleuth.torch_core.repro.assemble import (
     user_line_of_node,
 )
 
-# The script of another level while it is tried; it finds the kept inputs where it lies.
-OTHER_LEVEL = "original-other-level.py"
 NO_GRAPH_FAILS = "no graph of the program fails by itself"
 # What the verification gets in any case: a search that used up its time still ends with an answer.
 LEAST_SECONDS = 20.0
@@ -69,64 +67,64 @@ class NoSecondLook(SleuthError):
 # -- a graph
 
 
-def settle_graph(case: CaseAtWork, process: WatchedProcess) -> None:
+def settle_graph(work: CaseAtWork, process: WatchedProcess) -> None:
     """Runs the script of a fresh case; where it does not fail by itself, those of other levels, and of a second run."""
-    record = read_record(case.folder.file("record.json"))
+    record = read_record(work.folder.file("record.json"))
     where = next((p for p in process.graph_folders() if p.name == f"g{record.number}"), None)
-    levels = [] if where is None else scripts_of_levels(case.case, where, process)
-    run = _relabelled(case, where, process, _tried(case, ORIGINAL))
+    levels = [] if where is None else scripts_of_levels(work.case, where, process)
+    run = _relabelled(work, where, process, _tried(work, ORIGINAL))
     # Of a graph that fails without the compiler, too, another level may show whose fault that is.
-    if not run.reproduced or (len(levels) > 1 and _fails_in_eager(case, ORIGINAL)):
-        run = _first_failing(case, levels[1:], run)
+    if not run.reproduced or (len(levels) > 1 and _fails_in_eager(work, ORIGINAL)):
+        run = _first_failing(work, levels[1:], run)
     why = None
-    searches = case.processes.host is not None
-    if not run.reproduced and searches and case.case.phase == "run":
-        case.say("no script fails by itself; running the program once more, everything kept")
+    searches = work.processes.host is not None
+    if not run.reproduced and searches and work.case.phase == "run":
+        work.say("no script fails by itself; running the program once more, everything kept")
         try:
-            with second_look(case, process) as (record_folder, again):
-                run = _first_failing(case, scripts_of_levels(case.case, record_folder, again), run)
+            with second_look(work, process) as (record_folder, again):
+                run = _first_failing(work, scripts_of_levels(work.case, record_folder, again), run)
         except SleuthError as reason:
             why = str(reason)
-            case.say(why)
-    case.write(verified=_verified(run, why))
+            work.say(why)
+    work.write(verified=_verified(run, why))
     # Where there is a host, it tells a bug of the program apart.
-    if not searches and case.case.phase == "run" and case.case.kind != "accuracy":
-        _tell_program_apart(case)
+    if not searches and work.case.phase == "run" and work.case.kind != "accuracy":
+        _tell_program_apart(work)
 
 
-def _tried(case: CaseAtWork, name: str) -> ScriptRun:
-    case.say("running its repro in a fresh process")
-    run = case.ask(name)
-    case.say(f"{run.words} in {run.seconds:.1f} s")
+def _tried(work: CaseAtWork, name: str) -> ScriptRun:
+    work.say("running its repro in a fresh process")
+    run = work.ask(name)
+    work.say(f"{run.words} in {run.seconds:.1f} s")
     return run
 
 
-def _first_failing(case: CaseAtWork, levels: Sequence[tuple[str, LevelScript]], run: ScriptRun) -> ScriptRun:
+def _first_failing(work: CaseAtWork, levels: Sequence[tuple[str, LevelScript]], run: ScriptRun) -> ScriptRun:
     """Puts in place the script of the first level that fails the same way, and returns its run; else that of before."""
     for what, level in levels:
-        case.say(f"trying {what}")
+        work.say(f"trying {what}")
         kept = level.files.get("inputs")
-        case.write({OTHER_LEVEL: level.script, **({"inputs": kept} if kept else {})})
-        other = _tried(case, OTHER_LEVEL)
+        work.write({OTHER_LEVEL: level.script, **({"inputs": kept} if kept else {})})
+        other = _tried(work, OTHER_LEVEL)
         # One that fails without the compiler, too, is no better than the one that failed already.
-        better = other.reproduced and not (run.reproduced and _fails_in_eager(case, OTHER_LEVEL))
-        case.folder.file(OTHER_LEVEL).unlink()
+        better = other.reproduced and not (run.reproduced and _fails_in_eager(work, OTHER_LEVEL))
+        work.folder.file(OTHER_LEVEL).unlink()
         if better:
-            case.write(level.files, **level.sections)
+            work.write(level.files, **level.sections)
             return other
     return run
 
 
-def _relabelled(case: CaseAtWork, where: Path | None, process: WatchedProcess, run: ScriptRun) -> ScriptRun:
+def _relabelled(work: CaseAtWork, where: Path | None, process: WatchedProcess, run: ScriptRun) -> ScriptRun:
     """A hang as its script shows it: it may be in another phase than the program seemed to be in."""
-    if case.case.kind != "hang" or run.reproduced or where is None:
+    if work.case.kind != "hang" or run.reproduced or where is None:
         return run
     if run.seen is None or run.seen.kind != "hang":
         return run
-    case.say(f"it is a {run.seen.summary}; the case says so from here on")
-    named = replace(case.case, signature=run.seen, phase=run.seen.phase)
+    work.say(f"it is a {run.seen.summary}; the case says so from here on")
+    named = replace(work.case, signature=run.seen, phase=run.seen.phase)
     files = scripts_of_levels(named, where, process)[0][1].files
-    case.write(files, signature=run.seen, phase=run.seen.phase)
+    work.write(files, signature=run.seen, phase=run.seen.phase)
     return replace(run, answer=Answer.FAILS)
 
 
@@ -141,16 +139,16 @@ def _verified(run: ScriptRun, why: str | None) -> Verified:
 
 
 @contextlib.contextmanager
-def second_look(case: CaseAtWork, process: WatchedProcess) -> Iterator[tuple[Path, WatchedProcess]]:
+def second_look(work: CaseAtWork, process: WatchedProcess) -> Iterator[tuple[Path, WatchedProcess]]:
     """The folder of the failing graph's record, from another run of the program, and the process that left it.
 
-    Used as `with second_look(case, process) as (record, again): ...`; both are gone afterwards.
+    Used as `with second_look(work, process) as (record, again): ...`; both are gone afterwards.
     """
-    program, known = case.program(), case.case
+    program, known = work.program(), work.case
     if program.from_stdin:
         raise NoSecondLook("the program was read from the standard input, which cannot be read again")
     seen = datetime.fromisoformat(known.last_seen or known.created).timestamp()
-    left = case.left * SHARE
+    left = work.left * SHARE
     if (why := too_long_again(max(0.0, seen - float(process.facts["started"])), left)) is not None:
         raise NoSecondLook(why)
     with tempfile.TemporaryDirectory(dir=scratch()) as spool:
@@ -192,48 +190,48 @@ def _same_failure(
 # -- a call that could not be captured
 
 
-def settle_call(case: CaseAtWork) -> None:
+def settle_call(work: CaseAtWork) -> None:
     """Runs the script of a recorded call; where it does not fail by itself, those of its other forms."""
-    run = _tried(case, ORIGINAL)
-    call = from_json(RecordedCall, json.loads(text_inside(case.folder.path, CALL)))
-    text = text_inside(case.folder.path, "traceback.txt")
+    run = _tried(work, ORIGINAL)
+    call = from_json(RecordedCall, json.loads(text_inside(work.folder.path, CALL)))
+    text = text_inside(work.folder.path, "traceback.txt")
     for form in range(1, len(call.forms)):
-        if run.reproduced or case.left < 0:
+        if run.reproduced or work.left < 0:
             break
-        case.say("trying the call in another form")
-        case.write(call_files(case.case, call, text, form))
-        run = _tried(case, ORIGINAL)
-    blamed = case.case.triage
+        work.say("trying the call in another form")
+        work.write(call_files(work.case, call, text, form))
+        run = _tried(work, ORIGINAL)
+    blamed = work.case.triage
     # Capture blames the program where an operator fails on real tensors as it does on capture's own. Those may have a
     # shape or a device that the program's do not: then the call passes without the compiler.
-    eager = case.ask(ORIGINAL, UNCOMPILED) if case.is_the_programs else None
+    eager = work.ask(ORIGINAL, UNCOMPILED) if work.is_the_programs else None
     if blamed is not None and eager is not None and eager.answer is Answer.PASSES:
-        case.say("the call passes without the compiler: what capture knew of its tensors was wrong")
+        work.say("the call passes without the compiler: what capture knew of its tensors was wrong")
         detail = "what capture knew of its tensors was wrong: without the compiler the call passes"
-        case.write(triage=replace(blamed, component="dynamo", part="capture", detail=detail))
-    case.write(verified=_verified(run, None))
+        work.write(triage=replace(blamed, component="dynamo", part="capture", detail=detail))
+    work.write(verified=_verified(run, None))
 
 
 # -- is it the program's own fault?
 
 
-def _fails_in_eager(case: CaseAtWork, name: str) -> bool:
+def _fails_in_eager(work: CaseAtWork, name: str) -> bool:
     """Whether a graph whose run failed does so without the compiler, where only that shows whose fault it is."""
-    if case.case.kind != "runtime_error" or case.case.phase != "run":
+    if work.case.kind != "runtime_error" or work.case.phase != "run":
         return False
-    return case.ask(name, UNCOMPILED).answer is Answer.OTHER
+    return work.ask(name, UNCOMPILED).answer is Answer.OTHER
 
 
-def _tell_program_apart(case: CaseAtWork) -> None:
+def _tell_program_apart(work: CaseAtWork) -> None:
     """A graph that fails in eager as well is the program's own bug, not the compiler's."""
     started = time.monotonic()
-    run = case.ask(ORIGINAL, UNCOMPILED)
+    run = work.ask(ORIGINAL, UNCOMPILED)
     if run.answer is not Answer.OTHER:
         return
     node, _, summary = run.summary.partition(" | ")
-    line, op = user_line_of_node(case.folder, node)
+    line, op = user_line_of_node(work.folder, node)
     said = f"it fails without the compiler, too: {summary}"
-    case.say(f"{said} ({line})" if line else said)
+    work.say(f"{said} ({line})" if line else said)
     triage = Triage(
         component="program",
         part="operator",
@@ -243,31 +241,31 @@ def _tell_program_apart(case: CaseAtWork) -> None:
         detail=said,
         pinned=True,
     )
-    case.write(triage=triage)
+    work.write(triage=triage)
 
 
-def check_blame_of_program(case: CaseAtWork, seconds: float) -> None:
+def check_blame_of_program(work: CaseAtWork, seconds: float) -> None:
     """Where a graph fails in eager: the program is at fault only if it fails as well when nothing is compiled.
 
     Dynamo may put into a graph what the program does not do. Such a graph looks like a bug of the program's until the
     program itself is run; where that passes, the capture is wrong.
     """
-    blamed = case.case.triage
-    if blamed is None or not case.is_the_programs:
+    blamed = work.case.triage
+    if blamed is None or not work.is_the_programs:
         return
     try:
-        program = case.program()
+        program = work.program()
     except CannotRunProgram:
         return
-    case.say("its graph fails without the compiler, too; running the program with nothing compiled")
+    work.say("its graph fails without the compiler, too; running the program with nothing compiled")
     run = run_program(program, UNCOMPILED, timeout=max(LEAST_UNCOMPILED, seconds))
     if not run.healthy:
         ended = "was not done in time" if run.timed_out else f"ends with status {run.status}"
         detail = f"{blamed.detail}; the program with nothing compiled {ended}"
-        case.write(triage=replace(blamed, detail=detail, pinned=not run.timed_out))
+        work.write(triage=replace(blamed, detail=detail, pinned=not run.timed_out))
         return
     wrong = "the program passes when nothing is compiled, the graph that Dynamo made of it does not"
-    case.write(
+    work.write(
         triage=replace(
             blamed,
             component="dynamo",
@@ -330,7 +328,7 @@ def fails_in_eager(run: ScriptRun) -> str:
     return f"it fails without the compiler, too ({run.summary}), so it does not show a bug of the compiler's"
 
 
-def verified_repro(case: CaseAtWork, wanted: Verification) -> VerifiedRepro:
+def verified_repro(work: CaseAtWork, wanted: Verification) -> VerifiedRepro:
     """Runs the scripts in turn; the first that fails the same way, or the last, becomes repro.py.
 
     Where none passes without the compiler, as it has to, the first that fails is taken, and told so.
@@ -338,19 +336,19 @@ def verified_repro(case: CaseAtWork, wanted: Verification) -> VerifiedRepro:
     best: VerifiedRepro | None = None
     # With no time left only these are tried after the first: the small ones that do what the trials did.
     most_exact = [each.form for each in wanted.scripts if not each.needs_inputs][-1:]
-    longest = phase_clock(case.case) if case.case.kind == "hang" else case.processes.scripts.longest_alone
+    longest = phase_clock(work.case) if work.case.kind == "hang" else work.processes.scripts.longest_alone
     refused = False  # by eager: plain inputs, for which random ones stand in
     for script in wanted.scripts:
-        if best is not None and case.left < 0 and (script.form not in most_exact or best.told_nothing):
+        if best is not None and work.left < 0 and (script.form not in most_exact or best.told_nothing):
             continue
         if script.random and not refused:
             continue
         if script.needs_inputs:
-            _put(case, script)
+            _put(work, script)
         name = REPRO if script.needs_inputs else script.name
         least = time.monotonic() + max(LEAST_SECONDS, ROOM_FOR_OTHERS * longest)
-        at_work = replace(case, deadline=max(case.deadline, least))
-        with ThreadPoolExecutor(1) as beside, case.processes.scripts.stopped_with_us():
+        at_work = replace(work, deadline=max(work.deadline, least))
+        with ThreadPoolExecutor(1) as beside, work.processes.scripts.stopped_with_us():
             uncompiled = beside.submit(at_work.ask, name, UNCOMPILED)
             # Then it is no better than the one that is there.
             worse = best is not None and best.fails and passes_in_eager(uncompiled.result()) is False
@@ -364,24 +362,24 @@ def verified_repro(case: CaseAtWork, wanted: Verification) -> VerifiedRepro:
         if found.holds:
             break
     assert best is not None
-    _put(case, best.script)
+    _put(work, best.script)
     return best
 
 
-def _runs(case: CaseAtWork, name: str, wanted: Verification) -> list[ScriptRun]:
+def _runs(work: CaseAtWork, name: str, wanted: Verification) -> list[ScriptRun]:
     """The runs that are asked for; one alone where the failure comes `always` and that one does not show it.
 
     Hangs are waited for together: each takes its whole clock.
     """
-    first = case.ask_times(name, 1) if wanted.always and case.case.kind != "hang" else []
+    first = work.ask_times(name, 1) if wanted.always and work.case.kind != "hang" else []
     if wanted.times == len(first) or not all(run.reproduced for run in first):
         return first
-    return first + case.ask_times(name, wanted.times - len(first), wanted.at_once)
+    return first + work.ask_times(name, wanted.times - len(first), wanted.at_once)
 
 
-def _put(case: CaseAtWork, script: ScriptToVerify) -> None:
-    files = {name: case.folder.file(f"{CHECKPOINTS}/{name}") for name in script.files}
-    case.write({REPRO: case.folder.text(script.name), **files})
+def _put(work: CaseAtWork, script: ScriptToVerify) -> None:
+    files = {name: work.folder.file(f"{CHECKPOINTS}/{name}") for name in script.files}
+    work.write({REPRO: work.folder.text(script.name), **files})
 
 
 def _holds(runs: Sequence[ScriptRun], always: bool) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
+from torchsleuth.core.cases.model import Triage
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
@@ -36,7 +37,6 @@ from torchsleuth.front.supervise.program_runs import (
     Say,
     Watch,
     cases_of_run,
-    document_of,
     record_again,
     recorded,
     run_program,
@@ -102,17 +102,12 @@ def look_at_own_error(
     return OnlyCompiled(error, process, program, dataclasses.replace(first, tail=error.words), uncompiled)
 
 
-def blame_own_error(case: CaseAtWork, found: OnlyCompiled) -> None:
-    """Puts into the case of a whole program what makes it fail, and the line that does not get what it should."""
-    program = {"command": list(found.program.command), "cwd": found.program.cwd}
-    frames = list(_compiled_functions(found.process))
-    case.write(extra={**case.case.extra, "program": program, "frames": frames})
-    case.say(f"the program fails only when it is compiled: {found.error.words}")
-    left = max(1.0, case.left)
-    triage = component_by_runs(found.program, found.first, found.uncompiled, case.tell, left)
+def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:
+    """What makes the program fail, and the line that does not get what it should."""
+    left = max(1.0, work.left)
+    triage = component_by_runs(found.program, found.first, found.uncompiled, work.tell, left)
     detail = f"{triage.detail}; every graph of it agrees with eager"
-    blamed = dataclasses.replace(triage, detail=detail, user_line=found.error.place, code=found.error.code)
-    case.write(triage=blamed)
+    return dataclasses.replace(triage, detail=detail, user_line=found.error.place, code=found.error.code)
 
 
 def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str]]:
@@ -155,16 +150,21 @@ def investigate_own_error(
             left = deadline - time.monotonic()
             arguments = found.program.command[2:]
             folder = adopt(processes, found.script, cases_dir, left, tell, arguments=arguments)
-            case = CaseAtWork(folder, processes, deadline, tell, hear, found.program.change)
-            blame_own_error(case, found)
-            yield case.folder
-            minify(case, case.left * SHARE_FOR_A_PROGRAM)
-            yield case.folder
+            work = CaseAtWork(folder, processes, deadline, tell, hear, found.program.change)
+            program = {"command": list(found.program.command), "cwd": found.program.cwd}
+            frames = list(_compiled_functions(found.process))
+            work.write(extra={**work.case.extra, "program": program, "frames": frames})
+            work.say(f"the program fails only when it is compiled: {found.error.words}")
+            yield work.folder
+            work.write(triage=_blamed(found, work))
+            yield work.folder
+            minify(work, work.left * SHARE_FOR_A_PROGRAM)
+            yield work.folder
     except SleuthError as why:
         tell(str(why))
         return
-    try_on_program(case)
-    yield case.folder
+    try_on_program(work)
+    yield work.folder
 
 
 # -- a run that nobody is to see, and all that follows
@@ -192,7 +192,7 @@ def run_and_investigate(
         if found.run.status and not found.run.timed_out and not cases:
             share = time.monotonic() + SHARE * (deadline - time.monotonic())
             own = look_at_own_error(program, found.settings, found.run, share, _nobody)
-            cases, _ = cases_of_run(cases_dir, Path(found.settings.spool), Supervised())
+            cases, _ = cases_of_run(cases_dir.absolute(), Path(found.settings.spool), Supervised())
         known, last = KnownRuns(), {folder.path: folder for folder, _ in cases}
         roads = [
             investigate(folder, process, deadline, workers, _nobody, _nobody, known, program.change)
@@ -207,7 +207,7 @@ def run_and_investigate(
         for folder in last.values():
             with contextlib.suppress(SleuthError):
                 finished(folder)
-        return dataclasses.replace(found.run, cases=tuple(document_of(folder) for folder in last.values()))
+        return dataclasses.replace(found.run, cases=tuple(folder.document() for folder in last.values()))
 
 
 def _nobody(_: object) -> None:

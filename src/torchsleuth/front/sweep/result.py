@@ -15,7 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.printable import printable
+from torchsleuth.core.cases.scrub import printable
 from torchsleuth.front.sweep.cells import PASSES, Bucket, Cell
 from torchsleuth.front.sweep.grid import uncompiled
 from torchsleuth.front.sweep.running import Sweep

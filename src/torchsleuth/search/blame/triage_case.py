@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
@@ -28,7 +28,7 @@ from torchsleuth.search.minify.contract import Reduction, State
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.engine import combined
 from torchsleuth.search.minify.oracle import NoAnswer, TrialOracle
-from torchsleuth.search.minify.reducers.tensors import static_sizes
+from torchsleuth.search.minify.reducers.sizes import static_sizes
 from torchsleuth.search.minify.states import SHAPES
 from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import failure_rate
@@ -111,13 +111,10 @@ def triage_case(
     start = questions.start_of(folder)
     limits = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"))
     runner = Runner(questions, start.expected, limits, say, questions.deadline)
+    blame = _Blame(case, start, runner)
     small = questions.smallest.get(folder.path)
     try:
-        found = (
-            _found(folder, start, runner, before_minify)
-            if small is None
-            else _of_smallest(case, small, runner)
-        )
+        found = blame.of_smallest(small) if small is not None else blame.of_whole(before_minify)
     except PutOff as why:
         seconds = round(time.monotonic() - started, 2)
         line = PUT_OFF if why.component is not None else None
@@ -133,140 +130,145 @@ def _of_capture(case: Case, triage: Triage) -> Triage:
     return replace(known, labels=labels_of(case, known))
 
 
-def _of_smallest(case: Case, small: Reduction, runner: Runner) -> Finding:
-    """Who is at fault in the graph that `minify` has left."""
-    runner, first = _hurried(runner, small.state, SMALLEST)
-    if not first.fails:
-        why = first.outcome.error or "it does not fail once more"
-        raise NotPinnedDown(f"the smallest graph of case {case.id} cannot be asked who is at fault: {why}")
-    unclear = None if small.complete else CALLS_LEFT
-    found = _with_calls(small.state, _component(runner, small.state, first), unclear)
-    return _with_settings(runner, small.state, found)
+@dataclass
+class _Blame:
+    """The case, its graph, and who asks: of a compile that hangs, with as short a clock as tells it."""
+
+    case: Case
+    start: SearchStart
+    runner: Runner
+
+    def of_smallest(self, small: Reduction) -> Finding:
+        """Who is at fault in the graph that `minify` has left."""
+        first = self._look(small.state, SMALLEST)
+        if not first.fails:
+            name, why = self.case.id, first.outcome.error or "it does not fail once more"
+            raise NotPinnedDown(f"the smallest graph of case {name} cannot be asked who is at fault: {why}")
+        return self._finding(small.state, first, None if small.complete else CALLS_LEFT)
+
+    def of_whole(self, before_minify: bool) -> Finding:
+        """Who is at fault in the graph as it was captured."""
+        case, state = self.case, self.start.state
+        # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
+        looks = [AS_IT_WAS] if case.phase == "compile" else []
+        in_eager = FORWARD_IN_EAGER if case.phase == "compile" and case.direction == "forward" else IN_EAGER
+        looks += [in_eager] if case.kind != "accuracy" else []
+        if case.kind == "hang" and AS_IT_WAS in looks:
+            seen = {AS_IT_WAS: self._look(state, AS_IT_WAS)}
+            seen[in_eager] = self.runner.one(state, in_eager)
+        else:
+            asked = [Asked(state, look, trace=look is AS_IT_WAS) for look in looks]
+            seen = dict(zip(looks, self.runner.ask_all(asked)))
+        if in_eager in seen:
+            eager = seen[in_eager].outcome
+            if PROGRAMS_OWN.answer(self.runner.expected, eager.signature) is Answer.FAILS:
+                summary = eager.signature.summary if eager.signature else "it fails"
+                said = f"it fails without the compiler, too: {summary}"
+                return Finding("program", "operator", said, True, nodes=(eager.seen.node or "",))
+        first = self._failing(seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
+        if case.kind != "hang" and first is not None and first.steps and first.steps[-1].kind == "lower":
+            return _with_settings(
+                self.runner, state, stopped_at(self.runner, state, first.steps) or NO_SWITCH
+            )
+        if before_minify and calls_of(state.graph) >= MANY_CALLS:
+            # What is cut after AOTAutograd and hangs by itself has left all but one behind.
+            alone = case.kind == "hang" and _is_inductors(state)
+            raise PutOff(_nodes_at(first), "inductor" if alone else None)
+        return self._finding(*self._fewer_calls(first))
+
+    def _finding(self, state: State, first: Result, unclear: str | None) -> Finding:
+        found = _with_calls(state, _component(self.runner, state, first), unclear)
+        return _with_settings(self.runner, state, found)
+
+    def _look(self, state: State, look: Change) -> Result:
+        """A first look at a state; where it hangs in little time, all else is asked with as little."""
+        expected = self.runner.expected
+        if (expected.kind, expected.phase) == ("hang", "compile"):
+            oracle = TrialOracle(self.runner.questions, expected, self.runner.limits, self.runner.deadline)
+            limits = oracle.short_limits(state)
+            if limits is not None:
+                quicker = replace(self.runner, limits=limits, stop_after="codegen")
+                result = quicker.one(state, look, trace=True)
+                if result.fails:
+                    self.runner = quicker
+                    return result
+        return self.runner.one(state, look, trace=True)
+
+    def _failing(self, first: Result | None = None) -> Result:
+        """The run as it was, if it failed as it should; otherwise a sentence says what it did."""
+        first = first or self.runner.one(self.start.state, AS_IT_WAS, trace=True)
+        if first.answer is Answer.FAILS:
+            return first
+        name, outcome = self.case.id, first.outcome
+        if first.answer is Answer.CANNOT_TELL:
+            raise NotPinnedDown(f"case {name} cannot be tried here: {outcome.error}")
+        if outcome.signature is not None:
+            summary = outcome.signature.summary
+            raise NotPinnedDown(
+                f"case {name} fails differently here ({summary}); run its original.py to compare"
+            )
+        # It did not come: it is gone, or it comes only sometimes, and how often.
+        trial = self.runner.trial(Asked(self.start.state, AS_IT_WAS))
+        rate = failure_rate(self.runner.workers, trial, SECOND_LOOKS)
+        if not rate.failures:
+            raise NotPinnedDown(
+                f"case {name} does not fail here any more (0 of {rate.runs + 1} runs); record it again"
+            )
+        raise NotPinnedDown(
+            f"case {name} fails only sometimes: in {rate.failures} of {rate.runs} more runs; experiments cannot tell "
+            f"chance from cause, so look for what differs between runs: torchsleuth verify {name} --times 20"
+        )
+
+    def _fewer_calls(self, first: Result | None) -> tuple[State, Result, str | None]:
+        """The state with as few calls as still fail, its failing run, traced, and why they may not be the fewest."""
+        start, runner = self.start, self.runner
+        oracle = TrialOracle(runner.questions, start.expected, runner.limits).holding_to(start.state)
+        left = (runner.deadline or time.monotonic() + 60) - time.monotonic()
+        analysis = self.case.analysis
+        suspects = [
+            *([analysis.node] if analysis is not None and analysis.node is not None else ()),
+            *_nodes_at(first),
+            *seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes),
+        ]
+        runner.say(LOOKING_FOR_CALLS)
+        if not runner.questions.begins(LOOKING_FOR_CALLS):
+            return start.state, first or self._failing(), CALLS_LEFT
+        state, unclear = start.state, None
+        seconds = max(1.0, left * SHARE_FOR_CALLS)
+        oracle.deadline = time.monotonic() + seconds
+        try:
+            reduction = search(
+                start.state,
+                oracle,
+                seeds=list(dict.fromkeys(suspects)),
+                width=runner.workers.count,
+                budget_seconds=seconds,
+                calls_only=True,
+            )
+            state, unclear = reduction.state, None if reduction.complete else CALLS_LEFT
+            runner.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
+        except NothingFails:
+            unclear = "no part of the graph fails by itself"
+        except NoAnswer as why:
+            unclear = f"the graph cannot be cut, since it does not run without the compiler ({why})"
+        if unclear is not None:
+            runner.say(unclear)
+        if state is not start.state:
+            small = runner.one(state, Change("the calls that are left"), trace=True)
+            if small.fails:
+                return state, small, unclear
+            unclear = unclear or "the calls that fail by themselves do not fail once more"
+        return start.state, first or self._failing(), unclear
 
 
-def _found(folder: CaseFolder, start: SearchStart, runner: Runner, before_minify: bool) -> Finding:
-    case = folder.case
-    # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
-    looks = [AS_IT_WAS] if case.phase == "compile" else []
-    in_eager = FORWARD_IN_EAGER if case.phase == "compile" and case.direction == "forward" else IN_EAGER
-    looks += [in_eager] if case.kind != "accuracy" else []
-    if case.kind == "hang" and AS_IT_WAS in looks:
-        runner, hung = _hurried(runner, start.state, AS_IT_WAS)
-        seen = {AS_IT_WAS: hung, in_eager: runner.one(start.state, in_eager)}
-    else:
-        asked = [Asked(start.state, look, trace=look is AS_IT_WAS) for look in looks]
-        seen = dict(zip(looks, runner.ask_all(asked)))
-    eager = seen.get(in_eager)
-    if eager is not None and PROGRAMS_OWN.answer(runner.expected, eager.outcome.signature) is Answer.FAILS:
-        node = eager.outcome.seen.node or ""
-        summary = eager.outcome.signature.summary if eager.outcome.signature else "it fails"
-        said = f"it fails without the compiler, too: {summary}"
-        return Finding("program", "operator", said, True, nodes=(node,))
-    first = _failing(case, start, runner, seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
-    if case.kind != "hang" and first is not None and first.steps and first.steps[-1].kind == "lower":
-        found = stopped_at(runner, start.state, first.steps) or NO_SWITCH
-        return _with_settings(runner, start.state, found)
-    if before_minify and calls_of(start.state.graph) >= MANY_CALLS:
-        at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
-        # What is cut after AOTAutograd and hangs by itself has left all but one behind.
-        alone = case.kind == "hang" and _is_inductors(start.state)
-        raise PutOff(at, "inductor" if alone else None)
-    state, first, unclear = _fewer_calls(case, start, runner, first)
-    return _with_settings(runner, state, _with_calls(state, _component(runner, state, first), unclear))
-
-
-def _hurried(runner: Runner, state: State, look: Change) -> tuple[Runner, Result]:
-    """A first look at a state, and who is to ask on: of a compile that hangs, with as short a clock as tells it."""
-    if (runner.expected.kind, runner.expected.phase) == ("hang", "compile"):
-        oracle = TrialOracle(runner.questions, runner.expected, runner.limits, runner.deadline)
-        limits = oracle.short_limits(state)
-        if limits is not None:
-            hurried = replace(runner, limits=limits, stop_after="codegen")
-            result = hurried.one(state, look, trace=True)
-            if result.fails:
-                return hurried, result
-    return runner, runner.one(state, look, trace=True)
+def _nodes_at(first: Result | None) -> list[str]:
+    """The nodes that the failing run was at, the innermost step first."""
+    return [name for step in reversed(first.steps if first else ()) for name in step.nodes]
 
 
 def _is_inductors(state: State) -> bool:
     inductor = state.settings.level == "aot" and not state.embedded.defines_backend
     return inductor and state.settings.backend == "inductor" and not has_custom_operator(state)
-
-
-def _failing(case: Case, start: SearchStart, runner: Runner, first: Result) -> Result:
-    """The run as it was, if it failed as it should; otherwise a sentence says what it did."""
-    if first.answer is Answer.FAILS:
-        return first
-    if first.answer is Answer.CANNOT_TELL:
-        raise NotPinnedDown(f"case {case.id} cannot be tried here: {first.outcome.error}")
-    if first.answer is Answer.OTHER and first.outcome.signature is not None:
-        raise NotPinnedDown(
-            f"case {case.id} fails differently here ({first.outcome.signature.summary}); "
-            "run its original.py to compare"
-        )
-    raise NotPinnedDown(_flaky(case, start, runner))
-
-
-def _flaky(case: Case, start: SearchStart, runner: Runner) -> str:
-    """The sentence about a failure that did not come: it is gone, or it comes only sometimes, and how often."""
-    trial = runner.trial(Asked(start.state, AS_IT_WAS))
-    rate = failure_rate(runner.workers, trial, SECOND_LOOKS)
-    if not rate.failures:
-        return f"case {case.id} does not fail here any more (0 of {rate.runs + 1} runs); record it again"
-    return (
-        f"case {case.id} fails only sometimes: in {rate.failures} of {rate.runs} more runs; experiments cannot tell "
-        f"chance from cause, so look for what differs between runs: torchsleuth verify {case.id} --times 20"
-    )
-
-
-def _fewer_calls(
-    case: Case, start: SearchStart, runner: Runner, first: Result | None
-) -> tuple[State, Result, str | None]:
-    """The state with as few calls as still fail, its failing run, traced, and why they may not be the fewest."""
-    oracle = TrialOracle(runner.questions, start.expected, runner.limits).holding_to(start.state)
-    left = (runner.deadline or time.monotonic() + 60) - time.monotonic()
-    at = [name for step in reversed(first.steps if first else ()) for name in step.nodes]
-    analysis = case.analysis
-    suspects = [
-        *([analysis.node] if analysis is not None and analysis.node is not None else ()),
-        *at,
-        *seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes),
-    ]
-    runner.say(LOOKING_FOR_CALLS)
-    state: State = start.state
-    unclear: str | None = None
-    if not runner.questions.begins(LOOKING_FOR_CALLS):
-        return (
-            start.state,
-            first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS, trace=True)),
-            CALLS_LEFT,
-        )
-    seconds = max(1.0, left * SHARE_FOR_CALLS)
-    oracle.deadline = time.monotonic() + seconds
-    try:
-        reduction = search(
-            start.state,
-            oracle,
-            seeds=list(dict.fromkeys(suspects)),
-            width=runner.workers.count,
-            budget_seconds=seconds,
-            calls_only=True,
-        )
-        state, unclear = reduction.state, None if reduction.complete else CALLS_LEFT
-        runner.say(f"calls left: {reduction.calls}, after {reduction.queries} trials")
-    except NothingFails:
-        unclear = "no part of the graph fails by itself"
-    except NoAnswer as why:
-        unclear = f"the graph cannot be cut, since it does not run without the compiler ({why})"
-    if unclear is not None:
-        runner.say(unclear)
-    if state is not start.state:
-        small = runner.one(state, Change("the calls that are left"), trace=True)
-        if small.fails:
-            return state, small, unclear
-        unclear = unclear or "the calls that fail by themselves do not fail once more"
-    first = first or _failing(case, start, runner, runner.one(start.state, AS_IT_WAS, trace=True))
-    return start.state, first, unclear
 
 
 def _component(runner: Runner, state: State, first: Result) -> Finding:

@@ -22,7 +22,7 @@ from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.search.blame.runner import OUT_OF_TIME, Asked, Result, Runner
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.oracle import NoAnswer, Questions
-from torchsleuth.search.minify.reducers.tensors import static_sizes
+from torchsleuth.search.minify.reducers.sizes import static_sizes
 from torchsleuth.search.minify.states import state_of_cut
 from torchsleuth.torch_core.graphs.cut import cut
 from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording

@@ -10,7 +10,6 @@ import argparse
 import os
 import signal
 import socket
-import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -89,7 +88,3 @@ def _below(file: Any, order: dict[str, Any]) -> Path | None:
         if isinstance(file, (str, Path)) and place and Path(place) in Path(file).parents:
             return Path(file)
     return None
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

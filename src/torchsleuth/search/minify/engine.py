@@ -24,6 +24,7 @@ from torchsleuth.search.minify.contract import (
     S,
     as_oracle,
 )
+from torchsleuth.search.minify.subsets import Subset
 
 Make = Callable[[], S | None]
 
@@ -235,6 +236,60 @@ class Engine(Generic[S]):
                     self.known[keys[place]] = failed
             self.listener.asked(reducer, candidates[new[0]][0], answers)
         return [self.known.get(key) for key in keys]
+
+
+class AsksSubsets(Generic[S]):
+    """Asks whether parts of a state fail, and remembers what was answered: what `subsets` calls `Ask`.
+
+    `make` gives the state of some of `count` elements, None where they make none; what fails becomes the best one where
+    it `counts`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine[S],
+        reducer: str,
+        count: int,
+        make: Callable[[Subset], S | None],
+        counts: Callable[[Subset], bool] = lambda subset: True,
+    ) -> None:
+        self.engine, self.reducer, self.count = engine, reducer, count
+        self.make, self.counts = make, counts
+        self.known: dict[Subset, bool] = {}
+
+    def __call__(self, subsets: Sequence[Subset]) -> int | None:
+        for place, subset in enumerate(subsets):
+            if self.known.get(subset):
+                return place
+        unknown = [s for s in subsets if s not in self.known]
+        found = self.engine.first(self.reducer, self.candidates(unknown))
+        self.known |= dict.fromkeys(unknown[: None if found is None else found[0]], False)
+        if found is None:
+            return None
+        self._note(unknown[found[0]], found[1])
+        return subsets.index(unknown[found[0]])
+
+    def each(self, subsets: Sequence[Subset]) -> list[bool | None]:
+        """As above, with all that is known after the first round that has a failure."""
+        if not any(self.known.get(subset) for subset in subsets):
+            unknown = [s for s in subsets if s not in self.known]
+            answers = self.engine.each(self.reducer, self.candidates(unknown))
+            # What makes no state was not asked, and does not fail.
+            self.known |= dict.fromkeys(unknown[: max(answers, default=None)], False)
+            for place, (state, failed) in answers.items():
+                self.known[unknown[place]] = failed
+                if failed:
+                    self._note(unknown[place], state)
+        return [self.known.get(subset) for subset in subsets]
+
+    def candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Make[S]]]:
+        """The subsets as what the engine asks about."""
+        return [(f"{len(s)} of {self.count}", partial(self.make, s)) for s in subsets]
+
+    def _note(self, failing: Subset, state: S) -> None:
+        self.known[failing] = True
+        if self.counts(failing):
+            self.engine.accept(self.reducer, state)
 
 
 def _smaller(change: Callable[[S], S | None], state: S) -> S | None:

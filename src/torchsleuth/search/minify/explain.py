@@ -87,8 +87,8 @@ def explain(state: State, oracle: Answers, deadline: float | None = None) -> Exp
 
 def _sizes(state: State) -> Iterator[_Topic]:
     """Each dimension a little larger, twice as large, and a little smaller."""
-    for given in state.inputs:
-        for dim, size in enumerate(given.spec.shape if isinstance(given.spec, TensorSpec) else ()):
+    for given, spec in state.tensors:
+        for dim, size in enumerate(spec.shape):
             where = f"in dim {dim} of {given.name}"
             variants = []
             for number in dict.fromkeys((size + 1, size * 2, size - 1)):
@@ -135,7 +135,7 @@ def _stretched(given: Input, shape: tuple[int, ...], dim: int) -> Input:
 
 def _dtypes(state: State) -> _Topic:
     """Another dtype in the place of the one floating-point dtype that all inputs have, where it is one."""
-    floats = {i.spec.dtype for i in state.inputs if isinstance(i.spec, TensorSpec)} & {*DTYPES}
+    floats = {spec.dtype for _, spec in state.tensors} & {*DTYPES}
     if len(floats) != 1:
         return _Topic([], lambda failed: "")
     own = floats.pop()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Minified
@@ -30,9 +31,9 @@ from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.repro.script import RUNTIME, runtime_text, script_text
 from torchsleuth.torch_core.repro.small import small_script, small_scripts
 from torchsleuth.torch_core.repro.small_graph import SmallGraph, SmallInput
-from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.schemas import written_inputs
 
+R = TypeVar("R", bound=Reduction)
 # Of the time for everything, what the search leaves for writing and verifying.
 LEFT_FOR_VERIFYING = 0.2
 # Of a hang: three scripts at once, on two cores, each of which has to last as long as the failure takes to be seen.
@@ -44,13 +45,13 @@ MOST_TIMES = 10
 
 
 @dataclass(frozen=True)
-class MinifyResult:
-    """What came of it: the reduction, what may vary, and what else failed on the way."""
+class MinifyResult(Generic[R]):
+    """What came of it: the reduction, the seconds of its trials, what may vary, and what else failed on the way."""
 
-    reduction: Reduction
-    explanation: Explanation
+    reduction: R
+    trial_seconds: float
+    explanation: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
-    trial_seconds: float = 0.0
 
 
 def minify_case(
@@ -60,7 +61,7 @@ def minify_case(
     follower: Listener,
     *,
     budget_seconds: float = 600.0,
-) -> MinifyResult:
+) -> MinifyResult[Reduction[State]]:
     """Makes the smallest repro of a case that still fails the same way; `follower` has its scripts verified."""
     started = time.monotonic()
     workers, case = questions.workers, folder.case
@@ -103,7 +104,7 @@ def minify_case(
         "failure_rate": {"failures": rate.failures, "runs": rate.runs} if rate is not None else None,
     }
     update_case(folder, _beside(explanation, oracle), extra=more)
-    return MinifyResult(reduction, explanation, tuple(also), round(oracle.trial_seconds, 2))
+    return MinifyResult(reduction, round(oracle.trial_seconds, 2), explanation.sentences, tuple(also))
 
 
 def _so_far(reduction: Reduction[State], times: int) -> str:
@@ -188,8 +189,7 @@ def _beside(explanation: Explanation, oracle: TrialOracle) -> dict[str, str]:
 
 
 def _readable(state: State, about: str) -> str:
-    tensors = [(i.name, i.spec) for i in state.inputs if isinstance(i.spec, TensorSpec)]
-    inputs = "".join(f"# {name}: {spec.dtype} {list(spec.shape)}\n" for name, spec in tensors)
+    inputs = "".join(f"# {given.name}: {spec.dtype} {list(spec.shape)}\n" for given, spec in state.tensors)
     return f"# {' '.join(about.split())}\n{inputs}{print_graph(state.graph).text}"
 
 

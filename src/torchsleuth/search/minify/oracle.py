@@ -359,7 +359,7 @@ class TrialOracle(AsksTrials):
         if self.expected.phase == "run":
             return self.questions.eager_seconds(state)
         level = state.settings.level
-        differentiated = any(getattr(given.spec, "requires_grad", False) for given in state.inputs)
+        differentiated = any(spec.requires_grad for _, spec in state.tensors)
         if level != "aot" and differentiated:
             return None
         trial = replace(self.trial(state), change=WITHOUT_CODE[0])

@@ -154,7 +154,7 @@ def ambient(state: State) -> Iterator[None]:
     """
     world = state.settings.state or AmbientState()
     captured = state.settings.level != "aot"
-    needed = any(isinstance(i.spec, TensorSpec) and i.spec.requires_grad for i in state.inputs)
+    needed = any(spec.requires_grad for _, spec in state.tensors)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(captured and needed and world.grad))
         for kind, dtype in world.autocast.items() if captured else ():

@@ -9,11 +9,10 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from torchsleuth.search.minify.contract import Edit
-from torchsleuth.search.minify.engine import Engine
+from torchsleuth.search.minify.engine import AsksSubsets, Engine
 from torchsleuth.search.minify.python.program import (
     Program,
     change_of,
@@ -34,43 +33,15 @@ def reduce_statements(engine: Engine[Program]) -> Program:
     """The program with as few statements as still fail; none of those left can go by itself."""
     depth = 0
     while level := _level(engine.best, depth):
-        ask = _Ask(engine, engine.best, tuple(level))
+        ask = AsksSubsets(engine, NAME, len(level), partial(_with_only, engine.best, level))
         if ask([()]) is None:
             one_less(counted(tuple(range(len(level))), ask), ask)
         depth += 1
     return engine.best
 
 
-@dataclass(frozen=True)
-class _Ask:
-    """Asks whether the program still fails with only some of a level's statements; what does becomes the best."""
-
-    engine: Engine[Program]
-    program: Program
-    level: tuple[int, ...]
-
-    def __call__(self, subsets: Sequence[Subset]) -> int | None:
-        found = self.engine.first(NAME, [(self._what(s), partial(self._with, s)) for s in subsets])
-        if found is None:
-            return None
-        self.engine.accept(NAME, found[1])
-        return found[0]
-
-    def each(self, subsets: Sequence[Subset]) -> list[bool | None]:
-        found = self.engine.each(NAME, [(self._what(s), partial(self._with, s)) for s in subsets])
-        for program, failed in found.values():
-            if failed:
-                self.engine.accept(NAME, program)
-        last = max(found, default=len(subsets))
-        # What makes no program was not asked, and does not fail.
-        return [found[n][1] if n in found else False if n < last else None for n in range(len(subsets))]
-
-    def _what(self, subset: Subset) -> str:
-        return f"{len(subset)} of {len(self.level)} statements"
-
-    def _with(self, subset: Subset) -> Program | None:
-        kept = {self.level[n] for n in subset}
-        return _without(self.program, frozenset(n for n in self.level if n not in kept))
+def _with_only(program: Program, level: Sequence[int], kept: Subset) -> Program | None:
+    return _without(program, frozenset(level) - {level[place] for place in kept})
 
 
 def _level(program: Program, depth: int) -> list[int]:

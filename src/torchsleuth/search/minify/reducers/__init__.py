@@ -16,13 +16,12 @@ from torchsleuth.search.minify.reducers.calls import (
 )
 from torchsleuth.search.minify.reducers.gradients import plain_gradients
 from torchsleuth.search.minify.reducers.settings import default_settings, for_inference
-from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes
+from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes, static_sizes
 from torchsleuth.search.minify.reducers.tensors import (
     contiguous,
     on_the_cpu,
     plain_dtypes,
     plainer_values,
-    static_sizes,
     without_gradients,
 )
 

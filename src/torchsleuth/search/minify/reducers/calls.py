@@ -17,7 +17,6 @@ import torch
 from torchsleuth.search.minify.contract import Edit, State
 from torchsleuth.search.minify.reducers.edits import calls, edited, node_of
 from torchsleuth.search.minify.states import checked, shapes_of
-from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.operators import is_operator
 from torchsleuth.torch_internals.schemas import schema_arguments
 
@@ -136,9 +135,9 @@ def merge_inputs(state: State) -> Iterator[Edit]:
     if len(used) < len(state.inputs):
         yield Edit("drop unused inputs", edited, (lambda graph: None,))
     forms: dict[object, str] = {}
-    for given in state.inputs:
-        if isinstance(given.spec, TensorSpec) and given.name in used:
-            form = replace(given.spec, storage=None, storage_nbytes=0, same_as=None, alias_of=None)
+    for given, spec in state.tensors:
+        if given.name in used:
+            form = replace(spec, storage=None, storage_nbytes=0, same_as=None, alias_of=None)
             first = forms.setdefault(form, given.name)
             if first != given.name:
                 yield Edit(f"{given.name} is {first}", edited, (_read_instead, first, given.name))

@@ -67,11 +67,10 @@ def renumbered(old: Sequence[Input], kept: Sequence[Input]) -> tuple[Input, ...]
     return tuple(made)
 
 
-def with_gradient(given: Input, wanted: bool, **changes: Any) -> Input:
-    """The input, on memory that autograd has not seen, which asks for a gradient or does not: a tensor."""
-    assert isinstance(given.spec, TensorSpec)
+def with_gradient(given: Input, spec: TensorSpec, wanted: bool, **changes: Any) -> Input:
+    """The input, on memory that autograd has not seen, which asks for a gradient or does not."""
     value = None if given.value is None else given.value.detach().requires_grad_(wanted)
-    return replace(given, spec=replace(given.spec, requires_grad=wanted, **changes), value=value)
+    return replace(given, spec=replace(spec, requires_grad=wanted, **changes), value=value)
 
 
 def node_of(graph: torch.fx.Graph, name: str) -> torch.fx.Node | None:
@@ -88,13 +87,16 @@ def calls(state: State) -> list[torch.fx.Node]:
     return [n for n in state.graph.graph.nodes if n.op.startswith("call_")]
 
 
-def with_input(state: State, name: str, change: Callable[[Input], Input]) -> State:
-    """The state with one input changed.
+def with_tensors(
+    state: State, change: Callable[[Input, TensorSpec], Input], name: str | None = None
+) -> State:
+    """The state with its inputs that are tensors changed, or only the one of that name.
 
-    >>> with_input(state, "x", lambda i: replace(i, value=None)).inputs[0].value is None
+    >>> with_tensors(state, lambda given, spec: replace(given, value=None)).inputs[0].value is None
     True
     """
-    return state.having(inputs=tuple(change(i) if i.name == name else i for i in state.inputs))
+    changed = {given.name: change(given, spec) for given, spec in state.tensors if name in (None, given.name)}
+    return state.having(inputs=tuple(changed.get(i.name, i) for i in state.inputs))
 
 
 def with_literals(other: Callable[[Any], Any]) -> Callable[[torch.fx.Graph], None]:

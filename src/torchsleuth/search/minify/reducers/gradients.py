@@ -16,7 +16,7 @@ import torch
 
 from torchsleuth.core.cases.record import AmbientState
 from torchsleuth.search.minify.contract import Edit, State
-from torchsleuth.search.minify.reducers.edits import calls, edited, node_of, with_gradient
+from torchsleuth.search.minify.reducers.edits import calls, edited, node_of, with_gradient, with_tensors
 from torchsleuth.torch_core.graphs.cut import Cut
 from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording
 from torchsleuth.torch_internals.operators import nesting, role_in_gradient
@@ -50,8 +50,9 @@ def _without_levels(state: State) -> State | None:
     made = edited(state, change)
     if made is None:
         return None
-    trained = [with_gradient(i, True) if i.is_tensor and i.name in wrapped else i for i in made.inputs]
-    return made.having(inputs=tuple(trained))
+    return with_tensors(
+        made, lambda given, spec: with_gradient(given, spec, True) if given.name in wrapped else given
+    )
 
 
 def _by_one(state: State, name: str, place: int) -> State | None:

@@ -11,14 +11,12 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 
 from torchsleuth.search.minify.contract import State
-from torchsleuth.search.minify.engine import Engine, lowest
+from torchsleuth.search.minify.engine import AsksSubsets, Engine, lowest
 from torchsleuth.search.minify.reducers.gradients import gradient_of_part, lone_gradient
 from torchsleuth.search.minify.states import record_here, state_of_cut
 from torchsleuth.search.minify.subsets import (
@@ -179,9 +177,37 @@ class _Whole:
         self.recording = _recording(engine, state)
         self.groups = units(self.recording)
 
-    def ask(self, parts: Sequence[tuple[str, ...]] | None = None, **how: Any) -> _Asker:
-        """Whether sets of parts fail, of the groups where none are given: `whole.ask(exposed=True)([(1, 2)])`."""
-        return _Asker(self, self.groups if parts is None else parts, **how)
+    def ask(
+        self,
+        parts: Sequence[tuple[str, ...]] | None = None,
+        *,
+        apart: bool = False,
+        exposed: bool = False,
+        interpreted: bool = False,
+        gradient: str | None = None,
+    ) -> AsksSubsets[State]:
+        """Whether sets of parts fail, of the groups where none are given: `whole.ask(exposed=True)([(1, 2)])`.
+
+        They are connected or `apart`; with all their values `exposed` or only the last; with their lowered form
+        `interpreted` or compiled; `gradient` is the call that takes the gradient of whatever subset is asked about.
+        """
+        parts = self.groups if parts is None else parts
+        severed_or_exposed = apart or exposed
+
+        def cut_out(subset: Subset) -> State | None:
+            names = {name for element in subset for name in parts[element]}
+            if gradient is not None:
+                piece = cut(self.recording, {*names, gradient})
+                part = gradient_of_part(piece, gradient, self.recording)
+                return None if part is None else state_of_cut(self.state, part, self.recording)
+            if len(names) == len(self.recording.calls) and not severed_or_exposed:
+                return self.state
+            piece = cut(self.recording, names, severed=apart, exposed=exposed)
+            return state_of_cut(self.state, piece, self.recording).having(interpreted=interpreted)
+
+        return AsksSubsets(
+            self.engine, NAME, len(parts), cut_out, lambda subset: not severed_or_exposed or len(subset) == 1
+        )
 
     def groups_before(self, gradient: str) -> list[tuple[str, ...]]:
         """The groups that end before the call that takes the gradient."""
@@ -211,67 +237,6 @@ class _Whole:
         return sum(sizes) > MOST_EXPOSED
 
 
-@dataclass
-class _Asker:
-    """Asks whether sets of parts fail, and remembers what was answered.
-
-    They are connected or `apart`; with all their values `exposed` or only the last; with their lowered form
-    `interpreted` or compiled.
-    """
-
-    whole: _Whole
-    parts: Sequence[tuple[str, ...]]
-    apart: bool = False
-    exposed: bool = False
-    interpreted: bool = False
-    # The call that takes the gradient of whatever subset is asked about.
-    gradient: str | None = None
-    known: dict[Subset, bool] = field(default_factory=dict)
-
-    def __call__(self, subsets: Sequence[Subset]) -> int | None:
-        for place, subset in enumerate(subsets):
-            if self.known.get(subset):
-                return place
-        unknown = [s for s in subsets if s not in self.known]
-        found = self.whole.engine.first(NAME, self.candidates(unknown))
-        self.known |= dict.fromkeys(unknown[: None if found is None else found[0]], False)
-        if found is None:
-            return None
-        failing = unknown[found[0]]
-        self._note(failing, found[1])
-        return subsets.index(failing)
-
-    def each(self, subsets: Sequence[Subset]) -> list[bool | None]:
-        """As above, with all that is known after the first round that has a failure."""
-        if not any(self.known.get(subset) for subset in subsets):
-            unknown = [s for s in subsets if s not in self.known]
-            for place, (state, failed) in self.whole.engine.each(NAME, self.candidates(unknown)).items():
-                self.known[unknown[place]] = failed
-                if failed:
-                    self._note(unknown[place], state)
-        return [self.known.get(subset) for subset in subsets]
-
-    def candidates(self, subsets: Sequence[Subset]) -> list[tuple[str, Callable[[], State | None]]]:
-        return [(f"{len(s)} of {len(self.parts)}", partial(self.cut_out, s)) for s in subsets]
-
-    def _note(self, failing: Subset, state: State) -> None:
-        self.known[failing] = True
-        if not (self.apart or self.exposed) or len(failing) == 1:
-            self.whole.engine.accept(NAME, state)
-
-    def cut_out(self, subset: Subset) -> State | None:
-        """The state of a set of parts; None where no gradient can be taken of them."""
-        state, recording = self.whole.state, self.whole.recording
-        names = {name for element in subset for name in self.parts[element]}
-        if self.gradient is not None:
-            part = gradient_of_part(cut(recording, {*names, self.gradient}), self.gradient, recording)
-            return None if part is None else state_of_cut(state, part, recording)
-        if len(names) == len(recording.calls) and not (self.apart or self.exposed):
-            return state
-        piece = cut(recording, names, severed=self.apart, exposed=self.exposed)
-        return state_of_cut(state, piece, recording).having(interpreted=self.interpreted)
-
-
 def _pointer(whole: _Whole) -> Callable[[Sequence[Subset]], bool] | None:
     """Asks covers with all their values exposed, where the oracle can tell which of them are wrong.
 
@@ -299,7 +264,7 @@ def _racer(whole: _Whole) -> Ask | None:
 
     def race(subsets: Sequence[Subset]) -> int | None:
         engine.asked += len(subsets)
-        return engine.oracle.first_passing([apart.cut_out(subset) for subset in subsets])
+        return engine.oracle.first_passing([apart.make(subset) for subset in subsets])
 
     return race
 

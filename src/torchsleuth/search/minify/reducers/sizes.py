@@ -11,14 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from torchsleuth.search.minify.contract import Edit, Input, NumberEdit, State
-from torchsleuth.search.minify.reducers.edits import edited
+from torchsleuth.search.minify.reducers.edits import edited, with_tensors
 from torchsleuth.search.minify.states import by_itself, checked
-from torchsleuth.torch_core.tensors import ScalarSpec, SymbolSpec, TensorSpec
+from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec
 from torchsleuth.torch_internals.tensors import number_of
 
 # A dimension of one element is a special case to most compilers; but if it fails with one, one is the least.
@@ -29,13 +30,12 @@ def smaller_sizes(state: State) -> Iterator[NumberEdit]:
     """A number per size that occurs, largest first, and one per dimension where several have the same size."""
     places: dict[int, list[tuple[str, int]]] = {}
     least: dict[tuple[str, int], int] = {}
-    for given in state.inputs:
-        if isinstance(given.spec, TensorSpec):
-            for dim, size in enumerate(given.spec.shape):
-                text = given.spec.shape_expr[dim] if given.spec.shape_expr else None
-                least[given.name, dim] = least_size(text, state.symbols, LEAST)
-                if size > least[given.name, dim]:
-                    places.setdefault(size, []).append((given.name, dim))
+    for given, spec in state.tensors:
+        for dim, size in enumerate(spec.shape):
+            about = state.symbols.get(spec.shape_expr[dim]) if spec.shape_expr else None
+            least[given.name, dim] = max(LEAST, about.lower or LEAST) if about is not None else LEAST
+            if size > least[given.name, dim]:
+                places.setdefault(size, []).append((given.name, dim))
     for size in sorted(places, reverse=True):
         group = tuple(places[size])
         lowest = max(least[place] for place in group)
@@ -48,14 +48,12 @@ def smaller_sizes(state: State) -> Iterator[NumberEdit]:
 
 def fewer_dimensions(state: State) -> Iterator[Edit]:
     """Edits that take a dimension of one element away, first from all inputs, then from each."""
-    ranks = [len(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)]
-    for dim in range(max(ranks, default=0)):
+    for dim in range(max((len(spec.shape) for _, spec in state.tensors), default=0)):
         yield Edit(f"no dim {dim}", _squeezed, (dim, None))
-    for given in state.inputs:
-        if isinstance(given.spec, TensorSpec) and 1 in given.spec.shape:
-            for dim, size in enumerate(given.spec.shape):
-                if size == 1:
-                    yield Edit(f"no dim {dim} of {given.name}", _squeezed, (dim, given.name))
+    for given, spec in state.tensors:
+        for dim, size in enumerate(spec.shape):
+            if size == 1:
+                yield Edit(f"no dim {dim} of {given.name}", _squeezed, (dim, given.name))
 
 
 def _resized(
@@ -63,7 +61,7 @@ def _resized(
 ) -> State | None:
     """The state with a number in the place of a size; where that does not fit, with `literals` in its calls as well."""
     given = {i.name: i for i in state.inputs}
-    shapes = {i.name: list(i.spec.shape) for i in state.inputs if isinstance(i.spec, TensorSpec)}
+    shapes = {each.name: list(spec.shape) for each, spec in state.tensors}
     moved = {name for name, about in state.symbols.items() if literals and about.hint == old}
     for name, dim in group:
         if name not in shapes or dim >= len(shapes[name]) or shapes[name][dim] != old:
@@ -136,10 +134,8 @@ def _cropped(value: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...
     """A piece of the value that holds its largest element, which is the one that data-dependent failures need."""
     plain = value.detach()
     if plain.numel():
-        flat = (
-            plain.abs() if plain.is_floating_point() or plain.is_complex() else plain.to(torch.float64).abs()
-        )
-        flat = torch.nan_to_num(flat.double() if not flat.is_complex() else flat.abs(), nan=torch.inf)
+        flat = (plain if plain.is_complex() else plain.double()).abs()
+        flat = torch.nan_to_num(flat.double(), nan=torch.inf)
         at = torch.unravel_index(flat.argmax(), flat.shape) if flat.dim() else ()
         for dim, (size, place) in enumerate(zip(shape, at)):
             start = min(max(int(place) - size // 2, 0), plain.shape[dim] - size)
@@ -156,37 +152,80 @@ def _squeezed(state: State, dim: int, name: str | None) -> State | None:
     def less(items: tuple[Any, ...]) -> tuple[Any, ...]:
         return items[:dim] + items[dim + 1 :]
 
-    inputs = []
-    for given in state.inputs:
-        spec = given.spec
-        if isinstance(spec, TensorSpec) and name in (None, given.name) and spec.shape[dim : dim + 1] == (1,):
-            spec = replace(
-                spec,
-                shape=less(spec.shape),
-                stride=less(spec.stride),
-                shape_expr=less(spec.shape_expr) if spec.shape_expr else None,
-                stride_expr=less(spec.stride_expr) if spec.stride_expr else None,
-                alias_of=None,
-                same_as=None,
-            )
-            value = None if given.value is None else by_itself(given.value.detach().squeeze(dim))
-            given = replace(given, spec=spec, value=value)
-        inputs.append(given)
-    changed = any(new is not old for new, old in zip(inputs, state.inputs))
-    return checked(state.having(inputs=tuple(inputs))) if changed else None
+    def change(given: Input, spec: TensorSpec) -> Input:
+        if spec.shape[dim : dim + 1] != (1,):
+            return given
+        spec = replace(
+            spec,
+            shape=less(spec.shape),
+            stride=less(spec.stride),
+            shape_expr=less(spec.shape_expr) if spec.shape_expr else None,
+            stride_expr=less(spec.stride_expr) if spec.stride_expr else None,
+            alias_of=None,
+            same_as=None,
+        )
+        value = None if given.value is None else by_itself(given.value.detach().squeeze(dim))
+        return replace(given, spec=spec, value=value)
+
+    made = with_tensors(state, change, name)
+    changed = any(new is not old for new, old in zip(made.inputs, state.inputs))
+    return checked(made) if changed else None
 
 
 # -- sizes that are symbols
 
 
-def least_size(text: str | None, symbols: Mapping[str, SymbolSpec], least: int) -> int:
-    """The smallest number that a size may have, given what is known of its symbol.
+def static_sizes(state: State) -> Iterator[Edit]:
+    """Edits that fix symbolic sizes: all of them, then each."""
+    if state.symbols:
+        yield Edit("static sizes", _static, (tuple(state.symbols),))
+    for name in state.symbols if len(state.symbols) > 1 else ():
+        yield Edit(f"static {name}", _static, ((name,),))
 
-    >>> least_size("s0", {"s0": SymbolSpec(hint=5, lower=2)}, 1)
-    2
-    """
-    about = symbols.get(text or "")
-    return least if about is None or about.lower is None else max(least, about.lower)
+
+def _static(state: State, names: tuple[str, ...]) -> State | None:
+    known = {name: about.hint for name, about in state.symbols.items() if name in names}
+    hints = {name: hint for name, hint in known.items() if hint is not None}
+    if not hints:
+        return None
+    left = [name for name in state.symbols if name not in names]
+
+    def plain(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if texts is None else tuple(fixed(text, hints) for text in texts)
+
+    def symbolic(texts: Any) -> bool:
+        return any(name in left for text in texts or () for name in re.findall(r"\w+", str(text)))
+
+    inputs = []
+    for given in state.inputs:
+        spec = given.spec
+        if isinstance(spec, ScalarSpec) and spec.expr is not None and not symbolic([fixed(spec.expr, hints)]):
+            given = replace(given, spec=ScalarSpec("int", spec.value))
+        elif isinstance(spec, TensorSpec) and spec.shape_expr is not None:
+            shape, stride = plain(spec.shape_expr), plain(spec.stride_expr)
+            offset = None if spec.offset_expr is None else fixed(spec.offset_expr, hints)
+            if not symbolic([*(shape or ()), *(stride or ()), offset]):
+                shape = stride = offset = None
+            given = replace(
+                given, spec=replace(spec, shape_expr=shape, stride_expr=stride, offset_expr=offset)
+            )
+        inputs.append(given)
+    literals = {
+        i.name: i.spec.value for i in inputs if isinstance(i.spec, ScalarSpec) and i.spec.kind == "int"
+    }
+    symbols = {k: v for k, v in state.symbols.items() if k not in names}
+
+    def change(graph: torch.fx.Graph) -> None:
+        for node in list(graph.nodes):
+            for user in list(node.users) if node.op == "placeholder" and node.name in literals else ():
+                put = partial(_instead_of, node, literals[node.name])
+                user.args, user.kwargs = torch.fx.map_arg(user.args, put), torch.fx.map_arg(user.kwargs, put)
+
+    return checked(edited(state.having(inputs=tuple(inputs), symbols=symbols), change))
+
+
+def _instead_of(node: torch.fx.Node, literal: Any, read: torch.fx.Node) -> Any:
+    return literal if read is node else read
 
 
 def in_step(given: Input, hints: Mapping[str, int]) -> tuple[int, ...] | int | None:
