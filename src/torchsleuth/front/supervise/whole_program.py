@@ -192,7 +192,7 @@ def run_and_investigate(
         if found.run.status and not found.run.timed_out and not cases:
             share = time.monotonic() + SHARE * (deadline - time.monotonic())
             own = look_at_own_error(program, found.settings, found.run, share, _nobody)
-            cases, _ = cases_of_run(cases_dir, Path(found.settings.spool), Supervised())
+            cases, _ = cases_of_run(cases_dir.absolute(), Path(found.settings.spool), Supervised())
         known, last = KnownRuns(), {folder.path: folder for folder, _ in cases}
         roads = [
             investigate(folder, process, deadline, workers, _nobody, _nobody, known, program.change)
