@@ -239,11 +239,11 @@ class Sweep:
             child.stdin.write(json.dumps(order) + "\n")
             child.stdin.close()
             for line in child.stdout:
-                said = json.loads(line)
-                if "error" in said:
-                    raise NoCluster(said["error"])
-                run = ProgramRun(**{**said["run"], "cases": tuple(said["run"]["cases"])})
-                yield (*jobs[said["job"]], run)
+                message = json.loads(line)
+                if "error" in message:
+                    raise NoCluster(message["error"])
+                run = ProgramRun(**{**message["run"], "cases": tuple(message["run"]["cases"])})
+                yield (*jobs[message["job"]], run)
             if child.wait() != 0:
                 raise NoCluster(f"the process that runs programs on Ray ended with status {child.returncode}")
         finally:
