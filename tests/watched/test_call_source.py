@@ -63,7 +63,7 @@ def read_back(value, number=-1):
     """What the program of a call hands to the function, in the last of the forms (or another)."""
     forms, why = call_sources(CallUnderWay(identity, (value,), {}, backend="eager"), Around(state_now()))
     assert why is None
-    program = program_of_call(dataclasses.asdict(forms[number])).replace("compiled(", "result = compiled(")
+    program = program_of_call(forms[number]).replace("compiled(", "result = compiled(")
     names: dict = {}
     exec(program.replace("torch.compile(identity, backend='eager')", "identity"), names)
     return names["result"]

@@ -17,8 +17,13 @@ import torch
 from torchsleuth.child.compile import ready_trial
 from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime import runner
-from torchsleuth.torch_core.compare.divergence.analysis import Wishes, analyze, analyze_exposed
-from torchsleuth.torch_core.compare.divergence.gradients import PHASE, wrong_gradient
+from torchsleuth.torch_core.compare.divergence.analysis import (
+    GRADIENTS,
+    Wishes,
+    analyze,
+    analyze_exposed,
+    wrong_gradient,
+)
 from torchsleuth.torch_core.compare.divergence.measure import Keep, Subject, written_inputs
 from torchsleuth.torch_core.compare.divergence.parts import AOT_ALONE, Compilers, aten_ways, captured_ways
 from torchsleuth.torch_core.compare.divergence.steps import run_once
@@ -78,7 +83,12 @@ def _parts(
     wishes = Wishes(trial.analysis.get("without", ()), _keeper(trial.analysis.get("values")))
     code = next((each for each in observed.codes if not each.backward or not captured), None)
     parts = _values(ready, inputs, code, call, ways, tell, wishes, drawn)
-    if captured and ready.facts["gradients"] and parts.get("culprit") is None and PHASE not in wishes.without:
+    if (
+        captured
+        and ready.facts["gradients"]
+        and parts.get("culprit") is None
+        and GRADIENTS not in wishes.without
+    ):
         parts["culprit"] = wrong_gradient(
             ready.eager, inputs, ways, tell, drawn, captured_ways(AOT_ALONE, {}, ready.ambient)
         )

@@ -141,7 +141,7 @@ class InputsDescription:
 
 
 def describe_inputs(
-    values: Sequence[Any], fakes: Sequence[Any] | None = None, store: StorageWriter | None = None
+    values: Sequence[object], fakes: Sequence[object] | None = None, store: StorageWriter | None = None
 ) -> InputsDescription:
     """Describe real or fake inputs; `fakes` adds the symbolic sizes to real ones, `store` keeps the values.
 
@@ -204,7 +204,7 @@ def describe_tensor(
     )
 
 
-def describe_scalar(value: Any, fake: Any, symbols: dict[str, SymbolSpec]) -> ScalarSpec:
+def describe_scalar(value: object, fake: object, symbols: dict[str, SymbolSpec]) -> ScalarSpec:
     """Describe a number, string or None, with the expression of `fake` where that is symbolic."""
     symbol = value if type(value) in _SYMBOL_KINDS else fake if type(fake) in _SYMBOL_KINDS else None
     if symbol is not None:
@@ -247,7 +247,7 @@ def _refuse(tensor: torch.Tensor) -> None:
         raise Unsupported(f"{name} is {form}, which cannot be rebuilt.")
 
 
-def _collect(number: Any, value: Any, symbols: dict[str, SymbolSpec]) -> None:
+def _collect(number: object, value: object, symbols: dict[str, SymbolSpec]) -> None:
     """Note the symbols of a size; a size that is one bare symbol tells its value in this very call."""
     for name, hint, lower, upper in base_symbols(number):
         known = symbols.get(name, SymbolSpec(hint, lower, upper))
@@ -256,13 +256,15 @@ def _collect(number: Any, value: Any, symbols: dict[str, SymbolSpec]) -> None:
         symbols[name] = known
 
 
-def _expressions(numbers: Sequence[Any]) -> tuple[str, ...] | None:
+def _expressions(numbers: Sequence[object]) -> tuple[str, ...] | None:
     if any(isinstance(number, torch.SymInt) for number in numbers):
         return tuple(expression_of(number) for number in numbers)
     return None
 
 
-def with_aliases(values: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+def with_aliases(
+    values: Sequence[object], specs: Sequence[TensorSpec | ScalarSpec]
+) -> list[TensorSpec | ScalarSpec]:
     """The descriptions of values with who shares memory with whom in them, whoever did before.
 
     >>> whole = torch.ones(4)
@@ -270,18 +272,20 @@ def with_aliases(values: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
     >>> [spec.alias_of for spec in with_aliases(halves, [describe_tensor(half) for half in halves])]
     [0, 0]
     """
-    specs = [replace(s, alias_of=None, same_as=None) if isinstance(s, TensorSpec) else s for s in specs]
     groups: dict[object, list[int]] = {}
     first: dict[int, int] = {}
+    same: dict[int, int] = {}
     for position, value in enumerate(values):
         if isinstance(value, torch.Tensor):
             groups.setdefault(memory_of(value), []).append(position)
             if first.setdefault(id(value), position) != position:
-                specs[position] = replace(specs[position], same_as=first[id(value)])
-    for number, members in enumerate(group for group in groups.values() if len(group) > 1):
-        for position in members:
-            specs[position] = replace(specs[position], alias_of=number)
-    return specs
+                same[position] = first[id(value)]
+    shared = [members for members in groups.values() if len(members) > 1]
+    group = {position: number for number, members in enumerate(shared) for position in members}
+    return [
+        replace(s, alias_of=group.get(i), same_as=same.get(i)) if isinstance(s, TensorSpec) else s
+        for i, s in enumerate(specs)
+    ]
 
 
 def shares_memory(description: InputsDescription) -> bool:
@@ -311,9 +315,9 @@ def memory_of(tensor: torch.Tensor) -> object:
     return tensor.untyped_storage().data_ptr() or ("empty", id(tensor))
 
 
-def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(data: Mapping[str, object]) -> dict[str, object]:
     """JSON has no tuples and no infinite numbers."""
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for key, value in data.items():
         if isinstance(value, float) and not math.isfinite(value):
             value = str(value)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -71,13 +71,12 @@ class InnerCompile:
 
 @dataclass(frozen=True)
 class FrameCapture:
-    """Dynamo is about to look at one Python frame; `values` are its arguments and local variables."""
+    """Dynamo is about to look at one Python frame."""
 
     function: str
     file: str
     line: int
     capture: Callable[[], Any] = field(repr=False)
-    values: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
     def as_without_us(self) -> Any:
         return self.capture()
@@ -168,11 +167,7 @@ def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], 
             if left_alone is not None:
                 return left_alone
             code, capture = frame.f_code, lambda: original(self, frame, *args, **kwargs)
-            return handler(
-                FrameCapture(
-                    code.co_name, code.co_filename, code.co_firstlineno, capture, values=frame.f_locals
-                )
-            )
+            return handler(FrameCapture(code.co_name, code.co_filename, code.co_firstlineno, capture))
 
         return call
 

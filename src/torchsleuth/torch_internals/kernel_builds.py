@@ -278,25 +278,18 @@ def forget_where_named(script: str) -> None:
 
 
 def _forget() -> None:
-    clear = getattr(
-        importlib.import_module("torch._inductor.cpu_vec_isa").valid_vec_isa_list, "cache_clear", None
-    )
-    if clear is not None:
-        clear()
+    module = importlib.import_module("torch._inductor.cpu_vec_isa")
+    getattr(module.valid_vec_isa_list, "cache_clear", lambda: None)()
 
 
 def _ask(replacement: Callable[[Callable[[Any, str], bool]], Callable[[Any, str], bool]]) -> bool:
     module = importlib.import_module("torch._inductor.cpu_vec_isa")
-    isa = getattr(module, "VecISA", None)
-    original = getattr(isa, "check_build", None)
-    if isa is None or original is None or not hasattr(module.valid_vec_isa_list, "cache_clear"):
+    if not hasattr(module.valid_vec_isa_list, "cache_clear"):
         return False
-    isa.check_build = replacement(original)
-    try:
-        module.valid_vec_isa_list()
-    finally:
-        isa.check_build = original
-    return True
+    with replaced("torch._inductor.cpu_vec_isa", "VecISA", "check_build", replacement) as asked:
+        if asked.there:
+            module.valid_vec_isa_list()
+        return asked.there
 
 
 def _question(isa: Any, code: str) -> str:

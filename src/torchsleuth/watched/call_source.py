@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import WRONG, AmbientState
+from torchsleuth.core.protocol.failures import CallForm
 from torchsleuth.torch_internals.compiled_calls import CallUnderWay
 from torchsleuth.torch_internals.configuration import changed_settings
 from torchsleuth.watched.call_state import (
@@ -124,18 +125,6 @@ _SET_BY_DYNAMIC = {"assume_static_by_default", "automatic_dynamic_shapes"}
 
 
 @dataclass(frozen=True)
-class CallSource:
-    """The parts of the script: imports, definitions and values, the lines of the call; what it needs and lacks."""
-
-    imports: tuple[str, ...]
-    source: str
-    setup: tuple[str, ...]
-    call: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Around:
     """What belongs to a call beside itself: the modes it is made in, and the calls before it.
 
@@ -149,12 +138,12 @@ class Around:
     at_limit: bool = False
 
 
-def call_sources(call: CallUnderWay, around: Around) -> tuple[list[CallSource], str | None]:
+def call_sources(call: CallUnderWay, around: Around) -> tuple[list[CallForm], str | None]:
     """The forms in which a call can be written, the nearest to the user's text first; or why there is none.
 
     Used as `forms, why_none = call_sources(call_under_way(), Around(state_now()))`.
     """
-    forms: list[CallSource] = []
+    forms: list[CallForm] = []
     reason = None
     alone = replace(around, earlier=())
     several = [] if not around.earlier else [around]
@@ -171,7 +160,7 @@ def call_sources(call: CallUnderWay, around: Around) -> tuple[list[CallSource], 
     return forms, None if forms else reason
 
 
-def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSource:
+def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallForm:
     paste = Paste(by_value=(torch.Tensor, torch.nn.Module) if rebuilt else (torch.Tensor,))
     values = ValueSource(paste)
     function = paste.expression(call.function, _name_of(call.function))
@@ -207,7 +196,7 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallSourc
     contexts = list(_contexts(around.state))
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
-    return CallSource(
+    return CallForm(
         imports=tuple(dict.fromkeys(("import torch", *embedded.imports, *_imports_of(shown)))),
         source=embedded.source,
         setup=(*_settings(call, around.at_limit), f"compiled = torch.compile({', '.join([function, *how])})"),

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchsleuth.core.cases.record import AmbientState
-from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import Failure, RecordedCall, UncaughtError, WrongCall
 from torchsleuth.script_runtime.hiding import hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
@@ -217,7 +216,7 @@ def recorded_call(
     at_limit = error is not None and any(_LIMIT in type(each).__name__ for each in _chain(error))
     around = Around(state, watch.earlier_calls.before(call), wrong, at_limit)
     forms, why_none = call_sources(call, around)
-    return RecordedCall(tuple(map(to_json, forms)), why_none, call.fullgraph)
+    return RecordedCall(tuple(forms), why_none, call.fullgraph)
 
 
 def _without_transforms(stack: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

@@ -109,28 +109,9 @@ class GuardedGraph:
 Run = Callable[[list[Any]], Any]  # takes one list and empties it, as the inner compiler's callables do
 
 
-def guard_boxed(compiled: Run, graph: GuardedGraph, inner: bool = True) -> Run:
-    """Guards a callable that takes one list; `inner` where it is part of what a Dynamo backend made."""
-    flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
-    calls = 0
-    attend, kept = graph.is_attended, graph.kept_call
-
-    def call(args: list[Any]) -> Any:
-        nonlocal calls
-        calls += 1
-        graph.record.calls = calls
-        flight.counters[slot] += 1
-        try:
-            if (attend or calls in (1, kept)) and not graph.watch.suspended:
-                return _attended(graph, compiled, args, calls, inner)
-            return compiled(args)
-        except Exception as error:
-            graph.failed(error, args or _still_alive(error, graph.record))
-            raise
-        finally:
-            flight.counters[slot] += 1
-
-    return call
+def guard_boxed(compiled: Run, graph: GuardedGraph) -> Run:
+    """Guards a callable that takes one list, as the inner compiler returns it."""
+    return _guarded(compiled, compiled, graph, inner=True)
 
 
 def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable[..., Any]:
@@ -138,12 +119,33 @@ def guard_unboxed(compiled: Callable[..., Any], graph: GuardedGraph) -> Callable
 
     A `_boxed_call` flag on such a callable is not to be trusted: torch's own wrappers copy it around.
     """
-    run = guard_boxed(lambda args: compiled(*args), graph, inner=False)
+    return standing_for(_guarded(compiled, lambda args: compiled(*args), graph, inner=False), compiled)
+
+
+def _guarded(compiled: Callable[..., Any], run: Run, graph: GuardedGraph, inner: bool) -> Callable[..., Any]:
+    """`compiled` under guard; `run` is the same with one list; `inner` where it is part of a Dynamo backend's work."""
+    flight, slot = graph.flight, graph.flight.run_slot(graph.record.facts.number)
+    calls = 0
+    attend, kept = graph.is_attended, graph.kept_call
 
     def call(*args: Any) -> Any:
-        return graph.as_captured(args) if graph.watch.judging else run(list(args))
+        nonlocal calls
+        if graph.watch.judging and not inner:
+            return graph.as_captured(args)
+        calls += 1
+        graph.record.calls = calls
+        flight.counters[slot] += 1
+        try:
+            if (attend or calls in (1, kept)) and not graph.watch.suspended:
+                return _attended(graph, run, args[0] if inner else list(args), calls, inner)
+            return compiled(*args)
+        except Exception as error:
+            graph.failed(error, (args[0] or _still_alive(error, graph.record)) if inner else args)
+            raise
+        finally:
+            flight.counters[slot] += 1
 
-    return standing_for(call, compiled)
+    return call
 
 
 def _attended(graph: GuardedGraph, compiled: Run, args: list[Any], calls: int, inner: bool) -> Any:
@@ -182,7 +184,7 @@ def _still_alive(error: BaseException, record: RecordedGraph) -> list[Any]:
         found = max(found, here, key=len)
         tb = tb.tb_next
     frame = sys._getframe()
-    while frame is not None and frame.f_code is not _UNBOXED_CALL:
+    while frame is not None and (frame.f_code is not _CALL or frame.f_locals["inner"]):
         frame = frame.f_back  # type: ignore[assignment]
     around = list(frame.f_locals["args"]) if frame is not None and record.inputs is not None else []
     taken = {id(value) for value in found.values()}
@@ -205,6 +207,4 @@ def _fits(value: Any, spec: Any) -> bool:
     )
 
 
-_UNBOXED_CALL = next(
-    code for code in guard_unboxed.__code__.co_consts if getattr(code, "co_name", "") == "call"
-)
+_CALL = next(code for code in _guarded.__code__.co_consts if getattr(code, "co_name", "") == "call")

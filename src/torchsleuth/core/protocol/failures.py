@@ -15,13 +15,22 @@ from torchsleuth.script_runtime.signature import Signature
 
 
 @dataclass(frozen=True)
+class CallForm:
+    """A call as parts of a script: imports, definitions and values, the lines of the call; what it needs and lacks."""
+
+    imports: tuple[str, ...]
+    source: str
+    setup: tuple[str, ...]
+    call: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RecordedCall:
-    """The call of a compiled function as program text, in the forms that can be tried; or why it cannot be written.
+    """The call of a compiled function as program text, in the forms that can be tried; or why it cannot be written."""
 
-    What a form holds says `watched/call_source.py`.
-    """
-
-    forms: tuple[Mapping[str, Any], ...] = ()
+    forms: tuple[CallForm, ...] = ()
     why_none: str | None = None
     fullgraph: bool = False
 

@@ -126,8 +126,9 @@ def _holds(block: list[ast.stmt], line: int) -> bool:
     return block[0].lineno <= line <= (block[-1].end_lineno or 0)
 
 
-# Methods and calls that make a Python number of a tensor's.
-_METHODS = {"item"}
+# -- the rules: each looks at a statement by its block and its place there
+
+# Calls that make a Python number of a tensor's.
 _NUMBERS = {"float", "int", "bool"}
 # Functions of torch whose result is a Python bool, and the same as a tensor.
 _AS_TENSOR = {"allclose": "torch.isclose({}).all()", "equal": "torch.eq({}).all()"}
@@ -145,6 +146,9 @@ class Idea:
     replaced: Sequence[ast.stmt]
     after: str
     gives_up: str
+
+
+Rule = Callable[[list[ast.stmt], int], Iterator[Idea]]
 
 
 def _branch_assigned(block: list[ast.stmt], place: int) -> Iterator[Idea]:
@@ -200,42 +204,48 @@ def _branch_raising(block: list[ast.stmt], place: int) -> Iterator[Idea]:
     )
 
 
-def _chosen_inside(block: list[ast.stmt], place: int) -> Iterator[Idea]:
-    """`a if c else b` somewhere in a simple statement."""
-    yield from _replaced_inside(block[place], _where_of_choice, "torch.where in place of if", _BOTH)
+# What takes the place of an expression somewhere in a simple statement.
+
+
+def _inside(written: Callable[[ast.expr], str | None], name: str, gives_up: str) -> Rule:
+    """A rule for expressions of a statement; of a loop or a branch only those of its head are looked at."""
+
+    def rule(block: list[ast.stmt], place: int) -> Iterator[Idea]:
+        changed, replaces = copy.deepcopy(block[place]), _Replaces(written)
+        for field, value in ast.iter_fields(changed):
+            if isinstance(value, ast.expr):
+                setattr(changed, field, replaces.visit(value))
+        if replaces.done:
+            yield Idea(name, [block[place]], ast.unparse(changed), gives_up)
+
+    return rule
 
 
 def _where_of_choice(node: ast.expr) -> str | None:
+    """For `a if c else b`."""
     if not isinstance(node, ast.IfExp):
         return None
     return f"torch.where({_condition(node.test)}, {ast.unparse(node.body)}, {ast.unparse(node.orelse)})"
 
 
-def _kept_as_tensor(block: list[ast.stmt], place: int) -> Iterator[Idea]:
-    """`x.item()` and `float(x)` where a tensor would do."""
-    yield from _replaced_inside(block[place], _tensor_of_number, "a tensor in place of a number", _EQUAL)
-
-
 def _tensor_of_number(node: ast.expr) -> str | None:
-    inner = _made_a_number(node)
-    return None if inner is None else f"({ast.unparse(inner)})"
-
-
-def _elements(block: list[ast.stmt], place: int) -> Iterator[Idea]:
-    """`x.tolist()` whose numbers go back into tensors."""
-    yield from _replaced_inside(block[place], _unbound, "unbind in place of tolist", _EQUAL)
+    """For `x.item()` and `float(x)`, where a tensor would do."""
+    if not isinstance(node, ast.Call) or node.keywords:
+        return None
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args:
+        return f"({ast.unparse(node.func.value)})"
+    if isinstance(node.func, ast.Name) and node.func.id in _NUMBERS and len(node.args) == 1:
+        return f"({ast.unparse(node.args[0])})"
+    return None
 
 
 def _unbound(node: ast.expr) -> str | None:
+    """For `x.tolist()`, whose numbers go back into tensors."""
     return f"{ast.unparse(node.func.value)}.unbind(0)" if _method(node) == "tolist" else None  # type: ignore[attr-defined]
 
 
-def _cloned(block: list[ast.stmt], place: int) -> Iterator[Idea]:
-    """`copy.deepcopy(x)` of a tensor."""
-    yield from _replaced_inside(block[place], _clone, "clone in place of deepcopy", _EQUAL)
-
-
 def _clone(node: ast.expr) -> str | None:
+    """For `copy.deepcopy(x)` of a tensor."""
     if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
         return None
     name = ast.unparse(node.func).rpartition(".")[2]
@@ -268,15 +278,16 @@ def _left_out(block: list[ast.stmt], place: int) -> Iterator[Idea]:
     yield Idea(f"{called} only when not compiled", [node], text, f"the call of {called} when compiled")
 
 
-RULES: tuple[Callable[[list[ast.stmt], int], Iterator[Idea]], ...] = (
+# The order in which a line is tried.
+RULES: tuple[Rule, ...] = (
     _branch_assigned,
     _branch_returned,
     _branch_raising,
     _loop,
-    _cloned,
-    _elements,
-    _chosen_inside,
-    _kept_as_tensor,
+    _inside(_clone, "clone in place of deepcopy", _EQUAL),
+    _inside(_unbound, "unbind in place of tolist", _EQUAL),
+    _inside(_where_of_choice, "torch.where in place of if", _BOTH),
+    _inside(_tensor_of_number, "a tensor in place of a number", _EQUAL),
     _left_out,
 )
 
@@ -325,17 +336,6 @@ def _condition(test: ast.expr) -> str:
     return f"{ast.unparse(test)} != 0"
 
 
-def _made_a_number(node: ast.expr) -> ast.expr | None:
-    """The tensor of `x.item()` or `float(x)`."""
-    if not isinstance(node, ast.Call) or node.keywords:
-        return None
-    if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS and not node.args:
-        return node.func.value
-    if isinstance(node.func, ast.Name) and node.func.id in _NUMBERS and len(node.args) == 1:
-        return node.args[0]
-    return None
-
-
 def _method(node: ast.expr) -> str | None:
     return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
 
@@ -354,15 +354,3 @@ class _Replaces(ast.NodeTransformer):
             return node
         self.done += 1
         return ast.parse(text, mode="eval").body
-
-
-def _replaced_inside(
-    node: ast.stmt, written: Callable[[ast.expr], str | None], name: str, gives_up: str
-) -> Iterator[Idea]:
-    """A statement with some of its own expressions replaced; of a loop or a branch only those of its head."""
-    changed, replaces = copy.deepcopy(node), _Replaces(written)
-    for field, value in ast.iter_fields(changed):
-        if isinstance(value, ast.expr):
-            setattr(changed, field, replaces.visit(value))
-    if replaces.done:
-        yield Idea(name, [node], ast.unparse(changed), gives_up)

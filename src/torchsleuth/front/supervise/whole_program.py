@@ -17,6 +17,7 @@ from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
+from torchsleuth.core.cases.model import Triage
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
@@ -101,17 +102,12 @@ def look_at_own_error(
     return OnlyCompiled(error, process, program, dataclasses.replace(first, tail=error.words), uncompiled)
 
 
-def blame_own_error(work: CaseAtWork, found: OnlyCompiled) -> None:
-    """Puts into the case of a whole program what makes it fail, and the line that does not get what it should."""
-    program = {"command": list(found.program.command), "cwd": found.program.cwd}
-    frames = list(_compiled_functions(found.process))
-    work.write(extra={**work.case.extra, "program": program, "frames": frames})
-    work.say(f"the program fails only when it is compiled: {found.error.words}")
+def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:
+    """What makes the program fail, and the line that does not get what it should."""
     left = max(1.0, work.left)
     triage = component_by_runs(found.program, found.first, found.uncompiled, work.tell, left)
     detail = f"{triage.detail}; every graph of it agrees with eager"
-    blamed = dataclasses.replace(triage, detail=detail, user_line=found.error.place, code=found.error.code)
-    work.write(triage=blamed)
+    return dataclasses.replace(triage, detail=detail, user_line=found.error.place, code=found.error.code)
 
 
 def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str]]:
@@ -155,7 +151,12 @@ def investigate_own_error(
             arguments = found.program.command[2:]
             folder = adopt(processes, found.script, cases_dir, left, tell, arguments=arguments)
             work = CaseAtWork(folder, processes, deadline, tell, hear, found.program.change)
-            blame_own_error(work, found)
+            program = {"command": list(found.program.command), "cwd": found.program.cwd}
+            frames = list(_compiled_functions(found.process))
+            work.write(extra={**work.case.extra, "program": program, "frames": frames})
+            work.say(f"the program fails only when it is compiled: {found.error.words}")
+            yield work.folder
+            work.write(triage=_blamed(found, work))
             yield work.folder
             minify(work, work.left * SHARE_FOR_A_PROGRAM)
             yield work.folder

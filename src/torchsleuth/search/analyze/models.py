@@ -20,9 +20,14 @@ from torch.fx import GraphModule
 from torchsleuth.core.cases.analysis import Analysis
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.search.analyze.answer import analysis_of
-from torchsleuth.torch_core.compare.divergence.analysis import Wishes, analyze, analyze_exposed
+from torchsleuth.torch_core.compare.divergence.analysis import (
+    OF_AOTAUTOGRAD,
+    Wishes,
+    analyze,
+    analyze_exposed,
+    wrong_gradient,
+)
 from torchsleuth.torch_core.compare.divergence.distance import distance
-from torchsleuth.torch_core.compare.divergence.gradients import OF_AOTAUTOGRAD, wrong_gradient
 from torchsleuth.torch_core.compare.divergence.measure import Subject, written_inputs
 from torchsleuth.torch_core.compare.divergence.parts import AOT_ALONE, Compilers, aten_ways, captured_ways
 from torchsleuth.torch_core.compare.divergence.steps import run_once

@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -103,7 +102,7 @@ def cut(recording: Recording, keep: Iterable[str], *, severed: bool = False, exp
     for node in recording.ordered(kept):
         step = recording.steps[node.name]
 
-        def operand(source: torch.fx.Node, node: torch.fx.Node = node, step: int = step) -> Any:
+        def operand(source: torch.fx.Node, node: torch.fx.Node = node, step: int = step) -> object:
             if source.op == "get_attr":
                 if source.name not in nodes:
                     nodes[source.name] = graph.create_node("get_attr", source.target, name=source.name)
@@ -171,9 +170,9 @@ def _inside(recording: Recording, kept: set[str], severed: bool) -> set[tuple[st
     return stay
 
 
-def _edges(recording: Recording, kept: set[str], inside: set[tuple[str, str]]) -> dict[str, Any]:
+def _edges(recording: Recording, kept: set[str], inside: set[tuple[str, str]]) -> dict[str, object]:
     """The inputs of the new graph with their values: the old graph's own first, in its order."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for node in recording.ordered(kept):
         for source in node.all_input_nodes:
             if source.op == "get_attr" or (source.name, node.name) in inside or source.name in found:

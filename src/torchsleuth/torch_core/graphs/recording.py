@@ -121,9 +121,9 @@ class Recording:
 
 def record_values(
     graph: torch.fx.GraphModule,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     *,
-    symbolic: Mapping[str, Any] | None = None,
+    symbolic: Mapping[str, object] | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> Recording:
     """Runs the graph once in eager and keeps what each node yields; the inputs may be changed by the run.
@@ -140,7 +140,7 @@ def record_values(
     return _described(graph, recorder.history, symbolic or {}, stopped)
 
 
-def describe_values(graph: torch.fx.GraphModule, values: Mapping[str, Any]) -> Recording:
+def describe_values(graph: torch.fx.GraphModule, values: Mapping[str, object]) -> Recording:
     """A recording of values that were worked out in another way; fake ones describe themselves."""
     steps = {node.name: number for number, node in enumerate(graph.graph.nodes)}
     return _described(graph, {name: [(steps[name], value)] for name, value in values.items()}, values, None)
@@ -148,8 +148,8 @@ def describe_values(graph: torch.fx.GraphModule, values: Mapping[str, Any]) -> R
 
 def _described(
     graph: torch.fx.GraphModule,
-    values: Mapping[str, Sequence[tuple[int, Any]]],
-    symbolic: Mapping[str, Any],
+    values: Mapping[str, Sequence[tuple[int, object]]],
+    symbolic: Mapping[str, object],
     stopped: str | None,
 ) -> Recording:
     described = _Description(symbolic)
@@ -163,13 +163,13 @@ def _described(
 class _Description:
     """Describes values one after the other, and holds on to the tensors."""
 
-    def __init__(self, symbolic: Mapping[str, Any]) -> None:
+    def __init__(self, symbolic: Mapping[str, object]) -> None:
         self.symbolic = symbolic
         self.symbols: dict[str, SymbolSpec] = {}
         self.tensors: dict[int, torch.Tensor] = {}
         self.memories: dict[object, int] = {}
 
-    def of(self, name: str, value: Any) -> Recorded:
+    def of(self, name: str, value: object) -> Recorded:
         fake = self.symbolic.get(name)
         try:
             if isinstance(value, torch.Tensor):
@@ -187,8 +187,8 @@ class _Description:
         return self.tensors[recorded.identity]
 
 
-def _is_plain(value: Any) -> bool:
-    if type(value) in (list, tuple):
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return all(_is_plain(item) for item in value)
     return isinstance(value, _PLAIN)
 
@@ -200,7 +200,7 @@ def recording_to_json(recording: Recording, store: StorageWriter | None) -> dict
     """
     kept: dict[int, str] = {}
 
-    def written(value: Recorded) -> dict[str, Any]:
+    def written(value: Recorded) -> dict[str, object]:
         if isinstance(value, RecordedTensor):
             values = values_in_memory(recording.load(value)) if store is not None else None
             if store is not None and values is not None and value.memory not in kept:
@@ -263,12 +263,12 @@ class _Recorder(torch.fx.Interpreter):
         self.steps = steps
         self.given = {node.name for node in graph.graph.nodes if node.op == "placeholder"}
         self.bytes_left = most_bytes
-        self.history: dict[str, list[tuple[int, Any]]] = {}
+        self.history: dict[str, list[tuple[int, object]]] = {}
         self.named: dict[int, list[str]] = {}
         # Moving a value to a file would part it from its aliases, which a later write must reach.
         self.may_move = not any(may_write(node) for node in graph.graph.nodes)
 
-    def run_node(self, n: torch.fx.Node) -> Any:
+    def run_node(self, n: torch.fx.Node) -> object:
         if n.op == "output":
             return super().run_node(n)
         guarded = self._copies(n) if may_write(n) else []
@@ -345,7 +345,7 @@ def _on_disk(tensor: torch.Tensor) -> torch.Tensor:
     return moved.requires_grad_(tensor.requires_grad)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -200,7 +200,7 @@ def graph_files(
     record: GraphRecord,
     graph: str,
     store: Path,
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, object] | None = None,
     accuracy: Mapping[str, Any] | None = None,
 ) -> dict[str, str | Path]:
     """The files of a case that has a graph: the text of it, its record and inputs, and the script that stands alone."""
@@ -225,7 +225,7 @@ def graph_files(
     return files
 
 
-def _kept(inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+def _kept(inputs: Mapping[str, Any] | None) -> dict[str, object]:
     """Which input values are in the case: by value, by spec."""
     tensors = [i for i in (inputs or {}).get("inputs", []) if i.get("kind") == "tensor"]
     by_value = sum(1 for t in tensors if t.get("storage"))

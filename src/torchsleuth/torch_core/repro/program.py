@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.record import WRONG
+from torchsleuth.core.protocol.failures import CallForm
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.repro.script import Marks, expected_literal, holds, marks_of, one_line, template
 
@@ -66,22 +65,20 @@ def _marks_of_the_last(signature: Signature, text: str) -> Marks:
     return marks if not last or holds(marks.expression, last) else marks_of(signature, text)
 
 
-def program_of_call(form: Mapping[str, Any]) -> str:
+def program_of_call(form: CallForm) -> str:
     """The program of one form of a recorded call (`watched/call_source.py`): imports, definitions, values, the call.
 
-    >>> form = {"imports": ["import torch"], "source": "x = torch.ones(2)", "setup": [], "call": ["x.sin()"]}
-    >>> program_of_call(form)
+    >>> program_of_call(CallForm(("import torch",), "x = torch.ones(2)", setup=(), call=("x.sin()",)))
     'import torch\\n\\nx = torch.ones(2)\\n\\nx.sin()\\n'
     """
-    source = str(form["source"])
-    lines = source.splitlines()
-    nodes = [node for node in ast.parse(source).body if isinstance(node, _IMPORTS)]
+    lines = form.source.splitlines()
+    nodes = [node for node in ast.parse(form.source).body if isinstance(node, _IMPORTS)]
     moved = ["\n".join(_text(lines, node)) for node in nodes]
     for node in nodes:
         for number in range(node.lineno - 1, node.end_lineno or node.lineno):
             lines[number] = ""
-    parts = ["\n".join(dict.fromkeys([*form["imports"], *moved])), "\n".join(lines).strip("\n")]
-    parts.append("\n".join([*form["setup"], *form["call"]]))
+    parts = ["\n".join(dict.fromkeys([*form.imports, *moved])), "\n".join(lines).strip("\n")]
+    parts.append("\n".join([*form.setup, *form.call]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -41,10 +41,10 @@ def script_facts(
     *,
     signature: Mapping[str, Any] | None,
     placeholders: Sequence[str],
-    inputs: Mapping[str, Any] | None,
-    constants: Mapping[str, Any],
+    inputs: Mapping[str, object] | None,
+    constants: Mapping[str, object],
     tolerances: Mapping[str, float] | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The dictionary that the runner of a script reads (`script_runtime/runner.py`); a trial hands it the same.
 
     `signature` is that of the failure looked for: results are compared with eager's where its kind is "accuracy", and
@@ -66,7 +66,7 @@ def script_text(
     graph: str,
     signature: Mapping[str, Any] | None,
     *,
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, object] | None = None,
     tolerances: Mapping[str, float] | None = None,
     case: str | None = None,
     name: str = "original.py",
@@ -128,7 +128,7 @@ def _environment(record: GraphRecord) -> list[str]:
     return lines
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     return pprint.pformat(value, width=110, compact=True, sort_dicts=False)
 
 

@@ -11,7 +11,6 @@ import ast
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -75,7 +74,7 @@ def _require_names(graph: torch.fx.GraphModule) -> None:
     read_graph(printed.source, namespace=printed.references)
 
 
-def _returned(value: Any, variables: Mapping[torch.fx.Node, str], words: Vocabulary, boxed: bool) -> str:
+def _returned(value: object, variables: Mapping[torch.fx.Node, str], words: Vocabulary, boxed: bool) -> str:
     if isinstance(value, (list, tuple)) and len(value) == 1 and not boxed:
         value = value[0]
     text = expression(tuple(value) if isinstance(value, list) else value, variables, words)
@@ -194,7 +193,7 @@ def _statement(
         return f"graph.get_attr({node.target!r})"
     if node.op == "call_module":
         raise Unprintable("the graph calls a module")
-    target: Any = repr(node.target) if node.op == "call_method" else words.spell(node.target)
+    target: str | None = repr(node.target) if node.op == "call_method" else words.spell(node.target)
     if target is None:
         raise Unprintable(f"its function {node.target!r} has no name by which it can be found again")
     if node.target is operator.getitem:

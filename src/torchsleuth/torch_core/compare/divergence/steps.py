@@ -309,13 +309,8 @@ class Float64Steps(Steps):
         wide: GraphModule | None = None,
     ) -> None:
         wide = widen_graph(graph) if wide is None else wide
-        draws = substitutes(graph, drawn) if drawn is not None else {}
-
-        def substitute(node: Node, args: tuple, kwargs: dict) -> Any:
-            draw = draws.get(node.name)
-            return NotImplemented if draw is None else draw(*args, **kwargs)
-
-        self.run = Float64Run(wide, graph, dtypes, substitute, notes=False)
+        given = substitutes(graph, drawn) if drawn is not None else {}
+        self.run = Float64Run(wide, graph, dtypes, given, notes=False)
         places = [n for n in wide.graph.nodes if n.op == "placeholder"]
         self.given = dict(zip(places, inputs))
         super().__init__(wide, self.run.env, wanted)

@@ -29,6 +29,7 @@ from torchsleuth.torch_core.compare.reference.cloning import (
 from torchsleuth.torch_core.compare.reference.float64 import (
     SAME_DEVICE,
     Dtypes,
+    Given,
     Places,
     any_layout,
     dtypes_of,
@@ -194,10 +195,6 @@ def graph_state(graph: GraphModule) -> list[torch.Tensor]:
     held = [fetch(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"]
     found = [t for t in held if isinstance(t, torch.Tensor)]
     return tensors_in([*found, *graph.parameters(), *graph.buffers()])
-
-
-Given = Mapping[str, Callable[..., Any]]
-"""What stands for nodes that draw random numbers, by name: called with the node's arguments."""
 
 
 def handed_over(graph: GraphModule, drawn: Sequence[Draw]) -> Given:

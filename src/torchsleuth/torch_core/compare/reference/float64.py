@@ -53,6 +53,9 @@ SAME_DEVICE = Places()
 Dtypes = Mapping[str, Any]
 """Node name to the dtype of its value: a dtype, a list of them for several values, or None."""
 
+Given = Mapping[str, Callable[..., Any]]
+"""What stands for nodes by name, those that draw random numbers above all: called with the node's arguments."""
+
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 for a shorter float, complex128 for a shorter complex, otherwise the dtype itself."""
@@ -226,10 +229,6 @@ class Findings:
     """Nodes whose result holds infinities or NaN."""
 
 
-Substitute = Callable[[Node, tuple, dict], Any]
-"""Given a node and its float64 arguments, its value; returns `NotImplemented` to run the node normally."""
-
-
 class Float64Run(Interpreter):
     """Run a widened graph node by node, falling back per node, and write down `findings`.
 
@@ -241,7 +240,7 @@ class Float64Run(Interpreter):
         wide: GraphModule,
         original: GraphModule,
         dtypes: Dtypes | None = None,
-        substitute: Substitute | None = None,
+        given: Given | None = None,
         places: Places = SAME_DEVICE,
         after_each: Callable[[], None] = lambda: None,
         notes: bool = True,
@@ -252,7 +251,7 @@ class Float64Run(Interpreter):
         self.notes = notes
         self.original = original
         self.dtypes = dtypes if dtypes is not None else {}
-        self.substitute = substitute
+        self.given = {} if given is None else given
         self.findings = Findings()
         self.originals = {n.name: n for n in original.graph.nodes}
 
@@ -263,10 +262,8 @@ class Float64Run(Interpreter):
         self.after_each()
         if n.meta.get(WIDENS):
             return n.target(*args)
-        if self.substitute is not None:
-            value = self.substitute(n, args, kwargs)
-            if value is not NotImplemented:
-                return value
+        if n.name in self.given:
+            return self.given[n.name](*args, **kwargs)
         if keeps_bits(n):
             value = self._fall_back(n, "it reinterprets bits")
         else:

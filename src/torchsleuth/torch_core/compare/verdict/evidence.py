@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import (
@@ -54,7 +54,6 @@ from torchsleuth.torch_core.compare.reference.memory import memory_left, trim
 from torchsleuth.torch_core.compare.reference.other_ways import equivalent_runs
 from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, rng_kept, save_rng
 from torchsleuth.torch_core.compare.reference.trees import is_inexact, leaves, returned_nodes
-from torchsleuth.torch_core.compare.verdict.decisions import COMPARE, GATE
 from torchsleuth.torch_core.compare.verdict.leaf import (
     AMPLIFICATION,
     AMPLIFIED,
@@ -66,7 +65,7 @@ from torchsleuth.torch_core.compare.verdict.leaf import (
     largest,
     sampled,
 )
-from torchsleuth.torch_core.compare.verdict.noise import NoiseSource, NoisyRun
+from torchsleuth.torch_core.compare.verdict.noise import COMPARE, GATE, NoiseSource, NoisyRun
 from torchsleuth.torch_core.compare.verdict.textbook import ALL, FEW, STRONGER, Textbook, TextbookRun
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 from torchsleuth.torch_internals.tensors import transforms_ended
@@ -255,7 +254,7 @@ def _only(graph: GraphModule, paths: Collection[str]) -> GraphModule:
 
 
 class _Twin:
-    """The float64 twin of a graph, with inputs for run after run; `draws` stands for nodes that draw or make memory."""
+    """The float64 twin of a graph, inputs for run after run, and what stands for nodes that draw or ask for memory."""
 
     def __init__(self, reference: Reference, places: Places) -> None:
         graph = reference.graph
@@ -268,15 +267,10 @@ class _Twin:
         early = [i for i in range(len(reference.inputs)) if i not in late]
         self.inputs = dict(zip(early, widen_inputs([reference.inputs[i] for i in early], places.device)))
         self.memory = filled_memory(graph, zeros=True)
-        self.draws = {**substitutes(graph, reference.recorder, places), **self.memory}
+        self.given = {**substitutes(graph, reference.recorder, places), **self.memory}
         self.writes = any(may_write(n) for n in graph.graph.nodes)
         self.held = graph_state(self.wide)
         self.state = snapshot(self.held) if self.writes else None
-
-    def substitute(self, node: Node, args: tuple, kwargs: dict) -> Any:
-        """What eager drew at a node, or memory that the node asks for."""
-        draw = self.draws.get(node.name)
-        return NotImplemented if draw is None else draw(*args, **kwargs)
 
     def results(self, run: Float64Run) -> Values:
         """What one run gives, in memory that nothing else reads or writes."""
@@ -301,17 +295,17 @@ def _gather_wide(
     # Noisy runs take a little more than the first, and what is kept of them grows meanwhile.
     watch = _memory_watch(reference.device, int(NOISY_SHARE * (left - kept)))
     watch_noisy = _memory_watch(reference.device, left)
-    run = Float64Run(twin.wide, graph, recorder.dtypes, twin.substitute, places, watch)
+    run = Float64Run(twin.wide, graph, recorder.dtypes, twin.given, places, watch)
     truth = twin.results(run)
     unwritten: dict[str, torch.Tensor] = {}
     if twin.memory:
-        twin.draws |= filled_memory(graph, zeros=False)
-        other = Float64Run(twin.wide, graph, recorder.dtypes, twin.substitute, places, watch)
+        twin.given |= filled_memory(graph, zeros=False)
+        other = Float64Run(twin.wide, graph, recorder.dtypes, twin.given, places, watch)
         unwritten = of_unwritten_memory({path: truth.get(path) for path in wanted}, twin.results(other))
-        twin.draws |= twin.memory
+        twin.given |= twin.memory
     run.findings.fallbacks.update(dict.fromkeys(recorder.states, "it mixes random numbers with its inputs"))
     source = NoiseSource(places.device or reference.device, seed=reference.seed, before_each=watch_noisy)
-    how = (twin.wide, graph, recorder.dtypes, run.findings, twin.substitute, places, source)
+    how = (twin.wide, graph, recorder.dtypes, run.findings, twin.given, places, source)
     by_the_book = TextbookRun(*how) if textbook else None
     noisy = by_the_book or NoisyRun(*how)
 

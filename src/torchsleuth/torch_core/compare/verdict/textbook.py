@@ -20,8 +20,9 @@ from torch.fx import Node
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import map_tensors
 from torchsleuth.torch_core.compare.reference.float64 import Dtypes
-from torchsleuth.torch_core.compare.verdict.decisions import COMPARE, Decision
 from torchsleuth.torch_core.compare.verdict.noise import (
+    COMPARE,
+    Decision,
     Perturbation,
     RunWithNoise,
     half_ulp,
