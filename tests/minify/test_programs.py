@@ -39,7 +39,7 @@ def reduced(workers, tmp_path, text, **how):
     questions = CaseQuestions(workers, tmp_path / "values")
     folder = case_of_program(script, tmp_path / "cases", questions, FirstRun(**how))
     workers.log = type(workers.log)(folder.file("minify/trials.jsonl"))
-    return folder, minify_program(folder, questions, Nobody(), budget_seconds=400).reduced
+    return folder, minify_program(folder, questions, Nobody(), budget_seconds=400).reduction
 
 
 BRANCH = """

@@ -8,6 +8,7 @@ Where a graph's compiler gave one tensor for several, what the program's own cal
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -186,11 +187,11 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
     ready, go = os.pipe()
     eager = _fork()
     if eager == 0:
-        _as_child(lambda: _eager(call, rng, first, perturb=0x55), first)
+        _as_child(lambda: _eager(call, rng, first), first)
     second = _fork()
     if second == 0:
         os.close(go)
-        _as_child(lambda: _eager(call, rng, again, perturb=0xAA, after=ready, watch=watch), again)
+        _as_child(lambda: _eager_again(watch, call, rng, again, ready), again)
     os.close(ready)
     seal([between.answer, between.left, between.ended[0], first, again, go])
     captured = leaves_after(call, call.run_captured, rng)
@@ -283,36 +284,39 @@ def _without_rounding(path: str, eager: Leaf | None, compiled: Leaf | None) -> s
     return f"{path}.round(decimals=2)" if floats else path
 
 
-def _eager(
-    call: CompiledCall,
-    rng: RngState,
-    answer: int,
-    perturb: int,
-    after: int | None = None,
-    watch: Watch | None = None,
-) -> bytes:
-    """Makes the call without Dynamo; where `after` is given, once what differs can be read there.
+def _eager(call: CompiledCall, rng: RngState, answer: int) -> bytes:
+    """Makes the call without Dynamo."""
+    seal([answer])
+    return packed(_left_by_eager(call, rng, call.run_eager, [], fresh_bytes=0x55))
 
-    Then everything is as it was before the call, so that this is where the call is written as a program.
+
+def _eager_again(watch: Watch, call: CompiledCall, rng: RngState, answer: int, asked: int) -> bytes:
+    """Makes the call without Dynamo once more, where it is asked for by what differs.
+
+    Until then everything is as it was before the call, so that this is where the call is written as a program.
     """
-    seal([answer] if after is None else [answer, after])
-    order = b"" if after is None else os.read(after, 1 << 16)
-    if after is not None and not order:
+    seal([answer, asked])
+    order = os.read(asked, 1 << 16)
+    if not order:
         return b""
-    source = None if watch is None else _source_of(watch, call, **json.loads(order))
-    # Memory that nobody wrote to holds other bytes in each of the two eager processes.
-    fill_fresh_memory(perturb)
+    source = _source_of(watch, call, **json.loads(order))
     remarks: list[str] = []
-    run = call.run_eager if after is None else lambda: _noting_questions(call.run_eager, remarks)
+    run = functools.partial(_noting_questions, call.run_eager, remarks)
+    leaves = _left_by_eager(call, rng, run, remarks, fresh_bytes=0xAA)
+    return packed({**leaves, SOURCE: Leaf("source", json.dumps(to_json(source)))})
+
+
+def _left_by_eager(
+    call: CompiledCall, rng: RngState, run: Callable[[], Any], remarks: list[str], fresh_bytes: int
+) -> Leaves:
+    """What the call leaves behind in eager, with the first of the `remarks` why that cannot be compared."""
+    # Memory that nobody wrote to holds other bytes in each of the two eager processes.
+    fill_fresh_memory(fresh_bytes)
     with rewritten.as_it_was():
         leaves = leaves_after(call, run, rng)
     if rng.numpy is not None and repr(save_rng().numpy) != repr(rng.numpy):
         remarks.append("it draws numpy's random numbers, in place of which torch.compile draws torch's")
-    if remarks:
-        leaves[REMARK] = Leaf("remark", remarks[0])
-    if source is not None:
-        leaves[SOURCE] = Leaf("source", json.dumps(to_json(source)))
-    return packed(leaves)
+    return {**leaves, REMARK: Leaf("remark", remarks[0])} if remarks else leaves
 
 
 def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> RecordedCall:

@@ -53,7 +53,10 @@ _NUMBERS = (int, float, complex, bool)
 _NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)
 _ATOMS: tuple[type, ...] = (str, bytes, type(None), range, slice, *_NUMBERS, *_NAMES)
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_OF_EVERY_MODULE = set(vars(torch.nn.Module())) - {"training"}
+# Attributes that are no state of the program's: what every module has, and what torch writes on objects and functions.
+OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+_NO_STATE = OF_EVERY_MODULE - {"training"}
+MARKS_OF_TORCH = ("_dynamo", "_torchdynamo", "_is_torch_compile", "_compiled_call")
 _TORCH, _STANDARD = str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"]
 
 
@@ -311,7 +314,7 @@ def _taken_apart(value: Any) -> tuple[str, str, list[tuple[str, Any]] | None]:
     if hasattr(value, "__next__"):
         return ITERATOR, "", None
     if isinstance(value, torch.nn.Module):
-        own = {n: v for n, v in vars(value).items() if n not in _OF_EVERY_MODULE and not _is_torchs(n)}
+        own = {n: v for n, v in vars(value).items() if n not in _NO_STATE and not _is_torchs(n)}
         state = {**value._parameters, **value._buffers, **value._modules, **own}
         return name, "", [(f".{n}", part) for n, part in state.items()]
     if callable(value) or not hasattr(value, "__dict__"):
@@ -330,7 +333,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_torchs(name: str) -> bool:
-    return name.startswith(("_dynamo", "_torchdynamo", "__", "_compiled_call"))
+    return name.startswith((*MARKS_OF_TORCH, "__"))
 
 
 def _atom(value: Any) -> str:

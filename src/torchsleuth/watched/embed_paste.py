@@ -107,7 +107,7 @@ class Paste:
         if (package := package_of(op, len(sys.modules))) is not None:
             self.simple(package)
         elif libraries:
-            self.imports["import torch"] = None
+            self.imported("torch")
             for path in sorted(map(str, libraries)):
                 self.head[f"torch.ops.load_library({path!r})"] = None
                 self.notes[f"loads the shared library {os.path.basename(path)}, which must be there"] = None
@@ -132,17 +132,13 @@ class Paste:
     def simple(self, value: Any) -> str | None:
         """The expression of a literal, a module or a value of torch such as a dtype; None for others."""
         if isinstance(value, types.ModuleType):
-            line = f"import {value.__name__}"
             if installed(value.__dict__):
-                self._needs(value.__name__)
-                self.imports[line] = None
-            else:
-                self._by_path(value)
-                self.head[line] = None
+                return self.imported(value.__name__)
+            self._by_path(value)
+            self.head[f"import {value.__name__}"] = None
             return value.__name__
         if type(value).__name__ in _TORCH_VALUES and type(value).__module__ == "torch":
-            self.imports["import torch"] = None
-            return "torch." + repr(value).removeprefix("torch.")
+            return f"{self.imported('torch')}.{repr(value).removeprefix('torch.')}"
         try:
             text = repr(value)
             return text if same_literal(ast.literal_eval(text), value) else None
@@ -154,8 +150,7 @@ class Paste:
             parts = [self.expression(value.func, hint)]
             parts += [self.expression(a, hint) for a in value.args]
             parts += [f"{k}={self.expression(v, k)}" for k, v in value.keywords.items()]
-            self.imports["import functools"] = None
-            return f"functools.partial({', '.join(parts)})"
+            return f"{self.imported('functools')}.partial({', '.join(parts)})"
         if isinstance(value, types.MethodType):
             owner = value.__self__
             name = hint if isinstance(owner, type) else type(owner).__name__.lower()
@@ -169,12 +164,9 @@ class Paste:
             return self._rebuilt_class(value, hint)
         if (written := self.write_value(value, hint)) is not None:
             return written
-        inside = isinstance(value, type)
-        what = (
-            f"the class {value.__name__}, defined inside a function"
-            if inside
-            else f"an instance of {type(value).__name__}"
-        )
+        what = f"an instance of {type(value).__name__}"
+        if isinstance(value, type):
+            what = f"the class {value.__name__}, defined inside a function"
         raise CannotEmbed(f"{hint!r} is {what} that no top-level name of a file holds; give it one.")
 
     def _has_source(self, namespace: Mapping[str, Any], path: str, defined: str) -> bool:
@@ -196,10 +188,7 @@ class Paste:
         if module == "builtins":
             return path
         if installed(namespace):
-            module = importable_from(module, path)
-            self._needs(module)
-            self.imports[f"import {module}"] = None
-            return f"{module}.{path}"
+            return f"{self.imported(importable_from(module, path))}.{path}"
         self.want(namespace, filename).names.add(path.partition(".")[0])
         return path
 
@@ -223,9 +212,7 @@ class Paste:
             if value is not parameter.default:
                 by_name = "" if parameter.default is parameter.empty else f"{name}="
                 given.append(by_name + self.expression(value, name))
-        self._needs(factory.__module__)
-        self.imports[f"import {factory.__module__}"] = None
-        return f"{factory.__module__}.{factory.__qualname__}({', '.join(given)})"
+        return f"{self.imported(factory.__module__)}.{factory.__qualname__}({', '.join(given)})"
 
     def _rebuilt(self, function: types.FunctionType, hint: str) -> str:
         """A nested function or lambda: its definition inside a factory that takes its free variables.
@@ -367,6 +354,12 @@ class Paste:
         self.head["import sys"] = None
         self.head[f"sys.path.insert(0, {folder!r})"] = None
         self.notes[f"imports {module.__name__} from the folder it was written in, which must be there"] = None
+
+    def imported(self, module: str) -> str:
+        """The name of an installed module, which the script imports."""
+        self._needs(module)
+        self.imports[f"import {module}"] = None
+        return module
 
     def _needs(self, module: str) -> None:
         package = sys.modules.get(module.partition(".")[0])

@@ -29,16 +29,14 @@ from torchsleuth.torch_core.graphs.spelling import Unprintable, Vocabulary
 from torchsleuth.torch_core.repro.small_inputs import TooLarge, input_expression
 from torchsleuth.torch_core.tensors import TensorSpec, Unsupported, describe_tensor
 from torchsleuth.torch_internals.tensors import has_no_values
-from torchsleuth.watched.call_state import PLAIN_TENSORS
+from torchsleuth.watched.call_state import MARKS_OF_TORCH, OF_EVERY_MODULE, PLAIN_TENSORS
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed, installed
 
 # Up to this many numbers of a tensor are kept and written out; of others the form is enough, mostly.
 FEW_VALUES = 16
-_MARKS_OF_TORCH = ("_torchdynamo", "_is_torch_compile", "_compiled_call_impl")
 _DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
 _LOCKS = {type(threading.Lock()): "Lock", type(threading.RLock()): "RLock"}
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 # What registers a hook of a module, and where the module keeps it.
 _HOOKS = {
     "forward_pre_hook": "_forward_pre_hooks",
@@ -125,11 +123,10 @@ class ValueSource:
             parts = (value.start, value.stop, value.step)
             return f"{type(value).__name__}({', '.join(self.inside(p, hint) for p in parts)})"
         if type(value) is weakref.ref and value() is not None:
-            self.paste.imports["import weakref"] = None
+            self.paste.imported("weakref")
             return self._assigned(hint, f"weakref.ref({self.inside(value(), f'{hint}_object')})")
         if type(value) in _LOCKS:
-            self.paste.imports["import threading"] = None
-            return self._assigned(hint, f"threading.{_LOCKS[type(value)]}()")
+            return self._assigned(hint, f"{self.paste.imported('threading')}.{_LOCKS[type(value)]}()")
         if isinstance(value, types.BuiltinMethodType) and not isinstance(
             value.__self__, types.ModuleType | None
         ):
@@ -150,8 +147,7 @@ class ValueSource:
         except Exception as why:  # a user's object may raise anything where it is looked at
             reason = str(why) if isinstance(why, CannotEmbed) else f"{type(why).__name__}: {why}"
             self.replaced.append(f"{hint}: {reason}")
-            self.paste.imports["import types"] = None
-            return "types.SimpleNamespace()"
+            return f"{self.paste.imported('types')}.SimpleNamespace()"
 
     def _assigned(self, hint: str, text: str) -> str:
         """The name that stands for an expression from now on."""
@@ -207,7 +203,7 @@ class ValueSource:
 
     def _written(self, spec: TensorSpec, value: torch.Tensor | None) -> str:
         """A tensor by its form, with its numbers where they are given."""
-        self.paste.imports["import torch"] = None
+        self.paste.imported("torch")
         try:
             text, _ = input_expression(spec, value, True)
         except TooLarge:
@@ -229,7 +225,7 @@ class ValueSource:
                 text = module_expression(module, hint, Vocabulary(set()), without_hooks=True)
             except Unprintable:
                 return self._object(module, hint)
-            self.paste.imports["import torch"] = None
+            self.paste.imported("torch")
             dtype = next(iter(dtypes), torch.float32)
             cast = "" if dtype is torch.float32 else f".to({dtype})"
             variable = self._assigned(hint, text + cast)
@@ -252,7 +248,7 @@ class ValueSource:
         for name, steps in module.parametrizations.items():
             for step in steps:
                 given = f"{variable}, {name!r}, {self.inside(step, f'{hint}_{name}_step')}, unsafe=True"
-                self.paste.imports["import torch.nn.utils.parametrize"] = None
+                self.paste.imported("torch.nn.utils.parametrize")
                 self.paste.tail.append(f"torch.nn.utils.parametrize.register_parametrization({given})")
         return variable
 
@@ -295,7 +291,7 @@ class ValueSource:
 
     def _module_in_parts(self, module: torch.nn.Module, cls: str, hint: str) -> str:
         """A module without its constructor, one statement for each part: those not needed are left out one by one."""
-        self.paste.imports["import torch"] = None
+        self.paste.imported("torch")
         in_order = type(module) in (torch.nn.ModuleList, torch.nn.Sequential) and [*module._modules] == [
             str(place) for place in range(len(module._modules))
         ]
@@ -304,7 +300,7 @@ class ValueSource:
         else:
             variable = self._assigned(hint, f"{cls}.__new__({cls})")
             self.paste.tail.append(f"torch.nn.Module.__init__({variable})")
-        attributes = {k: v for k, v in _attributes(module).items() if k not in _OF_EVERY_MODULE}
+        attributes = {k: v for k, v in _attributes(module).items() if k not in OF_EVERY_MODULE}
         attributes |= {} if module.training else {"training": False}
         parts = (
             *((name, held, "register_buffer") for name, held in module._buffers.items()),
@@ -367,7 +363,7 @@ def _attributes(value: Any) -> dict[str, Any]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if not name.startswith("__") and hasattr(value, name):
                 found[name] = getattr(value, name)
-    return {name: held for name, held in found.items() if not name.startswith(_MARKS_OF_TORCH)}
+    return {name: held for name, held in found.items() if not name.startswith(MARKS_OF_TORCH)}
 
 
 def _is_written_in_c(cls: type) -> bool:

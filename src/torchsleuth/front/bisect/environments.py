@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -28,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.last_will import ends_with_us
-from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.core.processes.child import Child
 from torchsleuth.front.bisect.release_names import public, release_named
 
 try:
@@ -208,31 +206,17 @@ def _fill(recipe: Recipe, place: Path, deadline: float, stop: threading.Event) -
 def _run(command: Sequence[str], recipe: Recipe, deadline: float, stop: threading.Event) -> str:
     """Runs one step in a session of its own; its stdout. A failure becomes the error it stands for."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-        )
-        over = ends_with_us(child.pid)
-        try:
+        with Child(command, stdout=out, stderr=err) as child:
             while child.poll() is None:
                 if stop.wait(POLL_SECONDS) or time.monotonic() > deadline:
                     raise Stopped
-        finally:
-            _end(child)
-            over()
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode("utf-8", errors="replace"))
-    if child.returncode:
+    if child.wait():
         raise _failure(texts[1] or texts[0], recipe)
     return texts[0]
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends a step that is still running, with all it started."""
-    if child.poll() is None:
-        kill_group(child.pid)
-    child.wait()
 
 
 def _failure(text: str, recipe: Recipe) -> Exception:

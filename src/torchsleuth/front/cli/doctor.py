@@ -27,7 +27,7 @@ import click
 import torchsleuth
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.core.processes.child import Child
 from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.front.cli.options import cases_option, json_option
 from torchsleuth.front.cli.output import print_json, show, status
@@ -345,22 +345,18 @@ def _measured(arguments: list[str], progress: Callable[[int, int], None]) -> dic
     """The last line of the measuring process; each line before it goes to `progress`."""
     message: dict[str, Any] = {}
     with tempfile.TemporaryFile() as err:
-        child = subprocess.Popen(
-            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=err, start_new_session=True
-        )
         try:
-            for line in child.stdout or ():
-                message = json.loads(line)
-                if "done" in message:
-                    progress(message["done"], message["total"])
-            child.wait()
+            with Child([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=err) as child:
+                for line in child.output or ():
+                    message = json.loads(line)
+                    if "done" in message:
+                        progress(message["done"], message["total"])
+                code = child.wait()
         finally:
-            kill_group(child.pid)  # with the compile workers it started
-            child.wait()
             status("")
-        if child.returncode or "measured" not in message:
+        if code or "measured" not in message:
             err.seek(0)
-            raise NotMeasured(_why(child.returncode, message, err.read().decode("utf-8", errors="replace")))
+            raise NotMeasured(_why(code, message, err.read().decode("utf-8", errors="replace")))
     return message
 
 

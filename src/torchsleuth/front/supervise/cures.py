@@ -5,8 +5,6 @@ Nothing of the program is touched; marks and settings are put in place from outs
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,11 +12,9 @@ from pathlib import Path
 
 from torchsleuth.core.change_table import setting
 from torchsleuth.core.changes import DYNAMO, Change
-from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.observe.events import read_events
 from torchsleuth.front.observe.recompiles import Recompiles, TriedCure, recompiles_of
-from torchsleuth.front.supervise.leftovers import new_spool
-from torchsleuth.front.supervise.program import RunAgain, supervise
+from torchsleuth.front.supervise.program_runs import Program, recorded
 
 
 def with_tried_cures(
@@ -71,22 +67,10 @@ def _run_with(
     change: Change, line: Sequence[str], cases_dir: Path, deadline: float
 ) -> tuple[Recompiles, str]:
     """What recompiles with a change in place, and why that says nothing, if so."""
-    spool = new_spool(cases_dir)
-    try:
-        result = supervise(
-            line,
-            Settings(spool=str(spool), watches_failures=False),
-            timeout=None,
-            stdout=None,
-            note=lambda _: None,
-            again=RunAgain(cwd=None, deadline=deadline),
-            environment={OBSERVE_VARIABLE: "recompiles", **change.to_environment()},
-        )
-        after = recompiles_of(read_events(spool))
-    finally:
-        shutil.rmtree(spool, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            spool.parent.rmdir()
-    if result.late:
+    left = max(0.0, deadline - time.monotonic())
+    program, changed = Program(tuple(line)), replace(change, own_cache=True)
+    with recorded(program, changed, None, left, cases_dir, observe="recompiles") as found:
+        after, result = recompiles_of(read_events(Path(found.settings.spool))), found.run
+    if result.timed_out:
         return after, "not known: the program was still running when the time was up"
     return after, f"the program then ends with status {result.status}" if result.status else ""

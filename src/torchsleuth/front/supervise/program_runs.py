@@ -28,10 +28,10 @@ from torchsleuth.core.cases.model import Case
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.changes import NOTHING, Change, change_from_environment
+from torchsleuth.core.processes.child import scratch
 from torchsleuth.core.processes.kernel_caches import hand_probes_to
-from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.limits import hang_seconds
-from torchsleuth.core.watching import Settings
+from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import RunAgain, Supervised, supervise
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET
@@ -211,14 +211,21 @@ def recorded(
     timeout: float | None = None,
     cases_dir: Path | None = None,
     stopped: threading.Event | None = None,
+    *,
+    observe: str = "",
 ) -> Iterator[Recorded]:
-    """One run as `run_program` makes it, with the records of its graphs until the `with` block ends."""
+    """One run as `run_program` makes it, with what it left until the `with` block ends; `observe` names collectors."""
     started = time.monotonic()
     until = started + timeout if timeout is not None else float("inf")
     with tempfile.TemporaryDirectory(dir=scratch()) as gone, tempfile.TemporaryFile() as err:
-        environment = _changed_environment(change.over(program.change), Path(gone))
-        where = cases_dir or Path(gone)
-        spool = new_spool(where)
+        environment = _changed_environment(change.over(program.change), Path(gone)) | {
+            OBSERVE_VARIABLE: observe
+        }
+        where = (cases_dir or Path(gone)).absolute()
+        try:
+            spool = new_spool(where)
+        except SleuthError as error:
+            raise CannotRunProgram(f"the program was not run: {error}") from error
         level = COMPARING if watch is not None and watch.compares else 2
         settings = Settings(str(spool), level=level, watches_failures=watch is not None)
 

@@ -24,12 +24,10 @@ from torchsleuth.search.blame.triage_case import triage_case
 from torchsleuth.search.cure.find import find_workarounds
 from torchsleuth.search.host.front import Front
 from torchsleuth.search.minify.case_state import CaseQuestions
-from torchsleuth.search.minify.contract import Listener, State
-from torchsleuth.search.minify.minify_case import minify_case
+from torchsleuth.search.minify.contract import Listener, Reducible
+from torchsleuth.search.minify.minify_case import MinifyResult, minify_case
 from torchsleuth.search.minify.minify_program import is_program, minify_program
-from torchsleuth.search.minify.python.program import lines_of
 from torchsleuth.search.minify.script_cases import FirstRun, case_of_script
-from torchsleuth.torch_core.graphs.cut import calls_of
 
 
 def adopt(
@@ -60,32 +58,20 @@ def triage(
 
 def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> Done:
     """The smallest state that fails, as scripts for the front to verify, the most readable first."""
-    folder = _folder(case)
+    folder, told = _folder(case), _Told(front)
+    found: MinifyResult[Any]
     if is_program(folder):
-        return _minified_program(front, folder, questions, budget)
-    result = minify_case(
-        folder, questions.start_of(folder), questions, _Told(front, _calls, "calls"), budget_seconds=budget
-    )
-    questions.smallest[folder.path] = result.reduction
+        found = minify_program(folder, questions, told, budget_seconds=budget)
+    else:
+        found = minify_case(folder, questions.start_of(folder), questions, told, budget_seconds=budget)
+        questions.smallest[folder.path] = found.reduction
+    seconds = {"search": found.reduction.seconds, "trials": found.trial_seconds}
     return Done(
-        reducers=tuple(map(plain, result.reduction.statistics)),
-        seconds=_seconds(questions, result.reduction.seconds, result.trial_seconds),
-        explanation=tuple(result.explanation.sentences),
-        also=tuple(result.also),
+        reducers=tuple(map(plain, found.reduction.statistics)),
+        seconds={"start_up": round(questions.workers.start_up, 2), **seconds},
+        explanation=found.explanation,
+        also=found.also,
     )
-
-
-def _minified_program(front: Front, folder: CaseFolder, questions: CaseQuestions, budget: float) -> Done:
-    told = _Told(front, lambda program: lines_of(program.text), "lines")
-    found = minify_program(folder, questions, told, budget_seconds=budget)
-    return Done(
-        reducers=tuple(map(plain, found.reduced.statistics)),
-        seconds=_seconds(questions, found.reduced.seconds, found.trial_seconds),
-    )
-
-
-def _seconds(questions: CaseQuestions, search: float, trials: float) -> dict[str, float]:
-    return {"start_up": round(questions.workers.start_up, 2), "search": search, "trials": trials}
 
 
 def analyze(
@@ -126,10 +112,6 @@ STEPS: dict[str, Callable[..., Done]] = {
 }
 
 
-def _calls(state: State) -> int:
-    return calls_of(state.graph)
-
-
 def _folder(case: str) -> CaseFolder:
     return open_case(Path(case).parent, case)
 
@@ -137,17 +119,17 @@ def _folder(case: str) -> CaseFolder:
 class _Told(Listener):
     """A listener of the search that passes everything on to the front."""
 
-    def __init__(self, front: Front, amount: Callable[[Any], int], unit: str) -> None:
-        self.front, self.amount, self.unit = front, amount, unit
+    def __init__(self, front: Front) -> None:
+        self.front = front
 
-    def started(self, state: Any) -> None:
-        self.front.tell(SearchBegins(self.amount(state), self.unit))
+    def started(self, state: Reducible) -> None:
+        self.front.tell(SearchBegins(*state.amount))
 
     def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
         self.front.tell(Asked(reducer, len(failed)))
 
-    def smaller(self, reducer: str, state: Any) -> None:
-        self.front.tell(Smaller(reducer, self.amount(state)))
+    def smaller(self, reducer: str, state: Reducible) -> None:
+        self.front.tell(Smaller(reducer, state.amount[0]))
 
     def said(self, text: str) -> None:
         self.front.said(text)

@@ -44,6 +44,10 @@ class Reducible(Protocol):
     def key(self) -> str:
         """Equal where the same question is asked."""
 
+    @property
+    def amount(self) -> tuple[int, str]:
+        """What a person is told of how much there is, and the unit: calls of a graph, lines of a program."""
+
 
 S = TypeVar("S", bound=Reducible)
 
@@ -123,6 +127,10 @@ class State:
         how = [self.settings.to_json(), self.static_names, self.interpreted]
         parts = [graphs, self.description.to_json(), values, how]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def amount(self) -> tuple[int, str]:
+        return calls_of(self.graph), "calls"
 
     def having(self, **changes: Any) -> State:
         """This state with other fields: `state.having(symbols={})`."""
@@ -298,13 +306,13 @@ class Listener:
         """Called before each step; False where that is to be left out."""
         return True
 
-    def started(self, state: Any) -> None:
+    def started(self, state: Reducible) -> None:
         """A search begins from this state."""
 
     def asked(self, reducer: str, what: str, failed: Sequence[bool | None]) -> None:
         """Questions were answered."""
 
-    def smaller(self, reducer: str, state: Any) -> None:
+    def smaller(self, reducer: str, state: Reducible) -> None:
         """A smaller state fails; its files are on disk."""
 
     def said(self, text: str) -> None:

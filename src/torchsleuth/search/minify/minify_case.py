@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Minified
 from torchsleuth.core.processes.limits import clock_of_a_hang, seconds_of_a_hang
 from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
-from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, seeds, wait_for_device
+from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, wait_for_device
 from torchsleuth.search.minify.contract import Listener, Reduction, State
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.explain import Explanation, explain
@@ -32,6 +33,7 @@ from torchsleuth.torch_core.repro.small import small_script, small_scripts
 from torchsleuth.torch_core.repro.small_graph import SmallGraph, SmallInput
 from torchsleuth.torch_internals.schemas import written_inputs
 
+R = TypeVar("R", bound=Reduction)
 # Of the time for everything, what the search leaves for writing and verifying.
 LEFT_FOR_VERIFYING = 0.2
 # Of a hang: three scripts at once, on two cores, each of which has to last as long as the failure takes to be seen.
@@ -43,13 +45,13 @@ MOST_TIMES = 10
 
 
 @dataclass(frozen=True)
-class MinifyResult:
-    """What came of it: the reduction, what may vary, and what else failed on the way."""
+class MinifyResult(Generic[R]):
+    """What came of it: the reduction, the seconds of its trials, what may vary, and what else failed on the way."""
 
-    reduction: Reduction
-    explanation: Explanation
+    reduction: R
+    trial_seconds: float
+    explanation: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
-    trial_seconds: float = 0.0
 
 
 def minify_case(
@@ -59,7 +61,7 @@ def minify_case(
     follower: Listener,
     *,
     budget_seconds: float = 600.0,
-) -> MinifyResult:
+) -> MinifyResult[Reduction[State]]:
     """Makes the smallest repro of a case that still fails the same way; `follower` has its scripts verified."""
     started = time.monotonic()
     workers, case = questions.workers, folder.case
@@ -102,7 +104,7 @@ def minify_case(
         "failure_rate": {"failures": rate.failures, "runs": rate.runs} if rate is not None else None,
     }
     update_case(folder, _beside(explanation, oracle), extra=more)
-    return MinifyResult(reduction, explanation, tuple(also), round(oracle.trial_seconds, 2))
+    return MinifyResult(reduction, round(oracle.trial_seconds, 2), explanation.sentences, tuple(also))
 
 
 def _so_far(reduction: Reduction[State], times: int) -> str:
@@ -121,7 +123,7 @@ def _searched(scripts: _Scripts, follower: Listener) -> Reduction[State]:
     blamed = list(case.triage.nodes) if case.triage is not None else []
     if case.analysis is not None and case.analysis.node is not None:
         blamed.insert(0, case.analysis.node)
-    blamed += seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes)
+    blamed += start.blamed()
     left = None if oracle.deadline is None else max(1.0, oracle.deadline - time.monotonic())
     nothing = None
     try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
@@ -19,7 +18,7 @@ from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, 
 from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.contract import Listener
-from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES
+from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, MinifyResult
 from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.python.oracle import (
     FIRST_RUN,
@@ -42,17 +41,9 @@ def is_program(folder: CaseFolder) -> bool:
     return folder.case.graph is None and folder.file(PROGRAM).is_file()
 
 
-@dataclass(frozen=True)
-class ProgramResult:
-    """What came of it, and how long the trials took."""
-
-    reduced: ReducedProgram
-    trial_seconds: float
-
-
 def minify_program(
     folder: CaseFolder, questions: Questions, follower: Listener, *, budget_seconds: float = 600.0
-) -> ProgramResult:
+) -> MinifyResult[ReducedProgram]:
     """Makes the program of a case as small as still fails the same way; `follower` has its script verified."""
     started = time.monotonic()
     workers, case = questions.workers, folder.case
@@ -68,7 +59,7 @@ def minify_program(
 
     def keep(state: Program) -> None:
         made = script(state.text)
-        update_case(folder, {f"{CHECKPOINTS}/{lines_of(state.text)}.py": made, REPRO: made})
+        update_case(folder, {f"{CHECKPOINTS}/{state.amount[0]}.py": made, REPRO: made})
 
     try:
         reduced = reduce_program(
@@ -97,7 +88,7 @@ def minify_program(
         + ("" if reduced.complete else "; the time is used up, so it may not be minimal")
     )
     follower.written(Verification((small, whole), VERIFY_TIMES, VERIFY_TIMES, in_eager=oracle.eager_passes))
-    return ProgramResult(reduced, round(oracle.trial_seconds, 2))
+    return MinifyResult(reduced, round(oracle.trial_seconds, 2))
 
 
 def _not_as_it_did(case: Case, seen: str | None, nothing: str) -> CannotMinify:

@@ -37,6 +37,22 @@ from torchsleuth.torch_internals.schemas import writers
 EAGER_SECONDS = 120.0
 # Nothing in particular is expected of these.
 _ANYTHING = Signature("runtime_error", "run")
+# What hangs for this long, and for this many times what a healthy part of it takes, is worth the question whether it
+# hangs for all of its clock.
+QUICK_CLOCK = 2.0
+SLACK = 5.0
+# A healthy compile of so many calls takes twice as long as one of a single call.
+TWICE_AS_LONG = 20
+# A script has to hang on a machine that is somewhat faster by then, too.
+ROOM_FOR_SPEED = 1.2
+# The calls of a graph that has been made small.
+FEW_CALLS = 10
+# Of the time that is left, what the question may take whether less of the compiler would do.
+SHARE_FOR_ASKING = 0.1
+# And what one about most of the graph may take: whether it still fails without the calls that were found.
+SHARE_FOR_MAKING_SURE = 0.25
+# One call, for each level.
+TINY = {"aot": "torch.ops.aten.abs.default(a)", "dynamo": "torch.abs(a)"}
 
 
 class NoAnswer(SleuthError):
@@ -157,24 +173,6 @@ def _how(outcome: Outcome, limits: Limits) -> str:
     if signature.kind == "hang":
         return f"it was not done after {limits.seconds(signature.phase):g} s"
     return f"its process ended with {signature.signal}"
-
-
-# What hangs for this long, and for this many times what a healthy part of it takes, is worth the question whether it
-# hangs for all of its clock.
-QUICK_CLOCK = 2.0
-SLACK = 5.0
-# A healthy compile of so many calls takes twice as long as one of a single call.
-TWICE_AS_LONG = 20
-# A script has to hang on a machine that is somewhat faster by then, too.
-ROOM_FOR_SPEED = 1.2
-# The calls of a graph that has been made small.
-FEW_CALLS = 10
-# Of the time that is left, what the question may take whether less of the compiler would do.
-SHARE_FOR_ASKING = 0.1
-# And what one about most of the graph may take: whether it still fails without the calls that were found.
-SHARE_FOR_MAKING_SURE = 0.25
-# One call, for each level.
-TINY = {"aot": "torch.ops.aten.abs.default(a)", "dynamo": "torch.abs(a)"}
 
 
 class AsksTrials(Oracle):

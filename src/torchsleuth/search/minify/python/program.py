@@ -57,6 +57,10 @@ class Program:
         """The same text is the same question."""
         return self.text
 
+    @property
+    def amount(self) -> tuple[int, str]:
+        return lines_of(self.text), "lines"
+
 
 def parsed(text: str) -> Program:
     """The program that a text is; raises `SyntaxError` where it is none.
