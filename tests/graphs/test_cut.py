@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import PROGRAMS, graphs_of
+from same_graph import same_graph
 
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.torch_core.graphs.cut import calls_of, cut, units
-from torchsleuth.torch_core.graphs.identity import same_graph
 from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.graphs.recording import (
     RecordedTensor,

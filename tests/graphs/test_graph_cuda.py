@@ -3,9 +3,9 @@
 import pytest
 import torch
 from captured import capture
+from same_graph import same_graph
 
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.torch_core.graphs.identity import same_graph
 from torchsleuth.torch_core.graphs.printer import Unprintable, print_graph
 
 try:

@@ -7,10 +7,10 @@ import types
 import pytest
 import torch
 from programs import graphs_of
+from same_graph import same_graph
 from torch._subclasses import FakeTensorMode
 
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.torch_core.graphs.identity import same_graph
 from torchsleuth.torch_core.graphs.printer import Unprintable, print_graph
 from torchsleuth.torch_core.graphs.spelling import _public_names
 

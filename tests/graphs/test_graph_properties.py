@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from same_graph import same_graph
 
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.torch_core.graphs.identity import same_graph
 from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.graphs.spelling import Vocabulary, expression
 

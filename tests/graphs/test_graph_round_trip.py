@@ -6,9 +6,10 @@ import pytest
 import torch
 from captured import clone
 from programs import PROGRAMS, graphs_of
+from same_graph import same_graph
 
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.torch_core.graphs.identity import same_graph, structural_hash
+from torchsleuth.torch_core.graphs.identity import structural_hash
 from torchsleuth.torch_core.graphs.printer import print_graph
 
 # Higher-order operators that take only traced graphs, so the plain class cannot run them.

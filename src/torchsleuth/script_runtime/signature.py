@@ -233,22 +233,11 @@ def _sig_key(sig: Signature) -> tuple[str, ...]:
     return (sig.kind, sig.phase, root, sig.message, _sig_place(sig) if vague else "")
 
 
-def fails_the_same_way(a: Signature, b: Signature, strictness: str = "default") -> bool:
-    """Whether two failures are one bug.  Example: `fails_the_same_way(seen, wanted, "strict")`.
-
-    loose: kind and root type; default: what `fingerprint` keeps; strict: also place, chain and outputs.
-    """
-    if strictness not in ("loose", "default", "strict"):
-        raise ValueError(f"strictness is {strictness!r}; it must be 'loose', 'default' or 'strict'.")
-    chains = [[_sig_short(name) for name in s.exceptions] for s in (a, b)]
-    if strictness == "loose":
-        return (a.kind, chains[0][-1:]) == (b.kind, chains[1][-1:])
-    if strictness == "default" or _sig_key(a) != _sig_key(b):
-        return _sig_key(a) == _sig_key(b)
-    real = [[name for name in chain if name not in _SIG_CARRIERS] for chain in chains]
-    return real[0] == real[1] and _sig_place(a) == _sig_place(b) and a.outputs == b.outputs
+def fails_the_same_way(a: Signature, b: Signature) -> bool:
+    """Whether two failures are one bug: `fails_the_same_way(seen, wanted)`; outputs play no part."""
+    return _sig_key(a) == _sig_key(b)
 
 
 def fingerprint(sig: Signature) -> str:
-    """A stable hex key: equal exactly for signatures that fail the same way by default."""
+    """A stable hex key: equal exactly for signatures that fail the same way."""
     return hashlib.sha256(json.dumps(_sig_key(sig)).encode()).hexdigest()[:16]

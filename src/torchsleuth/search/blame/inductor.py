@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torchsleuth.core.cases.model import Triage
 from torchsleuth.core.change_table import (
     ALL_KEPT_EAGER,
     APART,
@@ -28,7 +29,7 @@ from torchsleuth.core.change_table import (
     without_passes,
 )
 from torchsleuth.core.changes import Change
-from torchsleuth.search.blame.runner import Finding, Result, Runner
+from torchsleuth.search.blame.runner import Result, Runner, blamed
 from torchsleuth.search.blame.settings import cautious_fix, switchable
 from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compile_trace import Step
@@ -43,7 +44,7 @@ _LATE = {
 }
 
 
-def stopped_at(runner: Runner, state: State, steps: Sequence[Step]) -> Finding | None:
+def stopped_at(runner: Runner, state: State, steps: Sequence[Step]) -> Triage | None:
     """The part at which a compile stopped, confirmed by a run without it.
 
     None where the steps do not say, or where many things lead to the step: fusion, settings, one operator.
@@ -54,13 +55,13 @@ def stopped_at(runner: Runner, state: State, steps: Sequence[Step]) -> Finding |
         if step.kind in ("pass", "pattern") and (found := _graph_pass(runner, state, step)) is not None:
             return found
         if step.kind == "cudagraphs":
-            return Finding.of(WITHOUT_CUDAGRAPHS, "it stopped while making a CUDA graph")
+            return blamed(WITHOUT_CUDAGRAPHS, "it stopped while making a CUDA graph")
         if step.kind in _LATE:
             return None
     return None
 
 
-def _lowering(runner: Runner, state: State, step: Step) -> Finding:
+def _lowering(runner: Runner, state: State, step: Step) -> Triage:
     op = step.name
     change = replace(kept_eager([op]), what=f"{op} kept as an eager kernel", stop_after="lowering")
     without = runner.one(state, change)
@@ -69,10 +70,10 @@ def _lowering(runner: Runner, state: State, step: Step) -> Finding:
     if step.nodes and (at := f"{op} at {step.nodes[0]}") in (done := without.applied("lowerings")):
         number = done.index(at) + 1
     said = f"it stopped in the lowering of {op}{how}"
-    return Finding.of(change, said, ops=(op,), nodes=step.nodes, application=number)
+    return blamed(change, said, ops=(op,), nodes=step.nodes, application=number)
 
 
-def _graph_pass(runner: Runner, state: State, step: Step) -> Finding | None:
+def _graph_pass(runner: Runner, state: State, step: Step) -> Triage | None:
     subsystem, _, name = step.name.rpartition(":") if step.kind == "pass" else ("patterns", "", step.name)
     if not subsystem:
         return None
@@ -80,7 +81,7 @@ def _graph_pass(runner: Runner, state: State, step: Step) -> Finding | None:
     how = "; it passes without it" if runner.one(state, change).passes else ""
     kind = "pattern" if subsystem == "patterns" else "pass"
     nodes = _of_graph(state, step.nodes) if kind == "pattern" else ()
-    return Finding.of(change, f"it stopped in the {kind} {name}{how}", nodes=nodes)
+    return blamed(change, f"it stopped in the {kind} {name}{how}", nodes=nodes)
 
 
 def _of_graph(state: State, names: Sequence[str]) -> tuple[str, ...]:
@@ -89,7 +90,7 @@ def _of_graph(state: State, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in own)
 
 
-def narrowed(runner: Runner, state: State, first: Result) -> Finding | None:
+def narrowed(runner: Runner, state: State, first: Result) -> Triage | None:
     """The part at fault in a graph that is compiled or runs wrongly; None where no switch makes a difference."""
     settings = switchable(state)
     passes = [subsystem for subsystem in GRAPH_PASSES if first.applied(subsystem)]
@@ -101,7 +102,7 @@ def narrowed(runner: Runner, state: State, first: Result) -> Finding | None:
     eager, interpreted = said[ALL_KEPT_EAGER], said[INTERPRETED]
     # The first with which it passes; what comes earlier in a compile may be what makes the others fail.
     if WITHOUT_CUDAGRAPHS in said and said[WITHOUT_CUDAGRAPHS].passes:
-        return Finding.of(WITHOUT_CUDAGRAPHS, "it passes without CUDA graphs")
+        return blamed(WITHOUT_CUDAGRAPHS, "it passes without CUDA graphs")
     if passes and said[no_passes].passes:
         return _which_pass(runner, state, first, passes)
     if said[APART].passes:
@@ -111,7 +112,7 @@ def narrowed(runner: Runner, state: State, first: Result) -> Finding | None:
     late = next((step for step in reversed(first.steps) if step.kind in _LATE), None)
     if late is not None:
         why = _LATE[late.kind].format(late.name or "the graph")
-        return Finding.of(INTERPRETED, why, nodes=() if late.kind == "compiler" else late.nodes)
+        return blamed(INTERPRETED, why, nodes=() if late.kind == "compiler" else late.nodes)
     if not eager.passes and not interpreted.passes:
         return None
     found = _lowering_or_codegen(eager, interpreted)
@@ -124,19 +125,19 @@ def _which_operators(runner: Runner, state: State, eager: Result) -> tuple[str, 
     return tuple(runner.smallest_cure(state, ops, kept_eager) if eager.passes and len(ops) > 1 else ops)
 
 
-def _lowering_or_codegen(eager: Result, interpreted: Result) -> Finding:
+def _lowering_or_codegen(eager: Result, interpreted: Result) -> Triage:
     """The lowered graph, interpreted, tells what is wrong: the lowering, or the code made of it."""
     if interpreted.passes:
         why = "the lowered graph is right when it is interpreted; the code generated from it is not"
-        return Finding.of(INTERPRETED, why)
+        return blamed(INTERPRETED, why)
     if interpreted.fails:
         why = "the lowered graph is wrong already when it is interpreted, without generated code"
-        return Finding.of(ALL_KEPT_EAGER, why)
+        return blamed(ALL_KEPT_EAGER, why)
     why = "it passes when every operator is kept as an eager kernel"
-    return replace(Finding.of(ALL_KEPT_EAGER, why), pinned=eager.passes)
+    return replace(blamed(ALL_KEPT_EAGER, why), pinned=eager.passes)
 
 
-def _which_pass(runner: Runner, state: State, first: Result, passes: Sequence[str]) -> Finding:
+def _which_pass(runner: Runner, state: State, first: Result, passes: Sequence[str]) -> Triage:
     """The pattern or else the pass by name, then which of its applications."""
     patterns = list(dict.fromkeys(first.applied("patterns")))
     if patterns and runner.one(state, WITHOUT_PATTERNS).passes:
@@ -156,10 +157,10 @@ def _which_pass(runner: Runner, state: State, first: Result, passes: Sequence[st
         helped = [place for place, result in zip(places, runner.ask(state, asked)) if result.passes]
     change = without_passes(guilty)
     said = f"it passes without the pass {change.part} of {subsystem}"
-    return Finding.of(change, said, application=(helped or places)[0] + 1)
+    return blamed(change, said, application=(helped or places)[0] + 1)
 
 
-def _which_pattern(runner: Runner, state: State, applied: Sequence[str]) -> Finding:
+def _which_pattern(runner: Runner, state: State, applied: Sequence[str]) -> Triage:
     """The pattern, and where in the graph it was applied; several where they make up for each other."""
     guilty = runner.smallest_cure(
         state, applied, lambda some: without_passes([("patterns", name) for name in some])
@@ -170,17 +171,17 @@ def _which_pattern(runner: Runner, state: State, applied: Sequence[str]) -> Find
     said = f"it passes without the pattern {change.part}"
     number = applied.index(guilty[0]) + 1
     if len(names) == 1 or not runner.out_of_time:
-        return Finding.of(change, said, nodes=places, application=number)
+        return blamed(change, said, nodes=places, application=number)
     late = f"{said}; the time was up before it was clear which of them (--budget)"
-    return replace(Finding.of(change, late, nodes=places, application=number), pinned=False)
+    return replace(blamed(change, late, nodes=places, application=number), pinned=False)
 
 
-def _which_fusion(runner: Runner, state: State) -> Finding:
+def _which_fusion(runner: Runner, state: State) -> Triage:
     """Fusion of kernels, inlining of operators, or both; and which, where one of them is enough."""
     only = runner.ask(state, [WITHOUT_FUSION, WITHOUT_INLINING])
     chosen = next((r for r in only if r.passes), None)
     if chosen is None:
-        return Finding.of(APART, "it passes when every operator is a kernel of its own")
+        return blamed(APART, "it passes when every operator is a kernel of its own")
     subsystem = next(iter(chosen.change.off))
     names = chosen.applied(subsystem)
 
@@ -191,7 +192,7 @@ def _which_fusion(runner: Runner, state: State) -> Finding:
     places = runner.smallest_cure(state, range(len(names)), without) if names else []
     joined = [names[place] for place in places]
     nodes = joined if subsystem == "inlining" else [node for each in joined for node in nodes_fused(each)]
-    return Finding.of(
+    return blamed(
         chosen.change,
         f"it passes without {subsystem} of {', '.join(joined) or 'anything'}",
         nodes=tuple(nodes) if state.settings.level == "aot" else (),
@@ -199,7 +200,7 @@ def _which_fusion(runner: Runner, state: State) -> Finding:
     )
 
 
-def _which_settings(runner: Runner, state: State, settings: Sequence[Change], interpreted: Result) -> Finding:
+def _which_settings(runner: Runner, state: State, settings: Sequence[Change], interpreted: Result) -> Triage:
     fix = cautious_fix(runner, state, settings)
     lines = tuple(each.how for each in fix)
     # What is kept in another precision is a part only by itself.
@@ -207,4 +208,4 @@ def _which_settings(runner: Runner, state: State, settings: Sequence[Change], in
     why = f"it passes without {together(fix).disables}: {' and '.join(lines)}"
     if interpreted.passes and part is None:
         why = f"{why}; the lowered graph is right when it is interpreted"
-    return Finding("inductor", part or "codegen", why, True, flags=lines)
+    return Triage("inductor", part or "codegen", detail=why, pinned=True, flags=lines)

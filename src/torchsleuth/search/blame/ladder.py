@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from torchsleuth.core.cases.model import Triage
 from torchsleuth.core.change_table import (
     AOT,
     DECOMPOSED,
@@ -21,7 +22,7 @@ from torchsleuth.core.change_table import (
 )
 from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import Answer
-from torchsleuth.search.blame.runner import Finding, Result, Runner
+from torchsleuth.search.blame.runner import Result, Runner, blamed
 from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
 from torchsleuth.torch_internals.decompositions import where_registered
@@ -50,7 +51,7 @@ _STAGES = (
 _MISMATCH = re.compile(r"(?:FakeMismatch|SchemaMismatch): ([\w.:]+)(?: \([^)]*\))?: (.+)")
 
 
-def climb(runner: Runner, state: State) -> Finding:
+def climb(runner: Runner, state: State) -> Triage:
     """The component at fault in a graph that Dynamo captured: `climb(runner, state).component`."""
     backend = state.settings.backend
     rungs = [AOT, DECOMPOSED] if backend == "inductor" else [AOT]
@@ -69,11 +70,11 @@ def climb(runner: Runner, state: State) -> Finding:
     if found is not None:
         return found
     if backend == "inductor":
-        return Finding("inductor")
-    return Finding("backend", backend, pinned=True, detail=f"only the backend {backend} fails on this graph")
+        return Triage("inductor")
+    return Triage("backend", backend, pinned=True, detail=f"only the backend {backend} fails on this graph")
 
 
-def _before_the_backend(runner: Runner, state: State, failed: Result) -> Finding:
+def _before_the_backend(runner: Runner, state: State, failed: Result) -> Triage:
     """What fails while AOTAutograd traces: a decomposition in Python, an operator that is wrong about itself, or it."""
     used = list(dict.fromkeys(failed.applied(IN_PYTHON)))
     if used and runner.one(state, without_python_decompositions()).passes:
@@ -84,13 +85,13 @@ def _before_the_backend(runner: Runner, state: State, failed: Result) -> Finding
             "every backend gets it, aot_eager as well"
         )
         nodes = _nodes_calling(state, [name.removeprefix("aten.") for name in guilty])
-        return Finding.of(without_python_decompositions(guilty), why, ops=guilty, nodes=nodes)
+        return blamed(without_python_decompositions(guilty), why, ops=guilty, nodes=nodes)
     found = misbehaving_operator(runner, state)
     if found is not None:
         return found
     summary = failed.outcome.signature.summary if failed.outcome.signature else "it fails"
     said = "it fails with eager kernels already" + ("" if failed.fails else f", in another way: {summary}")
-    return Finding(AOT.component, _stage(state, failed.outcome.text), said, pinned=True)
+    return Triage(AOT.component, _stage(state, failed.outcome.text), detail=said, pinned=True)
 
 
 def _nodes_calling(state: State, names: Sequence[str]) -> tuple[str, ...]:
@@ -123,23 +124,23 @@ def has_custom_operator(state: State) -> bool:
     return any(name.split(".")[0].split("::")[0] not in _TORCHS_OWN for name in names)
 
 
-def misbehaving_operator(runner: Runner, state: State) -> Finding | None:
+def misbehaving_operator(runner: Runner, state: State) -> Triage | None:
     """An operator whose fake kernel or schema does not say what the real one does, where there is one."""
     for result in runner.ask(state, [FAKE_KERNELS, SCHEMAS]):
         match = _MISMATCH.search(result.outcome.text)
         if match is not None:
             check = FAKE_KERNELS if "FakeMismatch" in match[0] else SCHEMAS
-            return Finding.of(check, f"{match[1]}: {match[2]}"[:300], ops=(match[1].replace("::", "."),))
+            return blamed(check, f"{match[1]}: {match[2]}"[:300], ops=(match[1].replace("::", "."),))
     return None
 
 
-def _decomposition(runner: Runner, state: State, failed: Result) -> Finding:
+def _decomposition(runner: Runner, state: State, failed: Result) -> Triage:
     """Which decomposition it is, or the partitioner where none of them is."""
     names = list(dict.fromkeys(failed.applied("decomposition")))
     if not names or not runner.one(state, without_decompositions(names)).passes:
-        return Finding("aot_autograd", "partitioner", "it fails with any decomposition left out")
+        return Triage("aot_autograd", "partitioner", detail="it fails with any decomposition left out")
     guilty = runner.smallest_cure(state, names, without_decompositions)
-    return Finding.of(
+    return blamed(
         without_decompositions(guilty),
         f"it passes without the decomposition of {few(guilty)}",
         ops=guilty,

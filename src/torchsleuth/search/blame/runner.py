@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from torchsleuth.core.cases.model import Triage
 from torchsleuth.core.changes import Change, Config
 from torchsleuth.core.criteria import SAME_BUG, Answer, Criterion
 from torchsleuth.core.processes.limits import Limits, within
@@ -64,41 +65,29 @@ class Result:
         return list(self.outcome.seen.applied.get(subsystem, ()))
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Who is at fault, as far as it is known: what every step of blame returns, and the next one completes.
+def blamed(
+    change: Change,
+    detail: str,
+    *,
+    ops: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    application: int | None = None,
+) -> Triage:
+    """Who is at fault where a change made the difference, as its row says; what comes after completes it.
 
-    `pinned` says that a run without the part showed it; `subsystem` and `application` are the switch and the number of
-    its use that made the difference; `flags` are settings that matter; `only_dynamic`, that it needs symbolic sizes.
-    `unclear` says why the nodes are not those at fault but all that are left; `left` are those, at fault or not.
+    >>> blamed(Change(part="fusion", off={"fusion": {}}), "it passes without fusion").subsystem
+    'fusion'
     """
-
-    component: str
-    part: str | None = None
-    detail: str | None = None
-    pinned: bool = False
-    ops: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    subsystem: str | None = None
-    application: int | None = None
-    flags: tuple[str, ...] = ()
-    only_dynamic: bool = False
-    unclear: str | None = None
-    left: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(
-        change: Change,
-        detail: str,
-        *,
-        ops: Sequence[str] = (),
-        nodes: Sequence[str] = (),
-        application: int | None = None,
-    ) -> Finding:
-        """What a change blames that made the difference: `Finding.of(WITHOUT_FUSION, "it passes").part == "fusion"`."""
-        subsystem = next(iter(change.off), None)
-        where = tuple(ops), tuple(nodes), subsystem, application
-        return Finding(change.component, change.part, detail, True, *where)
+    return Triage(
+        change.component,
+        change.part,
+        tuple(ops),
+        detail=detail,
+        pinned=True,
+        subsystem=next(iter(change.off), None),
+        application=application,
+        nodes=tuple(nodes),
+    )
 
 
 @dataclass

@@ -21,9 +21,9 @@ from torchsleuth.core.criteria import PROGRAMS_OWN, Answer
 from torchsleuth.core.processes.limits import clock_of_a_hang
 from torchsleuth.search.blame.inductor import narrowed, stopped_at
 from torchsleuth.search.blame.ladder import climb, has_custom_operator, misbehaving_operator
-from torchsleuth.search.blame.runner import Asked, Finding, Result, Runner
+from torchsleuth.search.blame.runner import Asked, Result, Runner
 from torchsleuth.search.blame.settings import needed_settings, settings_of
-from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, seeds, wait_for_device
+from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, wait_for_device
 from torchsleuth.search.minify.contract import Reduction, State
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.engine import combined
@@ -47,7 +47,7 @@ IN_EAGER = replace(UNCOMPILED, what="the same graph without a compiler")
 FORWARD_IN_EAGER = replace(IN_EAGER, forward_only=True)
 CALLS_LEFT = "the time was up before it was clear which of these calls matter (--budget)"
 TIME_WAS_UP = "the time was up before its part was found (--budget)"
-NO_SWITCH = Finding("inductor", detail="no switch of torch makes a difference")
+NO_SWITCH = Triage("inductor", detail="no switch of torch makes a difference")
 # A graph of fewer calls is tried as quickly as it is made smaller.
 MANY_CALLS = 12
 PUT_OFF = "who is at fault is asked of the smallest graph that fails, which is not known yet"
@@ -120,8 +120,7 @@ def triage_case(
         line = PUT_OFF if why.component is not None else None
         known = Triage(why.component, error=PUT_OFF, nodes=why.nodes, seconds=seconds, not_narrowed=line)
         return update_case(folder, triage=known)
-    triage = _written(case, start, found, runner, time.monotonic() - started)
-    return update_case(folder, triage=triage)
+    return update_case(folder, triage=blame.written(found, time.monotonic() - started))
 
 
 def _of_capture(case: Case, triage: Triage) -> Triage:
@@ -132,13 +131,20 @@ def _of_capture(case: Case, triage: Triage) -> Triage:
 
 @dataclass
 class _Blame:
-    """The case, its graph, and who asks: of a compile that hangs, with as short a clock as tells it."""
+    """The case, its graph, and who asks: of a compile that hangs, with as short a clock as tells it.
+
+    `left` are the calls of the graph that was asked at last, at fault or not; `unclear` says why they are not the
+    fewest; `only_dynamic`, that it needs symbolic sizes.
+    """
 
     case: Case
     start: SearchStart
     runner: Runner
+    left: tuple[str, ...] = ()
+    unclear: str | None = None
+    only_dynamic: bool = False
 
-    def of_smallest(self, small: Reduction) -> Finding:
+    def of_smallest(self, small: Reduction) -> Triage:
         """Who is at fault in the graph that `minify` has left."""
         first = self._look(small.state, SMALLEST)
         if not first.fails:
@@ -146,7 +152,7 @@ class _Blame:
             raise NotPinnedDown(f"the smallest graph of case {name} cannot be asked who is at fault: {why}")
         return self._finding(small.state, first, None if small.complete else CALLS_LEFT)
 
-    def of_whole(self, before_minify: bool) -> Finding:
+    def of_whole(self, before_minify: bool) -> Triage:
         """Who is at fault in the graph as it was captured."""
         case, state = self.case, self.start.state
         # A failing compile ends early and tells its place; a whole compile and run is asked for only if it must be.
@@ -164,21 +170,60 @@ class _Blame:
             if PROGRAMS_OWN.answer(self.runner.expected, eager.signature) is Answer.FAILS:
                 summary = eager.signature.summary if eager.signature else "it fails"
                 said = f"it fails without the compiler, too: {summary}"
-                return Finding("program", "operator", said, True, nodes=(eager.seen.node or "",))
+                return Triage("program", "operator", detail=said, pinned=True, nodes=(eager.seen.node or "",))
         first = self._failing(seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
         if case.kind != "hang" and first is not None and first.steps and first.steps[-1].kind == "lower":
-            return _with_settings(
-                self.runner, state, stopped_at(self.runner, state, first.steps) or NO_SWITCH
-            )
+            return self._with_settings(state, stopped_at(self.runner, state, first.steps) or NO_SWITCH)
         if before_minify and calls_of(state.graph) >= MANY_CALLS:
             # What is cut after AOTAutograd and hangs by itself has left all but one behind.
             alone = case.kind == "hang" and _is_inductors(state)
             raise PutOff(_nodes_at(first), "inductor" if alone else None)
         return self._finding(*self._fewer_calls(first))
 
-    def _finding(self, state: State, first: Result, unclear: str | None) -> Finding:
-        found = _with_calls(state, _component(self.runner, state, first), unclear)
-        return _with_settings(self.runner, state, found)
+    def _finding(self, state: State, first: Result, unclear: str | None) -> Triage:
+        found = _component(self.runner, state, first)
+        self.left = tuple(n.name for n in state.graph.graph.nodes if n.op.startswith("call_"))
+        self.unclear = unclear if not found.nodes else None
+        return self._with_settings(state, _with_calls(state, found, unclear))
+
+    def _with_settings(self, state: State, found: Triage) -> Triage:
+        """The user's settings that the failure needs, and whether it needs symbolic sizes."""
+        if self.runner.out_of_time:
+            return found
+        # Each run that hangs costs its clock.
+        if settings_of(state) and self.runner.expected.kind != "hang":
+            needed = needed_settings(self.runner, state)
+            named = [f"{module}.{key}" for module, key in needed]
+            found = replace(found, flags=tuple(dict.fromkeys([*found.flags, *named])))
+        static = combined(static_sizes(state), state) if state.symbols else None
+        if static is not None:
+            self.only_dynamic = self.runner.one(static, Change("with static sizes")).passes
+        return found
+
+    def written(self, found: Triage, seconds: float) -> Triage:
+        """What was found as the case has it: with the line of the program, the runs that show it, and labels."""
+        record, log = self.start.record, self.runner.log
+        line, not_narrowed = _line_of(record, (*reversed(found.nodes), *reversed(self.left))), None
+        several = _lines_of(record, found.nodes)
+        if self.unclear is not None and several > 1:
+            # The last of many lines would be wrong more often than not.
+            line, not_narrowed = None, f"not narrowed: {several} lines are left; {self.unclear}"
+        elif line is None and found.nodes:
+            not_narrowed = "no line of the program is known for the calls at fault"
+        triage = replace(
+            found,
+            ops=found.ops or _ops_of(self.start.state, found.nodes),
+            user_line=line.place if line else None,
+            not_narrowed=not_narrowed,
+            seconds=round(seconds, 2),
+            code=line.code if line else None,
+            function=line.function if line else None,
+            module=(line.module or None) if line else None,
+            forward_op=(line.call or None) if line and line.gradient else None,
+            trials=len(log),
+            rungs=tuple(Rung(r.change.what, r.answer.value, round(r.outcome.seconds, 2)) for r in log),
+        )
+        return replace(triage, labels=labels_of(self.case, triage, only_dynamic=self.only_dynamic))
 
     def _look(self, state: State, look: Change) -> Result:
         """A first look at a state; where it hangs in little time, all else is asked with as little."""
@@ -228,7 +273,7 @@ class _Blame:
         suspects = [
             *([analysis.node] if analysis is not None and analysis.node is not None else ()),
             *_nodes_at(first),
-            *seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes),
+            *start.blamed(),
         ]
         runner.say(LOOKING_FOR_CALLS)
         if not runner.questions.begins(LOOKING_FOR_CALLS):
@@ -271,7 +316,7 @@ def _is_inductors(state: State) -> bool:
     return inductor and state.settings.backend == "inductor" and not has_custom_operator(state)
 
 
-def _component(runner: Runner, state: State, first: Result) -> Finding:
+def _component(runner: Runner, state: State, first: Result) -> Triage:
     """The component, and the part of Inductor where it is Inductor's."""
     if state.settings.level == "dynamo":
         climbed = climb(runner, state)
@@ -280,74 +325,22 @@ def _component(runner: Runner, state: State, first: Result) -> Finding:
     elif has_custom_operator(state) and (operator := misbehaving_operator(runner, state)) is not None:
         return operator
     if state.embedded.defines_backend:
-        return Finding("backend", state.settings.backend, pinned=True)
+        return Triage("backend", state.settings.backend, pinned=True)
     looks = [lambda: narrowed(runner, state, first)]
     if runner.expected.phase == "compile":
         # What hangs for what it was given, and not by itself, may stand anywhere when its time is up.
         first_of_all = 1 if runner.expected.kind == "hang" and calls_of(state.graph) > 1 else 0
         looks.insert(first_of_all, lambda: stopped_at(runner, state, first.steps))
     part = next(filter(None, (look() for look in looks)), None)
-    return part or (Finding("inductor", detail=TIME_WAS_UP) if runner.out_of_time else NO_SWITCH)
+    return part or (Triage("inductor", detail=TIME_WAS_UP) if runner.out_of_time else NO_SWITCH)
 
 
-def _with_calls(state: State, found: Finding, unclear: str | None) -> Finding:
+def _with_calls(state: State, found: Triage, unclear: str | None) -> Triage:
     """The operators and nodes that are left, where the part itself does not name any."""
     if unclear is not None and not (found.ops or found.nodes):
         found = replace(found, pinned=False, detail="; ".join(filter(None, [found.detail, unclear])))
-    if unclear is not None and not found.nodes:
-        found = replace(found, unclear=unclear)
-    calls = [n.name for n in state.graph.graph.nodes if n.op.startswith("call_")]
-    nodes = found.nodes or tuple(calls)
-    return replace(
-        found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=nodes, left=tuple(calls)
-    )
-
-
-def _with_settings(runner: Runner, state: State, found: Finding) -> Finding:
-    """The user's settings that the failure needs, and whether it needs symbolic sizes."""
-    if found.component == "program" or runner.out_of_time:
-        return found
-    # Each run that hangs costs its clock.
-    if settings_of(state) and runner.expected.kind != "hang":
-        needed = needed_settings(runner, state)
-        named = tuple(f"{module}.{key}" for module, key in needed)
-        found = replace(found, flags=tuple(dict.fromkeys([*found.flags, *named])))
-    static = combined(static_sizes(state), state) if state.symbols else None
-    if static is not None:
-        found = replace(found, only_dynamic=runner.one(static, Change("with static sizes")).passes)
-    return found
-
-
-def _written(case: Case, start: SearchStart, found: Finding, runner: Runner, seconds: float) -> Triage:
-    line, not_narrowed = _line_of(start.record, found), None
-    several = _lines_of(start.record, found.nodes)
-    if found.unclear is not None and several > 1:
-        # The last of many lines would be wrong more often than not.
-        line, not_narrowed = None, f"not narrowed: {several} lines are left; {found.unclear}"
-    elif line is None and found.nodes:
-        not_narrowed = "no line of the program is known for the calls at fault"
-    ops = found.ops or _ops_of(start.state, found.nodes)
-    triage = Triage(
-        component=found.component,
-        part=found.part,
-        ops=ops,
-        user_line=line.place if line else None,
-        not_narrowed=not_narrowed,
-        seconds=round(seconds, 2),
-        detail=found.detail,
-        pinned=found.pinned,
-        subsystem=found.subsystem,
-        application=found.application,
-        flags=found.flags,
-        nodes=found.nodes,
-        code=line.code if line else None,
-        function=line.function if line else None,
-        module=(line.module or None) if line else None,
-        forward_op=(line.call or None) if line and line.gradient else None,
-        trials=len(runner.log),
-        rungs=tuple(Rung(r.change.what, r.answer.value, round(r.outcome.seconds, 2)) for r in runner.log),
-    )
-    return replace(triage, labels=labels_of(case, triage, only_dynamic=found.only_dynamic))
+    calls = tuple(n.name for n in state.graph.graph.nodes if n.op.startswith("call_"))
+    return replace(found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=found.nodes or calls)
 
 
 def _lines_of(record: GraphRecord, nodes: Sequence[str]) -> int:
@@ -356,14 +349,14 @@ def _lines_of(record: GraphRecord, nodes: Sequence[str]) -> int:
     return len({known[name].place for name in nodes if name in known})
 
 
-def _line_of(record: GraphRecord, found: Finding) -> SourceLine | None:
-    """The line of the last node at fault: the one whose result is wrong, or that could not be compiled.
+def _line_of(record: GraphRecord, nodes: Sequence[str]) -> SourceLine | None:
+    """The line of the first of these nodes that has one, the last at fault being the one whose result is wrong.
 
     A node that the search has put in the place of others has none; then it is the last of the calls that are left. Of a
     model made of a library's modules it is the line that calls the model, with the module's path.
     """
     known = record.lines
-    for name in (*reversed(found.nodes), *reversed(found.left)):
+    for name in nodes:
         nested = [key for key in known if key.endswith(f".{name}")]
         line = known.get(name) or (known[nested[0]] if nested else None)
         if line:
