@@ -40,6 +40,14 @@ def test_every_command_in_the_pages_is_a_verb():
             assert "".join(verb) in VERBS, (page.name, verb)
 
 
+@pytest.mark.parametrize("page", ["docs/design.md", "CONTRIBUTING.md"])
+def test_every_file_of_ours_that_is_named_is_there(page):
+    source = ROOT / "src" / "torchsleuth"
+    named = re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)*(?:/|/[a-z_0-9]+\.py))`", (ROOT / page).read_text())
+    assert len(named) > 5
+    assert [path for path in named if not any((at / path).exists() for at in (source, ROOT))] == []
+
+
 def test_every_public_name_is_in_the_reference():
     reference = (ROOT / "docs" / "api.md").read_text()
     missing = [name for name in torchsleuth.__all__ if f"torchsleuth.{name}" not in reference]

@@ -165,7 +165,7 @@ def test_a_triage_whose_host_dies_twice_leaves_its_reason_and_the_next_step_runs
     assert found.case.triage.component == "inductor" and found.case.triage.error is None
     assert any("died of SIGSEGV" in said and "starting it again" in said for said in killer.said)
     killer = Killer(processes.host, "trying", signal.SIGKILL)
-    found.hear = killer.hear
+    found.follow = killer.hear
     find_workarounds(found, 90)
     assert any(each.verified for each in found.case.workarounds)
 

@@ -7,7 +7,6 @@ one cannot be forked; a script in a fork of it sees none either.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -22,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from torchsleuth.core.processes.last_will import scratch
+from torchsleuth.core.processes.child import Child, scratch
 from torchsleuth.core.processes.starting import (
     fresh_environment,
     python_command,
@@ -33,7 +32,6 @@ from torchsleuth.core.processes.tree import (
     TOKEN,
     UNMARKED,
     descendants_of,
-    kill_group,
     marked,
     send,
     started_at,
@@ -60,16 +58,17 @@ class PreparedInterpreter:
         self._scratch = tempfile.mkdtemp(dir=scratch())
         self._set_up(environment)
         self._control, theirs = socket.socketpair()
-        with open(os.path.join(self._scratch, "log"), "wb") as log:
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                python_command(sys.executable, INSIDE, theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**self._started_with, "TORCHINDUCTOR_CACHE_DIR": os.path.join(self._scratch, "unused")},
-                start_new_session=True,
-                pass_fds=(theirs.fileno(),),
-            )
+        self._process: Child | None = Child(
+            python_command(sys.executable, INSIDE, theirs.fileno()),
+            environment={
+                **self._started_with,
+                "TORCHINDUCTOR_CACHE_DIR": os.path.join(self._scratch, "unused"),
+            },
+            stdout=Path(self._scratch, "log"),
+            stderr=Path(self._scratch, "log"),
+            handed=[theirs.fileno()],
+            tied=False,
+        )
         theirs.close()
 
     @classmethod
@@ -163,11 +162,8 @@ class PreparedInterpreter:
         self._control.close()
         if self._process is not None:
             if below:  # it ends them itself, and what they started meanwhile
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(GONE_SECONDS)
-            if self._process.poll() is None:
-                kill_group(self._process.pid)
-            self._process.wait()
+                self._process.ended_within(GONE_SECONDS)
+            self._process.end()
             for pid, started in below.items():
                 if started_at(pid) == started:
                     send(pid, signal.SIGKILL)
@@ -223,7 +219,7 @@ class NotThere(Exception):
 
 
 class ForkedProcess:
-    """A process forked from that interpreter; used as `Popen` is."""
+    """A process forked from that interpreter; used as a `Child` is."""
 
     def __init__(self, home: PreparedInterpreter, number: int) -> None:
         self._home = home

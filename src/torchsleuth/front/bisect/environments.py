@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -28,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.last_will import ends_with_us
-from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.core.processes.child import Child
 from torchsleuth.front.bisect.release_names import public, release_named
 
 try:
@@ -197,42 +195,28 @@ def _fill(recipe: Recipe, place: Path, deadline: float, stop: threading.Event) -
         run([sys.executable, "-P", "-m", "venv", "--without-pip", str(place)])
         pip = [sys.executable, "-P", "-m", "pip", "--python", python, "--disable-pip-version-check"]
         run([*pip, "install", "--quiet", "--no-input", "--only-binary", "torch", *source, *what])
-    said = run([python, "-P", "-c", _CHECK]).strip().rpartition("\n")[2]
-    if public(said) != recipe.version:
+    version = run([python, "-P", "-c", _CHECK]).strip().rpartition("\n")[2]
+    if public(version) != recipe.version:
         raise CannotBuild(
-            f"its environment imports torch {said} instead; see that PYTHONPATH names no other torch"
+            f"its environment imports torch {version} instead; see that PYTHONPATH names no other torch"
         )
-    (place / READY).write_text(json.dumps({"torch": said, "made": time.time()}), encoding="utf-8")
+    (place / READY).write_text(json.dumps({"torch": version, "made": time.time()}), encoding="utf-8")
 
 
 def _run(command: Sequence[str], recipe: Recipe, deadline: float, stop: threading.Event) -> str:
     """Runs one step in a session of its own; its stdout. A failure becomes the error it stands for."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-        )
-        over = ends_with_us(child.pid)
-        try:
+        with Child(command, stdout=out, stderr=err) as child:
             while child.poll() is None:
                 if stop.wait(POLL_SECONDS) or time.monotonic() > deadline:
                     raise Stopped
-        finally:
-            _end(child)
-            over()
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode("utf-8", errors="replace"))
-    if child.returncode:
+    if child.wait():
         raise _failure(texts[1] or texts[0], recipe)
     return texts[0]
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends a step that is still running, with all it started."""
-    if child.poll() is None:
-        kill_group(child.pid)
-    child.wait()
 
 
 def _failure(text: str, recipe: Recipe) -> Exception:
@@ -247,8 +231,8 @@ def _failure(text: str, recipe: Recipe) -> Exception:
         )
     if _NO_WHEEL.search(text):
         return CannotBuild(f"the index has no wheel of it for {this_target()}")
-    told = [line for line in lines if re.match(r"error|\w*Error\b", line, re.IGNORECASE)] or lines
-    return CannotBuild(f"it could not be installed: {(told or ['no reason was given'])[-1][:200]}")
+    errors = [line for line in lines if re.match(r"error|\w*Error\b", line, re.IGNORECASE)] or lines
+    return CannotBuild(f"it could not be installed: {(errors or ['no reason was given'])[-1][:200]}")
 
 
 def _check_room(folder: Path, expected_bytes: int) -> None:

@@ -79,7 +79,7 @@ def minify_verb(
                 how = {"arguments": arguments, "timeout": timeout}
                 folder = adopt(processes, Path(case_or_script), cases_dir, budget, say, **how)
             left = max(1.0, budget - (time.monotonic() - started))
-            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.hear)
+            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.update)
             outcome = minify(case, left)
         except KeyboardInterrupt:
             line.end()
@@ -115,8 +115,8 @@ def _for_programs(outcome: MinifyOutcome) -> dict[str, object]:
     """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
     return {
         "form": outcome.repro.script.form if outcome.repro else None,
-        "seconds": {**outcome.told.seconds, "whole": outcome.seconds},
-        "reducers": list(outcome.told.reducers),
+        "seconds": {**outcome.done.seconds, "whole": outcome.seconds},
+        "reducers": list(outcome.done.reducers),
     }
 
 
@@ -131,14 +131,14 @@ def show_result(outcome: MinifyOutcome) -> None:
         f"{size}, {minified.queries} trials, "
         f"{outcome.seconds:.1f} s; failed the same way in {repro.reproduced} of {len(repro.runs)} fresh processes"
     )
-    for sentence in outcome.told.explanation:
+    for sentence in outcome.done.explanation:
         show(f"  {sentence}")
-    for other in outcome.told.also:
+    for other in outcome.done.also:
         show(f"  another failure was met on the way and kept under also/: {other}")
     gone = "calls gone" if minified.calls is not None else "      gone"
     show()
     show(f"reducer                 trials  kept  {gone}  seconds")
-    for row in outcome.told.reducers:
+    for row in outcome.done.reducers:
         if row["queries"]:
             show(
                 f"{row['reducer']:<22}  {row['queries']:>6}  {row['successes']:>4}  "

@@ -29,7 +29,7 @@ ORIGINAL = "original.py"
 # The script of another level while it is tried; it finds the kept inputs where it lies.
 OTHER_LEVEL = "original-other-level.py"
 
-Hear = Callable[[Seen], None]
+Follow = Callable[[Seen], None]
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ def _nothing(_: object) -> None:
 class CaseAtWork:
     """A case and what works on it: `work = CaseAtWork(folder, processes, time.monotonic() + 60, print)`.
 
-    `tell` gets sentences for a person, `hear` what the host tells; `change` is what its program was run with.
+    `note` gets sentences for a person, `follow` what the host tells; `change` is what its program was run with.
     """
 
     folder: CaseFolder
     processes: Processes
     deadline: float
-    tell: Say = _nothing
-    hear: Hear = _nothing
+    note: Say = _nothing
+    follow: Follow = _nothing
     change: Change = NOTHING
 
     @property
@@ -98,7 +98,7 @@ class CaseAtWork:
 
     def say(self, text: str) -> None:
         """A sentence about this case."""
-        self.tell(f"case {self.case.id}: {text}")
+        self.note(f"case {self.case.id}: {text}")
 
     def write(self, files: Mapping[str, str | Path] | None = None, **sections: Any) -> None:
         """Adds files to the case and replaces sections of case.json: `work.write(triage=Triage("dynamo"))`."""
@@ -140,12 +140,12 @@ class CaseAtWork:
             deadline=self.deadline,
         )
 
-    def ask_host(self, step: str, seconds: float, hear: Hear | None = None, **facts: Any) -> Done:
+    def ask_host(self, step: str, seconds: float, follow: Follow | None = None, **facts: Any) -> Done:
         """What came of a step of the search host; raises `StepRefused` or `HostLost`."""
         assert self.processes.host is not None
         place = str(self.folder.path.absolute())
         return self.processes.host.ask(
-            step, seconds, said=self.tell, heard=hear or self.hear, case=place, **facts
+            step, seconds, said=self.note, heard=follow or self.follow, case=place, **facts
         )
 
     @property

@@ -7,11 +7,11 @@ where a system has no such call (macOS), Ctrl-C counts as the terminal's.
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import subprocess
 from types import TracebackType
 from typing import Self
+
+from torchsleuth.core.processes.child import Child
 
 # Stops and continues are for the whole job; a fault of ours is ours; the rest cannot be had or says nothing.
 _NOT_FORWARDED = {
@@ -33,7 +33,7 @@ class Forwarder:
     `sent` holds those that reached the program so.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+    def __init__(self, child: Child) -> None:
         self.child = child
         self.sent: set[int] = set()
 
@@ -61,8 +61,7 @@ class Forwarder:
         if WAITS:
             self._next(seconds)
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.child.wait(seconds)
+        self.child.ended_within(seconds)
 
     def _next(self, seconds: float) -> bool:
         came = signal.sigtimedwait(self.wanted, seconds)
@@ -75,4 +74,4 @@ class Forwarder:
     def _send(self, number: int, reached_it: frozenset[int]) -> None:
         self.sent.add(number)
         if number not in reached_it and self.child.poll() is None:
-            self.child.send_signal(number)
+            self.child.send(number)

@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.last_will import goes_with_us, scratch
+from torchsleuth.core.processes.child import Child, Process, goes_with_us, scratch
 from torchsleuth.core.processes.limits import fair_memory
-from torchsleuth.core.processes.prepared import ForkedProcess, NotThere, PreparedInterpreter
+from torchsleuth.core.processes.prepared import NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import fresh_environment, python_command
 from torchsleuth.core.processes.tree import kill_group, resident_bytes
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
@@ -138,23 +138,21 @@ class SearchHost:
         environment = fresh_environment(self.environment, self._scratch / "unused")
         arguments = [f"--workers={self.workers}", f"--values={self._values}"]
         arguments += [f"--work={self.work}"] if self.work else []
-        self._process: ForkedProcess | subprocess.Popen[bytes]
+        self._process: Process
         try:
             with self.prepared.join() as home:
                 self._process = self.prepared.fork_call(
                     f"{HOST}:main", arguments, [theirs, home], environment, self.log
                 )
         except NotThere:
-            with open(self.log, "ab") as log:
-                self._process = subprocess.Popen(
-                    python_command(sys.executable, HOST, f"--control={theirs.fileno()}", *arguments),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    start_new_session=True,
-                    pass_fds=(theirs.fileno(),),
-                )
+            self._process = Child(
+                python_command(sys.executable, HOST, f"--control={theirs.fileno()}", *arguments),
+                environment=environment,
+                stdout=self.log,
+                stderr=self.log,
+                handed=[theirs.fileno()],
+                tied=False,
+            )
         theirs.close()
 
     @property
@@ -170,7 +168,7 @@ class SearchHost:
         try:
             self._process.wait(LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._process.end()
 
     def _asked(self, order: Order, budget: float, heard: Callable[[Seen], None]) -> Done | _Death:
         until = time.monotonic() + budget

@@ -19,7 +19,7 @@ from torchsleuth.core.cases.door import NotRead, is_own_folder, json_inside
 from torchsleuth.core.cases.errors import SleuthError, error_of_oserror
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import crash_failure, watched_processes
-from torchsleuth.core.processes.last_will import OWNER, PREFIX
+from torchsleuth.core.processes.child import OWNER, PREFIX
 from torchsleuth.core.processes.tree import identity_from_json, this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import fatal_signal

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from torchsleuth.core.cases.spool import (
     UnderWay,
@@ -24,9 +24,9 @@ from torchsleuth.core.cases.spool import (
     hang_failure,
     watched_processes,
 )
-from torchsleuth.core.processes.last_will import ends_with_us
+from torchsleuth.core.processes.child import Child
 from torchsleuth.core.processes.limits import Stopwatch
-from torchsleuth.core.processes.tree import descendants_of, end_all, kill_group, send
+from torchsleuth.core.processes.tree import send
 from torchsleuth.core.protocol.failures import Failure, fatal_signal, signal_of_status
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.forwarding import Forwarder
@@ -99,25 +99,26 @@ def supervise(
     from torchsleuth.core.watching import STACKS_SIGNAL
 
     result = Supervised()
-    # With the descriptors that a shell opened for it: `torchsleuth run f.py <(echo x)`. Our own are not inherited.
-    streams: dict[str, Any] = {"stdout": stdout, "close_fds": False}
-    if again is not None:
-        nothing = subprocess.DEVNULL
-        streams = {"stdin": nothing, "stdout": nothing, "stderr": again.stderr, "cwd": again.cwd}
-        streams["start_new_session"] = True
     base = again.environment if again is not None and again.environment is not None else os.environ
     given = {**base, **(environment or {})}
-    child = subprocess.Popen(command, env=child_environment(settings, given), **streams)
+    # What a person started has the descriptors that their shell opened for it (`torchsleuth run f.py <(echo x)`; our
+    # own are not inherited), and goes on if we are killed. What only we know of does neither, and gets no signals.
+    child = Child(
+        command,
+        environment=child_environment(settings, given),
+        cwd=None if again is None else again.cwd,
+        stdout=stdout if again is None else subprocess.DEVNULL,
+        stderr=None if again is None else again.stderr,
+        apart=again is not None,
+    )
     ends = time.monotonic() + ends_after if ends_after is not None else float("inf")
     watchdog = _Watchdog(Path(settings.spool), timeout, STACKS_SIGNAL)
 
     def end() -> None:
         """Asked first, killed after a moment, with everything it started."""
         started = [p.pid for p in watched_processes(Path(settings.spool)) if p.is_alive]
-        end_all([child.pid, *descendants_of(child.pid), *started], GRACE_SECONDS)
+        child.end(GRACE_SECONDS, also=started)
 
-    # A program that a person started goes on if we are killed; one that only we know of does not, and gets no signals.
-    over = ends_with_us(child.pid) if again is not None else None
     forwarder = Forwarder(child) if again is None else None
     try:
         with forwarder or contextlib.nullcontext():
@@ -126,18 +127,15 @@ def supervise(
                 result.late = time.monotonic() > (again.deadline if again is not None else ends)
                 if result.late and again is None:
                     # As a person would: a program that saves what it has gets its chance.
-                    child.send_signal(signal.SIGINT)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        child.wait(GRACE_SECONDS)
+                    child.send(signal.SIGINT)
+                    child.ended_within(GRACE_SECONDS)
                 if hung is not None or result.late or (again is not None and again.enough()):
                     result.lost += [hung] if hung is not None else []
                     end()
                     break
     finally:
-        if over is not None:
+        if again is not None:
             end()
-            kill_group(child.pid)
-            over()
     code = child.wait()
     result.status = 128 - code if code < 0 else code
     sent = forwarder.sent if forwarder is not None else set()
@@ -148,16 +146,12 @@ def supervise(
     return result
 
 
-def _ended(child: subprocess.Popen[bytes], forwarder: Forwarder | None) -> bool:
+def _ended(child: Child, forwarder: Forwarder | None) -> bool:
     """Waits a moment; whether the program has ended by then."""
     if forwarder is not None:
         forwarder.pass_on(POLL_SECONDS)
         return child.poll() is not None
-    try:
-        child.wait(POLL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    return child.ended_within(POLL_SECONDS)
 
 
 class _Watchdog:

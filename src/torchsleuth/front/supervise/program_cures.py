@@ -98,10 +98,10 @@ def try_found_on_program(work: CaseAtWork, changes: Sequence[Change], everything
     for tried, change in zip(work.case.workarounds or (), changes):
         wanted = tried.verified and work.left > 0 and (everything or not passed)
         if wanted and change.for_programs:
-            work.tell(f"running the program with: {tried.name}")
+            work.note(f"running the program with: {tried.name}")
             run = run_program(program, change, watch=watch_for(work.case), timeout=work.left)
             why = why_not_cured(work.case.signature, run)
-            work.tell(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
+            work.note(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
             passed = passed or why is None
             tried = replace(tried, program=why is None, error=tried.error if why is None else why)
         done.append(tried)
@@ -118,10 +118,10 @@ def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
     if any(_LIMIT in name for name in case.signature.exceptions):
         # It is compiled too often: for all sizes at once, or more often still.
         yield from (DYNAMIC, MORE_COMPILES)
-    told = folder.text(TRACEBACK) if folder.has(TRACEBACK) else ""
-    for module, name, value in dict.fromkeys(_HINT.findall(told)):
+    text = folder.text(TRACEBACK) if folder.has(TRACEBACK) else ""
+    for module, name, value in dict.fromkeys(_HINT.findall(text)):
         yield setting(name, value, "nothing else: torch's message names this setting", module)
-    yield from _hinted_calls(told)
+    yield from _hinted_calls(text)
     places = places_at_fault(folder)
     own = [place for place in places if not _is_installed(place[0])] or places
     if case.phase == "capture" and case.kind == "capture_error":

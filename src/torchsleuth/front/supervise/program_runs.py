@@ -28,8 +28,8 @@ from torchsleuth.core.cases.model import Case
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.changes import NOTHING, Change, change_from_environment
+from torchsleuth.core.processes.child import scratch
 from torchsleuth.core.processes.kernel_caches import hand_probes_to
-from torchsleuth.core.processes.last_will import scratch
 from torchsleuth.core.processes.limits import hang_seconds
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.supervise.leftovers import new_spool

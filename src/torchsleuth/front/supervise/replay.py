@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,8 +16,8 @@ from typing import IO
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.criteria import SAME, Answer
+from torchsleuth.core.processes.child import Child
 from torchsleuth.core.processes.starting import fresh_environment, python_command
-from torchsleuth.core.processes.tree import kill_group
 from torchsleuth.core.protocol.failures import signature_of_crash
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.torch_core.repro.program import PROGRAM
@@ -65,15 +66,14 @@ def replay_case(
         answer = Path(scratch, "answer.json")
         program = folder.file(PROGRAM).absolute()
         more = [word for word, wanted in (("--eager", eager), ("--pdb", debugger)) if wanted]
-        child = subprocess.Popen(
+        child = Child(
             python_command(sys.executable, REPLAY, program, f"--answer={answer}", *more),
-            env={
+            environment={
                 **fresh_environment(os.environ, Path(scratch, "cache")),
                 **(_ALL_FRAMES if debugger else {}),
             },
-            stdin=None if debugger else subprocess.DEVNULL,
             stdout=output,
-            start_new_session=not debugger,  # a debugger needs the terminal
+            apart=not debugger,  # which needs the terminal
         )
         try:
             status = child.wait(timeout)
@@ -84,7 +84,6 @@ def replay_case(
         except subprocess.TimeoutExpired:
             seen = Signature("hang", "run")
         finally:
-            if child.poll() is None:
-                child.kill() if debugger else kill_group(child.pid)
-                child.wait()
+            child.send(signal.SIGKILL)
+            child.end()
     return Replay(SAME.answer(folder.case.signature, seen), seen, round(time.monotonic() - started, 2))

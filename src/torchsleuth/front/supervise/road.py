@@ -29,7 +29,7 @@ from torchsleuth.core.protocol.steps import (
     Smaller,
     Verification,
 )
-from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Hear, Processes, processes_for
+from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
 from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program, blame_call
 from torchsleuth.front.supervise.program_cures import gives_up, try_on_program
@@ -69,8 +69,8 @@ def investigate(
     process: WatchedProcess,
     deadline: float,
     workers: str | None,
-    tell: Say,
-    hear: Hear,
+    note: Say,
+    follow: Follow,
     known: KnownRuns,
     change: Change = NOTHING,
 ) -> Iterator[CaseFolder]:
@@ -80,9 +80,9 @@ def investigate(
     what it was run with.
     """
     nothing = Processes()
-    work = CaseAtWork(folder, nothing, deadline, tell, hear, change)
+    work = CaseAtWork(folder, nothing, deadline, note, follow, change)
     if work.case.no_repro is not None:
-        work.tell(f"case {work.case.id} has no repro: {work.case.no_repro}")
+        work.note(f"case {work.case.id} has no repro: {work.case.no_repro}")
         if workers is not None and work.case.graph is not None:
             blame_by_program(work, known)
             yield work.folder
@@ -144,13 +144,15 @@ def _kept_for_later(step: Callable[[CaseAtWork, float], None], work: CaseAtWork,
 # -- locate and blame
 
 
-def blame(work: CaseAtWork, seconds: float, hear: Hear | None = None, *, before_minify: bool = False) -> None:
+def blame(
+    work: CaseAtWork, seconds: float, follow: Follow | None = None, *, before_minify: bool = False
+) -> None:
     """Who is at fault, written into the case; what stopped it as well.
 
     Of a large graph that is about to be made small, only what can be told at once: `before_minify`.
     """
     try:
-        work.ask_host("triage", seconds, hear, before_minify=before_minify)
+        work.ask_host("triage", seconds, follow, before_minify=before_minify)
     except (StepRefused, HostLost) as why:
         work.say(str(why))
         work.write(triage=Triage(error=str(why)))
@@ -228,7 +230,7 @@ def blame_by_program(work: CaseAtWork, known: KnownRuns) -> None:
     for each in found.workarounds[:1]:
         work.say(f"tried on the program and works: {each.name}; paste:")
         for line in each.how.splitlines():
-            work.tell(f"    {line}")
+            work.note(f"    {line}")
     work.write(triage=triage, workarounds=found.workarounds)
 
 
@@ -242,7 +244,7 @@ class MinifyOutcome:
     folder: CaseFolder
     repro: VerifiedRepro | None
     seconds: float
-    told: Done = dataclasses.field(default_factory=Done)
+    done: Done = dataclasses.field(default_factory=Done)
 
     @property
     def verified(self) -> bool:
@@ -258,11 +260,11 @@ def minify(work: CaseAtWork, seconds: float) -> MinifyOutcome:
     started = time.monotonic()
     scripts = work.processes.scripts
     error: SleuthError | None = None
-    told = Done()
+    done = Done()
     with ThreadPoolExecutor(1) as beside, scripts.stopped_with_us():
         search = _Search(work, started + seconds, beside)
         try:
-            told = work.ask_host("minify", seconds, search.hear)
+            done = work.ask_host("minify", seconds, search.follow)
         except (StepRefused, HostLost) as why:
             error = why
         repro = search.repro()
@@ -280,14 +282,14 @@ def minify(work: CaseAtWork, seconds: float) -> MinifyOutcome:
     if error is not None and repro is None:
         raise error
     if error is not None:
-        work.tell(str(error))
+        work.note(str(error))
     if repro is not None:
         verified = repro.to_case()
         if verified.error is not None:
             work.say(f"{REPRO}: {verified.error}")
         words = in_words(scripts, len(repro.runs))
         work.write(verified=verified, extra={**work.case.extra, "verified_in": words})
-    return MinifyOutcome(work.folder, repro, took, told)
+    return MinifyOutcome(work.folder, repro, took, done)
 
 
 @dataclasses.dataclass
@@ -301,14 +303,14 @@ class _Search:
     trials: int = 0
     running: Future[VerifiedRepro] | None = None
 
-    def hear(self, message: Seen) -> None:
+    def follow(self, message: Seen) -> None:
         if isinstance(message, Asked):
             self.trials += message.trials
         elif isinstance(message, Smaller):
             self.calls = message.size
         elif isinstance(message, Verification) and self.running is None:
             self._verify(message)
-        self.work.hear(message)
+        self.work.follow(message)
 
     def _verify(self, wanted: Verification) -> None:
         at_work = dataclasses.replace(self.work, deadline=self.deadline)
@@ -330,7 +332,7 @@ def shrink(work: CaseAtWork, left: float) -> None:
     try:
         outcome = minify(work, left)
     except (StepRefused, HostLost) as why:
-        work.tell(f"case {work.case.id} was not made smaller: {why}")
+        work.note(f"case {work.case.id} was not made smaller: {why}")
         work.reopen()
         return
     small, graph = work.case.minified, work.case.graph
@@ -346,11 +348,11 @@ def shrink(work: CaseAtWork, left: float) -> None:
 # -- cure
 
 
-def find_workarounds(work: CaseAtWork, seconds: float, hear: Hear | None = None) -> list[Change]:
+def find_workarounds(work: CaseAtWork, seconds: float, follow: Follow | None = None) -> list[Change]:
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
-    told = work.ask_host("workaround", seconds, hear)
+    done = work.ask_host("workaround", seconds, follow)
     work.reopen()
-    return list(told.changes)
+    return list(done.changes)
 
 
 def cure(work: CaseAtWork, left: float) -> None:
@@ -388,13 +390,13 @@ def _say_cure(work: CaseAtWork) -> None:
 # -- analyze
 
 
-def find_divergence(work: CaseAtWork, seconds: float, hear: Hear | None = None, **how: Any) -> None:
+def find_divergence(work: CaseAtWork, seconds: float, follow: Follow | None = None, **how: Any) -> None:
     """Where a wrong result begins, written into the case; raises `StepRefused` where there is nothing to compare.
 
     `how` is what to leave out, and whether to keep all values: `find_divergence(work, 60, without=("fusion",))`.
     """
     try:
-        work.ask_host("analyze", seconds, hear, **how)
+        work.ask_host("analyze", seconds, follow, **how)
     except HostLost as why:
         work.say(str(why))
     work.reopen()
@@ -408,16 +410,16 @@ def analyze(work: CaseAtWork, left: float) -> None:
     try:
         find_divergence(work, min(ANALYZE_SECONDS, left), _nothing)
     except StepRefused as why:
-        work.tell(f"case {work.case.id} was not analysed: {why}")
+        work.note(f"case {work.case.id} was not analysed: {why}")
         work.reopen()
         return
     if work.case.analysis is not None:
         work.say(work.case.analysis.words)
 
 
-def sentences(tell: Say) -> Hear:
+def sentences(note: Say) -> Follow:
     """Of what the host tells, what it says in words: `blame(work, 60, sentences(print))`."""
-    return lambda message: tell(message.text) if isinstance(message, Says) else None
+    return lambda message: note(message.text) if isinstance(message, Says) else None
 
 
 def _nothing(_: object) -> None:

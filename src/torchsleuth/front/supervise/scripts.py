@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,15 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from torchsleuth.core.criteria import SAME, Answer
+from torchsleuth.core.processes.child import Child, Process, scratch
 from torchsleuth.core.processes.kernel_caches import hand_probes_to, keep_probes_of
-from torchsleuth.core.processes.last_will import ends_with_us, scratch
 from torchsleuth.core.processes.limits import Stopwatch
 from torchsleuth.core.processes.prepared import NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import fresh_environment
-from torchsleuth.core.processes.tree import kill_group
 from torchsleuth.core.protocol.failures import signature_of_crash
 from torchsleuth.script_runtime.signature import Signature
 
@@ -70,17 +67,6 @@ class ScriptRun:
     def words(self) -> str:
         """The answer in the words of a script's last line: "reproduced", "not reproduced", ..."""
         return _WORDS[self.answer]
-
-
-class Running(Protocol):
-    """A script under way: `poll` is its exit status once it has ended; `end` kills it with all it started."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    def poll(self) -> int | None: ...
-
-    def end(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -144,15 +130,20 @@ class ScriptRunner:
         """
         environment = {} if compiles else {"TORCH_COMPILE_DISABLE": "1"}
 
-        def fork(places: Places) -> Running:
+        def fork(places: Places) -> Process:
             assert self.prepared is not None
             streams = (places.stdout, places.stderr)
             return self.prepared.fork_script(script, arguments, *streams, places.cache, environment)
 
-        def start(places: Places) -> Running:
-            return _Interpreter([self.python, str(script), *arguments], places, environment)
+        def start(places: Places) -> Process:
+            return Child(
+                [self.python, str(script), *arguments],
+                environment={**fresh_environment(os.environ, places.cache), **environment},
+                stdout=places.stdout,
+                stderr=places.stderr,
+            )
 
-        def one_run(begin: Callable[[Places], Running]) -> ScriptRun:
+        def one_run(begin: Callable[[Places], Process]) -> ScriptRun:
             run = watched_run(begin, expected, self.stopped, phase_seconds, deadline)
             if begin is start and run.answer is not Answer.CANNOT_TELL:
                 self.longest_alone = max(self.longest_alone, run.seconds)
@@ -210,7 +201,7 @@ class ScriptRunner:
 
 
 def watched_run(
-    begin: Callable[[Places], Running],
+    begin: Callable[[Places], Process],
     expected: Signature,
     stopped: threading.Event,
     phase_seconds: float,
@@ -242,34 +233,6 @@ def watched_run(
         return _answer(code, phase, places.stdout, places.stderr, expected, seconds)
 
 
-class _Interpreter:
-    """`python script` in a session of its own."""
-
-    def __init__(self, command: Sequence[str], places: Places, environment: Mapping[str, str]) -> None:
-        with open(places.stdout, "wb") as stdout, open(places.stderr, "wb") as stderr:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env={**fresh_environment(os.environ, places.cache), **environment},
-                start_new_session=True,
-            )
-        self._over = ends_with_us(self._child.pid)
-
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid
-
-    def poll(self) -> int | None:
-        return self._child.poll()
-
-    def end(self) -> None:
-        kill_group(self._child.pid)  # a session of its own cannot be anyone else's
-        self._child.wait()
-        self._over()
-
-
 def _clocks(expected: Signature, seconds: float) -> dict[str | None, float]:
     """The clock of each phase; None is that before the first."""
     hangs_late = (expected.kind, expected.phase) == ("hang", "run")
@@ -278,7 +241,7 @@ def _clocks(expected: Signature, seconds: float) -> dict[str | None, float]:
 
 
 def _await(
-    child: Running,
+    child: Process,
     err: Path,
     clocks: Mapping[str | None, float],
     deadline: float | None,

@@ -28,7 +28,7 @@ from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.criteria import ONCE_MORE, Answer
-from torchsleuth.core.processes.last_will import scratch
+from torchsleuth.core.processes.child import scratch
 from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.core.protocol.failures import Failure, RecordedCall
 from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
@@ -298,7 +298,7 @@ class VerifiedRepro:
         return sum(run.reproduced for run in self.runs)
 
     @property
-    def told_nothing(self) -> bool:
+    def cannot_tell(self) -> bool:
         return all(run.answer is Answer.CANNOT_TELL for run in self.runs)
 
     @property
@@ -309,13 +309,13 @@ class VerifiedRepro:
         """What the case says of it."""
         eager = passes_in_eager(self.eager)
         why = fails_in_eager(self.eager) if self.needs_eager and eager is False else None
-        if self.runs and self.told_nothing:
+        if self.runs and self.cannot_tell:
             why = self.runs[0].summary
         return Verified(len(self.runs), self.reproduced, self.holds, why, eager)
 
 
 def passes_in_eager(run: ScriptRun) -> bool | None:
-    """Whether a run without the compiler passed; None where it told nothing.
+    """Whether a run without the compiler passed; None where that cannot be told.
 
     >>> passes_in_eager(ScriptRun(Answer.PASSES, "NOT REPRODUCED", 1.0))
     True
@@ -339,7 +339,7 @@ def verified_repro(work: CaseAtWork, wanted: Verification) -> VerifiedRepro:
     longest = phase_clock(work.case) if work.case.kind == "hang" else work.processes.scripts.longest_alone
     refused = False  # by eager: plain inputs, for which random ones stand in
     for script in wanted.scripts:
-        if best is not None and work.left < 0 and (script.form not in most_exact or best.told_nothing):
+        if best is not None and work.left < 0 and (script.form not in most_exact or best.cannot_tell):
             continue
         if script.random and not refused:
             continue

@@ -24,7 +24,7 @@ from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING
 from torchsleuth.core.protocol.failures import UncaughtError
 from torchsleuth.core.watching import Settings
-from torchsleuth.front.supervise.case_at_work import CaseAtWork, Hear, Processes, processes_for
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.program import Supervised
 from torchsleuth.front.supervise.program_blame import KnownRuns, component_by_runs
 from torchsleuth.front.supervise.program_cures import try_on_program
@@ -105,7 +105,7 @@ def look_at_own_error(
 def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:
     """What makes the program fail, and the line that does not get what it should."""
     left = max(1.0, work.left)
-    triage = component_by_runs(found.program, found.first, found.uncompiled, work.tell, left)
+    triage = component_by_runs(found.program, found.first, found.uncompiled, work.note, left)
     detail = f"{triage.detail}; every graph of it agrees with eager"
     return dataclasses.replace(triage, detail=detail, user_line=found.error.place, code=found.error.code)
 
@@ -126,31 +126,31 @@ def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str
 
 
 def adopt(
-    processes: Processes, script: Path, cases_dir: Path, seconds: float, tell: Say, **how: Any
+    processes: Processes, script: Path, cases_dir: Path, seconds: float, note: Say, **how: Any
 ) -> CaseFolder:
     """The case that a script of someone else's, or a program, becomes; `how` are its arguments and its clock."""
     assert processes.host is not None
     places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
-    told = processes.host.ask("adopt", seconds, said=tell, **places, **how)
-    return open_case(cases_dir, told.case)
+    done = processes.host.ask("adopt", seconds, said=note, **places, **how)
+    return open_case(cases_dir, done.case)
 
 
 def investigate_own_error(
-    found: OnlyCompiled, cases_dir: Path, workers: str | None, deadline: float, tell: Say, hear: Hear
+    found: OnlyCompiled, cases_dir: Path, workers: str | None, deadline: float, note: Say, follow: Follow
 ) -> Iterator[CaseFolder]:
     """The case that a whole program is, after each step: who is at fault, made small, worked around.
 
     Used as `for folder in investigate_own_error(found, cases_dir, "2", deadline, print, line.hear): ...`.
     """
     if found.script is None or workers is None:
-        tell("the program fails only when it is compiled; go on with: torchsleuth minify SCRIPT")
+        note("the program fails only when it is compiled; go on with: torchsleuth minify SCRIPT")
         return
     try:
         with processes_for(None, workers) as processes:
             left = deadline - time.monotonic()
             arguments = found.program.command[2:]
-            folder = adopt(processes, found.script, cases_dir, left, tell, arguments=arguments)
-            work = CaseAtWork(folder, processes, deadline, tell, hear, found.program.change)
+            folder = adopt(processes, found.script, cases_dir, left, note, arguments=arguments)
+            work = CaseAtWork(folder, processes, deadline, note, follow, found.program.change)
             program = {"command": list(found.program.command), "cwd": found.program.cwd}
             frames = list(_compiled_functions(found.process))
             work.write(extra={**work.case.extra, "program": program, "frames": frames})
@@ -161,7 +161,7 @@ def investigate_own_error(
             minify(work, work.left * SHARE_FOR_A_PROGRAM)
             yield work.folder
     except SleuthError as why:
-        tell(str(why))
+        note(str(why))
         return
     try_on_program(work)
     yield work.folder

@@ -21,8 +21,7 @@ from pathlib import Path
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.changes import Change
-from torchsleuth.core.processes.last_will import ends_with_us
-from torchsleuth.core.processes.tree import kill_group
+from torchsleuth.core.processes.child import Child
 from torchsleuth.front.supervise.program_runs import CannotRunProgram, ProgramRun, Watch, run_program
 from torchsleuth.front.supervise.whole_program import run_and_investigate
 from torchsleuth.front.sweep.cells import (
@@ -216,16 +215,9 @@ class Sweep:
         """The process that joins the cluster is told what to run, and tells a line for each that has ended."""
         if not jobs:
             return
-        child = subprocess.Popen(
-            [sys.executable, *_ON_RAY, self.workers],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            text=True,
-        )
-        over = ends_with_us(child.pid)
-        try:
-            assert child.stdin is not None and child.stdout is not None
+        command = [sys.executable, *_ON_RAY, self.workers]
+        with Child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.input is not None and child.output is not None
             order = {
                 "seconds": self.limits.left,
                 "timeout": self.limits.timeout * WHOLE_PROGRAM,
@@ -236,20 +228,16 @@ class Sweep:
                     for program, setting in jobs
                 ],
             }
-            child.stdin.write(json.dumps(order) + "\n")
-            child.stdin.close()
-            for line in child.stdout:
-                said = json.loads(line)
-                if "error" in said:
-                    raise NoCluster(said["error"])
-                run = ProgramRun(**{**said["run"], "cases": tuple(said["run"]["cases"])})
-                yield (*jobs[said["job"]], run)
-            if child.wait() != 0:
-                raise NoCluster(f"the process that runs programs on Ray ended with status {child.returncode}")
-        finally:
-            kill_group(child.pid)
-            child.wait()
-            over()
+            child.input.write(json.dumps(order).encode() + b"\n")
+            child.input.close()
+            for line in child.output:
+                message = json.loads(line)
+                if "error" in message:
+                    raise NoCluster(message["error"])
+                run = ProgramRun(**{**message["run"], "cases": tuple(message["run"]["cases"])})
+                yield (*jobs[message["job"]], run)
+            if (code := child.wait()) != 0:
+                raise NoCluster(f"the process that runs programs on Ray ended with status {code}")
 
 
 def repro_of(cases_dir: Path, case: CaseDocument) -> str | None:

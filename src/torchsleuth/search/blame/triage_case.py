@@ -23,7 +23,7 @@ from torchsleuth.search.blame.inductor import narrowed, stopped_at
 from torchsleuth.search.blame.ladder import climb, has_custom_operator, misbehaving_operator
 from torchsleuth.search.blame.runner import Asked, Result, Runner
 from torchsleuth.search.blame.settings import needed_settings, settings_of
-from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, seeds, wait_for_device
+from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, wait_for_device
 from torchsleuth.search.minify.contract import Reduction, State
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.engine import combined
@@ -273,7 +273,7 @@ class _Blame:
         suspects = [
             *([analysis.node] if analysis is not None and analysis.node is not None else ()),
             *_nodes_at(first),
-            *seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes),
+            *start.blamed(),
         ]
         runner.say(LOOKING_FOR_CALLS)
         if not runner.questions.begins(LOOKING_FOR_CALLS):

@@ -37,6 +37,9 @@ from torchsleuth.torch_core.tensors import InputsDescription, ScalarSpec, Tensor
 from torchsleuth.torch_internals.operators import load_compiler_operators, short_name
 from torchsleuth.torch_internals.schemas import declare_operators
 
+# An operator that makes up more than this share of a graph is no hint.
+COMMON = 0.25
+
 
 class CannotMinify(SleuthError):
     """A case from which no search can start; says why and what to do."""
@@ -50,6 +53,10 @@ class SearchStart:
     expected: Signature
     record: GraphRecord
     traceback: str
+
+    def blamed(self) -> list[str]:
+        """Names of nodes that the failure blames, most suspicious first."""
+        return seeds(self.state.graph, self.traceback, self.expected.message, self.record.nodes)
 
 
 @dataclass
@@ -235,10 +242,6 @@ def _stand_in(name: str) -> Callable[..., Any]:
     return stand_in
 
 
-# An operator that makes up more than this share of a graph is no hint.
-COMMON = 0.25
-
-
 def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[str, SourceLine]) -> list[str]:
     """Names of nodes, most suspicious first; `text` is the traceback, `lines` the user's line of each node.
 
@@ -249,11 +252,8 @@ def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[s
     generated = text.rpartition(TITLE)[2] if TITLE in text else ""
     targets = set(re.findall(r"^\s*target: ([\w.]+)", text, re.MULTILINE))
     targets |= set(re.findall(r"'torch\.ops\.([\w.]+)'", generated))
-    places = (
-        set(re.findall(r'File "([^"]+)", line (\d+)', text.rpartition("Found from")[2]))
-        if "Found from" in text
-        else set()
-    )
+    found_from = text.rpartition("Found from")[2] if "Found from" in text else ""
+    places = set(re.findall(r'File "([^"]+)", line (\d+)', found_from))
     executing = set(re.findall(r"While executing %(\w+)", text))
     words = set(re.split(r"[^a-z0-9]+|_", message.lower()))
     score: dict[str, float] = {}
@@ -261,7 +261,7 @@ def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[s
         points = 0.0
         if node.name in executing:
             points += 8
-        if str(node.target) in targets or (_holds(graph, node, targets) and targets):
+        if str(node.target) in targets or _holds(graph, node, targets):
             points += 4
         line = lines.get(node.name)
         if points and line and (line.file, str(line.line)) in places:
@@ -282,9 +282,6 @@ def seeds(graph: torch.fx.GraphModule, text: str, message: str, lines: Mapping[s
 
 def _holds(graph: torch.fx.GraphModule, node: torch.fx.Node, targets: set[str]) -> bool:
     """Whether a nested graph that the node calls holds one of the targets."""
-    for source in node.all_input_nodes:
-        nested = getattr(graph, str(source.target), None) if source.op == "get_attr" else None
-        inner = nested.graph.nodes if isinstance(nested, torch.fx.GraphModule) else ()
-        if any(str(node.target) in targets for node in inner):
-            return True
-    return False
+    held = [getattr(graph, str(each.target), None) for each in node.all_input_nodes if each.op == "get_attr"]
+    nested = [each for each in held if isinstance(each, torch.fx.GraphModule)]
+    return any(str(inner.target) in targets for each in nested for inner in each.graph.nodes)

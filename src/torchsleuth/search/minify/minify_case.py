@@ -17,7 +17,7 @@ from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Minified
 from torchsleuth.core.processes.limits import clock_of_a_hang, seconds_of_a_hang
 from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
-from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, seeds, wait_for_device
+from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, wait_for_device
 from torchsleuth.search.minify.contract import Listener, Reduction, State
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.explain import Explanation, explain
@@ -123,7 +123,7 @@ def _searched(scripts: _Scripts, follower: Listener) -> Reduction[State]:
     blamed = list(case.triage.nodes) if case.triage is not None else []
     if case.analysis is not None and case.analysis.node is not None:
         blamed.insert(0, case.analysis.node)
-    blamed += seeds(start.state.graph, start.traceback, start.expected.message, start.record.nodes)
+    blamed += start.blamed()
     left = None if oracle.deadline is None else max(1.0, oracle.deadline - time.monotonic())
     nothing = None
     try:

@@ -24,7 +24,7 @@ from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.limits import LEAST_HANG, SECONDS_A_CALL, Limits, within
 from torchsleuth.core.protocol.trials import EAGER, Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint
-from torchsleuth.search.minify.contract import Oracle, State
+from torchsleuth.search.minify.contract import Oracle, S, State
 from torchsleuth.search.minify.states import Shapes, trial_of
 from torchsleuth.search.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.search.workers.queue import TrialQueue
@@ -37,6 +37,22 @@ from torchsleuth.torch_internals.schemas import writers
 EAGER_SECONDS = 120.0
 # Nothing in particular is expected of these.
 _ANYTHING = Signature("runtime_error", "run")
+# What hangs for this long, and for this many times what a healthy part of it takes, is worth the question whether it
+# hangs for all of its clock.
+QUICK_CLOCK = 2.0
+SLACK = 5.0
+# A healthy compile of so many calls takes twice as long as one of a single call.
+TWICE_AS_LONG = 20
+# A script has to hang on a machine that is somewhat faster by then, too.
+ROOM_FOR_SPEED = 1.2
+# The calls of a graph that has been made small.
+FEW_CALLS = 10
+# Of the time that is left, what the question may take whether less of the compiler would do.
+SHARE_FOR_ASKING = 0.1
+# And what one about most of the graph may take: whether it still fails without the calls that were found.
+SHARE_FOR_MAKING_SURE = 0.25
+# One call, for each level.
+TINY = {"aot": "torch.ops.aten.abs.default(a)", "dynamo": "torch.abs(a)"}
 
 
 class NoAnswer(SleuthError):
@@ -159,34 +175,16 @@ def _how(outcome: Outcome, limits: Limits) -> str:
     return f"its process ended with {signature.signal}"
 
 
-# What hangs for this long, and for this many times what a healthy part of it takes, is worth the question whether it
-# hangs for all of its clock.
-QUICK_CLOCK = 2.0
-SLACK = 5.0
-# A healthy compile of so many calls takes twice as long as one of a single call.
-TWICE_AS_LONG = 20
-# A script has to hang on a machine that is somewhat faster by then, too.
-ROOM_FOR_SPEED = 1.2
-# The calls of a graph that has been made small.
-FEW_CALLS = 10
-# Of the time that is left, what the question may take whether less of the compiler would do.
-SHARE_FOR_ASKING = 0.1
-# And what one about most of the graph may take: whether it still fails without the calls that were found.
-SHARE_FOR_MAKING_SURE = 0.25
-# One call, for each level.
-TINY = {"aot": "torch.ops.aten.abs.default(a)", "dynamo": "torch.abs(a)"}
-
-
-class AsksTrials(Oracle):
+class AsksTrials(Oracle[S]):
     """What the oracles of graphs and of programs share: states are asked side by side, and outcomes are judged."""
 
     expected: Signature
 
-    def submit(self, state: Any) -> Future[Outcome]:
+    def submit(self, state: S) -> Future[Outcome]:
         """Asks about one state."""
         raise NotImplementedError
 
-    def judge(self, outcome: Outcome, state: Any) -> bool:
+    def judge(self, outcome: Outcome, state: S) -> bool:
         """Whether an outcome shows what is looked for."""
         raise NotImplementedError
 
@@ -195,14 +193,14 @@ class AsksTrials(Oracle):
         """Whether it takes longer to see a failure than to see none."""
         return self.expected.kind == "hang"
 
-    def __call__(self, states: Sequence[Any]) -> list[bool | None]:
+    def __call__(self, states: Sequence[S]) -> list[bool | None]:
         return self._answers(states, every=False)
 
-    def each(self, states: Sequence[Any]) -> list[bool | None]:
+    def each(self, states: Sequence[S]) -> list[bool | None]:
         """All answers; where a failure takes long to see, what comes after one is still given up."""
         return self._answers(states, every=not self.failing_is_slow)
 
-    def _answers(self, states: Sequence[Any], every: bool) -> list[bool | None]:
+    def _answers(self, states: Sequence[S], every: bool) -> list[bool | None]:
         answers: list[bool | None] = []
         for ticket, state in zip([self.submit(state) for state in states], states):
             if True in answers and not every:
@@ -214,7 +212,7 @@ class AsksTrials(Oracle):
 
 
 @dataclass
-class TrialOracle(AsksTrials):
+class TrialOracle(AsksTrials[State]):
     """Asks trials whether states fail as `expected`, and what else a search must know of a state.
 
     Used as `TrialOracle(questions, signature).holding_to(state)([state])`.

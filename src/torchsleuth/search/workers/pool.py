@@ -24,9 +24,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchsleuth.child.child_process import DEVICE, ONCE, SHAPES
+from torchsleuth.core.processes.child import Child, Process
 from torchsleuth.core.processes.kernel_caches import drop_torn, hand_probes_to
 from torchsleuth.core.processes.limits import Limits, fair_memory
-from torchsleuth.core.processes.prepared import ForkedProcess, NotThere, PreparedInterpreter
+from torchsleuth.core.processes.prepared import NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import fresh_environment, python_command, sees_devices
 from torchsleuth.core.processes.tree import kill_group, kill_marked, marked
 from torchsleuth.core.protocol.codec import to_json
@@ -92,7 +93,7 @@ class Workers(TrialQueue):
         drop_torn(self.folder / "kernels", since=0.0)
         self._environment = dict(os.environ if environment is None else environment)
         self._failed_starts = 0
-        self._server: subprocess.Popen[bytes] | ForkedProcess
+        self._server: Process
         self._start()
         self._reader = threading.Thread(target=self._read, name="torchsleuth-workers", daemon=True)
         self._reader.start()
@@ -132,24 +133,17 @@ class Workers(TrialQueue):
                 raise NotThere
             self._server = home.fork_call(SERVER, arguments, [theirs], environment, log)
         except NotThere:
-            self._server = self._start_anew(arguments, theirs, environment, log)
+            module = SERVER.partition(":")[0]
+            self._server = Child(
+                python_command(self._python, module, f"--control={theirs.fileno()}", *arguments),
+                environment=environment,
+                stdout=log,
+                stderr=log,
+                handed=[theirs.fileno()],
+                tied=False,
+            )
         theirs.close()
         self._control = ours
-
-    def _start_anew(
-        self, arguments: list[str], control: socket.socket, environment: dict[str, str], log: Path
-    ) -> subprocess.Popen[bytes]:
-        module = SERVER.partition(":")[0]
-        with open(log, "wb") as said:
-            return subprocess.Popen(
-                python_command(self._python, module, f"--control={control.fileno()}", *arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                env=environment,
-                start_new_session=True,
-                pass_fds=(control.fileno(),),
-            )
 
     def _end_server(self) -> None:
         try:
@@ -160,8 +154,7 @@ class Workers(TrialQueue):
             # One that still loads hears nothing, and has started nothing yet.
             self._server.wait(LEAVE_SECONDS if self._ready.is_set() else LOADING_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
+            self._server.end()
         kill_marked(self._token)
 
     def _read(self) -> None:

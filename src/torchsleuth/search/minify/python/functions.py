@@ -10,7 +10,6 @@ import ast
 import copy
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from torchsleuth.search.minify.contract import Edit
 from torchsleuth.search.minify.python.program import (
@@ -42,35 +41,30 @@ def functions_of(tree: ast.AST) -> list[Function]:
     return [node for node in ast.walk(tree) if isinstance(node, Function)]
 
 
-@dataclass
 class Callees:
-    """Answers whom the calls of a program reach: `Callees.of(tree).calls_of(function)`."""
+    """Answers whom the calls of a program reach: `Callees(tree).calls_of(function)`."""
 
-    functions: dict[str, Function] = field(default_factory=dict)
-    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
-    methods: dict[str, list[Function]] = field(default_factory=dict)
-    # Variables that are assigned once.
-    values: dict[str, ast.expr | None] = field(default_factory=dict)
-    calls: list[ast.Call] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, tree: ast.AST) -> Callees:
-        made = cls()
+    def __init__(self, tree: ast.AST) -> None:
+        self.functions: dict[str, Function] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.methods: dict[str, list[Function]] = {}
+        # Variables that are assigned once.
+        self.values: dict[str, ast.expr | None] = {}
+        self.calls: list[ast.Call] = []
         inside = {id(f) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for f in c.body}
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                made.classes[node.name] = node
+                self.classes[node.name] = node
             elif isinstance(node, Function):
                 if id(node) in inside:
-                    made.methods.setdefault(node.name, []).append(node)
+                    self.methods.setdefault(node.name, []).append(node)
                 else:
-                    made.functions[node.name] = node
+                    self.functions[node.name] = node
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
-                made.values[name] = None if name in made.values else node.value
+                self.values[name] = None if name in self.values else node.value
             elif isinstance(node, ast.Call):
-                made.calls.append(node)
-        return made
+                self.calls.append(node)
 
     def calls_of(self, function: Function) -> Iterator[tuple[ast.Call, bool]]:
         """The calls that reach a function, and whether they leave out its first parameter."""
@@ -173,7 +167,7 @@ def _without_default(tree: ast.Module, default: ast.expr) -> bool:
 
 def drop_parameters(program: Program) -> Iterator[Edit[Program]]:
     """A parameter with what calls pass for it; inside, where it is used, it becomes what the first call passed."""
-    methods = {id(method) for named in Callees.of(program.tree).methods.values() for method in named}
+    methods = {id(method) for named in Callees(program.tree).methods.values() for method in named}
     for function in functions_of(program.tree):
         given = function.args
         own = given.args[:1] if id(function) in methods else []
@@ -212,7 +206,7 @@ def _passed(
 ) -> Iterator[tuple[ast.Call, ast.expr | None]]:
     """The calls of a function, and what each passes for a parameter."""
     positional = [*function.args.posonlyargs, *function.args.args]
-    for call, bound in Callees.of(tree).calls_of(function):
+    for call, bound in Callees(tree).calls_of(function):
         named = {keyword.arg: keyword.value for keyword in call.keywords}
         place = positional.index(parameter) - bound if parameter in positional else -1
         starred = any(isinstance(argument, ast.Starred) for argument in call.args)
@@ -269,7 +263,7 @@ def _instead(tree: ast.Module, outer: Function | ast.ClassDef, inner: str) -> bo
 
 def inline_functions(program: Program) -> Iterator[Edit[Program]]:
     """The body of a function in the place of a statement that calls it; last, a value where it is used."""
-    calls = Callees.of(program.tree)
+    calls = Callees(program.tree)
     for function in functions_of(program.tree):
         if _can_be_inlined(function):
             for call, bound in calls.calls_of(function):

@@ -418,8 +418,10 @@ class NoisyRun(RunWithNoise):
             if n.op.startswith("call_") and not n.meta.get(WIDENS)
         }
         self.held = dict[Node, Any]()
-        """What decisions were clamped from: they are taken by that, after its last reader."""
-        self.holds = {step.unclamped for step in self.steps.values()}
+        """What operands of decisions were before they were clamped; the graph itself may not need it so long."""
+        self.last_decision = {
+            step.unclamped: n for n, step in self.steps.items() if step.unclamped is not None
+        }
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self.held.clear()
@@ -427,7 +429,7 @@ class NoisyRun(RunWithNoise):
 
     def run_node(self, n: Node) -> Any:
         value = self._with_noise(n, self.steps[n]) if n in self.steps else super().run_node(n)
-        if n in self.holds:
+        if n in self.last_decision:
             self.held[n] = value
         return value
 
@@ -458,7 +460,11 @@ class NoisyRun(RunWithNoise):
         """A comparison, or the gradient of a relu, which a decision lets through or not."""
         gate = opkinds.plain_name(n) == GATE
         left, right = args[1:3] if gate else args
-        before = left if step.unclamped is None else self.held[step.unclamped]
+        before = left
+        if step.unclamped is not None:
+            before = self.held[step.unclamped]
+            if self.last_decision[step.unclamped] is n:
+                del self.held[step.unclamped]
         value = torch.le(left, right) if gate else comparison(n.target)(left, right)
         value = decision.taken(value, before, right, self.source.reversal, self.source.is_ordinary)
         return torch.where(value, torch.zeros_like(args[0]), args[0]) if gate else value
