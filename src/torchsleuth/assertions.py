@@ -136,9 +136,9 @@ def _verdict(eager: torch.fx.GraphModule, args: list[Any], compiled: Callable[..
     return judge_gradients(eager, args, noting, draws=drawn)
 
 
-def _refuted(said: str, verb: str) -> AssertionError:
+def _refuted(message: str, verb: str) -> AssertionError:
     """What a test report says; `verb` shows more, and marks that nothing of the compiler has failed."""
-    error = AssertionError(said)
+    error = AssertionError(message)
     error.add_note(
         f"lines, reasons and cures: torchsleuth {verb} script.py, or torchsleuth {verb} -m pytest test.py"
     )

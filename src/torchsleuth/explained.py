@@ -203,9 +203,9 @@ def explain(
 
 
 def _compile_times(events: Sequence[Event]) -> str:
-    told = [event.fields for event in events if event.kind == "frame"]
-    total = sum(frame["seconds"] for frame in told)
-    lines = [f"{frame['seconds']:8.3f} s  {frame['function']} ({frame['id']})" for frame in told]
+    compiles = [event.fields for event in events if event.kind == "frame"]
+    total = sum(frame["seconds"] for frame in compiles)
+    lines = [f"{frame['seconds']:8.3f} s  {frame['function']} ({frame['id']})" for frame in compiles]
     return "\n".join([f"compile time: {total:.3f} s", *lines])
 
 
@@ -266,11 +266,11 @@ def compile_times(repr: Literal["str", "csv", "dict"] = "str", aggregate: bool =
         return _csv(steps, aggregate)
     total = sum(frame["seconds"] for frame in compiles)
     if repr == "dict":
-        told = {
+        by_step = {
             name: {"phase": phase_of(name), "seconds": sum(times) if aggregate else times}
             for name, times in steps.items()
         }
-        return {"seconds": total, "steps": told, "frames": compiles}
+        return {"seconds": total, "steps": by_step, "frames": compiles}
     lines = [f"compile time: {total:.3f} s in {len(compiles)} compiles", "", "by frame"]
     for frame in compiles:
         lines.append(f"{frame['seconds']:9.3f} s  {frame['graph']:<6} {frame['function'] or 'backward'}")

@@ -202,7 +202,7 @@ class Detective:
             return f"no case: run by itself under watch the test {again}, and no part of the compiler fails"
         for case in run.cases:
             self.cases[str(case["id"])] = f"{report.nodeid}: torchsleuth show {os.path.relpath(case['path'])}"
-        return "\n\n".join(told(case) for case in run.cases)
+        return "\n\n".join(section_of(case) for case in run.cases)
 
     def _has_xdist(self) -> bool:
         return self.config.pluginmanager.hasplugin("xdist")
@@ -229,7 +229,7 @@ def _kept(arguments: Sequence[str], files: Sequence[str]) -> list[str]:
     return kept
 
 
-def told(case: Mapping[str, Any]) -> str:
+def section_of(case: Mapping[str, Any]) -> str:
     """What a test report says about a case: whose fault, which line, what works, and the script itself."""
     from torchsleuth.core.cases.door import text_inside
     from torchsleuth.core.cases.scrub import printable

@@ -190,10 +190,12 @@ def test_a_claim_about_what_the_compiler_did_is_not_looked_into(session, pyteste
 
 
 def test_a_long_repro_is_cut_in_the_report(tmp_path):
-    from torchsleuth.pytest_plugin import told
+    from torchsleuth.pytest_plugin import section_of
 
     (tmp_path / "repro.py").write_text("\n".join(f"line_{n}" for n in range(100)))
-    text = told({"id": "a" * 8, "kind": "crash", "signature": {"summary": "it died"}, "path": str(tmp_path)})
+    text = section_of(
+        {"id": "a" * 8, "kind": "crash", "signature": {"summary": "it died"}, "path": str(tmp_path)}
+    )
     assert "line_59" in text and "line_60" not in text and text.endswith("40 more lines")
 
 

@@ -58,10 +58,10 @@ def test_a_report_that_cannot_be_written_costs_one_sentence(tmp_path, monkeypatc
 
 def test_without_a_terminal_progress_is_a_few_lines(capsys):
     line = StatusLine(60.0)
-    line.hear(SearchBegins(64, "lines"))
+    line.update(SearchBegins(64, "lines"))
     for calls in range(63, 0, -1):
-        line.hear(Asked("statements", 1))
-        line.hear(Smaller("statements", calls))
+        line.update(Asked("statements", 1))
+        line.update(Smaller("statements", calls))
     said = capsys.readouterr().err.splitlines()
     assert [text.partition("→ ")[2].partition(" ")[0] for text in said] == ["32", "16", "8", "4", "2", "1"]
 

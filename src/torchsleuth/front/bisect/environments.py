@@ -195,12 +195,12 @@ def _fill(recipe: Recipe, place: Path, deadline: float, stop: threading.Event) -
         run([sys.executable, "-P", "-m", "venv", "--without-pip", str(place)])
         pip = [sys.executable, "-P", "-m", "pip", "--python", python, "--disable-pip-version-check"]
         run([*pip, "install", "--quiet", "--no-input", "--only-binary", "torch", *source, *what])
-    said = run([python, "-P", "-c", _CHECK]).strip().rpartition("\n")[2]
-    if public(said) != recipe.version:
+    version = run([python, "-P", "-c", _CHECK]).strip().rpartition("\n")[2]
+    if public(version) != recipe.version:
         raise CannotBuild(
-            f"its environment imports torch {said} instead; see that PYTHONPATH names no other torch"
+            f"its environment imports torch {version} instead; see that PYTHONPATH names no other torch"
         )
-    (place / READY).write_text(json.dumps({"torch": said, "made": time.time()}), encoding="utf-8")
+    (place / READY).write_text(json.dumps({"torch": version, "made": time.time()}), encoding="utf-8")
 
 
 def _run(command: Sequence[str], recipe: Recipe, deadline: float, stop: threading.Event) -> str:
@@ -231,8 +231,8 @@ def _failure(text: str, recipe: Recipe) -> Exception:
         )
     if _NO_WHEEL.search(text):
         return CannotBuild(f"the index has no wheel of it for {this_target()}")
-    told = [line for line in lines if re.match(r"error|\w*Error\b", line, re.IGNORECASE)] or lines
-    return CannotBuild(f"it could not be installed: {(told or ['no reason was given'])[-1][:200]}")
+    errors = [line for line in lines if re.match(r"error|\w*Error\b", line, re.IGNORECASE)] or lines
+    return CannotBuild(f"it could not be installed: {(errors or ['no reason was given'])[-1][:200]}")
 
 
 def _check_room(folder: Path, expected_bytes: int) -> None:

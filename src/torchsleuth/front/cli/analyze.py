@@ -132,7 +132,7 @@ def _analyzed(
         try:
             folder = folder or adopt(processes, Path(str(what)), cases_dir, budget, say)
             left = max(1.0, budget - (time.monotonic() - started))
-            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.hear)
+            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.update)
             find_divergence(case, left, without=without, save=save)
             return case.folder
         except KeyboardInterrupt:
@@ -151,8 +151,8 @@ class PhaseLine(LiveLine):
         super().__init__()
         self.phase = ""
 
-    def hear(self, message: Seen) -> None:
-        """What the search host tells: `line.hear(Analyzing("local", 3, 10))`."""
+    def update(self, message: Seen) -> None:
+        """What the search host tells: `line.update(Analyzing("local", 3, 10))`."""
         if isinstance(message, Says):
             self.say(message.text)
         if not isinstance(message, Analyzing):

@@ -114,14 +114,14 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
             section = dataclasses.replace(result, of=key).to_json()
             update_case(folder, extra={"bisect": section})
 
-    def heard(tried: TriedRelease) -> None:
+    def keep_release(tried: TriedRelease) -> None:
         say(
             f"torch {tried.version} {tried.outcome}: {tried.why} ({tried.seconds:.0f} s); "
             f"{len(search.tried)} of {len(search.versions)} known after {time.monotonic() - started:.0f} s"
         )
         keep(so_far(search, "stopped before the answer was found"))
 
-    search.on_tried = heard
+    search.on_tried = keep_release
     try:
         result = bisect_releases(search)
     except KeyboardInterrupt:

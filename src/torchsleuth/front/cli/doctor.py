@@ -327,11 +327,11 @@ def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> in
     """
     started = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def progress(done: int, total: int) -> None:
         left = (time.monotonic() - started) / done * (total - done)
         status(f"torchsleuth: {done} of {total} graphs, about {left:.0f} s left")
 
-    found = _measured([*_MEASURE, device, str(graphs), "try" if dry_run else "keep"], tell)
+    found = _measured([*_MEASURE, device, str(graphs), "try" if dry_run else "keep"], progress)
     if as_json:
         print_json(found)
         return 0
@@ -341,27 +341,31 @@ def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> in
     return 0
 
 
-def _measured(arguments: list[str], tell: Callable[[int, int], None]) -> dict[str, Any]:
-    """The last line of the measuring process; each line before it is told."""
-    said: dict[str, Any] = {}
+def _measured(arguments: list[str], progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """The last line of the measuring process; each line before it goes to `progress`."""
+    message: dict[str, Any] = {}
     with tempfile.TemporaryFile() as err:
         try:
             with Child([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=err) as child:
                 for line in child.output or ():
-                    said = json.loads(line)
-                    if "done" in said:
-                        tell(said["done"], said["total"])
+                    message = json.loads(line)
+                    if "done" in message:
+                        progress(message["done"], message["total"])
                 code = child.wait()
         finally:
             status("")
-        if code or "measured" not in said:
+        if code or "measured" not in message:
             err.seek(0)
-            raise NotMeasured(_why(code, said, err.read().decode("utf-8", errors="replace")))
-    return said
+            raise NotMeasured(_why(code, message, err.read().decode("utf-8", errors="replace")))
+    return message
 
 
-def _why(code: int, said: dict[str, Any], wrote: str) -> str:
+def _why(code: int, message: dict[str, Any], wrote: str) -> str:
     how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
-    where = f"after {said['done']} of {said['total']} graphs" if "done" in said else "before the first graph"
+    where = (
+        f"after {message['done']} of {message['total']} graphs"
+        if "done" in message
+        else "before the first graph"
+    )
     last = (wrote.strip().splitlines() or ["it said nothing"])[-1]
     return f"The process that compiles the healthy graphs {how} {where} ({last}), so nothing was kept."

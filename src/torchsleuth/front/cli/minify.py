@@ -79,7 +79,7 @@ def minify_verb(
                 how = {"arguments": arguments, "timeout": timeout}
                 folder = adopt(processes, Path(case_or_script), cases_dir, budget, say, **how)
             left = max(1.0, budget - (time.monotonic() - started))
-            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.hear)
+            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.update)
             outcome = minify(case, left)
         except KeyboardInterrupt:
             line.end()

@@ -88,8 +88,8 @@ class StatusLine(LiveLine):
         self.unit = "calls"
         self.said_at, self.said_calls = self.started_at, 0
 
-    def hear(self, message: Seen) -> None:
-        """What the search host tells: `line.hear(Smaller("nodes", 3))`."""
+    def update(self, message: Seen) -> None:
+        """What the search host tells: `line.update(Smaller("nodes", 3))`."""
         if isinstance(message, SearchBegins):
             self.first = self.calls = self.said_calls = message.size
             self.unit = message.unit

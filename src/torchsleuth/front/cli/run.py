@@ -349,7 +349,7 @@ def _finish(cases: list[Caught], deadline: float, workers: str | None) -> list[C
     for position, (folder, process) in enumerate(cases):
         line = StatusLine(max(1.0, deadline - time.monotonic()))
         try:
-            for known in investigate(folder, process, deadline, workers, say, line.hear, runs):
+            for known in investigate(folder, process, deadline, workers, say, line.update, runs):
                 line.end()
                 done[position] = (known, process)
         except CaseInUse as why:
@@ -374,7 +374,7 @@ def _whole_program(
     case: list[Caught] = []
     line = StatusLine(max(1.0, deadline - time.monotonic()))
     try:
-        for folder in investigate_own_error(found, cases_dir, workers, deadline, say, line.hear):
+        for folder in investigate_own_error(found, cases_dir, workers, deadline, say, line.update):
             line.end()
             case = [(folder, found.process)]
     except (KeyboardInterrupt, AskedToEnd):

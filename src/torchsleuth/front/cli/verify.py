@@ -142,5 +142,5 @@ def replay_verb(
 
 def _sentence(found: Replay, eager: bool) -> str:
     how = " without the compiler" if eager else ""
-    said = f": {found.summary}" if found.seen is not None else ""
-    return f"{_WORDS[found.answer]}{how} after {found.seconds:.1f} s{said}"
+    what = f": {found.summary}" if found.seen is not None else ""
+    return f"{_WORDS[found.answer]}{how} after {found.seconds:.1f} s{what}"

@@ -59,8 +59,8 @@ def _issue(evidence: Evidence, most_error: int) -> str:
     works, gentler = words.to_paste(case)
     shown = gentler or works
     explanation = case.extra.get("explanation")
-    told = explanation if isinstance(explanation, dict) else {}
-    varies = told.get("may_vary")
+    explained = explanation if isinstance(explanation, dict) else {}
+    varies = explained.get("may_vary")
     return _template().render(
         title=_title(evidence, taken),
         what=taken.prose(words.what_happened(case)),
@@ -70,7 +70,7 @@ def _issue(evidence: Evidence, most_error: int) -> str:
         repro=repro,
         no_repro=taken.prose(evidence.repro.missing or "it is too long for an issue; attach it"),
         may_vary=taken.prose("; ".join(map(str, varies)) if isinstance(varies, list) else ""),
-        passes_with=taken.prose(str(told.get("passes_with") or "")),
+        passes_with=taken.prose(str(explained.get("passes_with") or "")),
         where=taken.prose(words.whose_bug(case) + (f"; {triage.detail}" if triage.detail else "")),
         line=taken.prose(triage.user_line or "") if triage.code else "",
         code=taken.text("line.py", triage.code or "", _MOST_LINE),
@@ -84,7 +84,7 @@ def _issue(evidence: Evidence, most_error: int) -> str:
         labels=", ".join(taken.prose(each, _MOST_CELL) for each in triage.labels[:10]),
         error=_error(evidence, taken, most_error),
         versions=_versions(evidence, taken),
-        removed=taken.told(),
+        removed=taken.lines(),
     )
 
 
@@ -106,7 +106,7 @@ class _Taken:
         """A text that Markdown, HTML and mentions leave as it is."""
         return _plain(self._without("prose", printable(words.one_line(text), most=most)))
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         times = {what: "once" if count == 1 else f"{count} times" for what, count in self.counts.items()}
         return [f"- {what}: {often}" for what, often in times.items()] or ["- nothing"]
 

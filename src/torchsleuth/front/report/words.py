@@ -67,13 +67,13 @@ def whose_bug(case: Case) -> str:
         return "not looked into"
     if triage.component is None:
         return f"not known: {one_line(triage.error)}" if triage.error else "not known"
-    said = COMPONENTS.get(triage.component, triage.component)
+    text = COMPONENTS.get(triage.component, triage.component)
     if triage.component == "program":
-        return said
+        return text
     part = f": {triage.part}" if triage.part and triage.part != triage.component else ""
     ops = min((triage.ops, case.minified.ops if case.minified else ()), key=lambda found: len(found) or 99)
     at = f"{',' if part else ':'} at {some(ops, 3)}" if ops else ""
-    return said + part + at
+    return text + part + at
 
 
 def how_sure(case: Case) -> str:
@@ -86,10 +86,10 @@ def how_sure(case: Case) -> str:
     if not verified.times or (verified.error and not verified.reproduced):
         return f"the script could not be tried: {one_line(verified.error or 'no run came to an end')}"
     yes = "verified" if verified.reproduced else "not verified"
-    said = f"{yes}: failed the same way in {verified.reproduced} of {verified.times} fresh processes"
+    text = f"{yes}: failed the same way in {verified.reproduced} of {verified.times} fresh processes"
     if verified.eager_passes is not None:
-        said += "; passes without the compiler" if verified.eager_passes else "; fails without it, too"
-    return said
+        text += "; passes without the compiler" if verified.eager_passes else "; fails without it, too"
+    return text
 
 
 def nothing_tried(triage: Triage) -> str:
@@ -112,12 +112,12 @@ def to_paste(case: Case) -> tuple[Workaround | None, Workaround | None]:
 def about_workaround(found: Workaround) -> str:
     """What it is, how it was tried, and what it costs: `"setting x; the whole program passes with it"`."""
     tried = "your whole program passes with it" if found.program else "the whole graph passes with it"
-    said = f"{found.name}; {tried}"
+    text = f"{found.name}; {tried}"
     if found.disables:
-        said += f"; switches off {one_line(found.disables)}"
+        text += f"; switches off {one_line(found.disables)}"
     if found.cost is not None:
-        said += f"; {found.cost:.2f} x the time of a run"
-    return said
+        text += f"; {found.cost:.2f} x the time of a run"
+    return text
 
 
 def no_workaround(case: Case) -> str:

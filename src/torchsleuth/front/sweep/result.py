@@ -58,13 +58,13 @@ class SweepResult:
     def others_in_words(self) -> list[str]:
         """What came of the runs that do not pass: `["3 fail in 2 different ways", "1 not done in time"]`."""
         ways = len(self.buckets)
-        said = {
+        ways_to_end = {
             "fails": f"fail in {ways} different ways" if ways != 1 else "fail in one way",
             "late": "not done in time",
             "program": "left out because the program fails without the compiler, too",
             "not run": "not run",
         }
-        return [f"{number} {what}" for key, what in said.items() if (number := self.counts[key])]
+        return [f"{number} {what}" for key, what in ways_to_end.items() if (number := self.counts[key])]
 
     def to_json(self) -> dict[str, object]:
         """The document `sweep.json`."""

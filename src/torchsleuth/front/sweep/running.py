@@ -231,11 +231,11 @@ class Sweep:
             child.input.write(json.dumps(order).encode() + b"\n")
             child.input.close()
             for line in child.output:
-                said = json.loads(line)
-                if "error" in said:
-                    raise NoCluster(said["error"])
-                run = ProgramRun(**{**said["run"], "cases": tuple(said["run"]["cases"])})
-                yield (*jobs[said["job"]], run)
+                message = json.loads(line)
+                if "error" in message:
+                    raise NoCluster(message["error"])
+                run = ProgramRun(**{**message["run"], "cases": tuple(message["run"]["cases"])})
+                yield (*jobs[message["job"]], run)
             if (code := child.wait()) != 0:
                 raise NoCluster(f"the process that runs programs on Ray ended with status {code}")
 
