@@ -58,7 +58,7 @@ class Input:
 
     name: str
     spec: TensorSpec | ScalarSpec
-    value: Any = None
+    value: torch.Tensor | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -190,9 +190,9 @@ def _weight(value: Any) -> int:
     return 0
 
 
-def _digest(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
+def _digest(value: torch.Tensor | None) -> str:
+    if value is None:
+        return "None"
     if value not in _DIGESTS:
         storage = value.untyped_storage().cpu()
         _DIGESTS[value] = hashlib.sha256(storage_bytes(storage)).hexdigest()
@@ -236,33 +236,33 @@ Reducer = Callable[[S], Iterable[Edit[S] | NumberEdit[S]]]
 Answers = Callable[[Sequence[S]], Sequence[bool | None]]
 
 
-class Oracle:
+class Oracle(Generic[S]):
     """Says which states fail the way the original did; one derived from this has no more to say, unless it does so."""
 
     # The nodes whose results were wrong in the last state that failed.
     suspects: Sequence[str] = ()
 
-    def __call__(self, states: Sequence[Any]) -> Sequence[bool | None]:
+    def __call__(self, states: Sequence[S]) -> Sequence[bool | None]:
         """Whether each state fails; None where it was not worth finding out, because an earlier one does."""
         raise NotImplementedError
 
-    def each(self, states: Sequence[Any]) -> Sequence[bool | None]:
+    def each(self, states: Sequence[S]) -> Sequence[bool | None]:
         """The same, for whoever wants all answers."""
         return self(states)
 
-    def first_passing(self, states: Sequence[Any]) -> int | None:
+    def first_passing(self, states: Sequence[S]) -> int | None:
         """The place of a state that passes, the first in time; None where all fail."""
         return next((place for place, failed in enumerate(self.each(states)) if failed is False), None)
 
-    def recording(self, state: Any) -> Recording | None:
+    def recording(self, state: S) -> Recording | None:
         """What every node of the state yields in eager; None where whoever searches may run it to find out."""
         return None
 
-    def quicker(self, state: State) -> Oracle | None:
+    def quicker(self, state: S) -> Oracle[S] | None:
         """One that answers sooner, mostly alike, by less than all of the compiler; None where `state` passes there."""
         return None
 
-    def in_a_share_of_the_time(self) -> Oracle:
+    def in_a_share_of_the_time(self) -> Oracle[S]:
         """One for a question that is dear and only makes sure: what is not answered soon passes there."""
         return self
 
@@ -283,14 +283,14 @@ class Oracle:
 
 
 @dataclass(frozen=True)
-class _FunctionOracle(Oracle):
-    answers: Answers
+class _FunctionOracle(Oracle[S]):
+    answers: Answers[S]
 
-    def __call__(self, states: Sequence[Any]) -> Sequence[bool | None]:
+    def __call__(self, states: Sequence[S]) -> Sequence[bool | None]:
         return self.answers(states)
 
 
-def as_oracle(answers: Answers) -> Oracle:
+def as_oracle(answers: Answers[S]) -> Oracle[S]:
     """An oracle as it is, or one of a plain function.
 
     >>> as_oracle(lambda states: ["relu" in s.graph.code for s in states]).names_outputs

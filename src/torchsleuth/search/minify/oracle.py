@@ -24,7 +24,7 @@ from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.limits import LEAST_HANG, SECONDS_A_CALL, Limits, within
 from torchsleuth.core.protocol.trials import EAGER, Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint
-from torchsleuth.search.minify.contract import Oracle, State
+from torchsleuth.search.minify.contract import Oracle, S, State
 from torchsleuth.search.minify.states import Shapes, trial_of
 from torchsleuth.search.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.search.workers.queue import TrialQueue
@@ -175,16 +175,16 @@ def _how(outcome: Outcome, limits: Limits) -> str:
     return f"its process ended with {signature.signal}"
 
 
-class AsksTrials(Oracle):
+class AsksTrials(Oracle[S]):
     """What the oracles of graphs and of programs share: states are asked side by side, and outcomes are judged."""
 
     expected: Signature
 
-    def submit(self, state: Any) -> Future[Outcome]:
+    def submit(self, state: S) -> Future[Outcome]:
         """Asks about one state."""
         raise NotImplementedError
 
-    def judge(self, outcome: Outcome, state: Any) -> bool:
+    def judge(self, outcome: Outcome, state: S) -> bool:
         """Whether an outcome shows what is looked for."""
         raise NotImplementedError
 
@@ -193,14 +193,14 @@ class AsksTrials(Oracle):
         """Whether it takes longer to see a failure than to see none."""
         return self.expected.kind == "hang"
 
-    def __call__(self, states: Sequence[Any]) -> list[bool | None]:
+    def __call__(self, states: Sequence[S]) -> list[bool | None]:
         return self._answers(states, every=False)
 
-    def each(self, states: Sequence[Any]) -> list[bool | None]:
+    def each(self, states: Sequence[S]) -> list[bool | None]:
         """All answers; where a failure takes long to see, what comes after one is still given up."""
         return self._answers(states, every=not self.failing_is_slow)
 
-    def _answers(self, states: Sequence[Any], every: bool) -> list[bool | None]:
+    def _answers(self, states: Sequence[S], every: bool) -> list[bool | None]:
         answers: list[bool | None] = []
         for ticket, state in zip([self.submit(state) for state in states], states):
             if True in answers and not every:
@@ -212,7 +212,7 @@ class AsksTrials(Oracle):
 
 
 @dataclass
-class TrialOracle(AsksTrials):
+class TrialOracle(AsksTrials[State]):
     """Asks trials whether states fail as `expected`, and what else a search must know of a state.
 
     Used as `TrialOracle(questions, signature).holding_to(state)([state])`.

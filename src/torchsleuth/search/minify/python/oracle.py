@@ -34,7 +34,7 @@ SCRIPT = "program.py"
 
 
 @dataclass
-class ProgramOracle(AsksTrials):
+class ProgramOracle(AsksTrials[Program]):
     """Asks trials whether programs fail as `expected`; with `eager_passes` they must not do so uncompiled.
 
     `folder` is where the programs seem to lie; `clock` is what one run may take, `cpu` what it may compute.

@@ -264,7 +264,8 @@ def _racer(whole: _Whole) -> Ask | None:
 
     def race(subsets: Sequence[Subset]) -> int | None:
         engine.asked += len(subsets)
-        return engine.oracle.first_passing([apart.make(subset) for subset in subsets])
+        made = [apart.make(subset) for subset in subsets]
+        return engine.oracle.first_passing([state for state in made if state is not None])
 
     return race
 
