@@ -21,10 +21,9 @@ from torchsleuth.core.cases.analysis import (
 )
 from torchsleuth.core.cases.errors import DamagedCase
 from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.front.cli.analyze import analyze_verb, show_analysis
+from torchsleuth.front.cli.analyze import NoPng, analyze_verb, png_writer, show_analysis
 from torchsleuth.front.report.evidence import gather
 from torchsleuth.front.report.html import page
-from torchsleuth.front.report.png import NoPng, png_writer
 from torchsleuth.front.report.terminal import show_case
 from torchsleuth.search.analyze.analyze_case import analyze_case, picture
 from torchsleuth.search.analyze.answer import analysis_of

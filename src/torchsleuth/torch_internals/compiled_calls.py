@@ -46,18 +46,18 @@ class CallUnderWay:
     dynamic: bool | None = None
 
 
-def call_under_way(start: FrameType | None = None) -> CallUnderWay | None:
-    """The innermost call of a compiled function on the stack, from this frame upwards.
+def call_under_way() -> CallUnderWay | None:
+    """The innermost call of a compiled function on the stack.
 
     >>> call_under_way() is None
     True
     """
-    frame = start or sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         local = frame.f_locals if frame.f_code.co_name == _WRAPPER else {}
         if {"self", "fn", "args", "kwargs"} <= local.keys() and hasattr(local["self"], "callback"):
             return call_of_wrapper(local)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

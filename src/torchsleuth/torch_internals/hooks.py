@@ -180,9 +180,8 @@ def answer_for_disabled(caller: FrameType | None) -> Any:
 
     torch looks for the wrapper of that function right behind its own frames on the stack, where it finds ours.
     """
-    convert_frame, decorators = (
-        importlib.import_module(f"torch._dynamo.{name}") for name in ("convert_frame", "decorators")
-    )
+    convert_frame: Any = importlib.import_module("torch._dynamo.convert_frame")
+    decorators = importlib.import_module("torch._dynamo.decorators")
     while caller is not None and caller.f_code.co_filename == convert_frame.__file__:
         caller = caller.f_back
     wrapper = getattr(decorators, "_nonrecursive_disable_wrapper_code", None)

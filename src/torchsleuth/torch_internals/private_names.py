@@ -198,27 +198,13 @@ class _Reader(ast.NodeVisitor):
             self._go_through(loops[1:], node)
 
     def _bind(self, target: ast.AST, value: ast.AST | None) -> None:
-        if isinstance(target, ast.Tuple):
-            self._bind_parts(target.elts, value)
+        if isinstance(target, ast.Tuple):  # `a, b = x, y`
+            parts = value.elts if isinstance(value, ast.Tuple) else [None] * len(target.elts)
+            for each, part in zip(target.elts, parts):
+                self._bind(each, part)
         elif isinstance(target, ast.Name):
             self._names[target.id] = self.names(value)
             self._texts[target.id] = self.texts(value)
-
-    def _bind_parts(self, targets: Sequence[ast.AST], value: ast.AST | None) -> None:
-        """`a, b = x, y`, and `a, b = (f(each) for each in (x, y))`."""
-        match value:
-            case ast.Tuple(elts=parts):
-                for target, part in zip(targets, parts):
-                    self._bind(target, part)
-            case ast.GeneratorExp(
-                elt=made, generators=[ast.comprehension(target=each, iter=ast.Tuple(elts=parts))]
-            ):
-                for target, part in zip(targets, parts):
-                    self._bind(each, part)
-                    self._bind(target, made)
-            case _:
-                for target in targets:
-                    self._bind(target, None)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         names = self.names(node)
