@@ -263,7 +263,7 @@ def _racer(whole: _Whole) -> Ask | None:
     apart = whole.ask(apart=True)
 
     def race(subsets: Sequence[Subset]) -> int | None:
-        engine.asked += len(subsets)
+        engine.count(len(subsets))
         made = [apart.make(subset) for subset in subsets]
         return engine.oracle.first_passing([state for state in made if state is not None])
 
