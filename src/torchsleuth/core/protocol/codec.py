@@ -114,7 +114,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
             return own(value)
         return from_json(typing.cast(type, kind), value, f"{where}.")
     if isinstance(kind, type) and issubclass(kind, Enum):
-        if value not in kind.__members__:
+        if not isinstance(value, str) or value not in kind.__members__:
             raise WrongShape(f"{where!r} is none of {', '.join(kind.__members__)}")
         return kind[value]
     if kind is Path and isinstance(value, str):
