@@ -170,4 +170,4 @@ def test_without_cairosvg_a_png_is_refused_before_anything_runs(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "cairosvg", None)
     asked = ["3f9a", "--look", "--png", str(tmp_path / "error.png"), "--cases", str(tmp_path)]
     with pytest.raises(NoPng, match=r"pip install 'torchsleuth\[png\]'"):
-        analyze_verb.main(asked, standalone_mode=False)
+        analyze_verb.main(asked, standalone_mode=False, help_option_names=["-h", "--help"])
