@@ -32,8 +32,7 @@ import torch
 
 from torchsleuth.front.observe.breaks import Breaks, GraphBreak, break_lines, breaks_of
 from torchsleuth.front.observe.events import Event
-from torchsleuth.front.observe.phases import phase_of
-from torchsleuth.front.observe.profile import Profile, profile_of
+from torchsleuth.front.observe.profile import Profile, phase_of, profile_of
 from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
 from torchsleuth.torch_internals import frames, hooks
 from torchsleuth.torch_internals.compile_events import (

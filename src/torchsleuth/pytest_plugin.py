@@ -179,6 +179,7 @@ class Detective:
         cases = Path(
             option("--torchsleuth-cases") or os.environ.get("TORCHSLEUTH_CASES") or "torchsleuth-cases"
         )
+        said: list[str] = []
         with tempfile.TemporaryDirectory() as cache:
             test = str(self.config.rootpath / report.nodeid)
             words = [*_kept(self.config.invocation_params.args, option("file_or_dir") or ()), test]
@@ -194,6 +195,7 @@ class Detective:
                     budget=budget,
                     cases_dir=cases,
                     finished=write_report,
+                    say=said.append,
                 )
             except CannotRunProgram as why:
                 return str(why)
@@ -202,7 +204,7 @@ class Detective:
             return f"no case: run by itself under watch the test {again}, and no part of the compiler fails"
         for case in run.cases:
             self.cases[str(case["id"])] = f"{report.nodeid}: torchsleuth show {os.path.relpath(case['path'])}"
-        return "\n\n".join(section_of(case) for case in run.cases)
+        return "\n\n".join([*map(section_of, run.cases), *said])
 
     def _has_xdist(self) -> bool:
         return self.config.pluginmanager.hasplugin("xdist")

@@ -21,10 +21,9 @@ from torchsleuth.core.cases.analysis import (
 )
 from torchsleuth.core.cases.errors import DamagedCase
 from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.front.cli.analyze import analyze_verb, show_analysis
+from torchsleuth.front.cli.analyze import NoPng, analyze_verb, png_writer, show_analysis
 from torchsleuth.front.report.evidence import gather
 from torchsleuth.front.report.html import page
-from torchsleuth.front.report.png import NoPng, png_writer
 from torchsleuth.front.report.terminal import show_case
 from torchsleuth.search.analyze.analyze_case import analyze_case, picture
 from torchsleuth.search.analyze.answer import analysis_of
@@ -171,4 +170,4 @@ def test_without_cairosvg_a_png_is_refused_before_anything_runs(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "cairosvg", None)
     asked = ["3f9a", "--look", "--png", str(tmp_path / "error.png"), "--cases", str(tmp_path)]
     with pytest.raises(NoPng, match=r"pip install 'torchsleuth\[png\]'"):
-        analyze_verb.main(asked, standalone_mode=False)
+        analyze_verb.main(asked, standalone_mode=False, help_option_names=["-h", "--help"])

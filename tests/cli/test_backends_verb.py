@@ -7,7 +7,9 @@ from torchsleuth.torch_core.backends.catalog import CATALOG
 
 
 def answer(*arguments):
-    return CliRunner().invoke(backends_verb, list(arguments), standalone_mode=False)
+    return CliRunner().invoke(
+        backends_verb, list(arguments), standalone_mode=False, help_option_names=["-h", "--help"]
+    )
 
 
 def test_every_backend_is_listed_with_one_line():

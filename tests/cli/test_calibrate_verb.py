@@ -19,7 +19,9 @@ MEASURED = {"measured": {"cpu/float32": {"graphs": 1, "z_max": 2.5}}, "path": "/
 
 def measured(monkeypatch, program, *arguments):
     monkeypatch.setattr(doctor, "_MEASURE", ("-c", program))
-    return CliRunner().invoke(calibrate_verb, list(arguments), standalone_mode=False)
+    return CliRunner().invoke(
+        calibrate_verb, list(arguments), standalone_mode=False, help_option_names=["-h", "--help"]
+    )
 
 
 def test_what_was_measured_is_shown_with_where_it_is_kept(monkeypatch):

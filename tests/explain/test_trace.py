@@ -6,7 +6,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from torchsleuth.front.cli.debug_folder import Artefact, index_markdown, placed
+from torchsleuth.front.cli.trace import Artefact, index_markdown, placed
 from torchsleuth.front.observe.events import Event
 from torchsleuth.front.observe.trace import Trace, trace_lines, trace_of, trace_page
 from torchsleuth.front.report.drawing import MOST_IN_A_FILE, draw

@@ -189,7 +189,7 @@ def home(monkeypatch):
 
 def forked_workers(home, folder):
     names = {"call": "faulty:run", "warm_up": None, "still_good": "faulty:good"}
-    return Workers(2, folder=folder, home=home, **names)
+    return Workers(2, folder=folder, prepared=home, **names)
 
 
 def test_workers_forked_from_a_loaded_interpreter_survive_a_crash_and_leave_it_clean(home, tmp_path):

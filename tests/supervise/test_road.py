@@ -1,5 +1,6 @@
 """When triage is asked again, and what is kept of the time for what comes after a step."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -9,10 +10,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 from made import make
 
-from torchsleuth.core.cases.folder import write_case
+from torchsleuth.core.cases.folder import update_case, write_case
 from torchsleuth.core.cases.model import Minified, Triage
-from torchsleuth.front.supervise import road
+from torchsleuth.front.supervise import road, whole_program
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
+from torchsleuth.front.supervise.program_runs import Program, ProgramRun, Recorded, Watch
 
 PINNED = Triage(
     component="inductor", part="lowering", pinned=True, nodes=("sin",), user_line="m.py:9", seconds=2.0
@@ -76,3 +78,32 @@ def test_time_is_kept_for_workarounds_and_for_a_triage_that_is_still_to_come(tmp
     kept = [road._kept_for_later(road.shrink, each, 200.0) for each in (known, unknown)]
     assert kept == [pytest.approx(40.0), pytest.approx(70.0)]
     assert road._kept_for_later(road.blame_the_smallest, unknown, 200.0) == pytest.approx(40.0)
+
+
+def test_a_case_whose_road_ends_in_a_mistake_of_ours_is_told_and_the_others_go_on(tmp_path, monkeypatch):
+    cases = [(write_case(tmp_path / name, make(), {}), None) for name in "ab"]
+
+    @contextlib.contextmanager
+    def recorded(*_, **__):
+        yield Recorded(ProgramRun(1, 2.0), None, cases)
+
+    def investigate(folder, *_):
+        if folder.path == cases[0][0].path:
+            raise KeyError("b")
+        yield update_case(folder, triage=PINNED)
+
+    monkeypatch.setattr(whole_program, "recorded", recorded)
+    monkeypatch.setattr(whole_program, "investigate", investigate)
+    said, finished = [], []
+    run = whole_program.run_and_investigate(
+        Program(("python", "a.py")),
+        watch=Watch(),
+        timeout=60,
+        budget=60,
+        cases_dir=tmp_path,
+        finished=finished.append,
+        say=said.append,
+    )
+    assert said == ["a case was not investigated to its end: a bug in torchsleuth, KeyError: 'b'"]
+    assert [bool(case["triage"]) for case in run.cases] == [False, True]
+    assert len(finished) == 2

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import torchsleuth
 from program_runs import environment, run_watched, write_program
-from torchsleuth.core.change_table import kept_eager
+from torchsleuth.core.change_table import kept_eager, not_decomposed
 from torchsleuth.core.changes import CHANGE_VARIABLE, Change, change_from_environment
+from torchsleuth.torch_internals import compile_overrides, module_names
 from torchsleuth.torch_internals.compile_overrides import (
     NoSuchTarget,
     UnknownSetting,
@@ -22,6 +23,7 @@ from torchsleuth.torch_internals.compile_overrides import (
     is_place,
     operator_named,
 )
+from torchsleuth.watched import apply_change
 
 INJECT = Path(torchsleuth.__file__).parent / "watched" / "inject"
 INDUCTOR = "torch._inductor.config"
@@ -133,6 +135,19 @@ def test_an_operator_is_kept_eager_under_a_setting_that_options_would_change(tmp
     ran, said = run(tmp_path, wanted, fault="aten.cos.default:raise")
     assert ran.returncode == 0, ran.stderr
     assert said["breaks"] == "0" and said["fusion"] == "1" and said["slope"] == "True"
+
+
+def test_of_a_table_row_a_program_gets_what_a_person_would_paste(monkeypatch):
+    waiting, done = {}, []
+    monkeypatch.setattr(apply_change, "_when", lambda name, then: waiting.setdefault(name, []).append(then))
+    for name in ("forget_decompositions", "keep_operators_eager"):
+        monkeypatch.setattr(
+            compile_overrides, name, lambda ops, name=name: done.append((name, list(ops))) if ops else None
+        )
+    apply_change._put_in_place(not_decomposed(["aten.sin.default"]))
+    for put_in in [*waiting[module_names.INNER_COMPILE], *waiting.get(module_names.LOWERING, ())]:
+        put_in(sys)
+    assert done == [("forget_decompositions", ["aten.sin.default"])]
 
 
 def test_nothing_is_compiled_even_where_torch_refuses_to_leave_it_out(tmp_path):

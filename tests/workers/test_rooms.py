@@ -6,7 +6,7 @@ import pytest
 from faulty import trial
 
 from torchsleuth.core.protocol.trials import Question
-from torchsleuth.search.workers.cluster import bring_back, files_in, in_room
+from torchsleuth.search.workers.cluster import bring_back, files_in, in_folder
 
 WRITTEN = {
     "store/storages/new.safetensors": "store/storages/new.safetensors",
@@ -31,7 +31,7 @@ def test_what_a_trial_writes_elsewhere_lies_here_afterwards_and_what_it_was_give
     tmp_path,
 ):
     home, room = tmp_path / "home", tmp_path / "room"
-    there = in_room(asked(home), room)
+    there = in_folder(asked(home), room)
     paths = {there.store, there.trace, there.analysis["told"], there.analysis["values"]}
     assert all(path.startswith(str(room)) for path in paths) and there.fill == 7
     for name in ("store/storages/given.safetensors", *WRITTEN):
@@ -52,5 +52,5 @@ def test_a_node_writes_nowhere_else(tmp_path, name):
 
 def test_the_name_of_a_program_stays_and_what_names_no_file_gets_none(tmp_path):
     program = trial("pass", question=Question.PROGRAM, store="/home/me/train.py")
-    assert in_room(program, tmp_path) == program
-    assert in_room(trial("pass"), tmp_path) == trial("pass")
+    assert in_folder(program, tmp_path) == program
+    assert in_folder(trial("pass"), tmp_path) == trial("pass")

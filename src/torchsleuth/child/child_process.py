@@ -94,7 +94,7 @@ class ChildProcess:
     def take(self, job: Job) -> None:
         self.job, self.ready, self.printed = job, False, BoundedOutput(job.limits.output)
 
-    def hear(self) -> tuple[bool, bool]:
+    def receive(self) -> tuple[bool, bool]:
         """Reads what the process said: whether it may say more, and whether its job is decided now."""
         data = read_some(self.results)
         if not data:
@@ -103,10 +103,10 @@ class ChildProcess:
             messages = self.frames.feed(data)
         except BrokenFrame:  # the trial wrote to our descriptor: what it says is worth nothing
             return False, False
-        heeded = [self._heed(message) for message in messages]
-        return True, any(heeded)
+        decided = [self._take_in(message) for message in messages]
+        return True, any(decided)
 
-    def _heed(self, message: Any) -> bool:
+    def _take_in(self, message: Any) -> bool:
         if self.job is None:
             return False
         if isinstance(message, Phase):

@@ -44,7 +44,6 @@ from torchsleuth.torch_internals.kernel_builds import (
 )
 from torchsleuth.torch_internals.loading import no_monitor_thread
 
-_RULE = "# " + "-" * 64
 # Without a folder: in a signature it counts as the user's file, as it does in a script.
 _FILE = "trial.py"
 # A graph of thousands of nodes has as many lowerings; a search needs their number and the first of them.
@@ -118,7 +117,7 @@ def ready_trial(trial: Trial) -> runner.ReproTrial:
     use_threads()
     if _first_settings is None:
         _first_settings = saved_settings()
-    return runner.ReproTrial(_facts(trial), _source(trial), namespace_of(trial), _options(trial))
+    return runner.ReproTrial(_facts(trial), trial.graph, namespace_of(trial), _options(trial))
 
 
 def use_threads() -> None:
@@ -208,11 +207,6 @@ def _facts(trial: Trial) -> dict[str, Any]:
         constants=trial.constants,
         tolerances=trial.tolerances,
     )
-
-
-def _source(trial: Trial) -> str:
-    """The part of a written script that the runner reads: the graph between two headings."""
-    return f"{_RULE} the graph\n{trial.graph.rstrip()}\n{_RULE} how it was compiled, and how it failed\n"
 
 
 def namespace_of(trial: Trial) -> dict[str, Any]:

@@ -70,7 +70,7 @@ LAST_WORDS = 0.3
 # A warm-up that takes this long has hung; the parent then starts a server without one.
 WARM_UP_SECONDS = 120
 # The number of the one job that is no trial.
-LEARNER = 0
+PROBE = 0
 # Descriptors that may come with one order.
 MOST_DESCRIPTORS = 4
 MOST_GENERATIONS = 50
@@ -85,7 +85,7 @@ class Client:
     # Descriptors that came and were not asked for yet.
     handed: list[int] = field(default_factory=list)
 
-    def tell(self, message: object) -> bool:
+    def send(self, message: object) -> bool:
         """Sends a message; False where nobody is there any more."""
         try:
             self.control.sendall(frame(message))
@@ -93,7 +93,7 @@ class Client:
             return False
         return True
 
-    def hear(self) -> list[Any] | None:
+    def receive(self) -> list[Any] | None:
         """The orders that came; None where nobody is there any more."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 18, MOST_DESCRIPTORS)
@@ -137,10 +137,10 @@ class Server:
         self.others: dict[int, tuple[Client, int]] = {}
         self.order: tuple[Become, list[int]] | None = None
         self.sent = False
-        # Whether trials can do without what the learner will tell: they are slower then, but need not wait.
+        # Whether trials can do without what the probe will tell: they are slower then, but need not wait.
         self.knows_enough = False
-        self.learner: ChildProcess | None = None
-        # Trials that get as far as the C++ compiler, until the learner has told what it can do.
+        self.probe: ChildProcess | None = None
+        # Trials that get as far as the C++ compiler, until the probe has told what it can do.
         self.waiting: list[RunTrial] = []
         self.tasks_at_rest = tasks_running()
         self.next_watch = 0.0
@@ -153,10 +153,10 @@ class Server:
         self.selector.register(control, selectors.EVENT_READ, self.client)
         self.selector.register(self.wake, selectors.EVENT_READ)
 
-    # -- hearing
+    # -- messages
 
-    def tell(self, message: object) -> None:
-        if not self.client.tell(message):
+    def send(self, message: object) -> None:
+        if not self.client.send(message):
             self.end()
 
     def loop(self) -> tuple[Become, list[int]]:
@@ -175,7 +175,7 @@ class Server:
 
     def serve(self, key: selectors.SelectorKey) -> None:
         if isinstance(key.data, Client):
-            self.hear(key.data)
+            self.receive(key.data)
         elif key.fd == self.wake:
             read_some(self.wake)
         else:
@@ -183,14 +183,14 @@ class Server:
             if key.fd == child.output:
                 more = child.listen()
             else:
-                more, decided = child.hear()
+                more, decided = child.receive()
                 if decided:
                     self.decided(child)
             if not more:
                 self.selector.unregister(key.fd)
 
-    def hear(self, client: Client) -> None:
-        messages = client.hear()
+    def receive(self, client: Client) -> None:
+        messages = client.receive()
         if messages is None:
             self.leave(client)
             return
@@ -236,7 +236,7 @@ class Server:
         pid = os.fork()
         if pid:
             self.others[pid] = client, message.number
-            client.tell(Forked(message.number, pid))
+            client.send(Forked(message.number, pid))
             for descriptor in descriptors:
                 os.close(descriptor)
             self.after_fork()
@@ -255,7 +255,7 @@ class Server:
     def cancel(self, number: int) -> None:
         if any(message.number == number for message in self.waiting):
             self.waiting = [message for message in self.waiting if message.number != number]
-            self.tell(TrialDone(number, None, "queued"))
+            self.send(TrialDone(number, None, "queued"))
         for child in self.children.values():
             if child.job and child.job.number == number:
                 self.kill(child, "cancel")
@@ -267,7 +267,7 @@ class Server:
         child = next((c for c in self.children.values() if c.ready and c.serves == serves), None)
         child = child or self.made(serves)
         child.take(Job(message.number, message.limits, child.pid))
-        self.tell(TrialStarted(message.number, child.pid))
+        self.send(TrialStarted(message.number, child.pid))
         try:
             write_all(child.commands, frame(message))
         except OSError:  # it has just died: its end will be noticed as that of this job
@@ -318,12 +318,12 @@ class Server:
         if self.learn and not self.sent:
             self.sent = True
             learn = named_function(self.learn.split(",")[0])
-            self.learner = self.fork(lambda _, results: write_all(results, frame(Learned(learn()))))
-            self.learner.take(Job(LEARNER, Limits(), self.learner.pid))
-        return self.learner is not None and not self.knows_enough
+            self.probe = self.fork(lambda _, results: write_all(results, frame(Learned(learn()))))
+            self.probe.take(Job(PROBE, Limits(), self.probe.pid))
+        return self.probe is not None and not self.knows_enough
 
     def learned(self, what: Any) -> None:
-        self.learner = None
+        self.probe = None
         if what is not None:
             named_function(str(self.learn).split(",")[1])(what)
             for child in self.children.values():
@@ -340,14 +340,14 @@ class Server:
         """The job has its outcome; a process that serves no more has nothing left to do."""
         if not child.ready:
             kill_group(child.pid)
-        if child is not self.learner:
+        if child is not self.probe:
             self.report(child, None)
 
     def report(self, child: ChildProcess, status: int | None) -> None:
         job, child.job = child.job, None
         if job is not None:
             outcome = None if job.ended == "cancel" else outcome_of(job, status, child.printed.text())
-            self.tell(TrialDone(job.number, outcome, job.phase))
+            self.send(TrialDone(job.number, outcome, job.phase))
 
     def kill(self, child: ChildProcess, why: str) -> None:
         if child.job is None or child.job.ended is not None:
@@ -371,17 +371,17 @@ class Server:
             ended = True
             code = os.waitstatus_to_exitcode(status)
             if pid in self.children:
-                self.bury(self.children.pop(pid), code)
+                self.clean_up_after(self.children.pop(pid), code)
             elif pid in self.others:
                 kill_group(pid)  # what it started goes with it
                 client, number = self.others.pop(pid)
-                client.tell(Ended(number, code))
+                client.send(Ended(number, code))
         if ended:
             self.end_orphans()
 
-    def bury(self, child: ChildProcess, status: int) -> None:
+    def clean_up_after(self, child: ChildProcess, status: int) -> None:
         kill_group(child.pid)
-        child.hear()
+        child.receive()
         # What it printed last lies in the pipe still; what it left behind may go on printing, and is not waited for.
         for _ in range(8):
             child.listen()
@@ -389,14 +389,14 @@ class Server:
             # Whatever it was compiling may be half-written.
             cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull))
             drop_torn(cache, child.job.started_at, descendants_of(os.getpid()))
-        if child is not self.learner:
+        if child is not self.probe:
             self.report(child, status)
         for descriptor in (child.results, child.output):
             if descriptor in self.selector.get_map():
                 self.selector.unregister(descriptor)
         for descriptor in child.descriptors:
             os.close(descriptor)
-        if child is self.learner:
+        if child is self.probe:
             self.learned(child.learned)
 
     def end_orphans(self) -> None:
@@ -493,5 +493,5 @@ def main(arguments: list[str]) -> None:
     )
     server.knows_enough = bool(facts.get("vector_instructions_known"))
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
-    server.tell(Hello(time.monotonic() - started, threads, facts))
+    server.send(Hello(time.monotonic() - started, threads, facts))
     server.loop()

@@ -69,7 +69,7 @@ def _repro_ask(verb):
 
 def _repro_answer(facts, expected, source, namespace, options):
     try:
-        trial = ReproTrial(facts, source, namespace, options)
+        trial = ReproTrial(facts, _repro_graph_source(source), namespace, options)
     except CannotTell as why:
         print(f"CANNOT TELL: {why}")
         return 3
@@ -105,7 +105,10 @@ def _repro_eager(trial):
 
 def _repro_graph_source(source):
     """The classes of the graph, without the rest of the script."""
-    return re.split(r"(?m)^# -{20,} (?:the graph|how it was compiled.*)\n", source)[1]
+    parts = re.split(r"(?m)^# -{20,} (?:the graph|how it was compiled.*)\n", source)
+    if len(parts) < 2:
+        raise CannotTell("the heading above the graph is gone from this script")
+    return parts[1]
 
 
 def _repro_describe(value):
@@ -132,7 +135,7 @@ def _repro_phase(name):
 class ReproTrial:
     """Graph, inputs and settings of one script, ready to be compiled and run."""
 
-    def __init__(self, facts, source, namespace, options):
+    def __init__(self, facts, graph, namespace, options):
         self.facts = facts
         self.options = options
         self.namespace = namespace
@@ -146,7 +149,7 @@ class ReproTrial:
             if self.check:
                 draw_eager_random_numbers()
             namespace["constant"] = self._constants().__getitem__
-            self.graph = read_graph(_repro_graph_source(source), "Repro", namespace)
+            self.graph = read_graph(graph, "Repro", namespace)
             self.eager = with_reshapes(self.graph) if facts["level"] == "aot" else self.graph
             self.inputs()
         except Exception as error:

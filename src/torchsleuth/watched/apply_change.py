@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from torchsleuth.core.changes import Change, change_from_environment
+from torchsleuth.core.changes import DYNAMO, Change, change_from_environment
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.startup import after_import
 
@@ -44,71 +44,42 @@ def _put_in_place(wanted: Change) -> None:
         module: {key: ast.literal_eval(text) for key, text in values.items()}
         for module, values in wanted.config.items()
     }
-
     decomposed, lowered = (
         wanted.off.get(each, {}).get("names", ()) for each in ("decomposition", "lowerings")
     )
     # What is not decomposed any more has no lowering, either, and needs no other word to stay eager.
     kept_eager = [name for name in lowered if name not in decomposed]
 
-    def at_capture(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as eager
-        from torchsleuth.torch_internals import compile_overrides as forced
+    def forced() -> ModuleType:
+        from torchsleuth.torch_internals import compile_overrides
 
+        return compile_overrides
+
+    def at_capture(_module: ModuleType) -> None:
         if wanted.dynamic is not None:
-            settings.setdefault(forced.DYNAMO, {}).update(forced.settings_for_dynamic(wanted.dynamic))
+            settings.setdefault(DYNAMO, {}).update(forced().settings_for_dynamic(wanted.dynamic))
         if settings:
-            forced.force_at_captures(settings)
+            forced().force_at_captures(settings)
         if wanted.snippet:
-            forced.run_before_captures(wanted.snippet)
+            forced().run_before_captures(wanted.snippet)
         if wanted.dynamic_dims:
-            forced.mark_dimensions(wanted.dynamic_dims)
+            forced().mark_dimensions(wanted.dynamic_dims)
         if wanted.functions:
-            eager.leave_functions_eager(wanted.functions)
+            forced().leave_functions_eager(wanted.functions)
         if wanted.traced:
-            eager.trace_functions_whole(wanted.traced)
+            forced().trace_functions_whole(wanted.traced)
         if wanted.modules or wanted.classes:
-            eager.leave_modules_eager(wanted.modules, wanted.classes)
+            forced().leave_modules_eager(wanted.modules, wanted.classes)
 
     def at_backend(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as forced
-
         if settings:
-            forced.force_at_backend_calls(settings)
+            forced().force_at_backend_calls(settings)
 
     def at_inductor(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as eager
-        from torchsleuth.torch_internals import compile_overrides as forced
-
-        forced.check_settings(settings)
+        forced().check_settings(settings)
         if settings:
-            forced.force_at_inner_compiles(settings)
-        eager.forget_decompositions(decomposed)
-
-    def at_lowering(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as eager
-
-        eager.keep_operators_eager(kept_eager)
-
-    def at_dynamo(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as forced
-
-        forced.ignore_dynamic_marks()
-
-    def compile_nothing(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as forced
-
-        forced.compile_nothing()
-
-    def choose_backend(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as forced
-
-        forced.compile_with(wanted.backend, wanted.mode)
-
-    def break_graphs(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals import compile_overrides as forced
-
-        forced.force_fullgraph(wanted.fullgraph)
+            forced().force_at_inner_compiles(settings)
+        forced().forget_decompositions(decomposed)
 
     def rewrite(_module: ModuleType) -> None:
         from torchsleuth.torch_internals.compiled_calls import hook_compiled_calls
@@ -116,28 +87,35 @@ def _put_in_place(wanted: Change) -> None:
 
         hook_compiled_calls(rewritten.before_calls(wanted.rewritten))
 
-    if wanted.uncompiled:
-        _when(module_names.DYNAMO, compile_nothing)
-    if wanted.backend or wanted.mode:
-        _when(module_names.DYNAMO, choose_backend)
-    if wanted.dtype:
-        _when(module_names.TORCH, functools.partial(_compute_in, wanted.dtype))
-    if wanted.graph_breaks or wanted.fullgraph:
-        _when(module_names.DYNAMO, break_graphs)
-    if wanted.rewritten:
-        _when(module_names.COMPILED_CALL, rewrite)
-    if wanted.dynamic is False:
-        _when(module_names.DYNAMO, at_dynamo)
-    _when(module_names.FRAME_CAPTURE, at_capture)
-    _when(module_names.BACKEND_CALL, at_backend)
-    _when(module_names.INNER_COMPILE, at_inductor)
-    if kept_eager:
-        _when(module_names.LOWERING, at_lowering)
+    # The part of the compiler that is waited for, whether anything is to be changed there, and how.
+    places: list[tuple[str, object, Callable[[ModuleType], None]]] = [
+        (module_names.DYNAMO, wanted.uncompiled, lambda _: forced().compile_nothing()),
+        (
+            module_names.DYNAMO,
+            wanted.backend or wanted.mode,
+            lambda _: forced().compile_with(wanted.backend, wanted.mode),
+        ),
+        (module_names.TORCH, wanted.dtype, functools.partial(_compute_in, wanted.dtype)),
+        (
+            module_names.DYNAMO,
+            wanted.graph_breaks or wanted.fullgraph,
+            lambda _: forced().force_fullgraph(wanted.fullgraph),
+        ),
+        (module_names.COMPILED_CALL, wanted.rewritten, rewrite),
+        (module_names.DYNAMO, wanted.dynamic is False, lambda _: forced().ignore_dynamic_marks()),
+        (module_names.FRAME_CAPTURE, True, at_capture),
+        (module_names.BACKEND_CALL, True, at_backend),
+        (module_names.INNER_COMPILE, True, at_inductor),
+        (module_names.LOWERING, kept_eager, lambda _: forced().keep_operators_eager(kept_eager)),
+    ]
+    for name, asked, put_in in places:
+        if asked:
+            _when(name, put_in)
 
 
-def _compute_in(name: str, torch: Any) -> None:
+def _compute_in(name: str | None, torch: Any) -> None:
     """Has the program compute in that dtype where it does not say another itself."""
-    dtype = getattr(torch, name)
+    dtype = getattr(torch, str(name))
     if dtype in (torch.float32, torch.float64):
         torch.set_default_dtype(dtype)
         return

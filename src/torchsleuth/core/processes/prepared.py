@@ -221,20 +221,20 @@ class NotThere(Exception):
 class ForkedProcess:
     """A process forked from that interpreter; used as a `Child` is."""
 
-    def __init__(self, home: PreparedInterpreter, number: int) -> None:
-        self._home = home
+    def __init__(self, prepared: PreparedInterpreter, number: int) -> None:
+        self._prepared = prepared
         self.number = number
         self._ended: int | None = None
 
     @property
     def pid(self) -> int | None:
         """Its number, once it was heard of; `poll` listens."""
-        return self._home._pids.get(self.number)
+        return self._prepared._pids.get(self.number)
 
     def poll(self) -> int | None:
         """Its exit status once it has ended; raises `NotThere` where that cannot be known any more."""
         if self._ended is None:
-            self._ended = self._home._code(self.number)
+            self._ended = self._prepared._code(self.number)
         return self._ended
 
     def wait(self, timeout: float | None = None) -> int:
@@ -249,7 +249,7 @@ class ForkedProcess:
     def kill(self) -> None:
         """Ends it and everything in its session."""
         try:
-            self._home._say(Kill(self.number))
+            self._prepared._say(Kill(self.number))
         except NotThere:  # it went with its parent
             pass
 

@@ -50,8 +50,8 @@ def plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def from_json(cls: type[T], doc: object, path: str = "", *, lenient: bool = False) -> T:
-    """An instance from a document; raises `WrongShape`. With `lenient`, null stands for a value that was not known.
+def from_json(cls: type[T], doc: object, path: str = "") -> T:
+    """An instance from a document; raises `WrongShape`.
 
     >>> from_json(dataclasses.make_dataclass("Verified", [("times", int, 1)]), {"times": 3, "later": None}).times
     3
@@ -61,10 +61,8 @@ def from_json(cls: type[T], doc: object, path: str = "", *, lenient: bool = Fals
     values = {}
     for name, kind, _, required in _fields(typing.cast(Any, cls)):
         given = doc.get(name, dataclasses.MISSING)
-        if given is None and lenient and not required:
-            continue
         if given is not dataclasses.MISSING:
-            values[name] = _value(kind, given, f"{path}{name}", lenient)
+            values[name] = _value(kind, given, f"{path}{name}")
         elif required:
             raise WrongShape(f"{path + name!r} is missing")
     return cls(**values)
@@ -92,29 +90,29 @@ def _is_plain(kind: Any) -> bool:
     return kind in (str, int, float, bool, types.NoneType, Any)
 
 
-def _value(kind: Any, value: Any, where: str, lenient: bool) -> Any:
+def _value(kind: Any, value: Any, where: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind in (Any, object):
         return value
     if origin is types.UnionType:
         if value is None and types.NoneType in args:
             return None
-        return _value(next(a for a in args if a is not types.NoneType), value, where, lenient)
+        return _value(next(a for a in args if a is not types.NoneType), value, where)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise WrongShape(f"{where!r} is not a list")
-        return tuple(_items(args, value, where, lenient))
+        return tuple(_items(args, value, where))
     if origin is Mapping:
         if not isinstance(value, Mapping):
             raise WrongShape(f"{where!r} is {type(value).__name__}, not object")
         if args[1:] in ((Any,), (object,)):
             return value
-        return {key: _value(args[1], item, f"{where}.{key}", lenient) for key, item in value.items()}
+        return {key: _value(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
         own = getattr(kind, "from_json", None)
         if own is not None and isinstance(value, Mapping):
             return own(value)
-        return from_json(typing.cast(type, kind), value, f"{where}.", lenient=lenient)
+        return from_json(typing.cast(type, kind), value, f"{where}.")
     if isinstance(kind, type) and issubclass(kind, Enum):
         if value not in kind.__members__:
             raise WrongShape(f"{where!r} is none of {', '.join(kind.__members__)}")
@@ -127,11 +125,11 @@ def _value(kind: Any, value: Any, where: str, lenient: bool) -> Any:
     return value
 
 
-def _items(args: tuple[Any, ...], value: typing.Sequence[Any], where: str, lenient: bool) -> Iterable[Any]:
+def _items(args: tuple[Any, ...], value: typing.Sequence[Any], where: str) -> Iterable[Any]:
     kind, *rest = args
     if kind is str and rest == [Ellipsis] and all(type(item) is str for item in value):
         return value  # of which a stranger's case may have a million
     kinds = [kind] * len(value) if rest == [Ellipsis] else list(args)
     if len(kinds) != len(value):
         raise WrongShape(f"{where!r} has {len(value)} items, not {len(kinds)}")
-    return (_value(each, item, f"{where}[{i}]", lenient) for i, (each, item) in enumerate(zip(kinds, value)))
+    return (_value(each, item, f"{where}[{i}]") for i, (each, item) in enumerate(zip(kinds, value)))

@@ -1,8 +1,13 @@
-"""`analyze`: where a wrong result begins, how the error grows, and what differs from run to run."""
+"""`analyze`: where a wrong result begins, how the error grows, and what differs from run to run.
+
+Its picture is an SVG; as PNG it is drawn by cairosvg where that is installed (`torchsleuth[png]`): drawing it a second
+time by hand would be a second picture.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -23,7 +28,6 @@ from torchsleuth.front.cli.options import Function, budget_option, cases_option,
 from torchsleuth.front.cli.output import LiveLine, print_json, say, show
 from torchsleuth.front.cli.triage import show_user_line
 from torchsleuth.front.cli.wanted import agree_to, known_case, yes_option
-from torchsleuth.front.report.png import NoPng, png_writer
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
 from torchsleuth.front.supervise.road import find_divergence
 from torchsleuth.front.supervise.whole_program import adopt
@@ -39,6 +43,7 @@ DOING = {
     "gradients": "looking for the call whose gradient is wrong",
 }
 BAR = 24
+PNG_WIDTH = 1920
 
 
 class NotAnalyzed(SleuthError):
@@ -228,3 +233,31 @@ def _coverage(found: Analysis) -> str:
         names = ", ".join(list(found.fallbacks)[:4])
         text += f"; without a float64 kernel, so judged by eager alone: {names}"
     return text
+
+
+class NoPng(SleuthError):
+    """There is nothing here that draws an SVG, or it cannot be written; says what to do."""
+
+
+def png_writer(path: Path) -> Callable[[str], None]:
+    """What writes the text of an SVG to `path` as PNG; raises `NoPng` where nothing can: `png_writer(path)(svg)`."""
+    try:
+        # OSError: the package is there, the library under it is not.
+        import cairosvg
+    except (ImportError, OSError):
+        raise NoPng(
+            "a PNG is drawn by cairosvg, which does not work here: pip install 'torchsleuth[png]'; "
+            "the picture as SVG is in the case, and any browser shows it"
+        ) from None
+
+    def write(svg: str) -> None:
+        try:
+            drawn = cairosvg.svg2png(bytestring=svg.encode(), output_width=PNG_WIDTH)
+        except Exception as error:  # the case may be a stranger's, and its picture anything
+            raise NoPng(f"the case's picture cannot be drawn: {type(error).__name__}: {error}") from None
+        try:
+            path.write_bytes(drawn)
+        except OSError as error:
+            raise NoPng(f"{path} cannot be written: {error.strerror}") from None
+
+    return write

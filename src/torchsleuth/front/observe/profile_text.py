@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchsleuth.front.observe.events import counted
-from torchsleuth.front.observe.phases import PHASES, phase_of
-from torchsleuth.front.observe.profile import Profile, Row, Step
+from torchsleuth.front.observe.profile import PHASES, Profile, Row, Step, phase_of
 
 MOST_ROWS = 20
 

@@ -178,11 +178,13 @@ def run_and_investigate(
     budget: float,
     cases_dir: Path,
     finished: Callable[[CaseFolder], object],
+    say: Say,
     workers: str = "2",
 ) -> ProgramRun:
     """A run of a program that nobody is to see, and every case of it to its end, as `torchsleuth run` does it.
 
-    `timeout` bounds all of it, `budget` what comes after the program's end; each case is handed to `finished`.
+    `timeout` bounds all of it, `budget` what comes after the program's end; each case is handed to `finished`, and
+    `say` is told of one that could not be investigated to its end.
     """
     until = time.monotonic() + timeout
     with recorded(program, NOTHING, watch, timeout, cases_dir) as found:
@@ -201,9 +203,12 @@ def run_and_investigate(
         if own is not None:
             roads.append(investigate_own_error(own, cases_dir, workers, deadline, _nobody, _nobody))
         for road in roads:
-            with contextlib.suppress(Exception):  # of this case; the others have their turn
+            try:
                 for folder in road:
                     last[folder.path] = folder
+            except Exception as error:  # of this case; the others have their turn
+                ours = "" if isinstance(error, SleuthError | OSError) else "a bug in torchsleuth, "
+                say(f"a case was not investigated to its end: {ours}{type(error).__name__}: {error}")
         for folder in last.values():
             with contextlib.suppress(SleuthError):
                 finished(folder)

@@ -188,6 +188,7 @@ class Sweep:
             workers=self.workers,
             cases_dir=self.cases_dir,
             finished=self.finished,
+            say=self.say,
         )
         alike = [
             case for case, s in zip(run.cases, run.signatures) if bucket_of(s, program.name) == bucket.key

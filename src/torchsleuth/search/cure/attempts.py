@@ -123,7 +123,7 @@ def _output_names(state: State) -> list[str]:
 
 
 def parts_of(original: Original, change: Change) -> list[State]:
-    """The states to compile for a change: one, or the two halves of a graph that is parted."""
+    """The states to compile for a change: one, or the two halves of a graph that is cut."""
     state = original.state
     if change.dynamic is False:
         edit = next((e for e in static_sizes(state) if e.what == "static sizes"), None)

@@ -89,7 +89,7 @@ def _settings(about: About) -> Iterator[Change]:
     for name in triage.flags:
         yield from _back_to_default(name, about)
     if triage.subsystem in table.GRAPH_PASSES and triage.part:
-        # Names of passes are parted by commas, and torch reads them in any case.
+        # Names of passes are separated by commas, and torch reads them in any case.
         before = about.settings.get(INDUCTOR, {}).get("disabled_passes", "''").strip("'\"")
         names = ",".join(filter(None, [before, triage.part.replace(", ", ",")]))
         yield replace(

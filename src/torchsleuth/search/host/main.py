@@ -41,12 +41,12 @@ def main(arguments: Sequence[str]) -> None:
     os.environ.update(without_devices())
     front = Front(socket.socket(fileno=options.control[0]))
     front.tell(HostStarted(os.getpid()))
-    home = None
+    prepared = None
     if len(options.control) > 1:
-        home = PreparedInterpreter.joined(socket.socket(fileno=options.control[1]), environment)
+        prepared = PreparedInterpreter.joined(socket.socket(fileno=options.control[1]), environment)
     try:
         place = {} if options.work is None else {"folder": options.work}
-        workers = open_workers(options.workers, home, environment=environment, **place)
+        workers = open_workers(options.workers, prepared, environment=environment, **place)
     except SleuthError as error:
         workers = None
         refusal = error

@@ -54,18 +54,13 @@ class Engine(Generic[S]):
         self.listener = listener or Listener()
         self.keep = keep
         self.doing = doing
-        self.asked = 0
+        self.queries = 0
         self.known: dict[str, bool] = {}
         # Every state that was the best one for a while.
         self.accepted: list[S] = []
         self._counts: dict[str, list[float]] = {}
-        self._asides: list[Engine[S]] = []
-        self._aside = False
-
-    @property
-    def queries(self) -> int:
-        """How many questions were asked, those of searches aside included."""
-        return self.asked + sum(each.queries for each in self._asides)
+        # The search that this one is aside of.
+        self._main: Engine[S] | None = None
 
     def aside(self, oracle: Answers[S], state: S, share: float = 1.0) -> Engine[S]:
         """A search beside this one, with a share of its time; what it finds has to hold here before it counts."""
@@ -73,9 +68,14 @@ class Engine(Generic[S]):
         made = Engine(
             oracle, state, width=self.width, budget_seconds=left, listener=self.listener, doing=self.doing
         )
-        made._aside = True
-        self._asides.append(made)
+        made._main = self
         return made
+
+    def count(self, questions: int) -> None:
+        """Counts questions that were asked, in a search aside for the main one as well."""
+        self.queries += questions
+        if self._main is not None:
+            self._main.count(questions)
 
     def run(self, work: Callable[[], None]) -> Reduction[S]:
         """What is left when the work is done, or the time is used up: `engine.run(lambda: work(engine)).state`."""
@@ -141,7 +141,7 @@ class Engine(Generic[S]):
         if state is not self.best:
             self.best = state
             self.accepted.append(state)
-            if not self._aside:
+            if self._main is None:
                 self.keep(state)
                 self.listener.smaller(reducer, state)
 
@@ -230,7 +230,7 @@ class Engine(Generic[S]):
             counts = self._counts.setdefault(reducer, [0, 0, 0, 0.0])
             counts[0] += len(new)
             counts[3] += time.monotonic() - started
-            self.asked += len(new)
+            self.count(len(new))
             for place, failed in zip(new, answers):
                 if failed is not None:
                     self.known[keys[place]] = failed

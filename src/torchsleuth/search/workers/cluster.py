@@ -62,18 +62,18 @@ class Host:
         import ray
 
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as made:
-            room = Path(made)
-            (room / STORE / "storages").mkdir(parents=True)
+            folder = Path(made)
+            (folder / STORE / "storages").mkdir(parents=True)
             for digest, reference in values.items():
                 path = self.folder / "storages" / f"{digest}.safetensors"
                 if not path.exists():
                     write_whole(path, ray.get(reference))
-                os.link(path, room / STORE / "storages" / path.name)
-            here = in_room(from_json(Trial, trial), room)
+                os.link(path, folder / STORE / "storages" / path.name)
+            here = in_folder(from_json(Trial, trial), folder)
             ticket = self.workers.submit(here, limits=Limits.from_json(limits), fresh=True)
             self.tickets[number] = ticket
             try:
-                return ticket.result().to_json(), files_in(room, values)
+                return ticket.result().to_json(), files_in(folder, values)
             except BaseException:
                 if ticket.cancelled():
                     return None
@@ -115,7 +115,7 @@ class RayWorkers(TrialQueue):
         super().__init__(sum(self._hosts.values()), limits or Limits(), repeats, log)
         self._at: dict[int, Any] = {}
         self._values: dict[str, Any] = {}
-        self._heard: queue.SimpleQueue[tuple[Ticket, Any] | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[Ticket, Any] | None] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, name="torchsleuth-cluster", daemon=True)
         self._listener.start()
         self._ready.set()
@@ -175,13 +175,13 @@ class RayWorkers(TrialQueue):
             values[digest] = self._values[digest]
         answer = host.run.remote(ticket.number, to_json(ticket.trial), ticket.limits.to_json(), values)
         # Ray calls back on the thread that carries its messages: whoever asks Ray for something there waits for ever.
-        answer.future().add_done_callback(lambda future: self._heard.put((ticket, future)))
+        answer.future().add_done_callback(lambda future: self._arrived.put((ticket, future)))
 
     def _listen(self) -> None:
-        while (heard := self._heard.get()) is not None:
-            self._hear(*heard)
+        while (arrived := self._arrived.get()) is not None:
+            self._receive(*arrived)
 
-    def _hear(self, ticket: Ticket, future: Any) -> None:
+    def _receive(self, ticket: Ticket, future: Any) -> None:
         with self._lock:
             self._running.pop(ticket.number, None)
             host = self._at.pop(ticket.number, None)
@@ -204,7 +204,7 @@ class RayWorkers(TrialQueue):
     def close(self) -> None:
         """Ends what runs on the nodes, and leaves the cluster where this object joined it."""
         super().close()
-        self._heard.put(None)
+        self._arrived.put(None)
         try:
             self._ray.get([host.close.remote() for host in self._hosts], timeout=30)
         except self._ray.exceptions.RayError:  # a node that is gone has taken its processes along
@@ -292,11 +292,11 @@ def storages_of(trial: Trial) -> Iterator[str]:
 
 
 def open_workers(
-    wanted: str | int = 1, home: PreparedInterpreter | None = None, **options: Any
+    wanted: str | int = 1, prepared: PreparedInterpreter | None = None, **options: Any
 ) -> TrialQueue:
     """The workers that `--workers` names: a number of them here, `ray`, or `ray://host:port`.
 
-    `home` is for workers here: an interpreter with torch loaded that their server can be forked from.
+    `prepared` is for workers here: an interpreter with torch loaded that their server can be forked from.
 
     >>> with open_workers("2") as workers: workers.count
     2
@@ -310,7 +310,7 @@ def open_workers(
         raise ClusterUnfit(
             f"--workers is {text!r}; it must be a number from 1 on, `ray`, or `ray://host:port`."
         )
-    return Workers(int(text), home=home, **options)
+    return Workers(int(text), prepared=prepared, **options)
 
 
 STORE, TRACE = "store", "trace"
@@ -318,14 +318,14 @@ STORE, TRACE = "store", "trace"
 _OF_ANALYSIS = ("told", "values")
 
 
-def in_room(trial: Trial, room: Path) -> Trial:
+def in_folder(trial: Trial, folder: Path) -> Trial:
     """The trial with every file that it names in a folder that is there.
 
     >>> from torchsleuth.script_runtime.signature import Signature
-    >>> in_room(Trial("", Signature("crash", "run"), store="/here/values"), Path("/there")).store
+    >>> in_folder(Trial("", Signature("crash", "run"), store="/here/values"), Path("/there")).store
     '/there/store'
     """
-    moved = {name: str(room / name) for name in places_of(trial)}
+    moved = {name: str(folder / name) for name in places_of(trial)}
     analysis = {**trial.analysis, **{name: moved[name] for name in _OF_ANALYSIS if name in moved}}
     return replace(trial, store=moved.get(STORE, trial.store), trace=moved.get(TRACE), analysis=analysis)
 
@@ -338,10 +338,10 @@ def places_of(trial: Trial) -> dict[str, Path]:
     return {name: Path(path) for name, path in named.items() if path is not None}
 
 
-def files_in(room: Path, known: Mapping[str, object]) -> dict[str, bytes]:
-    """What a trial wrote into its room, without the values that it was given."""
-    found = (path for path in sorted(room.rglob("*")) if path.is_file() and path.stem not in known)
-    return {str(path.relative_to(room)): path.read_bytes() for path in found}
+def files_in(folder: Path, known: Mapping[str, object]) -> dict[str, bytes]:
+    """What a trial wrote into its folder, without the values that it was given."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.stem not in known)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def bring_back(trial: Trial, files: Mapping[str, bytes]) -> None:

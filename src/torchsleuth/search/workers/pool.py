@@ -61,7 +61,7 @@ class Workers(TrialQueue):
     """Up to `count` trials at a time in processes of their own, on this machine.
 
     `folder` keeps kernels and the log of answers (`trials.jsonl`) for a later run; without one they live as long as
-    this object. `repeats` is how often a trial must pass before it counts as passing. `home` is an interpreter with
+    this object. `repeats` is how often a trial must pass before it counts as passing. `prepared` is an interpreter with
     torch loaded from which the first server is forked; it must stay open as long as the workers.
     """
 
@@ -77,9 +77,9 @@ class Workers(TrialQueue):
         still_good: str = STILL_GOOD,
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
-        home: PreparedInterpreter | None = None,
+        prepared: PreparedInterpreter | None = None,
     ) -> None:
-        self._home = home
+        self._prepared = prepared
         limits = limits or Limits(memory=fair_memory(max(1, count)))
         super().__init__(count, limits, repeats, folder / "trials.jsonl" if folder is not None else None)
         # What the server said of itself when it was ready: start-up seconds, threads, torch version.
@@ -127,11 +127,11 @@ class Workers(TrialQueue):
         environment = marked(trial_environment(self._environment, self.folder), self._token)
         log = self.folder / "server.log"
         log.write_bytes(b"")
-        home, self._home = self._home, None  # what replaces a server owes it nothing
+        prepared, self._prepared = self._prepared, None  # what replaces a server owes it nothing
         try:
-            if home is None:
+            if prepared is None:
                 raise NotThere
-            self._server = home.fork_call(SERVER, arguments, [theirs], environment, log)
+            self._server = prepared.fork_call(SERVER, arguments, [theirs], environment, log)
         except NotThere:
             module = SERVER.partition(":")[0]
             self._server = Child(
@@ -164,7 +164,7 @@ class Workers(TrialQueue):
             try:
                 while data := self._control.recv(1 << 18):
                     for message in frames.feed(data):
-                        self._hear(message)
+                        self._receive(message)
             except (OSError, BrokenFrame):
                 pass
             with self._lock:
@@ -174,7 +174,7 @@ class Workers(TrialQueue):
                 if self._closed:
                     break
 
-    def _hear(self, message: Hello | TrialStarted | TrialDone) -> None:
+    def _receive(self, message: Hello | TrialStarted | TrialDone) -> None:
         with self._lock:
             if isinstance(message, Hello):
                 self.hello = message

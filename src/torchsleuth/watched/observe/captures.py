@@ -58,11 +58,16 @@ def frame_under_way() -> int | None:
 
 def install_frames(settings: Settings, events: Events) -> None:
     """Waits for Dynamo and then writes a `frame_begin` and, once it has ended, a `frame` event for each compile."""
+    at_frame_compiles(lambda seen: note_frame(seen, events, settings.only))
+
+
+def at_frame_compiles(handler: Callable[[FrameCompile], Any]) -> None:
+    """Waits for Dynamo, then hands each compile of a frame to `handler`, which lets it be compiled."""
 
     def put_in(_module: ModuleType) -> None:
         from torchsleuth.torch_internals.frames import hook_frame_compiles
 
-        hook_frame_compiles(lambda seen: note_frame(seen, events, settings.only))
+        hook_frame_compiles(handler)
 
     after_import(module_names.FRAME_CAPTURE, put_in)
 
@@ -181,13 +186,7 @@ class BreakCollector:
 
 def install_recompiles(settings: Settings, events: Events) -> None:
     """Waits for Dynamo, then writes a `recompile` event for each recompilation and a `limit` event at a limit."""
-
-    def put_in(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.frames import hook_frame_compiles
-
-        hook_frame_compiles(lambda seen: note_recompile(seen, events, settings.only))
-
-    after_import(module_names.FRAME_CAPTURE, put_in)
+    at_frame_compiles(lambda seen: note_recompile(seen, events, settings.only))
 
 
 def note_recompile(seen: FrameCompile, events: Events, only: str | None) -> Any:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchsleuth.core.watching import ARTEFACTS_VARIABLE, LOG_VARIABLE, TORCH_TRACE, Settings
 from torchsleuth.torch_internals import module_names
+from torchsleuth.watched.observe.captures import at_frame_compiles
 from torchsleuth.watched.observe.events import BoundedFile, Events
 from torchsleuth.watched.startup import after_import
 
@@ -80,13 +81,8 @@ def install_artefacts(settings: Settings, events: Events) -> None:
 
         hook_inner_compiles(artefacts.compile)
 
-    def frames(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.frames import hook_frame_compiles
-
-        hook_frame_compiles(artefacts.frame)
-
     after_import(module_names.LOGGING, trace)
-    after_import(module_names.FRAME_CAPTURE, frames)
+    at_frame_compiles(artefacts.frame)
     after_import(module_names.FUSION, fusion)
     after_import(module_names.INNER_COMPILE, inner)
 
