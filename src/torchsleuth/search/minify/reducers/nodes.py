@@ -55,7 +55,7 @@ def reduce_nodes(
         with contextlib.suppress(NothingFails):
             return _reduce_differentiated(whole, before, seeds, gradient)
     best = smallest_failing(
-        elements_of(whole.recording, whole.groups, seeds, alike=state.any_values),
+        whole.elements(seeds),
         whole.ask(),
         whole.ask(apart=True),
         whole.suspects,
@@ -74,8 +74,7 @@ def _reduce_differentiated(
 ) -> State:
     """The state as the gradient of as few calls as still fail; what is done with the gradient is left out."""
     ask = whole.ask(groups, gradient=gradient)
-    elements = elements_of(whole.recording, groups, seeds, alike=whole.state.any_values)
-    best = smallest_failing(elements, ask, width=whole.engine.width)
+    best = smallest_failing(whole.elements(seeds, groups), ask, width=whole.engine.width)
     if ask([best]) is None:
         raise NothingFails("the gradient by itself does not fail")
     whole.fewest_names(best, groups, gradient=gradient)
@@ -98,7 +97,7 @@ def cut_at_first_wrong(engine: Engine[State], state: State, seeds: Sequence[str]
         return engine.best
     if whole.too_large_to_expose:
         return state
-    elements = elements_of(whole.recording, whole.groups, (), alike=state.any_values)
+    elements = whole.elements()
     interpreted = whole.ask(exposed=True, interpreted=True)
     covers = [*elements.covers, tuple(range(len(whole.groups)))][:1]
     pointed_at(elements, covers, whole.ask(), lambda each: interpreted(each) is not None, whole.suspects)
@@ -137,7 +136,7 @@ def grown(engine: Engine[State], state: State, small: State) -> State | None:
     What takes twice as long with each call more is found with a short clock, and needs a few calls more for a long one.
     """
     whole = _Whole(engine, state)
-    neighbours = elements_of(whole.recording, whole.groups, ()).neighbours
+    neighbours = whole.elements().neighbours
     kept = {node.name for node in small.graph.graph.nodes}
     near = [number for number, group in enumerate(whole.groups) if kept.intersection(group)]
     first = len(near)
@@ -209,6 +208,37 @@ class _Whole:
             self.engine, NAME, len(parts), cut_out, lambda subset: not severed_or_exposed or len(subset) == 1
         )
 
+    def elements(
+        self, seeds: Sequence[str] = (), groups: Sequence[tuple[str, ...]] | None = None
+    ) -> Elements:
+        """The groups as numbers, with who touches whom, who is blamed and one of each kind.
+
+        Of blamed groups of one kind only the first is tried by itself where they are alike, that is, where values do
+        not matter.
+        """
+        groups, nodes = self.groups if groups is None else groups, self.recording.nodes
+        owner = {name: number for number, group in enumerate(groups) for name in group}
+        before: list[list[int]] = []
+        for number, group in enumerate(groups):
+            sources = [s for name in group for s in nodes[name].all_input_nodes]
+            found = dict.fromkeys(owner[s.name] for s in sources if s.name in owner)
+            before.append([source for source in found if source != number])
+        neighbours: list[list[int]] = [list(sources) for sources in before]
+        for number, each in enumerate(before):
+            for source in each:
+                neighbours[source].append(number)
+        kinds = ["; ".join(_kind(self.recording, nodes[name]) for name in group) for group in groups]
+        blamed = list(dict.fromkeys(owner[name] for name in seeds if name in owner))
+        first = {kinds[seed]: seed for seed in reversed(blamed)}
+        return Elements(
+            len(groups),
+            neighbours,
+            [seed for seed in blamed if not self.state.any_values or first[kinds[seed]] == seed],
+            [_cover(kinds, before, reach) for reach in REACH],
+            _firsts(kinds),
+            tuple(sorted(blamed)),
+        )
+
     def groups_before(self, gradient: str) -> list[tuple[str, ...]]:
         """The groups that end before the call that takes the gradient."""
         steps = self.recording.steps
@@ -270,37 +300,6 @@ def _racer(whole: _Whole) -> Ask | None:
     return race
 
 
-def elements_of(
-    recording: Recording, groups: Sequence[tuple[str, ...]], seeds: Sequence[str], *, alike: bool = True
-) -> Elements:
-    """The units as numbers, with who touches whom, who is blamed and one of each kind.
-
-    Of blamed units of one kind only the first is tried by itself where they are `alike`, that is, where values do not
-    matter.
-    """
-    owner = {name: number for number, group in enumerate(groups) for name in group}
-    before: list[list[int]] = []
-    for number, group in enumerate(groups):
-        sources = [s for name in group for s in recording.nodes[name].all_input_nodes]
-        found = dict.fromkeys(owner[s.name] for s in sources if s.name in owner)
-        before.append([source for source in found if source != number])
-    neighbours: list[list[int]] = [list(sources) for sources in before]
-    for number, sources in enumerate(before):
-        for source in sources:
-            neighbours[source].append(number)
-    named = [_named(recording, group) for group in groups]
-    blamed = list(dict.fromkeys(owner[name] for name in seeds if name in owner))
-    distinct = {named[seed]: seed for seed in reversed(blamed)}
-    return Elements(
-        len(groups),
-        neighbours,
-        [seed for seed in blamed if not alike or distinct[named[seed]] == seed],
-        [_cover(named, before, reach) for reach in REACH],
-        _firsts(named),
-        tuple(sorted(blamed)),
-    )
-
-
 def _firsts(kinds: Sequence[str]) -> Subset:
     first: dict[str, int] = {}
     for number, kind in enumerate(kinds):
@@ -324,12 +323,9 @@ def _cover(kinds: Sequence[str], before: Sequence[Sequence[int]], reach: int) ->
     return tuple(sorted(found))
 
 
-def _named(recording: Recording, group: tuple[str, ...]) -> str:
-    """What a unit does, apart from its name: targets, literals, and the form of what it reads."""
-    return "; ".join(_kind(recording, recording.nodes[name]) for name in group)
-
-
 def _kind(recording: Recording, node: torch.fx.Node) -> str:
+    """What a node does, apart from its name: target, literals, and the form of what it reads."""
+
     def form(source: torch.fx.Node) -> Any:
         value = recording.value(source.name)
         if isinstance(value, RecordedTensor):
