@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from made_index import make_wheel, served
+from torchsleuth.core.cases.releases import range_of
 from torchsleuth.front.bisect import index
 from torchsleuth.front.bisect.environments import CannotBuild
 from torchsleuth.front.bisect.index import (
@@ -16,7 +17,6 @@ from torchsleuth.front.bisect.index import (
     installed_cuda,
     nightly_index,
 )
-from torchsleuth.front.bisect.release_names import range_of
 
 SILENT = "http://127.0.0.1:9/simple"
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from torchsleuth.front.bisect.release_names import BadRange, is_name, names_listed, range_of, release_named
+from torchsleuth.core.cases.releases import BadRange, is_name, names_listed, range_of, release_named
 
 LISTED = ["2.10.0", "2.9.1", "2.11.0", "2.12.0", "2.12.1", "2.15.0", "2.15.1", "2.16.0rc1", "2.13.0+cpu"]
 NIGHTS = ["2.16.0.dev20261001+cpu", "2.16.0.dev20261003", "2.17.0.dev20261101", "2.12.0.dev20260101"]

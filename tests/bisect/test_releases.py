@@ -9,17 +9,15 @@ import pytest
 
 from cases.made import make
 from torchsleuth.core.cases.folder import update_case, write_case
+from torchsleuth.core.cases.releases import bisection_of, newest_working, range_of
 from torchsleuth.core.criteria import Answer
 from torchsleuth.front.bisect.environments import CannotBuild, NoNetwork, Stopped
-from torchsleuth.front.bisect.release_names import range_of
 from torchsleuth.front.bisect.releases import (
     Offer,
     RepeatedScript,
     Search,
     bisect_releases,
-    bisection_of,
     may_be_tried,
-    newest_working,
     plan_of,
     so_far,
     tried_before,

@@ -15,7 +15,7 @@ from cases.made import make
 from made_index import make_wheel, served
 from program_runs import environment, sleuth
 from torchsleuth.core.cases.folder import open_case, write_case
-from torchsleuth.front.bisect.releases import bisection_of, newest_working
+from torchsleuth.core.cases.releases import bisection_of, newest_working
 
 INSTALLED = importlib.metadata.version("torch").partition("+")[0]
 SCRIPT = """

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.releases import public, release_named
 from torchsleuth.core.processes.child import Child
-from torchsleuth.front.bisect.release_names import public, release_named
 
 try:
     import fcntl

@@ -28,6 +28,7 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin
 
 from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.releases import Range, is_name, public, release_named
 from torchsleuth.front.bisect.environments import (
     WHEEL_NAME,
     CannotBuild,
@@ -37,7 +38,6 @@ from torchsleuth.front.bisect.environments import (
     python_of,
     this_target,
 )
-from torchsleuth.front.bisect.release_names import Range, is_name, public, release_named
 from torchsleuth.front.bisect.releases import Offer
 
 PYPI = "https://pypi.org/simple"

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from torchsleuth.core.cases.model import Case
+from torchsleuth.core.cases.releases import NOT_BUILT, Bisection, Range, TriedRelease
 from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.tree import descendants_of, kill_group
-from torchsleuth.core.protocol.codec import WrongShape, from_json, plain
 from torchsleuth.front.bisect.environments import CannotBuild, Stopped
-from torchsleuth.front.bisect.release_names import Range, is_name, release_named
-from torchsleuth.front.bisect.schedule import ReleaseFinding, finding_of, most_runs, next_to_try
+from torchsleuth.front.bisect.schedule import finding_of, most_runs, next_to_try
 from torchsleuth.front.supervise.scripts import ScriptRun
 
 
@@ -79,38 +77,6 @@ def plan_of(versions: Sequence[str], provider: Provider, workers: int) -> Plan:
     most = min(len(costly), most_runs(len(usable), workers))
     exact = all(o.exact for o in usable if not o.at_hand)
     return Plan(len(costly), most, sum(costly[:most]), sum(costly), exact)
-
-
-NOT_BUILT = "not built"
-
-
-@dataclass(frozen=True)
-class TriedRelease:
-    """One release and what came of it, as case.json has it: the text of an `Answer`, or "not built"."""
-
-    version: str
-    outcome: str
-    seconds: float
-    why: str
-
-    @property
-    def answer(self) -> Answer:
-        """What the search goes by; a release that was not built cannot tell."""
-        return next((answer for answer in Answer if answer.value == self.outcome), Answer.CANNOT_TELL)
-
-
-@dataclass(frozen=True)
-class Bisection(ReleaseFinding):
-    """The section `bisect` of case.json: what was found, and all that was tried for it."""
-
-    tried: tuple[TriedRelease, ...] = ()
-    error: str | None = None
-    of: str | None = None  # names script, index and Python: answers count again only for the same
-
-    def to_json(self) -> dict[str, object]:
-        """Plain values; `bisection_of` reads them back."""
-        document: dict[str, object] = plain(self)
-        return document
 
 
 class Runner(Protocol):
@@ -194,21 +160,6 @@ def may_be_tried(search: Search) -> list[str]:
     left = _next(search, len(search.versions))
     ends_known = all(v in search.tried for v in (search.versions[0], search.versions[-1]))
     return left if ends_known or not left else [v for v in search.versions if v not in search.tried]
-
-
-def newest_working(result: Bisection) -> str | None:
-    """The newest release in which the script passed, None where there was none: `newest_working(result)`."""
-    passed = [t.version for t in result.tried if t.answer is Answer.PASSES and is_name(t.version)]
-    return max(passed, key=release_named, default=None)
-
-
-def bisection_of(case: Case) -> Bisection | None:
-    """The result that a case holds, None where `bisect` was not run or its section cannot be read."""
-    section = case.extra.get("bisect")
-    try:
-        return from_json(Bisection, section) if isinstance(section, Mapping) else None
-    except WrongShape:
-        return None
 
 
 def tried_before(result: Bisection | None, of: str, versions: Sequence[str]) -> dict[str, TriedRelease]:

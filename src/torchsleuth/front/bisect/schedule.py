@@ -10,36 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from torchsleuth.core.cases.releases import ReleaseChange, ReleaseFinding
 from torchsleuth.core.criteria import Answer
 
 # Beyond the outermost release that could be tested, this many refusals are taken for the rest of that side: they come
 # from an interface or a Python that all older (or newer) releases lack, and each costs a download.
 PATIENCE = 4
-
-
-@dataclass(frozen=True)
-class ReleaseChange:
-    """`what` is "broken since" or "fixed in"; `before` is the last release tested before `version`.
-
-    `untested` lie between the two: the change may have come with one of them.
-    """
-
-    what: str
-    version: str
-    before: str
-    untested: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ReleaseFinding:
-    """What the answers say: "broken since", "fixed in", "always", "never" or "unclear", and why."""
-
-    answer: str
-    version: str | None
-    changes: tuple[ReleaseChange, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def next_to_try(

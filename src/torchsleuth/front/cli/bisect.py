@@ -11,16 +11,20 @@ from pathlib import Path
 import click
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
-from torchsleuth.front.bisect.index import IndexProvider, installed_cuda, nightly_index
-from torchsleuth.front.bisect.release_names import BadRange, names_listed, range_of
-from torchsleuth.front.bisect.releases import (
+from torchsleuth.core.cases.releases import (
+    BadRange,
     Bisection,
+    TriedRelease,
+    bisection_of,
+    names_listed,
+    range_of,
+)
+from torchsleuth.front.bisect.index import IndexProvider, installed_cuda, nightly_index
+from torchsleuth.front.bisect.releases import (
     Plan,
     RepeatedScript,
     Search,
-    TriedRelease,
     bisect_releases,
-    bisection_of,
     may_be_tried,
     plan_of,
     so_far,

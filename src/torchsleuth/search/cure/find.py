@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Case, Triage, Workaround
+from torchsleuth.core.cases.releases import bisection_of, newest_working
 from torchsleuth.core.change_table import BACKEND, RANDOM, other_release, together
 from torchsleuth.core.changes import INDUCTOR, Change
 from torchsleuth.core.processes.limits import clock_of_a_hang
-from torchsleuth.front.bisect.releases import bisection_of, newest_working
 from torchsleuth.search.blame.runner import Runner
 from torchsleuth.search.blame.settings import cautious_fix, switchable
 from torchsleuth.search.blame.triage_case import IN_EAGER

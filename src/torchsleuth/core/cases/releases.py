@@ -1,4 +1,4 @@
-"""Names of torch releases and nightlies, their order, and ranges of them.
+"""Releases of torch: their names, order and ranges, and what `bisect` found of them, a section of case.json.
 
 A name is `2.12.1` or `2.14.0.dev20261001`; what follows a `+` says how it was built, not what it is. An end of a range
 takes in all that starts with it: `2.15` ends after the last 2.15.x. Dates mean nightlies; release candidates are
@@ -8,11 +8,14 @@ tried only where they are named one by one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 
 from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.model import Case
+from torchsleuth.core.criteria import Answer
+from torchsleuth.core.protocol.codec import WrongShape, from_json, plain
 
 _NAME = re.compile(r"(\d+(?:\.\d+)*)(?:\.post(\d+)|\.dev(\d{8})|rc(\d+))?", re.ASCII)
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
@@ -149,4 +152,76 @@ def _day(digits: str) -> date | None:
     try:
         return date(int(digits[:4]), int(digits[4:6]), int(digits[6:]))
     except ValueError:
+        return None
+
+
+# -- what was found
+
+NOT_BUILT = "not built"
+
+
+@dataclass(frozen=True)
+class ReleaseChange:
+    """`what` is "broken since" or "fixed in"; `before` is the last release tested before `version`.
+
+    `untested` lie between the two: the change may have come with one of them.
+    """
+
+    what: str
+    version: str
+    before: str
+    untested: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReleaseFinding:
+    """What the answers say: "broken since", "fixed in", "always", "never" or "unclear", and why."""
+
+    answer: str
+    version: str | None
+    changes: tuple[ReleaseChange, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TriedRelease:
+    """One release and what came of it, as case.json has it: the text of an `Answer`, or "not built"."""
+
+    version: str
+    outcome: str
+    seconds: float
+    why: str
+
+    @property
+    def answer(self) -> Answer:
+        """What the search goes by; a release that was not built cannot tell."""
+        return next((answer for answer in Answer if answer.value == self.outcome), Answer.CANNOT_TELL)
+
+
+@dataclass(frozen=True)
+class Bisection(ReleaseFinding):
+    """The section `bisect` of case.json: what was found, and all that was tried for it."""
+
+    tried: tuple[TriedRelease, ...] = ()
+    error: str | None = None
+    of: str | None = None  # names script, index and Python: answers count again only for the same
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values; `bisection_of` reads them back."""
+        document: dict[str, object] = plain(self)
+        return document
+
+
+def newest_working(result: Bisection) -> str | None:
+    """The newest release in which the script passed, None where there was none: `newest_working(result)`."""
+    passed = [t.version for t in result.tried if t.answer is Answer.PASSES and is_name(t.version)]
+    return max(passed, key=release_named, default=None)
+
+
+def bisection_of(case: Case) -> Bisection | None:
+    """The result that a case holds, None where `bisect` was not run or its section cannot be read."""
+    section = case.extra.get("bisect")
+    try:
+        return from_json(Bisection, section) if isinstance(section, Mapping) else None
+    except WrongShape:
         return None
