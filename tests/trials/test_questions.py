@@ -93,7 +93,7 @@ def state(questions, tmp_path):
 def asked(questions, state, question):
     """What a caller of `Questions` is told, with what the question takes."""
     trial = trial_of(state, IN_THE_RUN, questions.store)
-    return questions._told(trial, question)
+    return questions._asked(trial, question)
 
 
 # -- what each question is answered
