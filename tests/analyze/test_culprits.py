@@ -202,6 +202,7 @@ def test_two_plain_models_are_compared_as_a_whole():
     assert (other.agrees, other.differences) == (False, ("outputs",))
 
 
+@pytest.mark.slow
 def test_a_sum_whose_terms_cancel_is_not_taken_for_the_culprit():
     # The mean of rows that were normalised is zero but for rounding: eager may have it exact by chance.
     def model(x, *weights):

@@ -58,6 +58,7 @@ def peaks(tmp_path, *arguments):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_weights_are_copied_once(tmp_path):
     found = peaks(tmp_path, "cpu", "weights", 8)  # 128 MiB
     assert found["node"] == "relu"

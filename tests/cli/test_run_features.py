@@ -27,6 +27,7 @@ ATTEMPTS = """
 """
 
 
+@pytest.mark.slow
 def test_inductor_features_are_written_so_that_they_fail_again(tmp_path):
     source = (
         ATTEMPTS
@@ -88,6 +89,7 @@ def test_inductor_features_are_written_so_that_they_fail_again(tmp_path):
     assert any("class TrueGraph" in text for text in scripts)
 
 
+@pytest.mark.slow
 def test_backends_and_operators_the_script_defines_are_embedded(tmp_path):
     source = (
         ATTEMPTS
