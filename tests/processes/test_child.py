@@ -52,9 +52,11 @@ def test_with_a_grace_it_is_asked_first(tmp_path):
 def test_it_ends_with_us_however_we_end(tmp_path):
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom torchsleuth.core.processes.child import Child\n"
-        f"child = Child(['sh', '-c', {STARTS_ANOTHER!r}], stdout=Path(sys.argv[1]))\ntime.sleep(1000)\n"
+        f"child = Child(['sh', '-c', {STARTS_ANOTHER!r}], stdout=Path(sys.argv[1]))\n"
+        "print('started', flush=True)\ntime.sleep(1000)\n"
     )
-    ours = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "out")])
+    ours = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "out")], stdout=subprocess.PIPE)
+    assert ours.stdout is not None and ours.stdout.readline() == b"started\n"
     below = first_number(tmp_path / "out")
     os.kill(ours.pid, signal.SIGKILL)
     ours.wait()

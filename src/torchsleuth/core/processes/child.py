@@ -166,6 +166,8 @@ class Child:
         apart: bool = True,
     ) -> None:
         self.apart = apart
+        # Started first: between a child's start and the cleaner's knowing of it lies no more than one write.
+        cleaner = _cleaner() if tied and apart else None
         with contextlib.ExitStack() as opened:
             streams = [
                 opened.enter_context(open(each, "ab")) if isinstance(each, Path) else each
@@ -185,10 +187,10 @@ class Child:
         self.pid: int = self._process.pid
         self.input, self.output = self._process.stdin, self._process.stdout
         self._over: Callable[[], None] = lambda: None
-        if tied and apart:
-            cleaner = _cleaner()
+        if cleaner is not None:
             number = cleaner.add("group", f"{self.pid} {started_at(self.pid)}")
-            self._over = lambda: cleaner.tell(f"{number} gone -\n")
+            tell = cleaner.tell
+            self._over = lambda: tell(f"{number} gone -\n")
 
     def poll(self) -> int | None:
         """Its exit status once it has ended, negative where a signal ended it."""
