@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import fx
 
@@ -30,6 +31,15 @@ def test_an_op_without_float64_kernel_runs_in_its_own_dtype_and_is_named():
     model, inputs = cast_to_fp64(graph, [torch.ones(3)])
     assert torch.allclose(model(*inputs), torch.ones(3).double().sin() * 2 + 1, atol=1e-6)
     assert list(model.fallbacks.values()) == ["only float32"]
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_softmax_that_turns_float16_into_float32_has_a_float64_twin(name):
+    """As it is captured on a GPU under autocast; on the CPU its twin alone can be run."""
+    operator = getattr(torch.ops.aten, f"_{name}").default
+    graph = fx.symbolic_trace(lambda x: operator(x, -1, True))
+    model, inputs = cast_to_fp64(graph, [torch.randn(3, 4).half()])
+    assert torch.allclose(model(*inputs), getattr(torch, name)(inputs[0], -1)) and not model.fallbacks
 
 
 def test_reinterpreting_bits_keeps_the_original_dtype():

@@ -109,6 +109,24 @@ def test_attention_without_float64_kernel_is_no_false_alarm():
     )
 
 
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_a_softmax_under_autocast_beside_a_corner_is_no_false_alarm(precision):
+    """Two percent of the elements differed, by the corner, and the second opinion could not be had."""
+
+    def program(q, k, w):
+        with torch.autocast("cuda", getattr(torch, precision)):
+            weights = (q @ k.transpose(-1, -2) / 5).softmax(-1)
+            return torch.nn.functional.hardshrink((weights @ k) @ w, 0.5) @ w
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(4, 2, 64, 48, device="cuda") for _ in range(2)]
+    inputs.append(torch.randn(48, 48, device="cuda"))
+    graph = torch.fx.experimental.proxy_tensor.make_fx(program)(*inputs)
+    verdict = judge(graph, inputs, torch.compile(graph), calibration=UNCALIBRATED)
+    assert not verdict.diverged and "no second opinion" not in str(verdict), verdict
+    assert not verdict.fallbacks, verdict.fallbacks
+
+
 def test_dropout_on_the_device_draws_the_same_numbers_from_the_same_state():
     def draw():
         return torch.rand(8, device="cuda").tolist()

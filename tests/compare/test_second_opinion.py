@@ -239,6 +239,35 @@ def test_an_operator_whose_decomposition_is_wrong_is_judged_whole(monkeypatch):
     assert verdict_on(F.silu, [x], lambda x: F.silu(x) * 0.5).kind == DIVERGED
 
 
+def test_an_operator_whose_decomposition_refuses_float64_is_judged_whole(monkeypatch):
+    """As that of a softmax from float16 to float32 does; a corner beside it must not become a wrong number."""
+    from torchsleuth.torch_core.compare.verdict import textbook
+
+    def refuses(*_):
+        raise AssertionError("expected torch.half")
+
+    monkeypatch.setattr(textbook, "decomposition_of", {torch.ops.aten.silu.default: refuses}.get)
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    verdict = verdict_on(F.silu, [x], lambda x: F.silu(x) * (1 + 1e-6))
+    assert "no second opinion" not in str(verdict)
+    assert verdict_on(F.silu, [x], lambda x: F.silu(x) * 0.5).kind == DIVERGED
+
+
+def test_without_a_second_opinion_a_few_elements_are_no_proof(monkeypatch):
+    """A corner may lie behind them, however far they are off."""
+
+    def fails(*_, **__):
+        raise RuntimeError("not supported")
+
+    def wrong(x):
+        out = x.sum(1)
+        out[3] += 1.0
+        return out
+
+    monkeypatch.setattr("torchsleuth.torch_core.compare.verdict.evidence.TextbookRun.run", fails)
+    assert verdict_on(lambda x: x.sum(1), [torch.ones(40, 3)], wrong).kind == INCONCLUSIVE
+
+
 def added_up(x, index):
     rows = x.new_zeros(4, 6).index_add(0, index, x)
     cells = x.new_zeros(4, 6).scatter_add(0, index[:, None].expand_as(x), x)

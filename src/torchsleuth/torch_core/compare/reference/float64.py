@@ -26,6 +26,9 @@ NARROW_METHODS = frozenset(["half", "float", "bfloat16"])
 AUTOCAST = {"_enter_autocast": 2, "wrap_with_autocast": 2}
 """Autocast steps of captured graphs and the position of their `enabled` argument."""
 
+HALF_TO_FLOAT = {"_softmax": 2, "_log_softmax": 2}
+"""Operators that take float16 and return float32 where they are told to, and the position of that argument."""
+
 KERNEL_ERRORS = (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError)
 """What torch raises for an operation without a float64 kernel; anything else is a bug to be seen."""
 
@@ -208,7 +211,8 @@ def _widen_arguments(node: Node, device: torch.device | None) -> None:
         node.target = "double"
     elif node.op == "call_function" and plain_name(node) in NARROW_METHODS:
         node.target = torch.Tensor.double
-    place = AUTOCAST.get(getattr(node.target, "__name__", ""))
+    name = plain_name(node) if node.op == "call_function" else ""
+    place = AUTOCAST.get(getattr(node.target, "__name__", ""), HALF_TO_FLOAT.get(name))
     if place is not None and len(node.args) > place:
         node.args = (*node.args[:place], False, *node.args[place + 1 :])
 

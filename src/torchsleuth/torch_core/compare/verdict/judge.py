@@ -272,7 +272,7 @@ def _judge_leaves(
 
 def _alone(first: LeafVerdict, why: str) -> LeafVerdict:
     """What is said of a leaf that a first look called wrong where a second opinion could not be had."""
-    clear = first.z is None or first.z > BEYOND_DOUBT * (first.limit or math.inf)
+    clear = first.z is None or _beyond_doubt(first)
     kind = first.kind if first.kind != DIVERGED or clear else INCONCLUSIVE
     return replace(first, kind=kind, sentence=f"{first.sentence}; {why}")
 

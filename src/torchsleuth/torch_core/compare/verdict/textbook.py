@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import map_tensors
-from torchsleuth.torch_core.compare.reference.float64 import Dtypes
+from torchsleuth.torch_core.compare.reference.float64 import KERNEL_ERRORS, MEMORY_ERRORS, Dtypes
 from torchsleuth.torch_core.compare.verdict.noise import (
     COMPARE,
     Decision,
@@ -129,8 +129,13 @@ class TextbookRun(RunWithNoise):
         if self.apart and name not in PRIMITIVE:
             whole = CORNERS.get(name) or decomposition_of(op)
             if whole is not None:
-                with watching_ops(self._step):
-                    value = whole(*args, **kwargs)
+                try:
+                    with watching_ops(self._step):
+                        value = whole(*args, **kwargs)
+                except MEMORY_ERRORS:
+                    raise
+                except (AssertionError, *KERNEL_ERRORS):
+                    value = NotImplemented  # it refuses float64, which the operator itself may not
                 if value is not NotImplemented:
                     return value
         if not self.unit:
