@@ -28,6 +28,7 @@ import torch
 
 MODELS = Path(__file__).with_name("healthy_models.py")
 LIMIT = 900.0
+UNCLEAR = ("INCONCLUSIVE", "EAGER_SUSPECT")
 
 
 def main() -> None:
@@ -98,7 +99,8 @@ def run_batch(precision: str, start: int, stop: int, device: str, folder: Path, 
     cases = [f"{c['id']}: {c['signature']['summary']}" for c in found if c["kind"] == "accuracy"]
     void = re.findall(r"^VOID (\d+) (.*)", output, re.MULTILINE)
     cases += [f"seed {seed}: {what}" for seed, what in void if runs_bare(int(seed), precision, device)]
-    remarks = collections.Counter(r["kind"] for r in said.get("accuracy", ()))
+    judged = said.get("accuracy", ())
+    remarks = collections.Counter(r["kind"] for r in judged)
     batch = {
         "precision": precision,
         "seeds": [start, stop],
@@ -107,6 +109,7 @@ def run_batch(precision: str, start: int, stop: int, device: str, folder: Path, 
         "void": [" ".join(each) for each in void],
         "cases": cases,
         "remarks": dict(remarks),
+        "unclear": [r["sentence"] for r in judged if r["kind"] in UNCLEAR],
         "seconds": time.monotonic() - began,
     }
     print(
@@ -145,7 +148,7 @@ def print_table(found: list[dict], precisions: list[str]) -> None:
         ran, void, cases = (sum(len(b[key]) for b in batches) for key in ("models", "void", "cases"))
         remarks = sum((collections.Counter(b["remarks"]) for b in batches), collections.Counter())
         seconds = sum(b["seconds"] for b in batches) / max(ran, 1)
-        unclear = remarks["INCONCLUSIVE"] + remarks["EAGER_SUSPECT"]
+        unclear = sum(remarks[kind] for kind in UNCLEAR)
         print(
             f"| {precision} | {ran} | {void} | {cases} | {remarks['LESS_PRECISE']} | {unclear} | {seconds:.1f} |"
         )
