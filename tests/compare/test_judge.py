@@ -192,6 +192,20 @@ def test_a_lost_nan_diverges_and_a_kept_one_does_not():
     assert verdict_on(lambda v: v.sqrt(), [x], lambda v: v.abs().sqrt()).worst.rule == "lost non-finite"
 
 
+def test_a_value_at_the_edge_of_float16_may_overflow_in_one_of_both():
+    """As the gradients of a scaled loss do when its scale has grown too large; 65,519 is finite, 65,521 is not."""
+
+    def product(x, w):
+        return (x @ w).float() - 3
+
+    x, w = torch.full((2, 2), 181.0).half(), torch.tensor([[180.875, 3.0], [180.875, 4.0]]).half()
+    assert 65400 < (x @ w)[0, 0] < math.inf
+    overflows = changed(product, (0, 0), lambda _: math.inf)
+    verdict = verdict_on(product, [x, w], overflows)
+    assert verdict.kind == INCONCLUSIVE and "`matmul`" in verdict.sentence, verdict
+    assert verdict_on(product, [x / 2, w], overflows).worst.rule == "made non-finite"
+
+
 def test_overflow_of_eager_and_compiled_alike_is_the_program_s_fault():
     x = torch.full((64,), 300.0, dtype=torch.float16)
 

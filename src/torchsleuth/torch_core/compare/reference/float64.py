@@ -29,6 +29,9 @@ AUTOCAST = {"_enter_autocast": 2, "wrap_with_autocast": 2}
 HALF_TO_FLOAT = {"_softmax": 2, "_log_softmax": 2}
 """Operators that take float16 and return float32 where they are told to, and the position of that argument."""
 
+OVERFLOWS = 7 / 8
+"""The share of the largest number of a format from which on a value may round to infinity, or not."""
+
 KERNEL_ERRORS = (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError)
 """What torch raises for an operation without a float64 kernel; anything else is a bug to be seen."""
 
@@ -231,6 +234,8 @@ class Findings:
     """Nodes whose result shares memory with one of their inputs."""
     infinite: set[str] = field(default_factory=set)
     """Nodes whose result holds infinities or NaN."""
+    overflowing: dict[str, float] = field(default_factory=dict)
+    """Nodes whose result is so large that rounding decides whether their own format can hold it, and how large."""
 
 
 class Float64Run(Interpreter):
@@ -313,15 +318,23 @@ class Float64Run(Interpreter):
         memory = {memory_of(t) for t in inputs} - {0}
         if any(memory_of(tensor) in memory for tensor in results):
             self.findings.aliasing.add(n.name)
+        dtype = self.dtypes.get(n.name)
         for tensor in results:
-            if (
-                is_inexact(tensor)
-                and tensor.layout == torch.strided
-                and not math.isfinite(abs(tensor.sum().item()))
-            ):
+            if not is_inexact(tensor) or tensor.layout != torch.strided or not tensor.numel():
+                continue
+            size = _largest(tensor)
+            if not math.isfinite(size):
                 self.findings.infinite.add(n.name)
+            elif isinstance(dtype, torch.dtype) and size > OVERFLOWS * torch.finfo(dtype).max:
+                self.findings.overflowing[n.name] = size
         if results:
             self.findings.terms[n.name] = _terms(plain_name(n), inputs, results[0])
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest magnitude in it; NaN where there is one."""
+    low, high = torch.aminmax(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
+    return torch.maximum(-low, high).item()
 
 
 def _terms(name: str, inputs: list[torch.Tensor], value: torch.Tensor) -> int:

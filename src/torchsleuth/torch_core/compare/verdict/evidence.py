@@ -413,7 +413,10 @@ def _assemble(
         fallbacks = tuple(sorted(behind & set(findings.fallbacks)))
         random = bool(behind & drawn)
         why_not = path in empty, unwritten.get(path)
-        found.append(Leaf(path, value, truth.get(path), spreads[path], random, fallbacks, *why_not))
+        overflowing = tuple(name for name in findings.overflowing if name in behind)
+        found.append(
+            Leaf(path, value, truth.get(path), spreads[path], random, fallbacks, *why_not, overflowing)
+        )
     return Evidence(tuple(found), findings.fallbacks, (), runs)
 
 

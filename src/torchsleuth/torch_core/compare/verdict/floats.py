@@ -193,7 +193,11 @@ def _not_finite(leaf: Leaf, compiled: torch.Tensor, draft: LeafVerdict) -> LeafV
         (other, "other non-finite", "is {c} where eager and float64 agree on {t}"),
     ):
         if bool(mask.any()):
-            return _point(draft, mask, result, eager, truth, rule, text)
+            found = _point(draft, mask, result, eager, truth, rule, text)
+            if rule != "made non-finite" or not leaf.overflowing:
+                return found
+            why = f"`{leaf.overflowing[0]}` comes so near to the largest number of its format that rounding decides"
+            return replace(found, kind=INCONCLUSIVE, rule="overflow", sentence=f"{found.sentence}: {why}")
     if bool((~finite_eager & finite_truth & ~finite_result & ~may_overflow).any()):
         text = (
             "eager and compiled are both not finite where float64 is: the program overflows in this precision"

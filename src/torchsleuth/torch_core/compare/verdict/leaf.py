@@ -190,6 +190,8 @@ class Leaf:
     """Whether it is memory that nobody wrote, returned for a reason that does not apply here."""
     unwritten: torch.Tensor | None = None
     """Which elements come from memory that the graph asks for and does not write."""
+    overflowing: tuple[str, ...] = ()
+    """Nodes behind it of which rounding decides whether their format can hold them."""
 
     def on_cpu(self) -> Leaf:
         """The same leaf where there is more memory."""
