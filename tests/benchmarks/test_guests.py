@@ -1,11 +1,6 @@
 """A sample of the healthy programs of benchmarks/guests.py: bare and watched they are the same."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import guests
 

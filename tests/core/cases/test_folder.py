@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import make
 
+from made import make
 from torchsleuth.core.cases.errors import (
     AmbiguousCase,
     CaseError,

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from made import make
 
+from made import make
 from torchsleuth.core.cases.folder import list_cases, update_case, write_case
 from torchsleuth.core.cases.model import Minified
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from made import make
 
+from made import make
 from torchsleuth.core.cases.folder import update_case, write_case
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.cases.scrub import scrubbed

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-
+import faulty
 from faulty import FAILS, trial
-
 from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.starting import without_devices
@@ -25,7 +23,7 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.torch_internals.kernel_builds import noted_answers
 
-WORKERS = Path(__file__).parents[1] / "workers"
+FAULTY = str(Path(faulty.__file__).parent)
 # Where a device can be seen, scripts are run by themselves: these are about forks.
 NO_DEVICE = {**os.environ, **without_devices()}
 ERROR = Signature("compile_error", "compile", ("ValueError",), "it failed")
@@ -183,7 +181,7 @@ def test_what_the_cpp_compiler_can_do_is_known_unless_the_script_names_another(r
 @pytest.fixture
 def home(monkeypatch):
     """A loaded interpreter that finds those trials, as its children will."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(WORKERS), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([FAULTY, os.environ.get("PYTHONPATH", "")]))
     with PreparedInterpreter({**os.environ, **without_devices()}) as made:
         yield made
 
@@ -237,7 +235,7 @@ def test_what_a_trial_started_goes_when_whoever_asked_for_it_is_gone(home, tmp_p
 
 
 def test_what_a_trial_started_goes_with_the_interpreter(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(WORKERS), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([FAULTY, os.environ.get("PYTHONPATH", "")]))
     home = PreparedInterpreter({**os.environ, **without_devices()})
     workers = forked_workers(home, tmp_path)
     workers.submit(trial("grandchild wait"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cases.made import make
+from made import make
 from torchsleuth.core.cases.folder import update_case, write_case
 from torchsleuth.core.cases.releases import bisection_of, newest_working, range_of
 from torchsleuth.core.criteria import Answer

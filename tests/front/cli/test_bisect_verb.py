@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from cases.made import make
+from made import make
 from made_index import make_wheel, served
 from program_runs import environment, sleuth
 from torchsleuth.core.cases.folder import open_case, write_case

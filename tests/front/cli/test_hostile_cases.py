@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
-
 from torchsleuth.core.cases.model import Triage, Verified, Workaround
 from torchsleuth.front.cli.main import main
 

@@ -8,16 +8,13 @@ import os
 import signal
 import sqlite3
 import struct
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
-
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.front.cli.main import main
 

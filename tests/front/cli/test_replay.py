@@ -3,13 +3,10 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
-
 from program_runs import environment, sleuth, write_program
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.front.cli.main import main

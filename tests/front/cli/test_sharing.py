@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
-
 from torchsleuth.core.cases.door import is_ours
 from torchsleuth.core.cases.errors import CaseInUse
 from torchsleuth.core.cases.folder import open_case, working_on, write_case

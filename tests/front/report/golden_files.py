@@ -1,4 +1,4 @@
-"""Texts as they were agreed on. After a change that is meant: `TORCHSLEUTH_WRITE_GOLDEN=1 pytest tests/report`."""
+"""Texts as they were agreed on. After a change that is meant: `TORCHSLEUTH_WRITE_GOLDEN=1 pytest tests/front/report`."""
 
 import os
 from pathlib import Path

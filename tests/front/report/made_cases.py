@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "cases"))
 from made import make
-
 from torchsleuth.core.cases.folder import CaseFolder, write_case
 from torchsleuth.core.cases.model import GraphFacts, Minified, Rung, Triage, Verified, Workaround
 from torchsleuth.script_runtime.signature import Signature

@@ -3,14 +3,10 @@
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-
 from made import make
-
 from torchsleuth.core.cases.folder import update_case, write_case
 from torchsleuth.core.cases.model import Triage, Workaround
 from torchsleuth.front.supervise import program_cures

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cases.made import make
+from made import make
 from torchsleuth.front.supervise import program_blame
 from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program
 from torchsleuth.front.supervise.program_runs import Program, ProgramRun, compile_cache

@@ -3,16 +3,12 @@
 import json
 import os
 import sys
-from pathlib import Path
 from queue import Queue
 from threading import Thread
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-
 from made import make
-
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import why_not_cured

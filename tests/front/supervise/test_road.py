@@ -1,15 +1,10 @@
 """When triage is asked again, and what is kept of the time for what comes after a step."""
 
 import contextlib
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-
 from made import make
-
 from torchsleuth.core.cases.folder import update_case, write_case
 from torchsleuth.core.cases.model import Minified, Triage
 from torchsleuth.front.supervise import road, whole_program

@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from pathlib import Path
 from typing import cast
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-
 from made import make
-
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.cases.spool import WatchedProcess

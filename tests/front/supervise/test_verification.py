@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-
 from made import make
-
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.criteria import Answer
 from torchsleuth.core.protocol.steps import ScriptToVerify, Verification

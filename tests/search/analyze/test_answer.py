@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from cases.made import make
+from made import make
 from torchsleuth.core.cases.analysis import (
     Analysis,
     Culprit,

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import torchsleuth
-from cases.made import make
+from made import make
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.front.cli.analyze import show_analysis
 

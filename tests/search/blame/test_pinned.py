@@ -1,16 +1,11 @@
 """What a search that ran out of time has left is not claimed to be what matters."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-
 from made import make
-
 from torchsleuth.core.cases.model import Triage
 from torchsleuth.core.cases.record import CompileSettings, Embedded, GraphRecord
 from torchsleuth.search.blame.triage_case import CALLS_LEFT, _Blame, _component, _with_calls

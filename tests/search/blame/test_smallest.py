@@ -1,16 +1,9 @@
 """A large graph is made small before it is asked who is at fault."""
 
-import sys
-from pathlib import Path
-
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
 
 from made import make
 from made_graphs import aten, traced
-
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.protocol.trials import Outcome, Question, Seen

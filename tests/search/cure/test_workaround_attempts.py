@@ -1,19 +1,13 @@
 """Workarounds tried with a fake compiler: what counts as verified, what is told, and in which order."""
 
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
-
 from made import make
 from made_graphs import aten, traced
-
 from torchsleuth.core.cases.folder import open_case, write_case
 from torchsleuth.core.cases.model import Triage, Verified
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord

@@ -1,17 +1,10 @@
 """Which nodes are at fault, and which function or module of the program they are in."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "minify"))
-
 from made import make
 from made_graphs import aten, traced
-
 from torchsleuth.core.cases.model import Minified, Triage
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.search.cure.places import (

@@ -1,17 +1,12 @@
 """A case from which no search can start says why in one sentence."""
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
-
 from made import make
-
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.script_runtime.signature import Signature

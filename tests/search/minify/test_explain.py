@@ -1,8 +1,8 @@
 """What may vary is found by trying, and said in sentences."""
 
 import torch
-from made_graphs import Oracle, aten, shapes, traced
 
+from made_graphs import Oracle, aten, shapes, traced
 from torchsleuth.search.minify.explain import explain
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from flaky_trials import FAILS
-from made_graphs import aten, traced
 
+from made_graphs import aten, traced
 from program_runs import environment, sleuth, write_program
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.oracle import Questions, TrialOracle

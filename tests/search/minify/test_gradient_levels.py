@@ -1,8 +1,8 @@
 """Graphs that take gradients themselves: what is left is the gradient of the call at fault, and it runs in eager."""
 
 import torch
-from made_graphs import holds
 
+from made_graphs import holds
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.reducers.gradients import plain_gradients

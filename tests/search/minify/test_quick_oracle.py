@@ -4,8 +4,8 @@ from concurrent.futures import Future
 
 import pytest
 import torch
-from made_graphs import aten, traced
 
+from made_graphs import aten, traced
 from torchsleuth.core.changes import NOTHING
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome

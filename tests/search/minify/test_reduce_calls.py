@@ -1,8 +1,8 @@
 """Where some call is needed but not that one, a plainer one takes its place."""
 
 import torch
-from made_graphs import Oracle, aten, holds, traced
 
+from made_graphs import Oracle, aten, holds, traced
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.engine import Engine
 from torchsleuth.search.minify.reducers.calls import plainer_calls

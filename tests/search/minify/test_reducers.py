@@ -4,8 +4,8 @@ import operator
 
 import pytest
 import torch
-from made_graphs import Oracle, aten, holds, node, shapes, traced
 
+from made_graphs import Oracle, aten, holds, node, shapes, traced
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
 from torchsleuth.search.minify.engine import Engine
 from torchsleuth.search.minify.reducers.calls import (

@@ -14,8 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_graphs import Oracle, aten, holds, traced
 
+import made_graphs
+from made_graphs import Oracle, aten, holds, traced
 from torchsleuth.search.minify import contract
 from torchsleuth.search.minify.contract import Listener
 from torchsleuth.search.minify.driver import minify, search
@@ -123,7 +124,9 @@ def test_two_searches_take_the_same_way_in_any_process():
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
         run = [sys.executable, "-c", WAY]
-        found = subprocess.run(run, env=env, cwd=Path(__file__).parent, capture_output=True, text=True)
+        found = subprocess.run(
+            run, env=env, cwd=Path(made_graphs.__file__).parent, capture_output=True, text=True
+        )
         assert found.returncode == 0, found.stderr
         ways.append(found.stdout)
     assert ways[0] == ways[1] and len(ways[0]) > 1000

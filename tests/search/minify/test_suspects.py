@@ -1,8 +1,8 @@
 """A wrong result points at the calls that made it, whether it is returned or written into an input."""
 
 import torch
-from made_graphs import aten, traced
 
+from made_graphs import aten, traced
 from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Oracle

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from faulty import FAILS, trial
 
+import faulty
+from faulty import FAILS, trial
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Trial
@@ -113,7 +114,7 @@ def cluster_of_two():
     ray = pytest.importorskip("ray")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [before])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(faulty.__file__).parent), *filter(None, [before])])
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()

@@ -11,8 +11,9 @@ from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
-from faulty import FAILS, faulty_workers, trial
 
+import faulty
+from faulty import FAILS, faulty_workers, trial
 from torchsleuth.core.processes.limits import Limits, within
 from torchsleuth.core.processes.tree import kill_marked, marked_processes, resident_bytes
 from torchsleuth.script_runtime.signature import Signature
@@ -195,7 +196,7 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path):
         "while any(t.pid is None for t in tickets): time.sleep(0.01)\n"
         "time.sleep(0.5); print(workers._token, workers.folder, flush=True); time.sleep(1000)\n"
     )
-    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", program, str(Path(faulty.__file__).parent)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     token, folder = parent.stdout.readline().split()

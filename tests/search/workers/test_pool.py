@@ -6,8 +6,8 @@ import json
 from concurrent.futures import FIRST_COMPLETED, wait
 
 import pytest
-from faulty import FAILS, counting, faulty_workers, trial
 
+from faulty import FAILS, counting, faulty_workers, trial
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.search.workers.failure_rate import failure_rate
 

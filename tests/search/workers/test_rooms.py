@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from faulty import trial
 
+from faulty import trial
 from torchsleuth.core.protocol.trials import Question
 from torchsleuth.search.workers.cluster import bring_back, files_in, in_folder
 
