@@ -45,7 +45,7 @@ def key_of_the_tests(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def builds_of_the_session(tmp_path_factory):
-    """The C++ compiler compiles the same text once for all tests, whatever cache each of them starts with."""
+    """The same text is compiled once for all tests, whatever cache of kernels they start with (`hook/sparing.py`)."""
     compiler = shutil.which("g++")
     if compiler is not None and "CXX" not in os.environ:
         base = tmp_path_factory.getbasetemp()
@@ -53,6 +53,8 @@ def builds_of_the_session(tmp_path_factory):
         builds.mkdir(exist_ok=True)
         os.environ |= {"SLEUTH_TEST_CXX": compiler, "SLEUTH_TEST_BUILDS": str(builds)}
         os.environ["PATH"] = os.pathsep.join([str(KIT / "compiler"), os.environ["PATH"]])
+        paths = [str(KIT / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 @pytest.fixture(scope="session", autouse=True)

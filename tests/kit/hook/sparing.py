@@ -1,10 +1,11 @@
-"""What a process of the tests need not do again: it costs half of the time of a small program with one kernel.
+"""What a process of the tests need not do again: which is half of the time of a small program with one kernel.
 
 Which vector instructions the C++ compiler and this processor know is asked by six programs, a Python process for each;
 an answer is kept for the session (the builds themselves are: `tests/kit/compiler/g++`). Loading torch makes a million
-objects and no garbage, which Python looks through again and again: it looks less often.
+objects and no garbage, which Python looks through again and again: it looks less often, and not at the end.
 """
 
+import atexit
 import contextlib
 import gc
 import os
@@ -14,6 +15,7 @@ from faultkit import after_import
 
 def install(folder: str) -> None:
     gc.set_threshold(50_000, 20, 20)
+    atexit.register(gc.freeze)  # the first to be registered is the last to be called
     after_import("torch._inductor.cpu_vec_isa", lambda: remember_answers(folder))
 
 
