@@ -52,7 +52,7 @@ def watch(
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
 
     @functools.wraps(compiler)
-    def watched(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def watched(gm: torch.fx.GraphModule, example_inputs: Sequence[object], **kwargs: object) -> object:
         return watcher.on_backend(
             seams.BackendCall(
                 backend=compiler,

@@ -105,7 +105,7 @@ def compiled_equals_eager() -> Iterator[list[Verdict]]:
             warnings.warn(f"not compared with eager: {verdict.sentence}", CannotTell, stacklevel=3)
 
 
-def _judged(call: hooks.BackendCall, found: list[Verdict]) -> Callable[..., Any]:
+def _judged(call: hooks.BackendCall, found: list[Verdict]) -> Callable[..., object]:
     """The compiled graph; its first call is judged on copies before the real one is made."""
     if keeps_state(call.graph):
         found.append(inconclusive("each call of this graph changes a buffer of its own, so no two are alike"))
@@ -122,14 +122,14 @@ def _judged(call: hooks.BackendCall, found: list[Verdict]) -> Callable[..., Any]
     return run
 
 
-def _verdict(eager: torch.fx.GraphModule, args: list[Any], compiled: Callable[..., Any]) -> Verdict:
+def _verdict(eager: torch.fx.GraphModule, args: list[object], compiled: Callable[..., object]) -> Verdict:
     first = judge(eager, args, compiled, notes_draws=True)
     trains = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
     if first.diverged or not trains:
         return first
     drawn: list[Draw] = []
 
-    def noting(*given: Any) -> Any:
+    def noting(*given: object) -> object:
         with noting_draws(drawn):
             return compiled(*given)
 

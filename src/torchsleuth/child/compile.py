@@ -51,11 +51,11 @@ NOT_INTERPRETABLE = "NotInterpretable"
 _PHASES = {"compiling": "compile", "running": "run"}
 # Threads for kernels as torch chose them; the server itself runs with one, because OpenMP does not survive a fork.
 _threads: int | None = None
-_first_settings: dict[str, Any] | None = None
+_first_settings: dict[str, object] | None = None
 # Whether a snippet has run in this process: what it changed stays changed.
 _pasted = False
 # The user's definitions that this process has executed, and the names they made.
-_definitions: tuple[tuple[tuple[str, ...], str], dict[str, Any]] | None = None
+_definitions: tuple[tuple[tuple[str, ...], str], dict[str, object]] | None = None
 
 
 class Decided(BaseException):
@@ -134,7 +134,7 @@ def noise_of(ready: runner.ReproTrial) -> Tolerances:
 
 
 @contextlib.contextmanager
-def _changed(trial: Trial, seen: dict[str, Any]) -> Iterator[None]:
+def _changed(trial: Trial, seen: dict[str, object]) -> Iterator[None]:
     """The compiler with what an experiment of triage changes in it; what it applied is noted in `seen`."""
     global _pasted
     change = trial.change
@@ -197,7 +197,7 @@ def _observed_and_timed(ready: Any, seen: dict[str, Any]) -> tuple[Signature, st
     return observed
 
 
-def _facts(trial: Trial) -> dict[str, Any]:
+def _facts(trial: Trial) -> dict[str, object]:
     return script_facts(
         trial.settings,
         signature={"kind": trial.kind or trial.expected.kind, "outputs": trial.expected.outputs},
@@ -208,7 +208,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
     )
 
 
-def namespace_of(trial: Trial) -> dict[str, Any]:
+def namespace_of(trial: Trial) -> dict[str, object]:
     """The names a script would have: the usual imports, the trial's own, and the user's definitions.
 
     Definitions are executed once per process: an operator cannot be registered twice.

@@ -93,7 +93,7 @@ class Client:
             return False
         return True
 
-    def receive(self) -> list[Any] | None:
+    def receive(self) -> list[object] | None:
         """The orders that came; None where nobody is there any more."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 18, MOST_DESCRIPTORS)
@@ -322,7 +322,7 @@ class Server:
             self.probe.take(Job(PROBE, Limits(), self.probe.pid))
         return self.probe is not None and not self.knows_enough
 
-    def learned(self, what: Any) -> None:
+    def learned(self, what: object) -> None:
         self.probe = None
         if what is not None:
             named_function(str(self.learn).split(",")[1])(what)

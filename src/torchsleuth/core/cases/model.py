@@ -240,7 +240,7 @@ def read_case(folder: Path) -> Case:
     return case_from_json(case_document(folder), folder)
 
 
-def case_document(folder: Path) -> dict[str, Any]:
+def case_document(folder: Path) -> dict[str, object]:
     """The JSON object in a folder's case.json, not yet checked field by field."""
     try:
         doc = json_inside(folder, "case.json", MAX_BYTES)

@@ -256,7 +256,7 @@ def ask_torch_names() -> dict[str, Any]:
     return _ask(_PRIVATE_NAMES)
 
 
-def _ask(module: str) -> dict[str, Any]:
+def _ask(module: str) -> dict[str, object]:
     command = [sys.executable, "-P", "-m", module]
     if importlib.util.find_spec("torch") is None:
         raise TorchUnfit("not installed here: pip install 'torch>=2.11'")
@@ -360,7 +360,7 @@ def _measured(arguments: list[str], progress: Callable[[int, int], None]) -> dic
     return message
 
 
-def _why(code: int, message: dict[str, Any], wrote: str) -> str:
+def _why(code: int, message: dict[str, object], wrote: str) -> str:
     how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
     where = (
         f"after {message['done']} of {message['total']} graphs"

@@ -11,7 +11,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
@@ -390,7 +389,7 @@ def _say_cure(work: CaseAtWork) -> None:
 # -- analyze
 
 
-def find_divergence(work: CaseAtWork, seconds: float, follow: Follow | None = None, **how: Any) -> None:
+def find_divergence(work: CaseAtWork, seconds: float, follow: Follow | None = None, **how: object) -> None:
     """Where a wrong result begins, written into the case; raises `StepRefused` where there is nothing to compare.
 
     `how` is what to leave out, and whether to keep all values: `find_divergence(work, 60, without=("fusion",))`.

@@ -90,7 +90,7 @@ class ModelComparison:
 
 
 def compare_models(
-    eager: Callable[..., Any],
+    eager: Callable[..., object],
     compiled: Callable[..., Any] | str,
     inputs: Sequence[Any],
     *,
@@ -316,7 +316,7 @@ def _copied(graph: GraphModule) -> GraphModule:
 
 
 @contextlib.contextmanager
-def _hooked(hook: Callable[..., Callable[[], None]], handler: Callable[..., Any]) -> Iterator[None]:
+def _hooked(hook: Callable[..., Callable[[], None]], handler: Callable[..., object]) -> Iterator[None]:
     undo = hook(handler)
     try:
         yield
@@ -324,7 +324,7 @@ def _hooked(hook: Callable[..., Callable[[], None]], handler: Callable[..., Any]
         undo()
 
 
-def repro_analyze(gm: GraphModule, inputs: Sequence[Any], *, without: Collection[str] = ()) -> Analysis:
+def repro_analyze(gm: GraphModule, inputs: Sequence[object], *, without: Collection[str] = ()) -> Analysis:
     """Where a graph of aten operators, compiled by Inductor, leaves eager's way on these inputs.
 
     `without` are phases to leave out: "accumulated", "local", "determinism", "inside", "substitution". Inputs and
@@ -353,11 +353,11 @@ def subject_of(
     call: Callable[[list[Any]], Any],
     code: CompiledCode,
     state: RngState,
-    fresh: Callable[[], list[Any]] | None = None,
+    fresh: Callable[[], list[object]] | None = None,
 ) -> Subject:
     """A compiled aten graph whose nodes have the names of `graph`; every call draws from the random state `state`."""
 
-    def seeded(values: list[Any]) -> Any:
+    def seeded(values: list[object]) -> object:
         restore_rng(state)
         return call(values)
 
@@ -370,7 +370,7 @@ def subject_of(
     return Subject(graph, inputs, seeded, code, names, drawn, fresh=fresh)
 
 
-def finished(graph: GraphModule, parts: dict[str, Any]) -> Analysis:
+def finished(graph: GraphModule, parts: dict[str, object]) -> Analysis:
     """The parts of an answer as an analysis, with the lines that the graph's nodes know."""
     found = {node.name: source_line(node) for node in graph.graph.nodes}
     lines = {name: line for name, line in found.items() if line is not None}
@@ -418,7 +418,7 @@ def ran(
             named[name].grad = gradient
 
 
-def named_tensors(models: Sequence[Any]) -> dict[str, torch.Tensor]:
+def named_tensors(models: Sequence[object]) -> dict[str, torch.Tensor]:
     """Parameters and buffers of those of the models that are modules: `named_tensors([torch.nn.Linear(2, 2)])`."""
     held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
     return {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
@@ -429,11 +429,11 @@ def _own_name(name: str) -> str:
     return name.removeprefix("_orig_mod.")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return clone_inputs(value.detach()) if isinstance(value, torch.Tensor) else value
 
 
-def differences(eager: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def differences(eager: dict[str, object], other: dict[str, object]) -> list[str]:
     """The paths at which two runs differ by more than the last bits.
 
     >>> differences({"outputs": torch.ones(2)}, {"outputs": torch.zeros(2)})
@@ -451,12 +451,12 @@ def differences(eager: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return sorted(found)
 
 
-def _equal(ours: Any, theirs: Any) -> bool:
+def _equal(ours: object, theirs: object) -> bool:
     with contextlib.suppress(Exception):  # a user's own type may not know
         return bool(ours == theirs or ours != ours)
     return True
 
 
-def detached(tree: Any) -> Any:
+def detached(tree: object) -> object:
     """The tree with tensors that autograd knows nothing of: `detached([x])[0].requires_grad` is False."""
     return map_tensors(tree, torch.Tensor.detach)

@@ -165,7 +165,7 @@ def state_of_record(
     )
 
 
-def _input(name: str, spec: TensorSpec | ScalarSpec, value: Any) -> Input:
+def _input(name: str, spec: TensorSpec | ScalarSpec, value: object) -> Input:
     """An input with its value. Where the case keeps it is forgotten, or a state freed of it would still have it."""
     if not isinstance(spec, TensorSpec):
         return Input(name, spec)
@@ -231,10 +231,10 @@ def free_names(source: str) -> list[str]:
     return list(dict.fromkeys(node.id for node in names if node.id not in made))
 
 
-def _stand_in(name: str) -> Callable[..., Any]:
+def _stand_in(name: str) -> Callable[..., object]:
     """A function that prints as the user's does, and is never called."""
 
-    def stand_in(*_: Any, **__: Any) -> Any:
+    def stand_in(*_: object, **__: object) -> object:
         raise TypeError(f"{name} is a function of the user's, which runs in trials only")
 
     stand_in.__name__ = stand_in.__qualname__ = name

@@ -177,7 +177,7 @@ def _value_rank(given: Input, play_no_part: bool) -> int:
     return 4 if bool((value.double().abs() <= 8).all()) else 5
 
 
-def _weight(value: Any) -> int:
+def _weight(value: object) -> int:
     """How much there is to read in an argument: literals count, nodes do not."""
     if isinstance(value, (list, tuple)):
         return sum(map(_weight, value)) + len(value)

@@ -45,7 +45,7 @@ def state_of(
     graph: torch.fx.GraphModule,
     values: Sequence[Any],
     *,
-    fakes: Sequence[Any] | None = None,
+    fakes: Sequence[object] | None = None,
     settings: CompileSettings | None = None,
     any_values: bool = False,
 ) -> State:
@@ -136,7 +136,7 @@ def by_itself(value: torch.Tensor) -> torch.Tensor:
         return flat.as_strided(value.shape, value.stride()).requires_grad_(value.requires_grad)
 
 
-def real_inputs(state: State) -> list[Any]:
+def real_inputs(state: State) -> list[object]:
     """The inputs to run a state with, made anew: kept values where there are any, else values from a seed."""
     described = state.description.to_json()
     values = load_inputs(described)
@@ -271,7 +271,7 @@ def kept_description(state: State, store: Path) -> InputsDescription:
     return InputsDescription(tuple(specs), state.symbols)
 
 
-def _constants(constants: Mapping[str, Any], store: Path, devices: Mapping[str, str]) -> dict[str, Any]:
+def _constants(constants: Mapping[str, object], store: Path, devices: Mapping[str, str]) -> dict[str, object]:
     if not constants:
         return {}
     description = describe_inputs(list(constants.values()), None, ContentStoreWriter(store))

@@ -66,7 +66,7 @@ class RecordedTensor:
 
 
 # What a node yielded, as a cut needs it: a tensor, a symbolic number, a plain value, or nothing that can be carried.
-Recorded = RecordedTensor | ScalarSpec | Opaque | Any
+Recorded = RecordedTensor | ScalarSpec | Opaque | object
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def replace_each(tree: ast.AST, other: Callable[[Any], ast.AST]) -> None:
 
 
 class _Replacing(ast.NodeTransformer):
-    def __init__(self, other: Callable[[Any], ast.AST]) -> None:
+    def __init__(self, other: Callable[[object], ast.AST]) -> None:
         self.other = other
 
     def visit(self, node: ast.AST) -> ast.AST:

@@ -109,7 +109,7 @@ def _is_end(node: torch.fx.Node, call: torch.fx.Node, recording: Recording) -> b
     return apart and not inside and _may_train(recording.value(node.name))
 
 
-def _may_train(value: Any) -> bool:
+def _may_train(value: object) -> bool:
     return isinstance(value, RecordedTensor) and getattr(torch, value.spec.dtype).is_floating_point
 
 

@@ -224,7 +224,7 @@ def _static(state: State, names: tuple[str, ...]) -> State | None:
     return checked(edited(state.having(inputs=tuple(inputs), symbols=symbols), change))
 
 
-def _instead_of(node: torch.fx.Node, literal: Any, read: torch.fx.Node) -> Any:
+def _instead_of(node: torch.fx.Node, literal: object, read: torch.fx.Node) -> object:
     return literal if read is node else read
 
 
