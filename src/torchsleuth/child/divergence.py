@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchsleuth.child.compile import ready_trial
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime import runner
 from torchsleuth.torch_core.compare.divergence.analysis import (
@@ -71,7 +72,7 @@ def _parts(
     inputs: list[Any],
     observed: Observed,
     call: Callable[[list[Any]], Any],
-    tell: Callable[[Mapping[str, Any]], None],
+    tell: Callable[[Document], None],
 ) -> dict[str, Any]:
     captured = trial.settings.level == "dynamo"
     draws = any(opkinds.may_draw(node) for node in ready.eager.graph.nodes)
@@ -102,7 +103,7 @@ def _values(
     code: CompiledCode | None,
     call: Callable[[list[Any]], Any],
     ways: Compilers,
-    tell: Callable[[Mapping[str, Any]], None],
+    tell: Callable[[Document], None],
     wishes: Wishes,
     drawn: EagerRun | None,
 ) -> dict[str, Any]:
@@ -142,14 +143,14 @@ def _ways(ready: runner.ReproTrial) -> Compilers:
     return captured_ways(own or facts["backend"], options, ready.ambient)
 
 
-def _teller(path: str | None) -> Callable[[Mapping[str, Any]], None]:
+def _teller(path: str | None) -> Callable[[Document], None]:
     """Appends what is told to a file, one line each; of progress, only what somebody could notice."""
     if path is None:
         return lambda message: None
     file = open(path, "w", encoding="utf-8")  # noqa: SIM115  closed with the process, which has nothing else to do
     shown: dict[str, int] = {}
 
-    def tell(message: Mapping[str, Any]) -> None:
+    def tell(message: Document) -> None:
         done, of = message.get("done", 0), message.get("of", 0)
         if "phase" in message and of and done * 50 // of == shown.get(message["phase"]):
             return

@@ -12,6 +12,7 @@ from typing import Any
 from torchsleuth.core.cases.errors import DamagedCase, SleuthError
 from torchsleuth.core.cases.model import Analyzed, Case
 from torchsleuth.core.protocol import codec
+from torchsleuth.core.protocol.codec import Document
 
 
 class NotNumerical(SleuthError):
@@ -105,14 +106,14 @@ class Analysis:
     case: str
     values: tuple[ValueAnalysis, ...] = ()
     culprit: Culprit | None = None
-    outputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Document = field(default_factory=dict)
     calls: int = 0
     seen: int = 0
     why_not: str | None = None  # why the code itself shows nothing
     nondeterministic: tuple[RunDifference, ...] = ()
-    fallbacks: Mapping[str, Any] = field(default_factory=dict)
-    skipped: Mapping[str, Any] = field(default_factory=dict)
-    seconds: Mapping[str, Any] = field(default_factory=dict)
+    fallbacks: Document = field(default_factory=dict)
+    skipped: Document = field(default_factory=dict)
+    seconds: Document = field(default_factory=dict)
     complete: bool = False
     error: str | None = None
     schema: int = SCHEMA
@@ -293,8 +294,8 @@ def _short(op: str) -> str:
 
 
 def merged_values(
-    accumulated: Sequence[Mapping[str, Any]],
-    local: Sequence[Mapping[str, Any]],
+    accumulated: Sequence[Document],
+    local: Sequence[Document],
     differing: Sequence[RunDifference],
     lines: Mapping[str, tuple[str | None, str | None]],
 ) -> tuple[ValueAnalysis, ...]:

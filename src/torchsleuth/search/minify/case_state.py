@@ -23,6 +23,7 @@ import torch
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.record import GraphRecord, read_record
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
@@ -127,7 +128,7 @@ def wait_for_device(workers: TrialQueue, device: str, seconds: float) -> float:
 def state_of_record(
     record: GraphRecord,
     source: str,
-    inputs: Mapping[str, Any],
+    inputs: Document,
     store: Path,
     expected: Signature,
     questions: Questions,
@@ -172,13 +173,13 @@ def _input(name: str, spec: TensorSpec | ScalarSpec, value: object) -> Input:
     return Input(name, replace(spec, storage=None), None if spec.layout == "zero" else value)
 
 
-def _on_cpu(description: Mapping[str, Any]) -> dict[str, Any]:
+def _on_cpu(description: Document) -> dict[str, Any]:
     """The description with every tensor on the CPU: this process touches no device."""
     specs = [{**spec, "device": "cpu"} if "device" in spec else spec for spec in description["inputs"]]
     return {**description, "inputs": specs}
 
 
-def _in_memory(description: Mapping[str, Any]) -> dict[str, Any]:
+def _in_memory(description: Document) -> dict[str, Any]:
     """The description of what a search holds as values: strided memory, whatever a trial makes of it."""
     on_cpu = _on_cpu(description)
     specs = [as_in_memory(spec) if spec["kind"] == "tensor" else spec for spec in on_cpu["inputs"]]

@@ -27,7 +27,7 @@ from torchsleuth.core.cases.door import NotRead, inside
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.prepared import PreparedInterpreter
-from torchsleuth.core.protocol.codec import from_json, to_json
+from torchsleuth.core.protocol.codec import Document, from_json, to_json
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.protocol.trials import Hello, Outcome, Question, Trial
 from torchsleuth.search.workers.pool import Workers
@@ -47,7 +47,7 @@ class ClusterUnfit(SleuthError):
 class Host:
     """What lives on a node: isolated workers, and the values that were sent there."""
 
-    def __init__(self, count: int, settings: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    def __init__(self, count: int, settings: Mapping[str, str], options: Document) -> None:
         self.workers = Workers(count, environment={**os.environ, **settings}, **options)
         # Within the workers' own folder, which goes when they do, whatever ends this actor.
         self.folder = self.workers.folder / "values"
@@ -126,7 +126,7 @@ class RayWorkers(TrialQueue):
         return len(self._hosts)
 
     def _settle_in(
-        self, per_node: int | None, settings: Sequence[tuple[str, str]], options: Mapping[str, Any]
+        self, per_node: int | None, settings: Sequence[tuple[str, str]], options: Document
     ) -> dict[Any, int]:
         """One host per node, each with as many workers as the node has processors: {host: workers}."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -215,7 +215,7 @@ class RayWorkers(TrialQueue):
             self._ray.shutdown()
 
 
-def _with_files(trial: Trial, outcome: Mapping[str, Any], files: Mapping[str, bytes]) -> Outcome:
+def _with_files(trial: Trial, outcome: Document, files: Mapping[str, bytes]) -> Outcome:
     try:
         bring_back(trial, files)
     except (OSError, ValueError) as why:
@@ -254,7 +254,7 @@ def join_cluster(ray: Any, address: str | None) -> None:
         raise ClusterUnfit(f"No Ray cluster answers at {where} ({why}); use --workers N.") from error
 
 
-def _join_patiently(ray: Any, address: str, options: Mapping[str, Any]) -> None:
+def _join_patiently(ray: Any, address: str, options: Document) -> None:
     """A head starts a process for each client and gives it 30 s, which a busy one does not always keep to."""
     for left in reversed(range(JOINS)):
         try:

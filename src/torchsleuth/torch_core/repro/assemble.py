@@ -19,7 +19,7 @@ from torchsleuth.core.cases.model import Case, GraphFacts, Triage, case_id
 from torchsleuth.core.cases.record import GraphRecord, read_record
 from torchsleuth.core.cases.scrub import environment_of
 from torchsleuth.core.cases.spool import WatchedProcess
-from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.codec import Document, to_json
 from torchsleuth.core.protocol.failures import Failure, RecordedCall
 from torchsleuth.script_runtime.signature import fingerprint
 from torchsleuth.torch_core.repro.program import PROGRAM, program_of_call, program_script
@@ -201,7 +201,7 @@ def graph_files(
     graph: str,
     store: Path,
     inputs: Mapping[str, object] | None = None,
-    accuracy: Mapping[str, Any] | None = None,
+    accuracy: Document | None = None,
 ) -> dict[str, str | Path]:
     """The files of a case that has a graph: the text of it, its record and inputs, and the script that stands alone."""
     inputs = inputs or record.inputs
@@ -225,7 +225,7 @@ def graph_files(
     return files
 
 
-def _kept(inputs: Mapping[str, Any] | None) -> dict[str, object]:
+def _kept(inputs: Document | None) -> dict[str, object]:
     """Which input values are in the case: by value, by spec."""
     tensors = [i for i in (inputs or {}).get("inputs", []) if i.get("kind") == "tensor"]
     by_value = sum(1 for t in tensors if t.get("storage"))
@@ -237,7 +237,7 @@ def _kept(inputs: Mapping[str, Any] | None) -> dict[str, object]:
     }
 
 
-def _device(inputs: Mapping[str, Any] | None) -> str:
+def _device(inputs: Document | None) -> str:
     devices = {str(i["device"]).partition(":")[0] for i in (inputs or {}).get("inputs", []) if "device" in i}
     return next(iter(sorted(devices - {"cpu"})), "cpu")
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 
 # In the order in which they use each other. Each imports the standard library, torch and those before it only.
@@ -39,7 +40,7 @@ STANDARD_IMPORTS = ("import math", "import operator", "from math import inf, nan
 def script_facts(
     settings: CompileSettings,
     *,
-    signature: Mapping[str, Any] | None,
+    signature: Document | None,
     placeholders: Sequence[str],
     inputs: Mapping[str, object] | None,
     constants: Mapping[str, object],
@@ -64,7 +65,7 @@ def script_facts(
 def script_text(
     record: GraphRecord,
     graph: str,
-    signature: Mapping[str, Any] | None,
+    signature: Document | None,
     *,
     inputs: Mapping[str, object] | None = None,
     tolerances: Mapping[str, float] | None = None,
