@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -114,7 +113,7 @@ def _judged(call: hooks.BackendCall, found: list[Verdict]) -> Callable[..., obje
     compiled = call.as_without_us()
     pending = [True]
 
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> object:
         if pending and pending.pop():
             found.append(_verdict(eager, clone_inputs(list(args)), lambda *given: compiled(*given)))
         return compiled(*args)
@@ -152,7 +151,7 @@ def _listed(what: str, lines: list[str]) -> str:
     return "\n  ".join([f"{what}:", *named[:MOST_NAMED], *more])
 
 
-def _plural(word: str, things: list[Any]) -> str:
+def _plural(word: str, things: Sequence[object]) -> str:
     return word if len(things) == 1 else f"{word}s"
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -74,7 +73,7 @@ def _record_fake(trial: Trial) -> dict[str, object]:
     return {"recording": recording_to_json(describe_values(graph, found), None)}
 
 
-def _fake_values(graph: torch.fx.GraphModule, trial: Trial) -> tuple[dict[str, Any], Exception | None]:
+def _fake_values(graph: torch.fx.GraphModule, trial: Trial) -> tuple[dict[str, object], Exception | None]:
     numbers = [spec.get("value") for spec in trial.inputs["inputs"]]
     return fake_results(graph, trial.inputs, numbers)
 
@@ -93,7 +92,7 @@ def _noise(trial: Trial) -> dict[str, object]:
     return {"noise": asdict(noise_of(ready_trial(trial)))}
 
 
-def _shapes(trial: Trial) -> dict[str, Any]:
+def _shapes(trial: Trial) -> dict[str, object]:
     """Whether shapes and dtypes go together, and what each node yields, worked out without computing anything."""
     found, error = _fake_values(_graph(trial), trial)
     return {

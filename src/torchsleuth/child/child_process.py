@@ -84,7 +84,7 @@ class ChildProcess:
     # What a process that was sent to find something out came back with.
     learned: object = None
     printed: BoundedOutput = field(default_factory=lambda: BoundedOutput(0))
-    frames: Frames = field(default_factory=lambda: Frames(*FROM_CHILD))
+    frames: Frames[object] = field(default_factory=lambda: Frames(*FROM_CHILD))
 
     @property
     def descriptors(self) -> tuple[int, int, int]:

@@ -47,6 +47,8 @@ from torchsleuth.torch_internals.loading import no_monitor_thread
 _FILE = "trial.py"
 # A graph of thousands of nodes has as many lowerings; a search needs their number and the first of them.
 MOST_APPLIED = 20_000
+# What the compiler makes of a graph; it takes the inputs as a list.
+Compiled = Callable[[list[object]], object]
 NOT_INTERPRETABLE = "NotInterpretable"
 _PHASES = {"compiling": "compile", "running": "run"}
 # Threads for kernels as torch chose them; the server itself runs with one, because OpenMP does not survive a fork.
@@ -188,7 +190,7 @@ def _observed(ready: Any, trial: Trial, seen: dict[str, Any]) -> tuple[Signature
     return observed
 
 
-def _observed_and_timed(ready: Any, seen: dict[str, Any]) -> tuple[Signature, str] | None:
+def _observed_and_timed(ready: runner.ReproTrial, seen: dict[str, Any]) -> tuple[Signature, str] | None:
     """As `observe`; where the graph ran to its end, rightly or wrongly, `seen` says how long a run takes."""
     compiled = keep_compiled(ready)
     observed = ready.observe()
@@ -270,7 +272,7 @@ def _one_compile(trial: Trial) -> bool:
     return not trial.constants and not any(spec.get("requires_grad") for spec in trial.inputs["inputs"])
 
 
-def warm_up() -> dict[str, Any]:
+def warm_up() -> dict[str, object]:
     """Imports and exercises everything a trial uses, up to but not including the C++ compiler; facts for the log.
 
     The server forks after this: it must be left with one thread and no accelerator.
@@ -340,20 +342,20 @@ RUNS = 50
 SECONDS = 0.7
 
 
-def keep_compiled(ready: Any) -> list[Any]:
+def keep_compiled(ready: Any) -> list[Compiled]:
     """The list into which a trial will put what its compiler yields: `kept = keep_compiled(ready)`.
 
     From here on there is one thread: on a busy machine threads that wait for each other take any time (measured: a
     graph of 0.1 ms took 104 ms with two threads beside other work on two cores).
     """
     torch.set_num_threads(1)
-    kept: list[Any] = []
+    kept: list[Compiled] = []
     prepare = ready.prepare
 
-    def prepare_and_keep() -> Any:
+    def prepare_and_keep() -> Callable[[], Compiled]:
         compile_it = prepare()
 
-        def compile_and_keep() -> Any:
+        def compile_and_keep() -> Compiled:
             kept.append(compile_it())
             return kept[-1]
 
@@ -363,7 +365,7 @@ def keep_compiled(ready: Any) -> list[Any]:
     return kept
 
 
-def run_seconds(ready: Any, compiled: Any) -> float:
+def run_seconds(ready: runner.ReproTrial, compiled: Compiled) -> float:
     """Seconds of the fastest run, backward included where there is one."""
     best, until = float("inf"), time.monotonic() + SECONDS
     for _ in range(RUNS):

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,7 +40,7 @@ _MARK = '  File "torchsleuth.node", line 1, in {name}\n    {name}'
 _MARKED = re.compile(r'File "torchsleuth\.node", line 1, in (\w+)')
 
 
-def divergence(trial: Trial) -> dict[str, Any]:
+def divergence(trial: Trial) -> dict[str, object]:
     """The parts of the answer (see `compare.divergence.analysis`)."""
     ready = ready_trial(trial)
     tell = _teller(trial.analysis.get("told"))
@@ -57,7 +56,7 @@ def divergence(trial: Trial) -> dict[str, Any]:
         with ready.ambient(), without_idle_work():
             compiled = compile_it()
 
-    def call(values: list[Any]) -> Any:
+    def call(values: list[object]) -> object:
         with ready.ambient():
             return compiled(values)
 
@@ -69,11 +68,11 @@ def divergence(trial: Trial) -> dict[str, Any]:
 def _parts(
     trial: Trial,
     ready: runner.ReproTrial,
-    inputs: list[Any],
+    inputs: list[object],
     observed: Observed,
-    call: Callable[[list[Any]], Any],
+    call: Callable[[list[object]], object],
     tell: Callable[[Document], None],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     captured = trial.settings.level == "dynamo"
     draws = any(opkinds.may_draw(node) for node in ready.eager.graph.nodes)
     drawn = None
@@ -99,14 +98,14 @@ def _parts(
 
 def _values(
     ready: runner.ReproTrial,
-    inputs: list[Any],
+    inputs: list[object],
     code: CompiledCode | None,
-    call: Callable[[list[Any]], Any],
+    call: Callable[[list[object]], object],
     ways: Compilers,
     tell: Callable[[Document], None],
     wishes: Wishes,
     drawn: EagerRun | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The parts of the answer that come of values: those that the code shows, else all of them, returned."""
     if code is None or not code.written:
         why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"

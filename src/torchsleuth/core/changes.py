@@ -133,7 +133,7 @@ class Change:
         given = {key: value for key, value in self.to_json().items() if key not in of_graphs}
         return {CHANGE_VARIABLE: json.dumps(given)} if given else {}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """What is changed, without words, and without nodes, which stay where their graph is."""
         unsaid = {each.name for each in fields(self) if not each.compare} | {"eager_nodes"}
         given = {key: value for key, value in plain(self).items() if key not in unsaid}

@@ -111,7 +111,7 @@ class InputsDescription:
     inputs: tuple[TensorSpec | ScalarSpec, ...]
     symbols: Mapping[str, SymbolSpec] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Plain data that `json.dumps` takes and every JSON reader understands.
 
         >>> describe_inputs([3]).to_json()["inputs"]
@@ -227,7 +227,7 @@ def tensor_spec(data: Document) -> TensorSpec:
     return TensorSpec(**values)
 
 
-def as_in_memory(spec: Document) -> dict[str, Any]:
+def as_in_memory(spec: Document) -> Document:
     """The JSON form of a tensor as that of the strided memory it is made from, which a search holds as its value.
 
     >>> as_in_memory({"layout": "mkldnn", "shape": [2, 3], "stride": [1, 0]})["stride"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchsleuth.core.cases.errors import DamagedCase, SleuthError
 from torchsleuth.core.cases.model import Analyzed, Case
@@ -172,7 +171,7 @@ class Analysis:
             "look at what the compiler's passes made of the graph (torchsleuth triage)"
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document: `json.dumps(analysis.to_json())`."""
         doc = codec.plain(self)
         return {"schema": doc.pop("schema"), "words": self.words, **doc}

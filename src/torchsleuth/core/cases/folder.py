@@ -374,7 +374,7 @@ def run_folder(cases_dir: Path, run_id: str) -> Path:
     return folder
 
 
-def write_result(folder: Path, name: str, result: Any) -> Path:
+def write_result(folder: Path, name: str, result: object) -> Path:
     """Writes text, or anything else as JSON, in one piece and without secrets.
 
     Used as `write_result(folder, "breaks.json", document)`.

@@ -15,7 +15,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.door import NotRead, json_inside
 from torchsleuth.core.cases.errors import DamagedCase, NewerSchema
@@ -189,7 +188,7 @@ class Case:
     no_repro: str | None = None  # why there is no original.py
     extra: Document = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document of the contract: `json.dumps(case.to_json())`."""
         doc = codec.plain(self)
         extra = doc.pop("extra")

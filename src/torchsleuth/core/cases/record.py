@@ -79,7 +79,7 @@ class CompileSettings:
     parted: bool = False
     forward_only: bool = False
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The settings under the names that records and scripts use.
 
         >>> CompileSettings(level="aot").to_json()["output_meta"]
@@ -169,7 +169,7 @@ class GraphRecord:
         found = {} if called is None else {n: replace(called, **known) for n, known in self.modules.items()}
         return {**found, **self.nodes}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """What `record.json` holds; what most records lack is left out where it is empty.
 
         >>> record = GraphRecord(CompileSettings(level="aot"), placeholders=("x",))

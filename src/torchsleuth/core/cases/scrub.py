@@ -20,7 +20,6 @@ import tokenize
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET, hide_in_words, hide_secrets, secret_values
 
@@ -62,7 +61,7 @@ class _Walk:
     everywhere: bool
     values: tuple[str, ...] | None
 
-    def value(self, doc: Any, key: str, code: bool = False) -> Any:
+    def value(self, doc: object, key: str, code: bool = False) -> object:
         """`code` is true below the keys of `_CODE`: the strings there are parts of scripts."""
         if isinstance(doc, dict):
             return {k: self.value(v, k, code or k in _CODE) for k, v in doc.items()}

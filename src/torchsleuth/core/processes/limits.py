@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torchsleuth.core.processes.tree import descendants_of, tasks_of
 from torchsleuth.core.protocol.codec import Document, from_json, plain
@@ -54,7 +53,7 @@ class Limits:
         """The clock of a phase: `Limits().seconds("run")`."""
         return {"compile": self.compile, "run": self.run, "eager": self.run}.get(phase, self.setup)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As a message to another process, maybe on another machine, whose clock reads something else."""
         left = None if self.deadline is None else self.deadline - time.monotonic()
         return {**plain(self), "deadline": left}

@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.changes import NOTHING, Change
@@ -149,7 +148,7 @@ class Outcome:
         """
         return self.signature is not None and SAME.same(expected, self.signature)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As messages and logs of trials have it, which hold what was seen as `more`, and no more of it than there is.
 
         >>> Outcome(None, 0.1, seen=Seen(cpu=2.0)).to_json()["more"]
@@ -242,7 +241,7 @@ class Good:
 class Learned:
     """What a process that was sent to find something out came back with."""
 
-    what: Any
+    what: object
 
 
 FROM_CHILD = (Phase, Outcome, Good, Learned)

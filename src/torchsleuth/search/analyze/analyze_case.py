@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment
 
@@ -96,7 +95,7 @@ class _Parts:
     """The parts that a trial has written so far."""
 
     file: Path
-    known: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, object] = field(default_factory=dict)
     place: int = 0
 
     def read(self, progress: Progress) -> bool:

@@ -197,7 +197,7 @@ def _devices(record: GraphRecord) -> dict[str, str]:
 
 def _read(record: GraphRecord, source: str, folder: str | None, questions: Questions) -> torch.fx.GraphModule:
     """The graph, read without running anything of the user's: operators by schema, functions by name."""
-    scope: dict[str, Any] = {"torch": torch, "__name__": "torchsleuth_case"}
+    scope: dict[str, object] = {"torch": torch, "__name__": "torchsleuth_case"}
     for line in (*record.imports, *record.embedded.imports):
         root = line.split()[1].partition(".")[0]
         if root in ("torch", "functorch") or root in sys.stdlib_module_names:

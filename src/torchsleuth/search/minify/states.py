@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -43,7 +42,7 @@ from torchsleuth.torch_internals.schemas import may_write
 
 def state_of(
     graph: torch.fx.GraphModule,
-    values: Sequence[Any],
+    values: Sequence[object],
     *,
     fakes: Sequence[object] | None = None,
     settings: CompileSettings | None = None,
@@ -139,7 +138,7 @@ def by_itself(value: torch.Tensor) -> torch.Tensor:
 def real_inputs(state: State) -> list[object]:
     """The inputs to run a state with, made anew: kept values where there are any, else values from a seed."""
     described = state.description.to_json()
-    values = load_inputs(described)
+    values = load_inputs(dict(described))
     for place, given in enumerate(state.inputs):
         if given.value is not None:
             values[place] = given.value

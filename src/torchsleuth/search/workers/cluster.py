@@ -18,8 +18,10 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torchsleuth
@@ -38,6 +40,8 @@ READY_SECONDS = 300.0
 # Where a head listens for clients unless it was told otherwise.
 RAY_CLIENT_PORT = "10001"
 JOINS = 3
+# What a trial on a node came to, as messages have it, and the files that it wrote.
+Ended = tuple[Document, Mapping[str, bytes]]
 
 
 class ClusterUnfit(SleuthError):
@@ -57,7 +61,7 @@ class Host:
     def hello(self) -> Hello:
         return self.workers.wait_ready(READY_SECONDS)
 
-    def run(self, number: int, trial: dict[str, Any], limits: dict[str, Any], values: dict[str, Any]) -> Any:
+    def run(self, number: int, trial: Document, limits: Document, values: Document) -> Ended | None:
         """The outcome of one trial as a message, and the files it wrote; None where it was cancelled."""
         import ray
 
@@ -114,8 +118,8 @@ class RayWorkers(TrialQueue):
         log = folder / "trials.jsonl" if folder is not None else None
         super().__init__(sum(self._hosts.values()), limits or Limits(), repeats, log)
         self._at: dict[int, Any] = {}
-        self._values: dict[str, Any] = {}
-        self._arrived: queue.SimpleQueue[tuple[Ticket, Any] | None] = queue.SimpleQueue()
+        self._values: dict[str, object] = {}
+        self._arrived: queue.SimpleQueue[tuple[Ticket, Future[Ended]] | None] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, name="torchsleuth-cluster", daemon=True)
         self._listener.start()
         self._ready.set()
@@ -181,7 +185,7 @@ class RayWorkers(TrialQueue):
         while (arrived := self._arrived.get()) is not None:
             self._receive(*arrived)
 
-    def _receive(self, ticket: Ticket, future: Any) -> None:
+    def _receive(self, ticket: Ticket, future: Future[Ended]) -> None:
         with self._lock:
             self._running.pop(ticket.number, None)
             host = self._at.pop(ticket.number, None)
@@ -225,7 +229,7 @@ def _with_files(trial: Trial, outcome: Document, files: Mapping[str, bytes]) -> 
     return Outcome.from_json(outcome)
 
 
-def ray_here() -> Any:
+def ray_here() -> ModuleType:
     """Ray, or `ClusterUnfit` with what to install: `join_cluster(ray_here(), "ray://head:10001")`."""
     try:
         import ray
@@ -237,7 +241,7 @@ def ray_here() -> Any:
     return ray
 
 
-def join_cluster(ray: Any, address: str | None) -> None:
+def join_cluster(ray: ModuleType, address: str | None) -> None:
     """Joins a cluster, or starts one here for None, and takes torchsleuth along, so that its nodes need torch only."""
     package = str(Path(torchsleuth.__file__).resolve().parent)
     options = {"runtime_env": {"py_modules": [package]}, "log_to_driver": False, "logging_level": "ERROR"}
@@ -254,7 +258,7 @@ def join_cluster(ray: Any, address: str | None) -> None:
         raise ClusterUnfit(f"No Ray cluster answers at {where} ({why}); use --workers N.") from error
 
 
-def _join_patiently(ray: Any, address: str, options: Document) -> None:
+def _join_patiently(ray: ModuleType, address: str, options: Document) -> None:
     """A head starts a process for each client and gives it 30 s, which a busy one does not always keep to."""
     for left in reversed(range(JOINS)):
         try:

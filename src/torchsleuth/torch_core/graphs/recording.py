@@ -194,7 +194,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def recording_to_json(recording: Recording, store: StorageWriter | None) -> dict[str, Any]:
+def recording_to_json(recording: Recording, store: StorageWriter | None) -> dict[str, object]:
     """A recording as a message; the bytes of its tensors go to `store`, where there is one.
 
     `recording_from_json(recording_to_json(recording, writer), graph, folder)` cuts as the recording itself does.

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.door import text_inside
 from torchsleuth.core.cases.folder import CaseFolder, write_case
@@ -66,7 +65,7 @@ class LevelScript:
 
     script: str
     files: dict[str, str | Path]
-    sections: dict[str, Any]
+    sections: Document
 
 
 def scripts_of_levels(
