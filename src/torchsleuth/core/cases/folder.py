@@ -128,7 +128,7 @@ def update_case(
 ) -> CaseFolder:
     """Adds files, then replaces sections of case.json: `update_case(folder, verified=Verified(3, 3, True))`.
 
-    The document is read again first, so that sections written meanwhile by others stay.
+    The document is read again first, so that sections written meanwhile by others stay; of `extra` its keys are added.
     """
     unknown = sections.keys() - {f.name for f in dataclasses.fields(Case) if f.name not in ("id", "schema")}
     if unknown:

@@ -276,18 +276,17 @@ def minify(work: CaseAtWork, seconds: float) -> MinifyOutcome:
         lines = len(work.folder.text(REPRO).splitlines())
         kept = minified.input_bytes if repro.script.input_bytes is None else repro.script.input_bytes
         minified = dataclasses.replace(minified, lines=lines, input_bytes=kept)
-    if minified is not None:
-        work.write(minified=minified)
-    if error is not None and repro is None:
-        raise error
-    if error is not None:
-        work.note(str(error))
     if repro is not None:
         verified = repro.to_case()
+        words = in_words(scripts, len(repro.runs))
+        work.write(minified=minified, verified=verified, extra={"verified_in": words})
+        if error is not None:
+            work.note(str(error))
         if verified.error is not None:
             work.say(f"{REPRO}: {verified.error}")
-        words = in_words(scripts, len(repro.runs))
-        work.write(verified=verified, extra={**work.case.extra, "verified_in": words})
+    elif error is not None:
+        work.write(minified=minified)
+        raise error
     return MinifyOutcome(work.folder, repro, took, done)
 
 
