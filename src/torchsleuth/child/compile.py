@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.changes import NOTHING
 from torchsleuth.core.criteria import SAME
 from torchsleuth.core.protocol.trials import EAGER, Outcome, Seen, Trial
@@ -32,7 +31,7 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.verdict.gradients import gradient_tolerances
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.torch_core.repro.script import script_facts
-from torchsleuth.torch_core.tensors import describe_inputs
+from torchsleuth.torch_core.repro.tiny import tiny_trial
 from torchsleuth.torch_internals.compile_stages import failing_stage, stopping_after
 from torchsleuth.torch_internals.configuration import restore_settings, saved_settings, see_every_compile
 from torchsleuth.torch_internals.kernel_builds import (
@@ -271,19 +270,6 @@ def _one_compile(trial: Trial) -> bool:
     return not trial.constants and not any(spec.get("requires_grad") for spec in trial.inputs["inputs"])
 
 
-# Failures that are decided at the end of a stage.
-_EXPECTED = {
-    "lowering": Signature("compile_error", "compile", frames=("torch/_inductor/lowering.py:wrapped",)),
-    "codegen": Signature("compile_error", "compile", frames=("torch/_inductor/scheduler.py:codegen",)),
-    "run": Signature("runtime_error", "run"),
-}
-_GRAPH = """class Repro(torch.nn.Module):
-    def forward(self, a):
-        b = {call}
-        return (b,)
-"""
-
-
 def warm_up() -> dict[str, Any]:
     """Imports and exercises everything a trial uses, up to but not including the C++ compiler; facts for the log.
 
@@ -333,24 +319,6 @@ def _exercise(level: str, call: str, stage: str) -> None:
     except Exception:  # the compiler may be broken for good: that is for the trials to find out
         pass
     restore_settings(_first_settings or {})
-
-
-def tiny_trial(
-    level: str = "aot",
-    call: str = "torch.ops.aten.abs.default(a)",
-    stage: str = "lowering",
-    device: str = "cpu",
-) -> Trial:
-    """The least that can be asked of a worker: one operator, compiled up to the end of `stage`.
-
-    >>> tiny_trial(device="cuda").inputs["inputs"][0]["device"]
-    'cuda'
-    """
-    inputs = describe_inputs([torch.zeros(8)]).to_json()
-    inputs["inputs"] = [{**spec, "device": device} for spec in inputs["inputs"]]
-    settings = CompileSettings(level, state=AmbientState(grad=False))
-    graph = _GRAPH.format(call=call)
-    return Trial(graph, _EXPECTED[stage], settings, placeholders=("a",), inputs=inputs)
 
 
 def still_good() -> bool:

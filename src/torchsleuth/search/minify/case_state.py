@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from torchsleuth.child.compile import tiny_trial
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.record import GraphRecord, read_record
@@ -33,6 +32,7 @@ from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 from torchsleuth.torch_core.graphs.spelling import RESERVED
 from torchsleuth.torch_core.repro.assemble import TITLE
+from torchsleuth.torch_core.repro.tiny import tiny_trial
 from torchsleuth.torch_core.tensors import InputsDescription, ScalarSpec, TensorSpec, as_in_memory
 from torchsleuth.torch_internals.operators import load_compiler_operators, short_name
 from torchsleuth.torch_internals.schemas import declare_operators

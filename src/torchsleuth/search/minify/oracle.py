@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.child.compile import tiny_trial
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.change_table import UNCOMPILED, WITHOUT_CODE
@@ -31,6 +30,7 @@ from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.recording import Recording, recording_from_json
+from torchsleuth.torch_core.repro.tiny import tiny_trial
 from torchsleuth.torch_internals.schemas import writers
 
 # A graph that takes longer in eager, for which no clock was given, is taken for hung.
