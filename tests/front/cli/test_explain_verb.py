@@ -328,7 +328,7 @@ def test_a_cure_helps_only_where_fewer_compiles_are_left_and_all_are_tried_toget
     after = lines.index("tried, each in a run of its own:")
     # Under the limit of 8 a cure for the shape alone leaves as many as before, in whatever time.
     assert [line.split()[0] for line in lines[after + 1 :]] == ["helps", "helps", "no", "no"]
-    setting, together, marks, dynamic = lines[after + 1 :]
+    setting, together, marks, _ = lines[after + 1 :]
     assert "allow_unspec_int_on_nn_module = True: recompilations 7 → 4, limits reached 1 → 0" in setting
     assert "all of these 3 together: recompilations 7 → 3, limits reached 1 → 0" in together
     assert together.endswith("left: self.mode, ((1 + self.step) % 5) != 0")

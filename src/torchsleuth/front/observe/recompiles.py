@@ -87,7 +87,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class FunctionRecompiles:
-    """The recompilations of one function; `limit` is the setting that kept it from more of them, first at `at_limit`."""
+    """The recompilations of one function; `limit` is the setting that kept it from more, first at `at_limit`."""
 
     place: Place
     compiles: int
@@ -207,7 +207,9 @@ def _function(
     # An attempt that a limit ended, or that came to nothing, is no recompilation.
     known = [e for e in group if frames.get((e.pid, e.fields["frame"]), {}).get("outcome") == "compiled"]
     recompilations = tuple(_recompilation(e, frames.get((e.pid, e.fields["frame"]), {})) for e in known)
-    at_limit = next((_recompilation(e, {}, True) for e in group if (e.pid, e.fields["frame"]) in limits), None)
+    at_limit = next(
+        (_recompilation(e, {}, True) for e in group if (e.pid, e.fields["frame"]) in limits), None
+    )
     met = recompilations if at_limit is None else (*recompilations, at_limit)
     arguments = tuple(group[0].fields["arguments"])
     return FunctionRecompiles(
@@ -362,7 +364,9 @@ def _recompilation_lines(each: Recompilation) -> Iterator[str]:
     came = "not compiled" if each.refused else f"{each.seconds:.2f} s"
     nearest = each.nearest
     yield f"   {each.version}{where}: {came}: {_objections(nearest) if nearest else 'no guard known'}"
-    for other in [refusal for refusal in each.refusals if refusal is not nearest and refusal.guards][:MOST_OTHERS]:
+    for other in [refusal for refusal in each.refusals if refusal is not nearest and refusal.guards][
+        :MOST_OTHERS
+    ]:
         yield f"      nor {other.version}: {_objections(other)}"
 
 
@@ -404,7 +408,9 @@ def cure_of(
         tensor = f"give {name} as a tensor: torch.tensor({name})"
         given = [tensor] if name in arguments else []
         dynamic = ["torch.compile(..., dynamic=True)"] if whole else []
-        return Cure(", or ".join(dynamic + given) or _EACH_VALUE.format(name=name), "dynamic" if whole else None)
+        return Cure(
+            ", or ".join(dynamic + given) or _EACH_VALUE.format(name=name), "dynamic" if whole else None
+        )
     if cause == "module attribute":
         setting = "allow_unspec_int_on_nn_module"
         if whole:
@@ -413,7 +419,9 @@ def cure_of(
             return Cure(f"where {name} is only computed with: make it a buffer, and change that in place")
         return Cure(_EACH_VALUE.format(name=name))
     if cause == "condition":
-        return Cure(f"each answer to {name} has a version of its own: decide it outside, or choose with torch.where")
+        return Cure(
+            f"each answer to {name} has a version of its own: decide it outside, or choose with torch.where"
+        )
     plain = name.removeprefix("len(").removesuffix(")") if cause == "length" else name
     return Cure(_OTHERS.get(cause, "").format(name=plain or "it"))
 

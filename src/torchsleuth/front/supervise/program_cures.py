@@ -114,7 +114,9 @@ def try_found_on_program(work: CaseAtWork, changes: Sequence[Change], everything
 
 def _says_nothing(case: Case, run: ProgramRun) -> bool:
     """Whether a run that did not end as a healthy one leaves open what became of the failure of the case."""
-    return run.timed_out or (bool(run.signatures) and answer_of_watched_run(case.signature, run) is Answer.OTHER)
+    return run.timed_out or (
+        bool(run.signatures) and answer_of_watched_run(case.signature, run) is Answer.OTHER
+    )
 
 
 # -- what is worth a run of the program

@@ -366,7 +366,9 @@ def cure(work: CaseAtWork, left: float) -> None:
         work.say(f"not every workaround was tried: {why}")
         work.reopen()
     if not gives_up(work.case.workarounds or ()):
-        _try_best_on_program(dataclasses.replace(work, deadline=min(work.deadline, time.monotonic() + most)), changes)
+        _try_best_on_program(
+            dataclasses.replace(work, deadline=min(work.deadline, time.monotonic() + most)), changes
+        )
         work.reopen()
     if gives_up(work.case.workarounds or ()):
         try_on_program(work)
