@@ -55,6 +55,40 @@ def test_a_break_is_told_with_its_line_reason_fix_and_gain():
     assert "1 graph break; 2 graphs with 3 operations" in text and "compile time:" in text
 
 
+def asks_in_an_if(x):
+    if x.mean().item() > 10:
+        return x.sin()
+    return x.cos()
+
+
+def asks_and_computes(x):
+    n = x.sum().item()
+    return x * n
+
+
+def followed(capture_scalar_outputs, function):
+    """The breaks that are left once the setting is followed."""
+    with torch._dynamo.config.patch(capture_scalar_outputs=capture_scalar_outputs):
+        return torchsleuth.explain(function)(torch.ones(3)).break_reasons
+
+
+def test_a_number_that_decides_a_branch_is_not_cured_by_capturing_it():
+    (at,) = followed(False, asks_in_an_if)
+    assert "torch.where" in at.reason.fix and "capture_scalar_outputs" not in at.reason.fix
+    assert followed(True, asks_in_an_if)  # which is why
+    (other,) = followed(False, asks_and_computes)
+    assert "torch._dynamo.config.capture_scalar_outputs = True" in other.reason.fix
+    assert not followed(True, asks_and_computes)
+
+
+def test_compile_times_say_of_how_many_compiles_the_steps_are():
+    for times in (2, 3):
+        torch.compile(lambda x, n=times: x + n, backend="eager")(torch.ones(3))
+    torch.compiler.reset()
+    torch.compile(lambda x: x + 4, backend="eager")(torch.ones(3))
+    assert ", of the last 1 of " in torchsleuth.compile_times()
+
+
 def test_one_line_that_cuts_two_functions_is_one_break():
     (at,) = torchsleuth.explain(calls_helper)(torch.ones(3)).break_reasons
     assert set(at.functions) == {"helper", "calls_helper"} and at.place.function == "helper"

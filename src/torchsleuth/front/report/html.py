@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.folder import CaseFolder, put_files
-from torchsleuth.core.cases.model import Triage
+from torchsleuth.core.cases.model import Triage, best_workaround
 from torchsleuth.core.cases.scrub import printable, shortened
 from torchsleuth.front.report import words
 from torchsleuth.front.report.drawing import Drawing
@@ -58,7 +58,6 @@ def page(evidence: Evidence) -> str:
     case = evidence.folder.case
     triage = case.triage or Triage()
     style, script = (_own(name) for name in ("report.css", "report.js"))
-    works, gentler = words.to_paste(case)
     code = clean(triage.code or "")
     start, end = words.underlined(code, triage)
     graph = evidence.graph.thing
@@ -78,8 +77,7 @@ def page(evidence: Evidence) -> str:
             script_text=Markup(script),
             policy=Markup(_policy(style, script)),
             code=(code[:start], code[start:end], code[end:]),
-            works=works,
-            gentler=gentler,
+            works=best_workaround(case.workarounds or ()),
             repro=_head(evidence.repro.thing, _MOST_SCRIPT),
             traceback=_tail(evidence.traceback.thing, _MOST_TRACEBACK),
             log=_tail(evidence.log.thing, _MOST_LOG),
