@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET, hide_in_words, hide_secrets, secret_values
 
@@ -58,7 +57,7 @@ def scrubbed(name: str, text: str, *, everywhere: bool = False) -> str:
     return shortened(hidden(text))
 
 
-def without_secrets_in(document: Any) -> Any:
+def without_secrets_in(document: object) -> object:
     """A JSON document, its strings free of secrets: `without_secrets_in({"token": "abc"}) == {"token": "<hidden>"}`."""
     values = _values_if_any(json.dumps(document))
     return document if values is None else _Walk(True, values, paths=False).value(document, "")
@@ -81,7 +80,7 @@ class _Walk:
     values: tuple[str, ...] | None
     paths: bool = True
 
-    def value(self, doc: Any, key: str, code: bool = False) -> Any:
+    def value(self, doc: object, key: str, code: bool = False) -> object:
         """`code` is true below the keys of `_CODE`: the strings there are parts of scripts."""
         if isinstance(doc, dict):
             return {k: self.value(v, k, code or k in _CODE) for k, v in doc.items()}

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -177,7 +176,7 @@ def _observed(evidence: Evidence) -> list[Observed]:
     ]
 
 
-def _leaves(accuracy: object) -> list[dict[str, Any]]:
+def _leaves(accuracy: object) -> list[dict[str, object]]:
     """What was compared, of a wrong result, the worst first."""
     verdict = accuracy.get("verdict") if isinstance(accuracy, dict) else None
     leaves = verdict.get("leaves") if isinstance(verdict, dict) else None
