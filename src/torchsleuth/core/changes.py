@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from torchsleuth.core.protocol.codec import from_json, plain
+from torchsleuth.core.protocol.codec import Document, from_json, plain
 
 INDUCTOR, DYNAMO = "torch._inductor.config", "torch._dynamo.config"
 CHANGE_VARIABLE = "TORCHSLEUTH_OVERRIDES"
@@ -47,7 +47,7 @@ class Change:
     # Settings as Python text by module; windows by subsystem (see `torch_internals.compiler_switches`), of which a
     # program takes operators by name; Python that runs first, as it would be pasted.
     config: Config = field(default_factory=dict, hash=False)
-    off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    off: Mapping[str, Document] = field(default_factory=dict, hash=False)
     snippet: str = ""
     # What takes the place of what torch.compile is given; with `uncompiled` nothing is compiled.
     backend: str | None = None
@@ -145,14 +145,14 @@ class Change:
         given = {key: value for key, value in self.to_json().items() if key not in of_graphs}
         return {CHANGE_VARIABLE: json.dumps(given)} if given else {}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """What is changed, without words, and without nodes, which stay where their graph is."""
         unsaid = {each.name for each in fields(self) if not each.compare} | {"eager_nodes"}
         given = {key: value for key, value in plain(self).items() if key not in unsaid}
         return {key: value for key, value in given.items() if value != _BLANK[key]}
 
     @staticmethod
-    def from_json(document: Mapping[str, Any]) -> Change:
+    def from_json(document: Document) -> Change:
         """What `to_json` wrote: `Change.from_json({"modules": ["act"]})`."""
         return from_json(Change, document)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchsleuth.core.changes import Change
+from torchsleuth.core.protocol.codec import Document
 
 # In a case: the script that shows the failure, and the folder of those that may become it.
 REPRO = "repro.py"
@@ -22,7 +22,7 @@ class Order:
 
     step: str
     budget: float
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Document = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
 
 
@@ -131,7 +131,7 @@ class Done:
     """
 
     case: str = ""
-    reducers: tuple[Mapping[str, Any], ...] = ()
+    reducers: tuple[Document, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     explanation: tuple[str, ...] = ()
     also: tuple[str, ...] = ()

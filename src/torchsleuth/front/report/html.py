@@ -17,7 +17,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -25,13 +24,13 @@ from markupsafe import Markup
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.folder import CaseFolder, put_files
 from torchsleuth.core.cases.model import Triage, best_workaround
-from torchsleuth.core.cases.scrub import printable, shortened
+from torchsleuth.core.cases.scrub import hidden, printable, shortened
 from torchsleuth.front.report import words
 from torchsleuth.front.report.drawing import Drawing
 from torchsleuth.front.report.evidence import OBSERVED, Evidence, gather
 from torchsleuth.front.report.graph_reading import Call, Graph
 from torchsleuth.front.report.issue import issue
-from torchsleuth.script_runtime.hiding import hide_secrets, secret_values
+from torchsleuth.script_runtime.hiding import secret_values
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MOST_ROWS = 60
@@ -118,7 +117,7 @@ def clean(text: object, secrets: tuple[str, ...] | None = None) -> str:
     'ab'
     """
     most = _MOST_SCRIPT + 100 if isinstance(text, _Long) else _MOST_TEXT
-    return shortened(hide_secrets(printable(str(text), lines=True, most=most), secrets))
+    return shortened(hidden(printable(str(text), lines=True, most=most), secrets))
 
 
 @functools.lru_cache(maxsize=1)
@@ -175,7 +174,7 @@ def _observed(evidence: Evidence) -> list[Observed]:
     ]
 
 
-def _leaves(accuracy: object) -> list[dict[str, Any]]:
+def _leaves(accuracy: object) -> list[dict[str, object]]:
     """What was compared, of a wrong result, the worst first."""
     verdict = accuracy.get("verdict") if isinstance(accuracy, dict) else None
     leaves = verdict.get("leaves") if isinstance(verdict, dict) else None

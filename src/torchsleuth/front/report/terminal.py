@@ -22,9 +22,8 @@ from rich.text import Text
 from torchsleuth.core.cases.door import NotRead
 from torchsleuth.core.cases.folder import CaseFolder, CaseSummary
 from torchsleuth.core.cases.model import Case, Triage, best_workaround
-from torchsleuth.core.cases.scrub import printable
+from torchsleuth.core.cases.scrub import hidden, printable
 from torchsleuth.front.report import words
-from torchsleuth.script_runtime.hiding import hide_secrets
 
 
 def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
@@ -351,7 +350,7 @@ def _is_the_programs(case: Case) -> bool:
 
 
 def _safe(text: str) -> str:
-    return hide_secrets(printable(text))
+    return hidden(printable(text))
 
 
 _BEFORE, _AFTER, _END = "EXPECTED = ", 'print("torchsleuth: ', "except "

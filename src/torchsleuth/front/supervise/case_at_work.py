@@ -140,7 +140,7 @@ class CaseAtWork:
             deadline=self.deadline,
         )
 
-    def ask_host(self, step: str, seconds: float, follow: Follow | None = None, **facts: Any) -> Done:
+    def ask_host(self, step: str, seconds: float, follow: Follow | None = None, **facts: object) -> Done:
         """What came of a step of the search host; raises `StepRefused` or `HostLost`."""
         assert self.processes.host is not None
         place = str(self.folder.path.absolute())

@@ -131,7 +131,7 @@ class SearchHost:
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
-        self._frames = Frames(*FROM_HOST)
+        self._frames: Frames[HostStarted | Seen | Refused | Done] = Frames(*FROM_HOST)
         self._pid: int | None = None
         self._doing = "starting"
         self._works = False

@@ -11,7 +11,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
@@ -275,18 +274,17 @@ def minify(work: CaseAtWork, seconds: float) -> MinifyOutcome:
         lines = len(work.folder.text(REPRO).splitlines())
         kept = minified.input_bytes if repro.script.input_bytes is None else repro.script.input_bytes
         minified = dataclasses.replace(minified, lines=lines, input_bytes=kept)
-    if minified is not None:
-        work.write(minified=minified)
-    if error is not None and repro is None:
-        raise error
-    if error is not None:
-        work.note(str(error))
     if repro is not None:
         verified = repro.to_case()
+        words = in_words(scripts, len(repro.runs))
+        work.write(minified=minified, verified=verified, extra={"verified_in": words})
+        if error is not None:
+            work.note(str(error))
         if verified.error is not None:
             work.say(f"{REPRO}: {verified.error}")
-        words = in_words(scripts, len(repro.runs))
-        work.write(verified=verified, extra={**work.case.extra, "verified_in": words})
+    elif error is not None:
+        work.write(minified=minified)
+        raise error
     return MinifyOutcome(work.folder, repro, took, done)
 
 
@@ -403,7 +401,7 @@ def _say_cure(work: CaseAtWork) -> None:
 # -- analyze
 
 
-def find_divergence(work: CaseAtWork, seconds: float, follow: Follow | None = None, **how: Any) -> None:
+def find_divergence(work: CaseAtWork, seconds: float, follow: Follow | None = None, **how: object) -> None:
     """Where a wrong result begins, written into the case; raises `StepRefused` where there is nothing to compare.
 
     `how` is what to leave out, and whether to keep all values: `find_divergence(work, 60, without=("fusion",))`.

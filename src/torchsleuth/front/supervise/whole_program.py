@@ -153,7 +153,7 @@ def investigate_own_error(
             work = CaseAtWork(folder, processes, deadline, note, follow, found.program.change)
             program = {"command": list(found.program.command), "cwd": found.program.cwd}
             frames = list(_compiled_functions(found.process))
-            work.write(extra={**work.case.extra, "program": program, "frames": frames})
+            work.write(extra={"program": program, "frames": frames})
             work.say(f"the program fails only when it is compiled: {found.error.words}")
             yield work.folder
             work.write(triage=_blamed(found, work))

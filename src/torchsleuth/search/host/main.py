@@ -12,14 +12,14 @@ import signal
 import socket
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.starting import without_devices
-from torchsleuth.core.protocol.steps import HostStarted, Refused
+from torchsleuth.core.protocol.codec import Document
+from torchsleuth.core.protocol.steps import Done, HostStarted, Refused
 from torchsleuth.search.host.front import Front
 from torchsleuth.search.workers.cluster import open_workers
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
     os._exit(0)
 
 
-def do_step(step: Any, front: Front, questions: Any, order: dict[str, Any]) -> None:
+def do_step(step: Callable[..., Done], front: Front, questions: object, order: Document) -> None:
     """Does one step of an order and tells the front what came of it, whatever that is."""
     try:
         front.tell(step(front, questions, **order))
@@ -82,7 +82,7 @@ def do_step(step: Any, front: Front, questions: Any, order: dict[str, Any]) -> N
         front.tell(Refused(f"a bug in torchsleuth: {type(error).__name__}: {error} ({place})", 1))
 
 
-def _below(file: Any, order: dict[str, Any]) -> Path | None:
+def _below(file: object, order: Document) -> Path | None:
     """A file of the case, or of the cases, that the order is about."""
     for place in (order.get("case"), order.get("cases")):
         if isinstance(file, (str, Path)) and place and Path(place) in Path(file).parents:
