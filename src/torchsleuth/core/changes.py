@@ -112,6 +112,18 @@ class Change:
         """Whether a whole program can be run with it, as well as a graph."""
         return bool(self.to_json()) and not (self.cut_before or self.no_inference_mode)
 
+    @property
+    def as_printed(self) -> Change:
+        """For a run of a program: the lines that are shown, where they are lines for its top, beside the cache it has.
+
+        >>> Change(how="torch.manual_seed(0)", config={"torch._inductor.config": {}}).as_printed.snippet
+        'torch.manual_seed(0)'
+        """
+        tables_and_settings = {"config", "off", "snippet"}
+        if not self.how or set(self.to_json()) - tables_and_settings:
+            return self
+        return Change(name=self.name, snippet=self.how, own_cache=True)
+
     def over(self, base: Change | None) -> Change:
         """This and what of `base` it says nothing else about.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import jinja2
 
 from torchsleuth._version import __version__
-from torchsleuth.core.cases.model import Case, Triage
+from torchsleuth.core.cases.model import Case, Triage, best_workaround
 from torchsleuth.core.cases.scrub import printable, scrubbed
 from torchsleuth.front.report import words
 from torchsleuth.front.report.evidence import Evidence
@@ -56,8 +56,7 @@ def _issue(evidence: Evidence, most_error: int) -> str:
     triage = case.triage or Triage()
     taken = _Taken(_files_of(case))
     repro = _repro(evidence, taken)
-    works, gentler = words.to_paste(case)
-    shown = gentler or works
+    shown = best_workaround(case.workarounds or ())
     explanation = case.extra.get("explanation")
     explained = explanation if isinstance(explanation, dict) else {}
     varies = explained.get("may_vary")

@@ -22,9 +22,8 @@ from rich.text import Text
 from torchsleuth.core.cases.door import NotRead
 from torchsleuth.core.cases.folder import CaseFolder, CaseSummary
 from torchsleuth.core.cases.model import Case, Triage, best_workaround
-from torchsleuth.core.cases.scrub import printable
+from torchsleuth.core.cases.scrub import hidden, printable
 from torchsleuth.front.report import words
-from torchsleuth.script_runtime.hiding import hide_secrets
 
 
 def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
@@ -96,8 +95,14 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, Text(printable(value, lines=name == "works")))
+        table.add_row(name, Text(printable(value)))
     console.print(table)
+    works = best_workaround(case.workarounds or ())
+    if works is not None:  # as it is to be pasted: a line that is folded is no Python any more
+        console.print()
+        _line(console, "paste:")
+        for line in printable(works.how, lines=True).splitlines():
+            _line(console, line)
     if packed:
         console.print()
         _line(console, f"next: torchsleuth unpack {folder.path}")
@@ -127,7 +132,7 @@ def _blame(case: Case) -> list[tuple[str, str]]:
         found.append(("at fault", f"not known: {triage.error}"))
     works = best_workaround(case.workarounds or ())
     if works is not None:
-        found.append(("works", f"{works.name}; paste:\n{works.how}"))
+        found.append(("works", words.about_workaround(works)))
     return found
 
 
@@ -158,6 +163,8 @@ _LABELS = 15
 _NARROW = 60
 _FEWEST_SHOWN, _MOST_SHOWN = 2, 10
 _MOST_OTHERS = 3
+# A screen has room for a workaround of so many lines; a longer one is pasted from `show`.
+_MOST_PASTED = 5
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,7 @@ def ending(
     page.say("what happened", words.what_happened(case), style="red", most=2)
     _your_line(page, case)
     page.say("whose bug", words.whose_bug(case), most=2)
-    _workaround(page, case)
+    _workaround(page, case, name)
     shown = _repro(page, folder)
     page.say("how sure", words.how_sure(case), most=2)
     page.whole("next", _next(folder, name))
@@ -286,17 +293,18 @@ def _your_line(page: _Page, case: Case) -> None:
         page.code(" " * (start - cut) + "^" * max(1, min(end - cut, room) - (start - cut)), "red")
 
 
-def _workaround(page: _Page, case: Case) -> None:
-    works, gentler = words.to_paste(case)
+def _workaround(page: _Page, case: Case, name: str) -> None:
+    works = best_workaround(case.workarounds or ())
     if works is None:
         page.say("workaround", words.no_workaround(case), most=1)
         return
     page.say("workaround", words.about_workaround(works), style="green", most=2)
-    for line in works.how.splitlines():
+    lines = works.how.splitlines()
+    if len(lines) > _MOST_PASTED:
+        page.say("", f"{len(lines)} lines to paste: torchsleuth show {name}", most=1)
+        return
+    for line in lines:
         page.code(line, "green")
-    if gentler is not None:
-        lines = len(gentler.how.splitlines())
-        page.say("", f"gentler, {lines} lines, in report.html: {gentler.name}", most=1)
 
 
 def _repro(page: _Page, folder: CaseFolder) -> list[str]:
@@ -342,7 +350,7 @@ def _is_the_programs(case: Case) -> bool:
 
 
 def _safe(text: str) -> str:
-    return hide_secrets(printable(text))
+    return hidden(printable(text))
 
 
 _BEFORE, _AFTER, _END = "EXPECTED = ", 'print("torchsleuth: ', "except "

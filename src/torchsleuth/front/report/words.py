@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
+from torchsleuth.core.cases.model import Case, Triage, Workaround
 
 KINDS = {
     "compile_error": "the compiler stopped with an error",
@@ -24,8 +24,6 @@ COMPONENTS = {
     "backend": "the backend",
     "program": "the program itself: it fails without the compiler, too",
 }
-# Of a workaround: as many as a person pastes without thinking twice.
-FEW_LINES = 4
 _SIGNS = {
     "add": "+",
     "iadd": "+=",
@@ -97,16 +95,6 @@ def nothing_tried(triage: Triage) -> str:
     if triage.error:
         return f"Nothing: {one_line(triage.error)}"
     return "Nothing: the error itself says where it comes from." if triage.component else "Nothing was tried."
-
-
-def to_paste(case: Case) -> tuple[Workaround | None, Workaround | None]:
-    """The workaround to show first, and a gentler one that is too long for a screen; None where there is none."""
-    tried = case.workarounds or ()
-    best = best_workaround(tried)
-    if best is None or len(best.how.splitlines()) <= FEW_LINES:
-        return best, None
-    short = best_workaround([each for each in tried if len(each.how.splitlines()) <= FEW_LINES])
-    return (best, None) if short is None else (short, best)
 
 
 def about_workaround(found: Workaround) -> str:

@@ -35,10 +35,8 @@ from torchsleuth.core.protocol.steps import (
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
 from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program, blame_call
-from torchsleuth.front.supervise.program_cures import gives_up, try_on_program
-from torchsleuth.front.supervise.program_runs import (
-    Say,
-)
+from torchsleuth.front.supervise.program_cures import gives_up, try_found_on_program, try_on_program
+from torchsleuth.front.supervise.program_runs import CannotRunProgram, Say
 from torchsleuth.front.supervise.settle import (
     NO_GRAPH_FAILS,
     VerifiedRepro,
@@ -363,14 +361,29 @@ def cure(work: CaseAtWork, left: float) -> None:
         return
     most = min(WORKAROUND_SECONDS, left)
     work.say(f"trying workarounds on the whole graph, {most:.0f} s at most")
+    changes: list[Change] = []
     try:
-        find_workarounds(work, most, _nothing)
+        changes = find_workarounds(work, most, _nothing)
     except (StepRefused, HostLost) as why:
         work.say(f"not every workaround was tried: {why}")
+        work.reopen()
+    if not gives_up(work.case.workarounds or ()):
+        _try_best_on_program(
+            dataclasses.replace(work, deadline=min(work.deadline, time.monotonic() + most)), changes
+        )
         work.reopen()
     if gives_up(work.case.workarounds or ()):
         try_on_program(work)
     _say_cure(work)
+
+
+def _try_best_on_program(work: CaseAtWork, changes: list[Change]) -> None:
+    """What helps the graph is shown once the program has passed with it, wherever the program can be run."""
+    try:
+        if not work.program().from_stdin:
+            try_found_on_program(work, changes)
+    except CannotRunProgram as why:
+        work.note(str(why))
 
 
 def cure_program(work: CaseAtWork) -> None:
