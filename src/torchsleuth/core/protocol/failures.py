@@ -89,6 +89,20 @@ class Remark:
 
 
 @dataclass(frozen=True)
+class GivenUp:
+    """A function that Dynamo could not capture, for a `reason`, and that Python runs uncompiled.
+
+    `left` names the state of the thread that the capture did not leave as it was.
+    """
+
+    function: str
+    file: str
+    line: int
+    reason: str
+    left: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class UncaughtError:
     """An error that a program ends with: its type and message, and the innermost line of the program itself."""
 

@@ -80,7 +80,8 @@ def look_at_own_error(
     if not found or any(process.failures() or process.rank is not None for process in known):
         return None
     error, process = found[0]
-    if error.of_surroundings or not process.captured_graphs() or program.from_stdin:
+    compiled_something = process.captured_graphs() or process.given_up()
+    if error.of_surroundings or not compiled_something or program.from_stdin:
         return None
     if (why := too_long_again(first.seconds, deadline - time.monotonic())) is not None:
         say(f"whether it is the compiler that makes the program fail was not tried: {why}")
