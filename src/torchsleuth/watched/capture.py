@@ -8,6 +8,7 @@ capture, and what is left behind then stays: what the compiler left broken is no
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ class Capture:
             if self._failed is not None:
                 now = thread_state()
                 self._left = tuple(name for name in state if state[name] != now[name])
+                if self._left and not gc.get_freeze_count():
+                    atexit.register(gc.unfreeze)
                 if self._left:
                     gc.freeze()
         finally:

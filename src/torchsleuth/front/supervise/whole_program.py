@@ -59,6 +59,11 @@ class OnlyCompiled:
     uncompiled: ProgramRun
 
     @property
+    def left_behind(self) -> bool:
+        """Whether a capture that was given up left torch's state changed, which Python's garbage collector may undo."""
+        return any(each.left for each in self.process.given_up())
+
+    @property
     def script(self) -> Path | None:
         """Its file, where it is a script that Python runs."""
         words = self.program.command
@@ -150,7 +155,8 @@ def investigate_own_error(
         with processes_for(None, workers) as processes:
             left = deadline - time.monotonic()
             arguments = found.program.command[2:]
-            folder = adopt(processes, found.script, cases_dir, left, note, arguments=arguments)
+            how = {"arguments": arguments, "uncollected": found.left_behind}
+            folder = adopt(processes, found.script, cases_dir, left, note, **how)
             work = CaseAtWork(folder, processes, deadline, note, follow, found.program.change)
             program = {"command": list(found.program.command), "cwd": found.program.cwd}
             frames = list(_compiled_functions(found.process))

@@ -39,10 +39,11 @@ def adopt(
     budget: float,
     arguments: Sequence[str] = (),
     timeout: float | None = None,
+    uncollected: bool = False,
 ) -> Done:
     """A script that becomes a case; where it lies."""
     front.begins("running the script")
-    how = FirstRun(tuple(arguments), timeout, budget)
+    how = FirstRun(tuple(arguments), timeout, budget, uncollected)
     folder = case_of_script(Path(script), Path(cases), questions, how)
     return Done(case=str(folder.path))
 
