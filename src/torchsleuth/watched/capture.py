@@ -1,14 +1,14 @@
 """One look of Dynamo's at a frame: what it gave the function up for, and what it left behind.
 
-A capture that fails may leave torch's state changed: what set it, for as long as it lives, lives on in the traceback of an
-error that was swallowed. That lasts until Python's garbage collector comes by, which depends on how much was
-allocated, by us as well. So that a program fails under watch as it does without, nothing is collected during a
-capture, and what is left behind then stays: what the compiler left broken is not for the watch to mend.
+What is put in force with an object, for as long as that lives, may live on in the traceback of an error that Dynamo
+swallows. When that is let go of, torch's state is set to what it was at that time: inside of a capture, where somebody
+sets it right again, or after it, and then the function runs in the wrong state. Which of both depends on when Python's
+garbage collector comes by, and so on how much was allocated, by us as well. So nothing is collected during a capture:
+what the compiler leaves broken is not for the watch to mend.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Capture:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """No collection in here; what a capture that was given up has changed in this thread stays changed after it."""
+        """No collection in here; what a capture that was given up has changed in this thread is noted."""
         thresholds = gc.get_threshold()
         state = thread_state()
         if thresholds[0]:  # 0 stands for no collections at all
@@ -46,10 +46,6 @@ class Capture:
             if self._failed is not None:
                 now = thread_state()
                 self._left = tuple(name for name in state if state[name] != now[name])
-                if self._left and not gc.get_freeze_count():
-                    atexit.register(gc.unfreeze)
-                if self._left:
-                    gc.freeze()
         finally:
             gc.set_threshold(*thresholds)
 

@@ -101,6 +101,15 @@ class GivenUp:
     reason: str
     left: tuple[str, ...] = ()
 
+    @property
+    def left_in_words(self) -> str:
+        """As in a sentence.
+
+        >>> GivenUp("f", "net.py", 7, "", ("the grad mode", "the dispatch keys")).left_in_words
+        'the grad mode and the dispatch keys'
+        """
+        return " and ".join(self.left)
+
 
 @dataclass(frozen=True)
 class UncaughtError:

@@ -291,10 +291,9 @@ def _say_given_up(given_up: list[GivenUp], graphs: int) -> None:
         "`torchsleuth explain` shows where capture stops"
     )
     if first.left:
-        left = " and ".join(first.left)
         say(
-            f"that capture left {left} of the thread changed: what runs after it in the same call may fail or be "
-            "wrong, until Python's garbage collector comes by"
+            f"that capture left {first.left_in_words} of the thread changed: what runs after it may fail or be wrong; "
+            "whether that happens may depend on when Python's garbage collector comes by"
         )
 
 

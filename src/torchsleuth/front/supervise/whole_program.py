@@ -22,7 +22,7 @@ from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING
-from torchsleuth.core.protocol.failures import UncaughtError
+from torchsleuth.core.protocol.failures import GivenUp, UncaughtError
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.program import Supervised
@@ -59,9 +59,9 @@ class OnlyCompiled:
     uncompiled: ProgramRun
 
     @property
-    def left_behind(self) -> bool:
-        """Whether a capture that was given up left torch's state changed, which Python's garbage collector may undo."""
-        return any(each.left for each in self.process.given_up())
+    def left_behind(self) -> list[GivenUp]:
+        """What was given up and left torch's state changed."""
+        return [each for each in self.process.given_up() if each.left]
 
     @property
     def script(self) -> Path | None:
@@ -109,7 +109,20 @@ def look_at_own_error(
 
 
 def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:
-    """What makes the program fail, and the line that does not get what it should."""
+    """What makes the program fail, and the line that does not get what it should.
+
+    Where a capture left something behind, whether a run fails depends on what Python's garbage collector does: runs
+    with less of the compiler would differ by that alone.
+    """
+    if found.left_behind:
+        first = found.left_behind[0]
+        detail = (
+            f"Dynamo gave up `{first.function}` ({Path(first.file).name}:{first.line}) and left "
+            f"{first.left_in_words} of the thread changed, in which Python then ran it uncompiled; "
+            "with nothing compiled it passes"
+        )
+        line, code = found.error.place, found.error.code
+        return Triage("dynamo", user_line=line, code=code, detail=detail, labels=("module: dynamo",))
     left = max(1.0, work.left)
     triage = component_by_runs(found.program, found.first, found.uncompiled, work.note, left)
     detail = f"{triage.detail}; every graph of it agrees with eager"
@@ -117,7 +130,7 @@ def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:
 
 
 def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str]]:
-    """The functions of the program that graphs were captured of, with a line of each."""
+    """The functions of the program that graphs were captured of, or that were given up, with a line of each."""
     for folder in process.graph_folders():
         try:
             record = read_record(folder / "record.json")
@@ -126,6 +139,7 @@ def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str
         yield from dict.fromkeys(
             (line.file, line.line, line.function) for line in list(record.nodes.values())[:1]
         )
+    yield from ((each.file, each.line, each.function) for each in process.given_up())
 
 
 # -- the whole program as a case
@@ -155,7 +169,7 @@ def investigate_own_error(
         with processes_for(None, workers) as processes:
             left = deadline - time.monotonic()
             arguments = found.program.command[2:]
-            how = {"arguments": arguments, "uncollected": found.left_behind}
+            how = {"arguments": arguments, "uncollected": bool(found.left_behind)}
             folder = adopt(processes, found.script, cases_dir, left, note, **how)
             work = CaseAtWork(folder, processes, deadline, note, follow, found.program.change)
             program = {"command": list(found.program.command), "cwd": found.program.cwd}

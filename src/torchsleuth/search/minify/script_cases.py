@@ -36,7 +36,7 @@ class FirstRun:
     """How a script is tried to know how it fails: its arguments, and the seconds it may take.
 
     `timeout` is after what it counts as a hang; without one it may take its share of the `budget` for everything.
-    `uncollected` says that it fails as long as Python's garbage collector does not come by.
+    `uncollected` says that Python's garbage collector may be what decides whether it fails.
     """
 
     arguments: tuple[str, ...] = ()
