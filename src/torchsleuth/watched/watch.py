@@ -34,7 +34,6 @@ from torchsleuth.torch_internals.saved_code import (
 )
 from torchsleuth.watched import failures, whole_calls
 from torchsleuth.watched.call_source import EarlierCalls
-from torchsleuth.watched.capture import Capture
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.graph_record import (
     GraphOrigin,
@@ -79,7 +78,7 @@ class Watch:
         self._flight: Flight | None = None
         self._broken = False
         self._function: str | None = None
-        self._capture = Capture()
+        self._capture = failures.Capture()
         self._function_of: dict[str, str] = {}
         self._outer_of: dict[str, int] = {}
         self._captured: dict[str, RecordedGraph] = {}
@@ -182,7 +181,7 @@ class Watch:
         before, self._function = self._function, frame.function
         flight.counters[CAPTURE] += 1
         state = state_now()
-        outer, capture = self._capture, Capture()
+        outer, capture = self._capture, failures.Capture()
         self._capture = capture
         try:
             with capture.kept():

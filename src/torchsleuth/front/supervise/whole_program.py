@@ -100,12 +100,17 @@ def look_at_own_error(
         say(f"with nothing compiled it {how}")
         return None
     say("with nothing compiled the program passes")
+    only_compiled = OnlyCompiled(
+        error, process, program, dataclasses.replace(first, tail=error.words), uncompiled
+    )
+    if only_compiled.left_behind:  # which says what happened, and where
+        return only_compiled
     if settings.level < COMPARING and not too_long_again(first.seconds, deadline - time.monotonic()):
         say("running it once more, each compiled call compared with eager")
         if record_again(program, dataclasses.replace(settings, level=COMPARING), deadline):
             return None
         say("no compiled call differs from eager by itself")
-    return OnlyCompiled(error, process, program, dataclasses.replace(first, tail=error.words), uncompiled)
+    return only_compiled
 
 
 def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:
