@@ -160,7 +160,7 @@ def test_a_capture_that_left_something_behind_is_a_case_of_dynamos(tmp_path):
     case = ran.case
     assert (case["kind"], case["triage"]["component"]) == ("runtime_error", "dynamo")
     assert LEFT in case["triage"]["detail"] and "`slope`" in case["triage"]["detail"]
-    assert case["workarounds"][0]["what"] == "function slope eager"
+    assert case["workarounds"][0]["name"] == "function slope eager"
 
 
 def test_what_a_failed_capture_of_torchs_leaves_behind_is_not_mended_by_the_watch(tmp_path):
