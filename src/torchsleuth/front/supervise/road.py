@@ -20,13 +20,17 @@ from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.protocol.steps import (
     CHECKPOINTS,
     REPRO,
+    AnalyzeOrder,
     Asked,
     Done,
+    MinifyOrder,
     Says,
     ScriptToVerify,
     Seen,
     Smaller,
+    TriageOrder,
     Verification,
+    WorkaroundOrder,
 )
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
@@ -151,7 +155,7 @@ def blame(
     Of a large graph that is about to be made small, only what can be told at once: `before_minify`.
     """
     try:
-        work.ask_host("triage", seconds, follow, before_minify=before_minify)
+        work.ask_host(TriageOrder(work.place, before_minify), seconds, follow)
     except (StepRefused, HostLost) as why:
         work.say(str(why))
         work.write(triage=Triage(error=str(why)))
@@ -263,7 +267,7 @@ def minify(work: CaseAtWork, seconds: float) -> MinifyOutcome:
     with ThreadPoolExecutor(1) as beside, scripts.stopped_with_us():
         search = _Search(work, started + seconds, beside)
         try:
-            done = work.ask_host("minify", seconds, search.follow)
+            done = work.ask_host(MinifyOrder(work.place), seconds, search.follow)
         except (StepRefused, HostLost) as why:
             error = why
         repro = search.repro()
@@ -348,7 +352,7 @@ def shrink(work: CaseAtWork, left: float) -> None:
 
 def find_workarounds(work: CaseAtWork, seconds: float, follow: Follow | None = None) -> list[Change]:
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
-    done = work.ask_host("workaround", seconds, follow)
+    done = work.ask_host(WorkaroundOrder(work.place), seconds, follow)
     work.reopen()
     return list(done.changes)
 
@@ -402,13 +406,20 @@ def _say_cure(work: CaseAtWork) -> None:
 # -- analyze
 
 
-def find_divergence(work: CaseAtWork, seconds: float, follow: Follow | None = None, **how: object) -> None:
+def find_divergence(
+    work: CaseAtWork,
+    seconds: float,
+    follow: Follow | None = None,
+    *,
+    without: tuple[str, ...] = (),
+    save: bool = False,
+) -> None:
     """Where a wrong result begins, written into the case; raises `StepRefused` where there is nothing to compare.
 
-    `how` is what to leave out, and whether to keep all values: `find_divergence(work, 60, without=("fusion",))`.
+    What to leave out, and whether to keep all values, is said as in `find_divergence(work, 60, without=("fusion",))`.
     """
     try:
-        work.ask_host("analyze", seconds, follow, **how)
+        work.ask_host(AnalyzeOrder(work.place, without, save), seconds, follow)
     except HostLost as why:
         work.say(str(why))
     work.reopen()
