@@ -6,8 +6,9 @@ READY := $(VENV)/.ready
 # Two processes share the cores; each compiler call of Inductor is single-threaded already.
 WORKERS ?= 2
 
-# `make quick ROOM=minify` looks at tests/minify alone.
+# `make quick ROOM=minify` and `make test ROOM=front/cli` run the tests of one room: those in folders of that name.
 ROOM ?=
+TESTS = $(if $(ROOM),$(or $(shell find tests -type d -path 'tests*/$(ROOM)'),$(error no folder of tests/ is named $(ROOM))),tests)
 
 .PHONY: demo quick test test-all lint docs bench clean
 
@@ -16,10 +17,10 @@ demo: $(READY)
 
 # The loop of daily work: what compiles nothing and starts no process (tests/pure.py). Its tensors are too small for threads.
 quick: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --pure -m "not slow and not gpu" --hypothesis-profile=ci tests/$(ROOM)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --pure -m "not slow and not gpu" --hypothesis-profile=ci $(TESTS)
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu" --hypothesis-profile=ci
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu" --hypothesis-profile=ci $(TESTS)
 
 # With examples of its own each time, where `test` takes the same ones: a change is judged by what it changed.
 test-all: $(READY) lint

@@ -75,7 +75,7 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, {given.device}, {time.monotonic() - began:.0f} s with {given.jobs} at once\n"
     )
-    print_table(found, given.precisions.split(","))
+    print_table(found)
     if given.detection:
         from compare import SEEDS, accuracy_table, print_accuracy
 
@@ -138,12 +138,12 @@ def runs_bare(seed: int, precision: str, device: str) -> bool:
     return ran.returncode == 0 and "VOID" not in ran.stdout + ran.stderr
 
 
-def print_table(found: list[dict], precisions: list[str]) -> None:
+def print_table(found: list[dict]) -> None:
     print(
         "| precision | models run | not run in it | false cases | less precise graphs | unclear graphs | s a model |"
     )
     print("|---|---|---|---|---|---|---|")
-    for precision in precisions:
+    for precision in dict.fromkeys(batch["precision"] for batch in found):
         batches = [b for b in found if b["precision"] == precision]
         ran, void, cases = (sum(len(b[key]) for b in batches) for key in ("models", "void", "cases"))
         remarks = sum((collections.Counter(b["remarks"]) for b in batches), collections.Counter())

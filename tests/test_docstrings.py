@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchsleuth
-from cases.made import make
+from made import make
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.states import state_of

@@ -73,7 +73,7 @@ def json_inside(folder: Path | str, name: str, most: int = MOST_TEXT) -> Any:
     return parse_json(read_inside(folder, name, most), name)
 
 
-def parse_json(raw: bytes, name: str) -> Any:
+def parse_json(raw: bytes, name: str) -> object:
     """The document in these bytes; `name` is that of their file: `parse_json(b"[1]", "case.json") == [1]`."""
     try:
         return json.loads(raw.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)

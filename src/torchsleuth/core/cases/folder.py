@@ -77,7 +77,7 @@ class CaseFolder:
         """The document in one of the case's files; raises as `text` does."""
         return json_inside(self.path, name)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The case as `--json` shows it: case.json, and where it lies."""
         return {**self.case.to_json(), "path": str(self.path)}
 
@@ -128,7 +128,7 @@ def update_case(
 ) -> CaseFolder:
     """Adds files, then replaces sections of case.json: `update_case(folder, verified=Verified(3, 3, True))`.
 
-    The document is read again first, so that sections written meanwhile by others stay.
+    The document is read again first, so that sections written meanwhile by others stay; of `extra` its keys are added.
     """
     unknown = sections.keys() - {f.name for f in dataclasses.fields(Case) if f.name not in ("id", "schema")}
     if unknown:
@@ -209,7 +209,7 @@ def _write_new(target: Path, case: Case, files: Mapping[str, str | Path]) -> Cas
     return CaseFolder(target, written.case)
 
 
-def _put_document(folder: Path, doc: Mapping[str, Any]) -> CaseFolder:
+def _put_document(folder: Path, doc: Mapping[str, object]) -> CaseFolder:
     """Writes case.json; the case as it now is on disk."""
     text = scrubbed("case.json", json.dumps(doc, allow_nan=False))
     case = case_from_json(json.loads(text), folder)
@@ -374,7 +374,7 @@ def run_folder(cases_dir: Path, run_id: str) -> Path:
     return folder
 
 
-def write_result(folder: Path, name: str, result: Any) -> Path:
+def write_result(folder: Path, name: str, result: object) -> Path:
     """Writes text, or anything else as JSON, in one piece and without secrets.
 
     Used as `write_result(folder, "breaks.json", document)`.
@@ -389,7 +389,7 @@ def write_result(folder: Path, name: str, result: Any) -> Path:
 
 
 # What stands in the place of a field without which there is no case.
-_INSTEAD: dict[str, Any] = {
+_INSTEAD: dict[str, object] = {
     "schema": SCHEMA,
     "id": "00000000",
     "created": "",

@@ -11,15 +11,15 @@ import json
 import re
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torchsleuth.core.cases.door import NotRead, is_file_inside, json_inside, read_inside, text_inside
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.processes.tree import ProcessIdentity, identity_from_json
-from torchsleuth.core.protocol.codec import WrongShape, from_json
+from torchsleuth.core.protocol.codec import Document, WrongShape, from_json
 from torchsleuth.core.protocol.failures import Failure, GivenUp, Remark, UncaughtError
 from torchsleuth.script_runtime.signature import Signature
 
@@ -50,7 +50,7 @@ class WatchedProcess:
     """The folder of one watched process and what it says about the process."""
 
     folder: Path
-    facts: Mapping[str, Any]
+    facts: Document
 
     @property
     def identity(self) -> ProcessIdentity:

@@ -7,10 +7,9 @@ there (`cases/spool.py`).
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.script_runtime.signature import Signature
 
 
@@ -59,15 +58,15 @@ class Failure:
     time: float
     count: int = 1
     record: str | None = None
-    inputs: Mapping[str, Any] | None = None
+    inputs: Document | None = None
     calls: tuple[tuple[str, int], ...] = ()
-    accuracy: Mapping[str, Any] | None = None
+    accuracy: Document | None = None
     timeout: float | None = None
     function: str | None = None
     torch: str | None = None
     user_line: tuple[str, int, str] | None = None
     frames: tuple[tuple[str, int | None, str], ...] | None = None
-    program: Mapping[str, Any] | None = None
+    program: Document | None = None
     call: RecordedCall = field(default_factory=RecordedCall)
     op: str | None = None
     fails_in_eager: str | None = None

@@ -11,9 +11,8 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
@@ -23,6 +22,7 @@ from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING
 from torchsleuth.core.protocol.failures import GivenUp, UncaughtError
+from torchsleuth.core.protocol.steps import AdoptOrder
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.program import Supervised
@@ -151,12 +151,21 @@ def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str
 
 
 def adopt(
-    processes: Processes, script: Path, cases_dir: Path, seconds: float, note: Say, **how: Any
+    processes: Processes,
+    script: Path,
+    cases_dir: Path,
+    seconds: float,
+    note: Say,
+    *,
+    arguments: Sequence[str] = (),
+    timeout: float | None = None,
+    uncollected: bool = False,
 ) -> CaseFolder:
-    """The case that a script of someone else's, or a program, becomes; `how` are its arguments and its clock."""
+    """The case that a script of someone else's, or a program, becomes, by its arguments and its clock."""
     assert processes.host is not None
-    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
-    done = processes.host.ask("adopt", seconds, said=note, **places, **how)
+    where = str(script.absolute()), str(cases_dir.absolute())
+    order = AdoptOrder(*where, tuple(arguments), timeout, uncollected)
+    done = processes.host.ask(order, seconds, said=note)
     return open_case(cases_dir, done.case)
 
 
@@ -174,12 +183,19 @@ def investigate_own_error(
         with processes_for(None, workers) as processes:
             left = deadline - time.monotonic()
             arguments = found.program.command[2:]
-            how = {"arguments": arguments, "uncollected": bool(found.left_behind)}
-            folder = adopt(processes, found.script, cases_dir, left, note, **how)
+            folder = adopt(
+                processes,
+                found.script,
+                cases_dir,
+                left,
+                note,
+                arguments=arguments,
+                uncollected=bool(found.left_behind),
+            )
             work = CaseAtWork(folder, processes, deadline, note, follow, found.program.change)
             program = {"command": list(found.program.command), "cwd": found.program.cwd}
             frames = list(_compiled_functions(found.process))
-            work.write(extra={**work.case.extra, "program": program, "frames": frames})
+            work.write(extra={"program": program, "frames": frames})
             work.say(f"the program fails only when it is compiled: {found.error.words}")
             yield work.folder
             work.write(triage=_blamed(found, work))

@@ -12,17 +12,17 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment
 
 from torchsleuth.core.cases.analysis import FILE, PICTURE, Analysis, ValueAnalysis, require_numbers
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.processes.limits import within
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.trials import Outcome, Question
 from torchsleuth.search.analyze.answer import analysis_of
 from torchsleuth.search.minify.case_state import CaseQuestions, wait_for_device
@@ -66,7 +66,7 @@ def analyze_case(
     ticket = workers.submit(trial, limits=limits, fresh=True)
     parts = _Parts(file)
 
-    def analysis(more: Mapping[str, Any]) -> Analysis:
+    def analysis(more: Document) -> Analysis:
         known, record = {**parts.known, **more}, start.record
         return analysis_of(known, record.lines, case=case.id, called_from=record.called_from)
 
@@ -95,7 +95,7 @@ class _Parts:
     """The parts that a trial has written so far."""
 
     file: Path
-    known: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, object] = field(default_factory=dict)
     place: int = 0
 
     def read(self, progress: Progress) -> bool:

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, now, write_case
 from torchsleuth.core.cases.model import Case, GraphFacts, case_id
 from torchsleuth.core.cases.record import Embedded, GraphRecord
 from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.search.minify.case_state import CannotMinify
@@ -125,7 +125,7 @@ def _write(cases_dir: Path, record: GraphRecord, graph: str, expected: Signature
     return write_case(cases_dir, case, files)
 
 
-def _literals(text: str) -> dict[str, Any]:
+def _literals(text: str) -> Document:
     """The values of the literal assignments at the top of a script; nothing is executed."""
     found = {}
     for node in ast.parse(text).body:
