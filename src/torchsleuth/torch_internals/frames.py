@@ -239,8 +239,9 @@ def is_graph_break(error: BaseException) -> bool:
 def failure_text(error: BaseException) -> str | None:
     """What a compile failed with, in one line; None where Python gets the frame, or it was interrupted."""
     exc: Any = importlib.import_module("torch._dynamo.exc")
-    skip = getattr(exc, "SkipFrame", ())
-    if not isinstance(error, Exception) or isinstance(error, skip) or is_graph_break(error):
+    # A limit of recompilations that is to be an error is one of another class.
+    to_python = tuple(k for n in ("SkipFrame", "Unsupported") if (k := getattr(exc, n, None)) is not None)
+    if not isinstance(error, Exception) or isinstance(error, to_python) or is_graph_break(error):
         return None
     inner = getattr(error, "inner_exception", None) or error
     first = next(filter(None, map(str.strip, str(inner).splitlines())), "")

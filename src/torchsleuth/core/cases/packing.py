@@ -50,7 +50,10 @@ class Packed:
     def __str__(self) -> str:
         """The list that goes with it."""
         held = [f"  {name}, {size} bytes" for name, size in self.files]
-        gone = [f"  {name}: {why}" for name, why in self.removed] or ["  nothing"]
+        kept = {name for name, _ in self.files}
+        gone = [f"  {'from ' if name in kept else ''}{name}: {why}" for name, why in self.removed] or [
+            "  nothing"
+        ]
         return "\n".join(["What is in it", *held, "What was removed", *gone]) + "\n"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import jinja2
 
 from torchsleuth._version import __version__
-from torchsleuth.core.cases.model import Case, Triage
+from torchsleuth.core.cases.model import Case, Triage, best_workaround
 from torchsleuth.core.cases.scrub import INSTALLED, PATH, QUOTED_PATH, last_part, printable, scrubbed
 from torchsleuth.front.report import words
 from torchsleuth.front.report.evidence import Evidence
@@ -50,19 +50,18 @@ def _issue(evidence: Evidence, most_error: int) -> str:
     triage = case.triage or Triage()
     taken = _Taken(_files_of(case))
     repro = _repro(evidence, taken)
-    works, gentler = words.to_paste(case)
-    shown = gentler or works
+    shown = best_workaround(case.workarounds or ())
     explanation = case.extra.get("explanation")
     explained = explanation if isinstance(explanation, dict) else {}
     varies = explained.get("may_vary")
     return _template().render(
         title=_title(evidence, taken),
-        what=taken.prose(words.what_happened(case)),
+        what=taken.prose(words.what_happened(case, evidence.traceback.thing or "")),
         mark=_mark,
         fenced=_fenced,
         about_repro=taken.prose(f"{words.how_sure(case)}; {words.made_small(case)}"),
         repro=repro,
-        no_repro=taken.prose(evidence.repro.missing or "it is too long for an issue; attach it"),
+        no_repro=taken.prose(_no_repro(evidence)),
         may_vary=taken.prose("; ".join(map(str, varies)) if isinstance(varies, list) else ""),
         passes_with=taken.prose(str(explained.get("passes_with") or "")),
         where=taken.prose(words.whose_bug(case) + (f"; {triage.detail}" if triage.detail else "")),
@@ -149,7 +148,11 @@ def _user() -> str:
 def _title(evidence: Evidence, taken: _Taken) -> str:
     triage = evidence.folder.case.triage
     component = f"[{triage.component}] " if triage is not None and triage.component else ""
-    text = taken.text("title", component + words.what_happened(evidence.folder.case), _MOST_LINE)
+    text = taken.text(
+        "title",
+        component + words.what_happened(evidence.folder.case, evidence.traceback.thing or ""),
+        _MOST_LINE,
+    )
     # It stands in a comment, which nothing in it may end.
     return textwrap.shorten(text.translate({ord("<"): "‹", ord(">"): "›"}), _MOST_CELL, placeholder=" …")
 
@@ -171,6 +174,14 @@ def _repro(evidence: Evidence, taken: _Taken) -> str:
     for name in dict.fromkeys(_VALUES.findall(text)):
         taken.count(f"values in {_plain(name)}, which the script reads: attach the file if you may", 1)
     return taken.text("repro.py", text, _MOST_REPRO)
+
+
+def _no_repro(evidence: Evidence) -> str:
+    if evidence.repro.missing or evidence.repro.thing is None:
+        return evidence.repro.missing
+    if evidence.script != "repro.py":
+        return f"it was not made smaller; attach {evidence.script}"
+    return "it is too long for an issue; attach it"
 
 
 def _error(evidence: Evidence, taken: _Taken, most: int) -> str:

@@ -11,9 +11,8 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
@@ -23,6 +22,7 @@ from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING
 from torchsleuth.core.protocol.failures import UncaughtError
+from torchsleuth.core.protocol.steps import AdoptOrder
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.program import Supervised
@@ -126,12 +126,19 @@ def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str
 
 
 def adopt(
-    processes: Processes, script: Path, cases_dir: Path, seconds: float, note: Say, **how: Any
+    processes: Processes,
+    script: Path,
+    cases_dir: Path,
+    seconds: float,
+    note: Say,
+    *,
+    arguments: Sequence[str] = (),
+    timeout: float | None = None,
 ) -> CaseFolder:
-    """The case that a script of someone else's, or a program, becomes; `how` are its arguments and its clock."""
+    """The case that a script of someone else's, or a program, becomes, by its arguments and its clock."""
     assert processes.host is not None
-    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
-    done = processes.host.ask("adopt", seconds, said=note, **places, **how)
+    order = AdoptOrder(str(script.absolute()), str(cases_dir.absolute()), tuple(arguments), timeout)
+    done = processes.host.ask(order, seconds, said=note)
     return open_case(cases_dir, done.case)
 
 
