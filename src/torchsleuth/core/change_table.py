@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from torchsleuth.core.changes import DYNAMO, INDUCTOR, Change, Place, merged
+from torchsleuth.core.changes import DYNAMO, INDUCTOR, OWN_BACKEND, Change, Place, merged
 from torchsleuth.core.criteria import Answer
 
 # How much of the compiler a workaround gives up, least first.
@@ -58,7 +58,7 @@ UNCOMPILED = Change("nothing compiled", "program", uncompiled=True)
 
 def _rung(what: str, component: str, part: str | None, backend: str) -> Change:
     """The compiler up to some point, as one of our backends stops there."""
-    name = backend.removeprefix("sleuth_")
+    name = backend.removeprefix(OWN_BACKEND)
     how = f'torch.compile(model, backend="{name}")'
     return Change(
         what, component, part, f"backend {name}", how, "the rest of the compiler", BACKEND, backend=backend

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torchsleuth.core.protocol.codec import Document, from_json, plain
 
 INDUCTOR, DYNAMO = "torch._inductor.config", "torch._dynamo.config"
+# Backends of ours stand for those of torch with the rest of the name.
+OWN_BACKEND = "sleuth_"
 CHANGE_VARIABLE = "TORCHSLEUTH_OVERRIDES"
 
 Config = Mapping[str, Mapping[str, str]]
@@ -119,10 +121,15 @@ class Change:
         >>> Change(how="torch.manual_seed(0)", config={"torch._inductor.config": {}}).as_printed.snippet
         'torch.manual_seed(0)'
         """
-        tables_and_settings = {"config", "off", "snippet"}
-        if not self.how or set(self.to_json()) - tables_and_settings:
+        ours = self.backend is not None and self.backend.startswith(OWN_BACKEND)
+        if self.backend is not None and ours and self.how.startswith("torch.compile("):
+            return replace(self, backend=self.backend.removeprefix(OWN_BACKEND))
+        other = set(self.to_json()) - {"config", "off", "snippet", *(["backend"] if ours else [])}
+        if not self.how or other:
             return self
-        return Change(name=self.name, snippet=self.how, own_cache=True)
+        return Change(
+            self.what and f"{self.what}, as it is pasted", name=self.name, snippet=self.how, own_cache=True
+        )
 
     def over(self, base: Change | None) -> Change:
         """This and what of `base` it says nothing else about.

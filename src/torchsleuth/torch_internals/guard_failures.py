@@ -182,6 +182,9 @@ def _expression(guard: str, scope: Mapping[str, Any]) -> Iterator[GuardFailure]:
     elif isinstance(tree, ast.Compare) and equal:
         left, right = ast.unparse(tree.left), ast.unparse(tree.comparators[0])
         kind = "length" if left.startswith("len(") else "dynamic mark" if "_dynamo_" in left else "value"
+        owner = tree.left.value if isinstance(tree.left, ast.Attribute) else None
+        if owner is not None and isinstance(_value(ast.unparse(owner), scope), torch.nn.Module):
+            kind = "module attribute"
         yield GuardFailure(kind, left, _short(_value(right, scope)), _short(_value(left, scope)), guard)
     else:
         asks = isinstance(tree, ast.Compare) and any(isinstance(n, ast.BinOp) for n in ast.walk(tree))

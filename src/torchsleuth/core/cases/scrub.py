@@ -12,6 +12,7 @@ characters, marks that turn the reading direction.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import getpass
 import io
@@ -109,6 +110,72 @@ def shortened(text: str) -> str:
         for before in ("torchinductor_", "/home/", "/Users/"):
             text = re.sub(rf"(?<={before}){re.escape(user)}(?![\w.-])", "user", text)
     return text
+
+
+_OWN_ROOTS = {
+    "home",
+    "Users",
+    "root",
+    "mnt",
+    "data",
+    "scratch",
+    "tmp",
+    "var",
+    "opt",
+    "work",
+    "srv",
+    "media",
+    "Volumes",
+}
+_SYSTEM = {
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "lib",
+    "lib32",
+    "lib64",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "usr",
+    "lost+found",
+}
+
+
+def _roots() -> str:
+    """The top folders below which a path says something of a machine: the usual ones, and what this one has."""
+    with contextlib.suppress(OSError):
+        return "|".join(sorted(map(re.escape, (_OWN_ROOTS | set(os.listdir("/"))) - _SYSTEM)))
+    return "|".join(sorted(_OWN_ROOTS))
+
+
+PATH = re.compile(rf"(?<![\w.:/~])(?:~|/(?:{_roots()})(?![\w.-]))[\w.+@%~-]*(?:/[\w.+@%~-]+)*/?")
+QUOTED_PATH = re.compile(rf"(?<=['\"]){PATH.pattern}")
+INSTALLED = re.compile(r"(?:~|/)?[\w.+@%~/-]*/(?:site|dist)-packages/")
+
+
+def last_part(found: re.Match[str]) -> str:
+    """Of a path, what a reader needs: `/home/ada/models/unet.py` becomes `unet.py`."""
+    return found[0].rstrip("/").rpartition("/")[2] or "~"
+
+
+def without_paths(name: str, text: str, project: str) -> str:
+    """A text for others: paths below the program's folder relative to it, of a package by its name, of others the end.
+
+    >>> without_paths("log.txt", "/data/p/m/net.py, /data/x/cache and /v/site-packages/torch/fx/graph.py", "/data/p")
+    'm/net.py, cache and torch/fx/graph.py'
+    """
+    if len(project.rstrip("/")) > 1:
+        text = re.sub(rf"(?<![\w./-]){re.escape(project.rstrip('/'))}/", "", text)
+    text = INSTALLED.sub("", text)
+    if not name.endswith(".py"):
+        return PATH.sub(last_part, text)
+    prose = (
+        PATH.sub(last_part, x) if x.lstrip().startswith("#") else x for x in text.splitlines(keepends=True)
+    )
+    return QUOTED_PATH.sub(last_part, "".join(prose))  # a division or a regular expression stays what it is
 
 
 @functools.cache

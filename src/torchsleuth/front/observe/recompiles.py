@@ -256,8 +256,6 @@ def _cause(failure: Facts) -> str:
         return kind
     if source.startswith("G["):
         return "global"
-    if re.match(r"L\['self'\]\.", source):
-        return "module attribute" if kind == "value" else kind
     if kind == "value":
         return "python number" if _is_number(failure["expected"]) else "python value"
     return kind

@@ -379,12 +379,16 @@ PAGE, ISSUE = "report.html", "issue.md"
 
 def write_report(
     folder: CaseFolder, lost: tuple[str, ...] = (), into: Path | None = None
-) -> tuple[Path, Path]:
+) -> tuple[Path, Path | None]:
     """Writes page and issue text, and says where: `write_report(open_case("cases", "last"))`.
 
-    `lost` is what of the case could not be read; it stands at the top of the page.
+    `lost` is what of the case could not be read; it stands at the top of the page. A failure of the program's own has
+    no issue text: PyTorch has nothing to do with it.
     """
     evidence = gather(folder, lost)
     target = into or folder.path
-    put_files(target, {PAGE: page(evidence), ISSUE: issue(evidence)})
-    return target / PAGE, target / ISSUE
+    texts = {PAGE: page(evidence)}
+    if not words.is_the_programs(folder.case):
+        texts[ISSUE] = issue(evidence)
+    put_files(target, texts)
+    return target / PAGE, target / ISSUE if ISSUE in texts else None

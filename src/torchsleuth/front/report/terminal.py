@@ -61,7 +61,7 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
     facts: list[tuple[str, str]] = [
         ("case", case.id + (f" (rank {case.rank})" if case.rank is not None else "")),
         ("failed", f"{case.kind} while {words.PHASES[case.phase]}"),
-        ("error", case.signature.summary),
+        ("error", words.said(case, _said(folder))),
         ("backend", f"{case.backend}, torch {case.torch}, {case.device}"),
     ]
     if case.graph is not None:
@@ -89,7 +89,8 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
             )
         )
     if not packed and folder.has("report.html"):
-        facts.append(("report", "report.html to look at and attach, issue.md to file"))
+        file = ", issue.md to file" if folder.has("issue.md") else ""
+        facts.append(("report", f"report.html to look at and attach{file}"))
     facts.append(("packed in" if packed else "folder", str(folder.path)))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
@@ -190,7 +191,7 @@ def ending(
     page = _Page(max(20, width))
     case = folder.case
     page.put(f"{WHOSE}case {case.id}", style="bold")
-    page.say("what happened", words.what_happened(case), style="red", most=2)
+    page.say("what happened", words.what_happened(case, _said(folder)), style="red", most=2)
     _your_line(page, case)
     page.say("whose bug", words.whose_bug(case), most=2)
     _workaround(page, case, name)
@@ -198,7 +199,7 @@ def ending(
     page.say("how sure", words.how_sure(case), most=2)
     page.whole("next", _next(folder, name))
     for other, word in others[:_MOST_OTHERS]:
-        page.say("also", f"case {word}: {words.what_happened(other.case)}", most=1)
+        page.say("also", f"case {word}: {words.what_happened(other.case, _said(other))}", most=1)
     if len(others) > _MOST_OTHERS:
         page.say("also", f"{len(others) - _MOST_OTHERS} more cases: torchsleuth list", most=1)
     return page.filled(shown, max(HEIGHT - 4, height - 1))
@@ -336,17 +337,23 @@ def _path(folder: CaseFolder, name: str) -> str:
 def _next(folder: CaseFolder, name: str) -> list[str]:
     case = folder.case
     found = [f"torchsleuth show {name}"]
-    if case.no_repro is None and case.minified is None and not _is_the_programs(case):
+    if words.is_the_programs(case) and case.triage is not None and case.triage.user_line:
+        found.insert(0, f"mend {case.triage.user_line}: it fails without the compiler, too")
+    if case.no_repro is None and case.minified is None and not words.is_the_programs(case):
         found.append(f"torchsleuth minify {name}")
     if folder.has("report.html"):
         found.append(f"look at and attach: {_path(folder, 'report.html')}")
-    if folder.has("issue.md") and not _is_the_programs(case):
+    if folder.has("issue.md") and not words.is_the_programs(case):
         found.append(f"file: {_path(folder, 'issue.md')}")
     return found
 
 
-def _is_the_programs(case: Case) -> bool:
-    return case.triage is not None and case.triage.component == "program"
+def _said(folder: CaseFolder) -> str:
+    """The error as it was told, where it can be read."""
+    try:
+        return folder.text("traceback.txt") if folder.has("traceback.txt") else ""
+    except NotRead:
+        return ""
 
 
 def _safe(text: str) -> str:

@@ -24,6 +24,7 @@ COMPONENTS = {
     "backend": "the backend",
     "program": "the program itself: it fails without the compiler, too",
 }
+_MOST_LOOKED_AT, _MOST_SAID = 100_000, 300
 _SIGNS = {
     "add": "+",
     "iadd": "+=",
@@ -51,11 +52,17 @@ _SIGNS = {
 }
 
 
-def what_happened(case: Case) -> str:
-    """One line: `"the process died: SIGSEGV while running a compiled graph"`."""
+def is_the_programs(case: Case) -> bool:
+    """Whether the failure is the program's own: there is nothing to file with PyTorch."""
+    return case.triage is not None and case.triage.component == "program"
+
+
+def what_happened(case: Case, error: str = "") -> str:
+    """One line: `"the process died: SIGSEGV while running a compiled graph"`; `error` is the text of the traceback."""
     rank = f" on rank {case.rank}" if case.rank is not None else ""
-    what = _wrong_number(case) or one_line(case.signature.summary)
-    return f"{KINDS.get(case.kind, case.kind)}{rank}: {what}"
+    what = _wrong_number(case) or said(case, error)
+    happened = "the program fails" if is_the_programs(case) else KINDS.get(case.kind, case.kind)
+    return f"{happened}{rank}: {what}"
 
 
 def whose_bug(case: Case) -> str:
@@ -186,6 +193,22 @@ def one_of(lines: Sequence[str], at_most: int) -> str:
     if not lines:
         return "not known"
     return lines[0] if len(lines) == 1 else f"one of {some(lines, at_most)}"
+
+
+def said(case: Case, error: str) -> str:
+    """The message of the error with the names and numbers that it had in `error`, of which a signature knows nothing.
+
+    `said(case, traceback) == "IndexError: index 7 is out of bounds"`.
+    """
+    signature = case.signature
+    if not signature.message or not signature.exceptions:
+        return one_line(signature.summary)
+    known = "".join(f"{re.escape(part)}.*?" for part in signature.message.split("#")).removesuffix(".*?")
+    name = signature.exceptions[-1].rpartition(".")[2]
+    found = re.findall(
+        rf"^(?:[\w.]*\.)?{re.escape(name)}: ({known}.*)$", error[-_MOST_LOOKED_AT:], re.MULTILINE
+    )
+    return f"{name}: {one_line(found[-1])}"[:_MOST_SAID] if found else one_line(signature.summary)
 
 
 def _wrong_number(case: Case) -> str | None:

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -276,7 +276,7 @@ def ask_program(case: Case, program: Program, deadline: float, say: Say, known: 
         detail=f"{found.detail}; the program was run, since no graph of it fails by itself",
         pinned=found.component is not None and (found.component != "inductor" or found.part is not None),
     )
-    return ProgramBlame(triage, case.id, tuple(_workaround(each) for each in reversed(questions.passed)))
+    return ProgramBlame(triage, case.id, tuple(_offered(questions)))
 
 
 def blame_call(folder: CaseFolder, script: str, python: str, deadline: float, say: Say) -> Triage | None:
@@ -314,6 +314,14 @@ def program_named(argv: Sequence[str]) -> Program:
     """The command for a script: `program_named(["train.py"])`; any other command as it is."""
     words = list(argv)
     return Program((sys.executable, *words) if words[0].endswith(".py") else tuple(words))
+
+
+def _offered(questions: ProgramQuestions) -> Iterator[Workaround]:
+    """What the program passed with as a person would paste it, the mildest first; the others are not offered."""
+    for change in list(reversed(questions.passed)):
+        printed = change.as_printed
+        if change is EMPTY_CACHE or printed == change or questions.ask(printed) is Answer.PASSES:
+            yield _workaround(change)
 
 
 def _workaround(change: Change) -> Workaround:

@@ -133,7 +133,8 @@ def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
     for module, name, value in dict.fromkeys(_HINT.findall(text)):
         yield setting(name, value, "nothing else: torch's message names this setting", module)
     yield from _hinted_calls(text)
-    places = places_at_fault(folder)
+    # A lambda has no `def` above which anything could be written.
+    places = [place for place in places_at_fault(folder) if place[1].isidentifier()]
     own = [place for place in places if not _is_installed(place[0])] or places
     if case.phase == "capture" and case.kind == "capture_error":
         yield from _rewritten(own)

@@ -53,6 +53,8 @@ ANALYZE_SECONDS, ANALYZE_SHARE = 120.0, 0.25
 # Calls from which on it is worth to know where a wrong result begins before the graph is made small.
 ANALYZE_FIRST = 50
 WORKAROUND_SECONDS = 120.0
+# For runs of the program with what helps its graph: one that takes longer, as a training does, leaves it unknown.
+PROGRAM_SECONDS = 60.0
 # Of the time for all steps. A way around it is worth more to a person than the last call less.
 KEPT_FOR_WORKAROUND = 0.2
 KEPT_FOR_TRIAGE = 0.15
@@ -367,11 +369,8 @@ def cure(work: CaseAtWork, left: float) -> None:
     except (StepRefused, HostLost) as why:
         work.say(f"not every workaround was tried: {why}")
         work.reopen()
-    if not gives_up(work.case.workarounds or ()):
-        _try_best_on_program(
-            dataclasses.replace(work, deadline=min(work.deadline, time.monotonic() + most)), changes
-        )
-        work.reopen()
+    if changes and not gives_up(work.case.workarounds or ()):
+        _try_best_on_program(work, changes)
     if gives_up(work.case.workarounds or ()):
         try_on_program(work)
     _say_cure(work)
@@ -379,11 +378,13 @@ def cure(work: CaseAtWork, left: float) -> None:
 
 def _try_best_on_program(work: CaseAtWork, changes: list[Change]) -> None:
     """What helps the graph is shown once the program has passed with it, wherever the program can be run."""
+    until = min(work.deadline, time.monotonic() + PROGRAM_SECONDS)
     try:
         if not work.program().from_stdin:
-            try_found_on_program(work, changes)
+            try_found_on_program(dataclasses.replace(work, deadline=until), changes)
     except CannotRunProgram as why:
         work.note(str(why))
+    work.reopen()
 
 
 def cure_program(work: CaseAtWork) -> None:
