@@ -35,7 +35,7 @@ log = logging.getLogger("torchsleuth")
 
 
 def watch(
-    backend: str | Callable[..., Any] = "inductor",
+    backend: str | Callable[..., object] = "inductor",
     *,
     cases: str | os.PathLike[str] | None = None,
     level: int = 2,
@@ -52,7 +52,7 @@ def watch(
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
 
     @functools.wraps(compiler)
-    def watched(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def watched(gm: torch.fx.GraphModule, example_inputs: Sequence[object], **kwargs: object) -> object:
         return watcher.on_backend(
             seams.BackendCall(
                 backend=compiler,
@@ -68,7 +68,7 @@ def watch(
 
 
 def wrap_compiler_debug(
-    compiler_fn: Callable[..., Any],
+    compiler_fn: Callable[..., Callable[..., object]],
     compiler_name: str,
     *,
     cases: str | os.PathLike[str] | None = None,
@@ -83,7 +83,9 @@ def wrap_compiler_debug(
     watcher = _watch_for(str(cases or _default_cases()), level, "aot")
 
     @functools.wraps(compiler_fn)
-    def debugged(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def debugged(
+        gm: torch.fx.GraphModule, example_inputs: Sequence[object], **kwargs: object
+    ) -> Callable[..., object]:
         return watcher.on_compiler(
             seams.BackendCall(
                 backend=compiler_fn,
@@ -102,7 +104,7 @@ def wrap_compiler_debug(
 def save_graph_repro(
     fd: TextIO,
     gm: torch.fx.GraphModule,
-    args: Sequence[Any],
+    args: Sequence[object],
     compiler_name: str = "inductor",
     *,
     stable_output: bool = False,

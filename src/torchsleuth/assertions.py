@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -105,7 +104,7 @@ def compiled_equals_eager() -> Iterator[list[Verdict]]:
             warnings.warn(f"not compared with eager: {verdict.sentence}", CannotTell, stacklevel=3)
 
 
-def _judged(call: hooks.BackendCall, found: list[Verdict]) -> Callable[..., Any]:
+def _judged(call: hooks.BackendCall, found: list[Verdict]) -> Callable[..., object]:
     """The compiled graph; its first call is judged on copies before the real one is made."""
     if keeps_state(call.graph):
         found.append(inconclusive("each call of this graph changes a buffer of its own, so no two are alike"))
@@ -114,7 +113,7 @@ def _judged(call: hooks.BackendCall, found: list[Verdict]) -> Callable[..., Any]
     compiled = call.as_without_us()
     pending = [True]
 
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> object:
         if pending and pending.pop():
             found.append(_verdict(eager, clone_inputs(list(args)), lambda *given: compiled(*given)))
         return compiled(*args)
@@ -122,14 +121,14 @@ def _judged(call: hooks.BackendCall, found: list[Verdict]) -> Callable[..., Any]
     return run
 
 
-def _verdict(eager: torch.fx.GraphModule, args: list[Any], compiled: Callable[..., Any]) -> Verdict:
+def _verdict(eager: torch.fx.GraphModule, args: list[object], compiled: Callable[..., object]) -> Verdict:
     first = judge(eager, args, compiled, notes_draws=True)
     trains = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
     if first.diverged or not trains:
         return first
     drawn: list[Draw] = []
 
-    def noting(*given: Any) -> Any:
+    def noting(*given: object) -> object:
         with noting_draws(drawn):
             return compiled(*given)
 
@@ -152,7 +151,7 @@ def _listed(what: str, lines: list[str]) -> str:
     return "\n  ".join([f"{what}:", *named[:MOST_NAMED], *more])
 
 
-def _plural(word: str, things: list[Any]) -> str:
+def _plural(word: str, things: Sequence[object]) -> str:
     return word if len(things) == 1 else f"{word}s"
 
 

@@ -71,11 +71,11 @@ class Listener:
         _put_in()
         _listening.add(self)
 
-    def on_frame(self, seen: FrameCompile) -> Any:
+    def on_frame(self, seen: FrameCompile) -> object:
         """A frame is compiled with this backend."""
         return seen.compile()
 
-    def on_break(self, look: Callable[[], Any]) -> None:
+    def on_break(self, look: Callable[[], object]) -> None:
         """A graph breaks that would have come to this backend."""
 
 
@@ -86,11 +86,11 @@ _listening: weakref.WeakSet[Listener] = weakref.WeakSet()
 def _put_in() -> None:
     """The hooks are put in with the first listener and stay."""
 
-    def on_frame(seen: FrameCompile) -> Any:
+    def on_frame(seen: FrameCompile) -> object:
         mine = next((each for each in _listening if each is seen.backend), None)
         return seen.compile() if mine is None else mine.on_frame(seen)
 
-    def on_break(look: Callable[[], Any], backend: Any) -> None:
+    def on_break(look: Callable[[], object], backend: object) -> None:
         for each in list(_listening):
             if each is backend:
                 each.on_break(look)
@@ -112,7 +112,7 @@ class ExplainOutput:
     graph_break_count: int
     break_reasons: list[GraphBreak]
     op_count: int
-    ops_per_graph: list[list[Any]]
+    ops_per_graph: list[list[object]]
     out_guards: list[str]
     compile_times: str
     breaks: Breaks = field(repr=False)
@@ -131,14 +131,16 @@ class ExplainWithBackend(Listener):
         print(explained.output())
     """
 
-    def __init__(self, backend: str | Callable[..., Any]) -> None:
+    def __init__(self, backend: str | Callable[..., object]) -> None:
         self.backend = hooks.lookup_backend(backend)
         self.graphs: list[torch.fx.GraphModule] = []
         self.guards: list[str] = []
         super().__init__()
         self._collector = BreakCollector(self.events)
 
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def __call__(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[object], **kwargs: object
+    ) -> object:
         self.graphs.append(frames.copy_of_graph(gm))
         call = hooks.BackendCall(
             backend=self.backend,
@@ -168,13 +170,13 @@ class ExplainWithBackend(Listener):
             breaks=breaks,
         )
 
-    def on_frame(self, seen: FrameCompile) -> Any:
+    def on_frame(self, seen: FrameCompile) -> object:
         """A frame is compiled with this backend."""
         result = note_frame(seen, self.events, None)
         self.guards += frames.guards_of(result)
         return result
 
-    def on_break(self, look: Callable[[], Any]) -> None:
+    def on_break(self, look: Callable[[], object]) -> None:
         """A graph breaks that would have come to this backend."""
         self._collector.on_break(look)
 
@@ -189,7 +191,7 @@ def explain(
     """
 
     @functools.wraps(function, assigned=("__name__", "__doc__"), updated=())
-    def explained(*args: Any, **kwargs: Any) -> ExplainOutput:
+    def explained(*args: object, **kwargs: object) -> ExplainOutput:
         watcher = ExplainWithBackend(backend)
         torch.compiler.reset()
         try:
@@ -219,7 +221,7 @@ class CompileProfiler(Listener):
         self.graphs = 0
         self.op_count = 0
 
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         self.graphs += 1
         self.op_count += sum(node.op.startswith("call_") for node in gm.graph.nodes)
         return gm.forward
@@ -243,7 +245,7 @@ class CompileProfiler(Listener):
             return "nothing was compiled with this profiler: torch.compile(fn, backend=profiler)"
         return "\n".join([f"{self.graphs} graphs, {self.op_count} operations", *recompile_lines(found)])
 
-    def on_frame(self, seen: FrameCompile) -> Any:
+    def on_frame(self, seen: FrameCompile) -> object:
         """A frame is compiled with this backend."""
         noted = replace(seen, compile=lambda: note_recompile(seen, self.events, None))
         return note_frame(noted, self.events, None)
@@ -273,13 +275,19 @@ def compile_times(repr: Literal["str", "csv", "dict"] = "str", aggregate: bool =
     lines = [f"compile time: {total:.3f} s in {len(compiles)} compiles", "", "by frame"]
     for frame in compiles:
         lines.append(f"{frame['seconds']:9.3f} s  {frame['graph']:<6} {frame['function'] or 'backward'}")
-    lines += ["", "by step, each with what is inside it"]
+    counted, ended = len(steps.get(_FRAME, ())), sum(not frame["backward"] for frame in compiles)
+    since = f", of the last {counted} of {ended} compiles: a reset forgets steps" if counted < ended else ""
+    lines += ["", f"by step, each with what is inside it{since}"]
     lines += [
         f"{sum(times):9.3f} s  {len(times):5d}x  {name}  [{phase_of(name) or 'other'}]"
         + ("" if aggregate else f": {', '.join(f'{seconds:.4f}' for seconds in times)}")
         for name, times in sorted(steps.items(), key=lambda item: -sum(item[1]))
     ]
     return "\n".join(lines)
+
+
+# The step that is the whole compile of a frame.
+_FRAME = "_compile.compile_inner"
 
 
 def _csv(steps: dict[str, list[float]], aggregate: bool) -> str:

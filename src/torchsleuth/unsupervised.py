@@ -17,7 +17,10 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchsleuth.watched.flight import Flight
 
 SWITCH = "TORCHSLEUTH"
 OFF = ("", "0", "false", "no", "off")
@@ -62,7 +65,7 @@ def start(cases: str | os.PathLike[str] | None = None) -> None:
     install.watch_this_process(settings, finish=functools.partial(_make_cases, folder))
 
 
-def _make_cases(folder: Path, flight: Any) -> None:
+def _make_cases(folder: Path, flight: Flight) -> None:
     from torchsleuth.api import make_cases  # needs torch, which is there by the time something has failed
 
     make_cases(folder, flight)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ def answer(trial: Trial, announce: Announce = lambda phase: None) -> Outcome:
     return Outcome(None, time.monotonic() - started, value=value)
 
 
-def _record(trial: Trial) -> dict[str, Any]:
+def _record(trial: Trial) -> dict[str, object]:
     """What every node yields in eager; the bytes go to the store where values matter."""
     ready = ready_trial(trial)
     symbolic = _fake_values(ready.graph, trial)[0] if trial.inputs.get("symbols") else {}
@@ -67,14 +66,14 @@ def _differentiable(trial: Trial) -> bool:
     return any(spec.get("requires_grad") for spec in trial.inputs["inputs"])
 
 
-def _record_fake(trial: Trial) -> dict[str, Any]:
+def _record_fake(trial: Trial) -> dict[str, object]:
     """A recording of shapes alone, for a graph that cannot be run: enough where values do not matter."""
     graph = _graph(trial)
     found, _ = _fake_values(graph, trial)
     return {"recording": recording_to_json(describe_values(graph, found), None)}
 
 
-def _fake_values(graph: torch.fx.GraphModule, trial: Trial) -> tuple[dict[str, Any], Exception | None]:
+def _fake_values(graph: torch.fx.GraphModule, trial: Trial) -> tuple[dict[str, object], Exception | None]:
     numbers = [spec.get("value") for spec in trial.inputs["inputs"]]
     return fake_results(graph, trial.inputs, numbers)
 
@@ -88,12 +87,12 @@ def _graph(trial: Trial) -> torch.fx.GraphModule:
     return read_graph(trial.graph, "Repro", scope)
 
 
-def _noise(trial: Trial) -> dict[str, Any]:
+def _noise(trial: Trial) -> dict[str, object]:
     """How far rounding alone moves the results."""
     return {"noise": asdict(noise_of(ready_trial(trial)))}
 
 
-def _shapes(trial: Trial) -> dict[str, Any]:
+def _shapes(trial: Trial) -> dict[str, object]:
     """Whether shapes and dtypes go together, and what each node yields, worked out without computing anything."""
     found, error = _fake_values(_graph(trial), trial)
     return {
@@ -102,12 +101,12 @@ def _shapes(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _definitions(trial: Trial) -> dict[str, Any]:
+def _definitions(trial: Trial) -> dict[str, object]:
     """The operators of the user's that the graph calls, as a process without them can declare them."""
     return {"schemas": operator_schemas(_graph(trial))}
 
 
-def _eager_seconds(trial: Trial) -> dict[str, Any]:
+def _eager_seconds(trial: Trial) -> dict[str, object]:
     """How long a run without the compiler takes at best, on one thread, as compiled runs are timed."""
     ready = ready_trial(trial)
     torch.set_num_threads(1)
@@ -123,7 +122,7 @@ def _eager_seconds(trial: Trial) -> dict[str, Any]:
     return {"seconds": best}
 
 
-def _divergence(trial: Trial) -> dict[str, Any]:
+def _divergence(trial: Trial) -> dict[str, object]:
     """Where the compiled run leaves eager's way: how far each value is off, and which kernel and node begin it."""
     # Only an analysis needs it, and a server has to start fast.
     from torchsleuth.child.divergence import divergence
@@ -131,7 +130,7 @@ def _divergence(trial: Trial) -> dict[str, Any]:
     return divergence(trial)
 
 
-def _foreign_script(trial: Trial) -> dict[str, Any]:
+def _foreign_script(trial: Trial) -> dict[str, object]:
     """A script of PyTorch's own minifier, executed and taken apart; `trial.graph` is its path."""
     foreign = read_foreign(Path(trial.graph))
     graph = torch.fx.symbolic_trace(foreign.module)
@@ -156,7 +155,7 @@ def _foreign_script(trial: Trial) -> dict[str, Any]:
     }
 
 
-_ANSWERS: dict[Question, Callable[[Trial], dict[str, Any]]] = {
+_ANSWERS: dict[Question, Callable[[Trial], dict[str, object]]] = {
     Question.RECORD: _record,
     Question.RECORD_FAKE: _record_fake,
     Question.NOISE: _noise,

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torchsleuth.child.child import isolate
 from torchsleuth.core.processes.limits import Limits, Stopwatch
@@ -83,9 +82,9 @@ class ChildProcess:
     ready: bool = True
     kill_at: float | None = None
     # What a process that was sent to find something out came back with.
-    learned: Any = None
+    learned: object = None
     printed: BoundedOutput = field(default_factory=lambda: BoundedOutput(0))
-    frames: Frames = field(default_factory=lambda: Frames(*FROM_CHILD))
+    frames: Frames[object] = field(default_factory=lambda: Frames(*FROM_CHILD))
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
@@ -106,7 +105,7 @@ class ChildProcess:
         decided = [self._take_in(message) for message in messages]
         return True, any(decided)
 
-    def _take_in(self, message: Any) -> bool:
+    def _take_in(self, message: object) -> bool:
         if self.job is None:
             return False
         if isinstance(message, Phase):

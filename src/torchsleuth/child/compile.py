@@ -47,15 +47,17 @@ from torchsleuth.torch_internals.loading import no_monitor_thread
 _FILE = "trial.py"
 # A graph of thousands of nodes has as many lowerings; a search needs their number and the first of them.
 MOST_APPLIED = 20_000
+# What the compiler makes of a graph; it takes the inputs as a list.
+Compiled = Callable[[list[object]], object]
 NOT_INTERPRETABLE = "NotInterpretable"
 _PHASES = {"compiling": "compile", "running": "run"}
 # Threads for kernels as torch chose them; the server itself runs with one, because OpenMP does not survive a fork.
 _threads: int | None = None
-_first_settings: dict[str, Any] | None = None
+_first_settings: dict[str, object] | None = None
 # Whether a snippet has run in this process: what it changed stays changed.
 _pasted = False
 # The user's definitions that this process has executed, and the names they made.
-_definitions: tuple[tuple[tuple[str, ...], str], dict[str, Any]] | None = None
+_definitions: tuple[tuple[tuple[str, ...], str], dict[str, object]] | None = None
 
 
 class Decided(BaseException):
@@ -134,7 +136,7 @@ def noise_of(ready: runner.ReproTrial) -> Tolerances:
 
 
 @contextlib.contextmanager
-def _changed(trial: Trial, seen: dict[str, Any]) -> Iterator[None]:
+def _changed(trial: Trial, seen: dict[str, object]) -> Iterator[None]:
     """The compiler with what an experiment of triage changes in it; what it applied is noted in `seen`."""
     global _pasted
     change = trial.change
@@ -188,7 +190,7 @@ def _observed(ready: Any, trial: Trial, seen: dict[str, Any]) -> tuple[Signature
     return observed
 
 
-def _observed_and_timed(ready: Any, seen: dict[str, Any]) -> tuple[Signature, str] | None:
+def _observed_and_timed(ready: runner.ReproTrial, seen: dict[str, Any]) -> tuple[Signature, str] | None:
     """As `observe`; where the graph ran to its end, rightly or wrongly, `seen` says how long a run takes."""
     compiled = keep_compiled(ready)
     observed = ready.observe()
@@ -197,7 +199,7 @@ def _observed_and_timed(ready: Any, seen: dict[str, Any]) -> tuple[Signature, st
     return observed
 
 
-def _facts(trial: Trial) -> dict[str, Any]:
+def _facts(trial: Trial) -> dict[str, object]:
     return script_facts(
         trial.settings,
         signature={"kind": trial.kind or trial.expected.kind, "outputs": trial.expected.outputs},
@@ -208,7 +210,7 @@ def _facts(trial: Trial) -> dict[str, Any]:
     )
 
 
-def namespace_of(trial: Trial) -> dict[str, Any]:
+def namespace_of(trial: Trial) -> dict[str, object]:
     """The names a script would have: the usual imports, the trial's own, and the user's definitions.
 
     Definitions are executed once per process: an operator cannot be registered twice.
@@ -270,7 +272,7 @@ def _one_compile(trial: Trial) -> bool:
     return not trial.constants and not any(spec.get("requires_grad") for spec in trial.inputs["inputs"])
 
 
-def warm_up() -> dict[str, Any]:
+def warm_up() -> dict[str, object]:
     """Imports and exercises everything a trial uses, up to but not including the C++ compiler; facts for the log.
 
     The server forks after this: it must be left with one thread and no accelerator.
@@ -340,20 +342,20 @@ RUNS = 50
 SECONDS = 0.7
 
 
-def keep_compiled(ready: Any) -> list[Any]:
+def keep_compiled(ready: Any) -> list[Compiled]:
     """The list into which a trial will put what its compiler yields: `kept = keep_compiled(ready)`.
 
     From here on there is one thread: on a busy machine threads that wait for each other take any time (measured: a
     graph of 0.1 ms took 104 ms with two threads beside other work on two cores).
     """
     torch.set_num_threads(1)
-    kept: list[Any] = []
+    kept: list[Compiled] = []
     prepare = ready.prepare
 
-    def prepare_and_keep() -> Any:
+    def prepare_and_keep() -> Callable[[], Compiled]:
         compile_it = prepare()
 
-        def compile_and_keep() -> Any:
+        def compile_and_keep() -> Compiled:
             kept.append(compile_it())
             return kept[-1]
 
@@ -363,7 +365,7 @@ def keep_compiled(ready: Any) -> list[Any]:
     return kept
 
 
-def run_seconds(ready: Any, compiled: Any) -> float:
+def run_seconds(ready: runner.ReproTrial, compiled: Compiled) -> float:
     """Seconds of the fastest run, backward included where there is one."""
     best, until = float("inf"), time.monotonic() + SECONDS
     for _ in range(RUNS):

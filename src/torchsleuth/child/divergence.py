@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from torchsleuth.child.compile import ready_trial
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime import runner
 from torchsleuth.torch_core.compare.divergence.analysis import (
@@ -40,10 +40,10 @@ _MARK = '  File "torchsleuth.node", line 1, in {name}\n    {name}'
 _MARKED = re.compile(r'File "torchsleuth\.node", line 1, in (\w+)')
 
 
-def divergence(trial: Trial) -> dict[str, Any]:
+def divergence(trial: Trial) -> dict[str, object]:
     """The parts of the answer (see `compare.divergence.analysis`)."""
     ready = ready_trial(trial)
-    tell = _teller(trial.analysis.get("told"))
+    tell = _teller(trial.analysis.told)
     captured = trial.settings.level == "dynamo"
     for node in ready.graph.graph.nodes:
         if captured:
@@ -56,7 +56,7 @@ def divergence(trial: Trial) -> dict[str, Any]:
         with ready.ambient(), without_idle_work():
             compiled = compile_it()
 
-    def call(values: list[Any]) -> Any:
+    def call(values: list[object]) -> object:
         with ready.ambient():
             return compiled(values)
 
@@ -68,11 +68,11 @@ def divergence(trial: Trial) -> dict[str, Any]:
 def _parts(
     trial: Trial,
     ready: runner.ReproTrial,
-    inputs: list[Any],
+    inputs: list[object],
     observed: Observed,
-    call: Callable[[list[Any]], Any],
-    tell: Callable[[Mapping[str, Any]], None],
-) -> dict[str, Any]:
+    call: Callable[[list[object]], object],
+    tell: Callable[[Document], None],
+) -> dict[str, object]:
     captured = trial.settings.level == "dynamo"
     draws = any(opkinds.may_draw(node) for node in ready.eager.graph.nodes)
     drawn = None
@@ -80,7 +80,7 @@ def _parts(
         with ready.ambient(), torch.no_grad():
             drawn = run_once(ready.eager, inputs)
     ways = _ways(ready)
-    wishes = Wishes(trial.analysis.get("without", ()), _keeper(trial.analysis.get("values")))
+    wishes = Wishes(trial.analysis.without, _keeper(trial.analysis.values))
     code = next((each for each in observed.codes if not each.backward or not captured), None)
     parts = _values(ready, inputs, code, call, ways, tell, wishes, drawn)
     if (
@@ -98,14 +98,14 @@ def _parts(
 
 def _values(
     ready: runner.ReproTrial,
-    inputs: list[Any],
+    inputs: list[object],
     code: CompiledCode | None,
-    call: Callable[[list[Any]], Any],
+    call: Callable[[list[object]], object],
     ways: Compilers,
-    tell: Callable[[Mapping[str, Any]], None],
+    tell: Callable[[Document], None],
     wishes: Wishes,
     drawn: EagerRun | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The parts of the answer that come of values: those that the code shows, else all of them, returned."""
     if code is None or not code.written:
         why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"
@@ -142,14 +142,14 @@ def _ways(ready: runner.ReproTrial) -> Compilers:
     return captured_ways(own or facts["backend"], options, ready.ambient)
 
 
-def _teller(path: str | None) -> Callable[[Mapping[str, Any]], None]:
+def _teller(path: str | None) -> Callable[[Document], None]:
     """Appends what is told to a file, one line each; of progress, only what somebody could notice."""
     if path is None:
         return lambda message: None
     file = open(path, "w", encoding="utf-8")  # noqa: SIM115  closed with the process, which has nothing else to do
     shown: dict[str, int] = {}
 
-    def tell(message: Mapping[str, Any]) -> None:
+    def tell(message: Document) -> None:
         done, of = message.get("done", 0), message.get("of", 0)
         if "phase" in message and of and done * 50 // of == shown.get(message["phase"]):
             return

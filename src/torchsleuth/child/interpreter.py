@@ -12,8 +12,7 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from torchsleuth.child.child import named_function
 from torchsleuth.child.server import Server
@@ -47,7 +46,7 @@ def main(arguments: list[str]) -> None:
     _become(*server.loop())
 
 
-def _once(function: Any) -> Any:
+def _once(function: Callable[[], None]) -> Callable[[], None]:
     left = [function]
     return lambda: left.pop()() if left else None
 

@@ -79,7 +79,7 @@ def shown(values: Any) -> str:
         return f"cannot be shown: {type(error).__name__}"
 
 
-def as_main(text: str, name: str) -> dict[str, Any]:
+def as_main(text: str, name: str) -> dict[str, object]:
     """The namespace of a program that is about to run as `python name`; this process is that program's from now on."""
     main = types.ModuleType("__main__")
     main.__file__ = name

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.child.child import WHERE_ARE_YOU, named_function, run_and_tell, trials_from
 from torchsleuth.child.child_process import (
@@ -49,6 +48,7 @@ from torchsleuth.core.processes.tree import (
     send,
     tasks_running,
 )
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.forks import Become, Ended, Forked, Join, Kill
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame, write_all
 from torchsleuth.core.protocol.trials import (
@@ -81,7 +81,7 @@ class Client:
     """Someone who gives orders over a socket: the parent, or whom the parent let join."""
 
     control: socket.socket
-    frames: Frames = field(default_factory=lambda: Frames(*ORDERS))
+    frames: Frames[object] = field(default_factory=lambda: Frames(*ORDERS))
     # Descriptors that came and were not asked for yet.
     handed: list[int] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ class Client:
             return False
         return True
 
-    def receive(self) -> list[Any] | None:
+    def receive(self) -> list[object] | None:
         """The orders that came; None where nobody is there any more."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 18, MOST_DESCRIPTORS)
@@ -322,7 +322,7 @@ class Server:
             self.probe.take(Job(PROBE, Limits(), self.probe.pid))
         return self.probe is not None and not self.knows_enough
 
-    def learned(self, what: Any) -> None:
+    def learned(self, what: object) -> None:
         self.probe = None
         if what is not None:
             named_function(str(self.learn).split(",")[1])(what)
@@ -470,7 +470,7 @@ def main(arguments: list[str]) -> None:
     os.environ.update(without_devices())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    facts: dict[str, Any] = {}
+    facts: Document = {}
     gc.disable()  # loading makes a million objects, none of them garbage
     if options.warm_up:
         signal.alarm(WARM_UP_SECONDS)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from torchsleuth.core.protocol.codec import from_json, plain
+from torchsleuth.core.protocol.codec import Document, from_json, plain
 
 INDUCTOR, DYNAMO = "torch._inductor.config", "torch._dynamo.config"
+# Backends of ours stand for those of torch with the rest of the name.
+OWN_BACKEND = "sleuth_"
 CHANGE_VARIABLE = "TORCHSLEUTH_OVERRIDES"
 
 Config = Mapping[str, Mapping[str, str]]
@@ -47,7 +49,7 @@ class Change:
     # Settings as Python text by module; windows by subsystem (see `torch_internals.compiler_switches`), of which a
     # program takes operators by name; Python that runs first, as it would be pasted.
     config: Config = field(default_factory=dict, hash=False)
-    off: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    off: Mapping[str, Document] = field(default_factory=dict, hash=False)
     snippet: str = ""
     # What takes the place of what torch.compile is given; with `uncompiled` nothing is compiled.
     backend: str | None = None
@@ -112,6 +114,23 @@ class Change:
         """Whether a whole program can be run with it, as well as a graph."""
         return bool(self.to_json()) and not (self.cut_before or self.no_inference_mode)
 
+    @property
+    def as_printed(self) -> Change:
+        """For a run of a program: the lines that are shown, where they are lines for its top, beside the cache it has.
+
+        >>> Change(how="torch.manual_seed(0)", config={"torch._inductor.config": {}}).as_printed.snippet
+        'torch.manual_seed(0)'
+        """
+        ours = self.backend is not None and self.backend.startswith(OWN_BACKEND)
+        if self.backend is not None and ours and self.how.startswith("torch.compile("):
+            return replace(self, backend=self.backend.removeprefix(OWN_BACKEND))
+        other = set(self.to_json()) - {"config", "off", "snippet", *(["backend"] if ours else [])}
+        if not self.how or other:
+            return self
+        return Change(
+            self.what and f"{self.what}, as it is pasted", name=self.name, snippet=self.how, own_cache=True
+        )
+
     def over(self, base: Change | None) -> Change:
         """This and what of `base` it says nothing else about.
 
@@ -133,14 +152,14 @@ class Change:
         given = {key: value for key, value in self.to_json().items() if key not in of_graphs}
         return {CHANGE_VARIABLE: json.dumps(given)} if given else {}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """What is changed, without words, and without nodes, which stay where their graph is."""
         unsaid = {each.name for each in fields(self) if not each.compare} | {"eager_nodes"}
         given = {key: value for key, value in plain(self).items() if key not in unsaid}
         return {key: value for key, value in given.items() if value != _BLANK[key]}
 
     @staticmethod
-    def from_json(document: Mapping[str, Any]) -> Change:
+    def from_json(document: Document) -> Change:
         """What `to_json` wrote: `Change.from_json({"modules": ["act"]})`."""
         return from_json(Change, document)
 

@@ -21,6 +21,7 @@ from typing import IO, Any, BinaryIO, Protocol
 
 import torch
 
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.script_runtime.inputs import InputsDamaged, read_storage, storage_bytes, view_storage
 from torchsleuth.torch_internals.modes import outside_all_modes
@@ -110,7 +111,7 @@ class InputsDescription:
     inputs: tuple[TensorSpec | ScalarSpec, ...]
     symbols: Mapping[str, SymbolSpec] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Plain data that `json.dumps` takes and every JSON reader understands.
 
         >>> describe_inputs([3]).to_json()["inputs"]
@@ -123,7 +124,7 @@ class InputsDescription:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "InputsDescription":
+    def from_json(cls, data: Document) -> "InputsDescription":
         """The description that `to_json` wrote.
 
         >>> described = describe_inputs([torch.ones(2)])
@@ -216,7 +217,7 @@ def describe_scalar(value: object, fake: object, symbols: dict[str, SymbolSpec])
     return ScalarSpec(_SCALAR_KINDS[type(value)], value)
 
 
-def tensor_spec(data: Mapping[str, Any]) -> TensorSpec:
+def tensor_spec(data: Document) -> TensorSpec:
     """The description of a tensor from its JSON form.
 
     >>> tensor_spec({"dtype": "float32", "shape": [2], "stride": [1]}).shape
@@ -226,7 +227,7 @@ def tensor_spec(data: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(**values)
 
 
-def as_in_memory(spec: Mapping[str, Any]) -> dict[str, Any]:
+def as_in_memory(spec: Document) -> Document:
     """The JSON form of a tensor as that of the strided memory it is made from, which a search holds as its value.
 
     >>> as_in_memory({"layout": "mkldnn", "shape": [2, 3], "stride": [1, 0]})["stride"]
@@ -325,7 +326,7 @@ def _plain(data: Mapping[str, object]) -> dict[str, object]:
     return out
 
 
-def _spec(item: Mapping[str, Any]) -> TensorSpec | ScalarSpec:
+def _spec(item: Document) -> TensorSpec | ScalarSpec:
     if item["kind"] == "tensor":
         return tensor_spec(item)
     value = item["value"]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchsleuth.core.cases.errors import DamagedCase, SleuthError
 from torchsleuth.core.cases.model import Analyzed, Case
 from torchsleuth.core.protocol import codec
+from torchsleuth.core.protocol.codec import Document
 
 
 class NotNumerical(SleuthError):
@@ -105,14 +105,14 @@ class Analysis:
     case: str
     values: tuple[ValueAnalysis, ...] = ()
     culprit: Culprit | None = None
-    outputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Document = field(default_factory=dict)
     calls: int = 0
     seen: int = 0
     why_not: str | None = None  # why the code itself shows nothing
     nondeterministic: tuple[RunDifference, ...] = ()
-    fallbacks: Mapping[str, Any] = field(default_factory=dict)
-    skipped: Mapping[str, Any] = field(default_factory=dict)
-    seconds: Mapping[str, Any] = field(default_factory=dict)
+    fallbacks: Document = field(default_factory=dict)
+    skipped: Document = field(default_factory=dict)
+    seconds: Document = field(default_factory=dict)
     complete: bool = False
     error: str | None = None
     schema: int = SCHEMA
@@ -171,7 +171,7 @@ class Analysis:
             "look at what the compiler's passes made of the graph (torchsleuth triage)"
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document: `json.dumps(analysis.to_json())`."""
         doc = codec.plain(self)
         return {"schema": doc.pop("schema"), "words": self.words, **doc}
@@ -293,8 +293,8 @@ def _short(op: str) -> str:
 
 
 def merged_values(
-    accumulated: Sequence[Mapping[str, Any]],
-    local: Sequence[Mapping[str, Any]],
+    accumulated: Sequence[Document],
+    local: Sequence[Document],
     differing: Sequence[RunDifference],
     lines: Mapping[str, tuple[str | None, str | None]],
 ) -> tuple[ValueAnalysis, ...]:

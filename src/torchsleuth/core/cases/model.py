@@ -12,15 +12,15 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.door import NotRead, json_inside
 from torchsleuth.core.cases.errors import DamagedCase, NewerSchema
 from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol import codec
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.script_runtime.signature import Signature
 
 SCHEMA = 1
@@ -184,11 +184,11 @@ class Case:
     last_seen: str | None = None
     rank: str | None = None  # of a distributed program, e.g. "1"
     script: tuple[str, ...] = ()  # the program's argv
-    kept: Mapping[str, Any] | None = None  # which input values are kept, and why
+    kept: Document | None = None  # which input values are kept, and why
     no_repro: str | None = None  # why there is no original.py
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Document = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document of the contract: `json.dumps(case.to_json())`."""
         doc = codec.plain(self)
         extra = doc.pop("extra")
@@ -240,7 +240,7 @@ def read_case(folder: Path) -> Case:
     return case_from_json(case_document(folder), folder)
 
 
-def case_document(folder: Path) -> dict[str, Any]:
+def case_document(folder: Path) -> dict[str, object]:
     """The JSON object in a folder's case.json, not yet checked field by field."""
     try:
         doc = json_inside(folder, "case.json", MAX_BYTES)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.door import NotRead, json_inside
-from torchsleuth.core.protocol.codec import plain
+from torchsleuth.core.protocol.codec import Document, plain
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 # A script hands the object of this name to torch.compile, in place of a backend's name.
@@ -72,14 +72,14 @@ class CompileSettings:
     backend: str = "inductor"
     direction: str = "forward"
     options: Mapping[str, str] = field(default_factory=dict)
-    compile_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    compile_kwargs: Document = field(default_factory=dict)
     config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     state: AmbientState | None = None
     visible_outputs: tuple[int, ...] | None = None
     parted: bool = False
     forward_only: bool = False
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The settings under the names that records and scripts use.
 
         >>> CompileSettings(level="aot").to_json()["output_meta"]
@@ -100,7 +100,7 @@ class CompileSettings:
         }
 
     @staticmethod
-    def from_json(doc: Mapping[str, Any]) -> CompileSettings:
+    def from_json(doc: Document) -> CompileSettings:
         """The settings of a record or of a script's facts: `CompileSettings.from_json({"level": "aot"}).level`."""
         given = _known(CompileSettings, doc)
         given["state"] = AmbientState(**_known(AmbientState, doc["state"])) if doc.get("state") else None
@@ -127,7 +127,7 @@ class Embedded:
         return any(_BACKEND.search(text) for text in (self.source, *self.imports))
 
     @staticmethod
-    def from_json(doc: Mapping[str, Any]) -> Embedded:
+    def from_json(doc: Document) -> Embedded:
         """`Embedded.from_json({"source": "x = 1"}).source == "x = 1"`."""
         return Embedded(str(doc.get("source") or ""), _texts(doc, "imports"), _texts(doc, "notes"))
 
@@ -146,21 +146,21 @@ class GraphRecord:
     compile_id: str | None = None
     function: str | None = None
     outer: int | None = None
-    versions: Mapping[str, Any] = field(default_factory=dict)
+    versions: Document = field(default_factory=dict)
     hash: str = ""
     source_lines: tuple[str, ...] = ()
     placeholders: tuple[str, ...] = ()
     no_repro: str | None = None
-    program: Mapping[str, Any] = field(default_factory=dict)
+    program: Document = field(default_factory=dict)
     calls: int = 0
     ops: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
-    constants: Mapping[str, Any] = field(default_factory=dict)
+    constants: Document = field(default_factory=dict)
     nodes: Mapping[str, SourceLine] = field(default_factory=dict)
     called_from: SourceLine | None = None
-    modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    modules: Mapping[str, Document] = field(default_factory=dict)
     embedded: Embedded = field(default_factory=Embedded)
-    inputs: Mapping[str, Any] | None = None
+    inputs: Document | None = None
 
     @property
     def lines(self) -> dict[str, SourceLine]:
@@ -169,7 +169,7 @@ class GraphRecord:
         found = {} if called is None else {n: replace(called, **known) for n, known in self.modules.items()}
         return {**found, **self.nodes}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """What `record.json` holds; what most records lack is left out where it is empty.
 
         >>> record = GraphRecord(CompileSettings(level="aot"), placeholders=("x",))
@@ -183,7 +183,7 @@ class GraphRecord:
         return {"number": kept.pop("number"), **kept.pop("settings"), **kept}
 
     @staticmethod
-    def from_json(doc: Mapping[str, Any]) -> GraphRecord:
+    def from_json(doc: Document) -> GraphRecord:
         """The record that some version of torchsleuth wrote, or what is known of a script's graph."""
         given = _known(GraphRecord, doc)
         for key in ("source_lines", "placeholders", "ops", "imports"):
@@ -203,16 +203,16 @@ def read_record(path: Path) -> GraphRecord:
         raise NotRead(f"{path.name} does not describe a graph ({failure})") from failure
 
 
-def _line(doc: Mapping[str, Any]) -> SourceLine:
+def _line(doc: Document) -> SourceLine:
     line = SourceLine(**_known(SourceLine, doc))
     return replace(line, file=os.path.expanduser(line.file)) if line.file.startswith("~") else line
 
 
-def _known(record: type, doc: Mapping[str, Any]) -> dict[str, Any]:
+def _known(record: type, doc: Document) -> dict[str, Any]:
     """Those entries that the record has a field for, less what stands there as null."""
     names = {each.name for each in fields(record)}
     return {key: value for key, value in doc.items() if key in names and value is not None}
 
 
-def _texts(doc: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _texts(doc: Document, key: str) -> tuple[str, ...]:
     return tuple(map(str, doc.get(key) or ()))

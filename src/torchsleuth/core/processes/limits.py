@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torchsleuth.core.processes.tree import descendants_of, tasks_of
-from torchsleuth.core.protocol.codec import from_json, plain
+from torchsleuth.core.protocol.codec import Document, from_json, plain
 
 # A trial's own memory, where nothing was said: it must leave room for the search and for the user's programs.
 SHARE_OF_FREE_MEMORY = 0.8
@@ -55,13 +53,13 @@ class Limits:
         """The clock of a phase: `Limits().seconds("run")`."""
         return {"compile": self.compile, "run": self.run, "eager": self.run}.get(phase, self.setup)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As a message to another process, maybe on another machine, whose clock reads something else."""
         left = None if self.deadline is None else self.deadline - time.monotonic()
         return {**plain(self), "deadline": left}
 
     @staticmethod
-    def from_json(doc: Mapping[str, Any]) -> Limits:
+    def from_json(doc: Document) -> Limits:
         """What `to_json` wrote: `Limits.from_json(Limits().to_json()) == Limits()`."""
         given = from_json(Limits, doc)
         return given if given.deadline is None else replace(given, deadline=time.monotonic() + given.deadline)

@@ -82,7 +82,7 @@ class PreparedInterpreter:
     def _set_up(self, environment: Mapping[str, str] | None) -> None:
         self._environment = dict(os.environ if environment is None else environment)
         self._lock = threading.Lock()
-        self._frames = Frames(Forked, Ended)
+        self._frames: Frames[Forked | Ended] = Frames(Forked, Ended)
         self._codes: dict[int, int] = {}
         self._pids: dict[int, int] = {}
         self._numbers = 0

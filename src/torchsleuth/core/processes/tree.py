@@ -19,9 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.codec import Document, from_json
 
 TOKEN = "TORCHSLEUTH_TRIALS"
 # As long as a token, and nobody's.
@@ -287,7 +286,7 @@ def this_process() -> ProcessIdentity:
     return ProcessIdentity(os.getpid(), started_at(os.getpid()), *_here())
 
 
-def identity_from_json(doc: Mapping[str, Any]) -> ProcessIdentity:
+def identity_from_json(doc: Document) -> ProcessIdentity:
     """Which process a document names; raises ValueError where it names none, or says too little of it.
 
     >>> identity_from_json(vars(this_process())) == this_process()

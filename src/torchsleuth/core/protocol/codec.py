@@ -18,6 +18,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# A JSON object whose values nobody has checked: read by `from_json`, or key by key where any key may be missing.
+Document = Mapping[str, Any]
+
 
 class WrongShape(ValueError):
     """A document that does not have the shape of the dataclass it should be."""

@@ -7,10 +7,9 @@ there (`cases/spool.py`).
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.script_runtime.signature import Signature
 
 
@@ -59,15 +58,15 @@ class Failure:
     time: float
     count: int = 1
     record: str | None = None
-    inputs: Mapping[str, Any] | None = None
+    inputs: Document | None = None
     calls: tuple[tuple[str, int], ...] = ()
-    accuracy: Mapping[str, Any] | None = None
+    accuracy: Document | None = None
     timeout: float | None = None
     function: str | None = None
     torch: str | None = None
     user_line: tuple[str, int, str] | None = None
     frames: tuple[tuple[str, int | None, str], ...] | None = None
-    program: Mapping[str, Any] | None = None
+    program: Document | None = None
     call: RecordedCall = field(default_factory=RecordedCall)
     op: str | None = None
     fails_in_eager: str | None = None
@@ -86,6 +85,29 @@ class Remark:
     sentence: str
     output: str | None = None
     times_eager: float = 1.0
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A function that Dynamo could not capture, for a `reason`, and that Python runs uncompiled.
+
+    `left` names the state of the thread that the capture did not leave as it was.
+    """
+
+    function: str
+    file: str
+    line: int
+    reason: str
+    left: tuple[str, ...] = ()
+
+    @property
+    def left_in_words(self) -> str:
+        """As in a sentence.
+
+        >>> GivenUp("f", "net.py", 7, "", ("the grad mode", "the dispatch keys")).left_in_words
+        'the grad mode and the dispatch keys'
+        """
+        return " and ".join(self.left)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-from typing import Any
+from typing import Generic, TypeVar
 
 from torchsleuth.core.protocol.codec import from_json, to_json
+
+M = TypeVar("M")
 
 _LENGTH = struct.Struct("<I")
 # A graph of ten thousand nodes prints as about two megabytes; beyond this something is not ours.
@@ -27,17 +29,17 @@ def frame(message: object) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Frames:
+class Frames(Generic[M]):
     """Puts the pieces in which messages of these kinds arrive together again."""
 
-    def __init__(self, *kinds: type) -> None:
+    def __init__(self, *kinds: type[M]) -> None:
         self._kinds = {kind.__name__: kind for kind in kinds}
         self._held = bytearray()
 
-    def feed(self, data: bytes) -> list[Any]:
+    def feed(self, data: bytes) -> list[M]:
         """The messages that are complete now that `data` has come."""
         self._held += data
-        complete = []
+        complete: list[M] = []
         while len(self._held) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._held)
             if length > LONGEST_FRAME:

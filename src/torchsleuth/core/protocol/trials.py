@@ -12,14 +12,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.criteria import SAME
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol import forks
-from torchsleuth.core.protocol.codec import from_json, plain
+from torchsleuth.core.protocol.codec import Document, from_json, plain
 from torchsleuth.script_runtime.signature import Signature
 
 # The phase of a failure without the compiler.
@@ -42,6 +41,15 @@ class Question(Enum):
 
 
 @dataclass(frozen=True)
+class AnalysisWishes:
+    """Of an analysis: a file that is told its parts on the way, a folder for what it compares, phases to leave out."""
+
+    told: str | None = None
+    values: str | None = None
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Trial:
     """One question: does this graph, on these inputs, under these settings, fail, and how?
 
@@ -53,8 +61,8 @@ class Trial:
     expected: Signature
     settings: CompileSettings = field(default_factory=CompileSettings)
     placeholders: tuple[str, ...] = ()
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Document = field(default_factory=dict)
+    constants: Document = field(default_factory=dict)
     tolerances: Mapping[str, float] = field(default_factory=dict)
     # Checks as for this kind of failure ("accuracy": against eager); None for the kind that is expected.
     kind: str | None = None
@@ -71,9 +79,7 @@ class Trial:
     # What fails without the compiler as well is not the failure looked for: it is one of phase EAGER.
     must_pass_in_eager: bool = False
     question: Question = Question.FAILS
-    # Of an analysis: `told`, the file that is told its parts as they come; `without`, the phases to leave out;
-    # `values`, the folder for what it compares.
-    analysis: Mapping[str, Any] = field(default_factory=dict)
+    analysis: AnalysisWishes = AnalysisWishes()
     # A file for the steps of the compile.
     trace: str | None = None
     # The byte that fresh memory holds, so that what nobody wrote is not the same twice.
@@ -113,7 +119,7 @@ class Seen:
     # Of a run without the compiler: the node at which it failed.
     node: str | None = None
     # How far rounding alone moves the results, where that was measured first (`compare.verdict.tolerances`).
-    tolerances: Mapping[str, Any] | None = None
+    tolerances: Document | None = None
     # What a program holds as different from eager, as text.
     wrong: str | None = None
 
@@ -134,7 +140,7 @@ class Outcome:
     text: str = ""
     cached: bool = False
     seen: Seen = Seen()
-    value: Mapping[str, Any] = field(default_factory=dict)
+    value: Document = field(default_factory=dict)
 
     @property
     def had(self) -> float:
@@ -149,7 +155,7 @@ class Outcome:
         """
         return self.signature is not None and SAME.same(expected, self.signature)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As messages and logs of trials have it, which hold what was seen as `more`, and no more of it than there is.
 
         >>> Outcome(None, 0.1, seen=Seen(cpu=2.0)).to_json()["more"]
@@ -160,7 +166,7 @@ class Outcome:
         return {name: doc[name] for name in ("signature", "seconds", "error", "text", "more", "value")}
 
     @staticmethod
-    def from_json(doc: Mapping[str, Any]) -> Outcome:
+    def from_json(doc: Document) -> Outcome:
         """What `to_json` wrote: `Outcome.from_json(Outcome(None, 0.1).to_json()).seconds == 0.1`."""
         return from_json(Outcome, {**doc, "seen": doc["more"]})
 
@@ -198,7 +204,7 @@ class Hello:
 
     seconds: float = 0.0
     threads: int = 0
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Document = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -242,7 +248,7 @@ class Good:
 class Learned:
     """What a process that was sent to find something out came back with."""
 
-    what: Any
+    what: object
 
 
 FROM_CHILD = (Phase, Outcome, Good, Learned)

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -28,7 +27,7 @@ import torchsleuth
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.child import Child
-from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.codec import Document, from_json
 from torchsleuth.front.cli.options import cases_option, json_option
 from torchsleuth.front.cli.output import print_json, show, status
 from torchsleuth.torch_core.backends.catalog import CATALOG
@@ -251,12 +250,12 @@ def ask_torch() -> TorchHere:
     return from_json(TorchHere, _ask(_CHECK))
 
 
-def ask_torch_names() -> dict[str, Any]:
+def ask_torch_names() -> Document:
     """How many private names of torch we rest on, and which are missing here: `ask_torch_names()["missing"]`."""
     return _ask(_PRIVATE_NAMES)
 
 
-def _ask(module: str) -> dict[str, Any]:
+def _ask(module: str) -> dict[str, object]:
     command = [sys.executable, "-P", "-m", module]
     if importlib.util.find_spec("torch") is None:
         raise TorchUnfit("not installed here: pip install 'torch>=2.11'")
@@ -341,9 +340,9 @@ def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> in
     return 0
 
 
-def _measured(arguments: list[str], progress: Callable[[int, int], None]) -> dict[str, Any]:
+def _measured(arguments: list[str], progress: Callable[[int, int], None]) -> Document:
     """The last line of the measuring process; each line before it goes to `progress`."""
-    message: dict[str, Any] = {}
+    message: Document = {}
     with tempfile.TemporaryFile() as err:
         try:
             with Child([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=err) as child:
@@ -360,7 +359,7 @@ def _measured(arguments: list[str], progress: Callable[[int, int], None]) -> dic
     return message
 
 
-def _why(code: int, message: dict[str, Any], wrote: str) -> str:
+def _why(code: int, message: Document, wrote: str) -> str:
     how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
     where = (
         f"after {message['done']} of {message['total']} graphs"

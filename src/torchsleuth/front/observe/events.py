@@ -9,12 +9,12 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.door import NotRead, read_inside
+from torchsleuth.core.protocol.codec import Document
 
 _FILE = re.compile(r"observed-(\d{1,10})\.jsonl")
 # What the writer allows itself, and a last line.
@@ -22,7 +22,7 @@ MOST_BYTES = 80 << 20
 
 
 # What a collector wrote, as JSON has it: read for what is needed, and checked where it is.
-Facts = Mapping[str, Any]
+Facts = Document
 
 
 @dataclass(frozen=True)

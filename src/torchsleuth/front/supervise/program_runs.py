@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, update_case
@@ -31,6 +31,7 @@ from torchsleuth.core.changes import NOTHING, Change, change_from_environment
 from torchsleuth.core.processes.child import scratch
 from torchsleuth.core.processes.kernel_caches import hand_probes_to
 from torchsleuth.core.processes.limits import hang_seconds
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import RunAgain, Supervised, supervise
@@ -96,7 +97,7 @@ class ProgramRun:
     seconds: float
     timed_out: bool = False
     tail: str = ""
-    cases: tuple[Mapping[str, Any], ...] = ()
+    cases: tuple[Document, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -351,7 +352,7 @@ def cases_of_run(
         try:
             folder = make_case(cases_dir, process, failure, os.environ)
             if run_id is not None:
-                folder = update_case(folder, extra={**folder.case.extra, "run": run_id})
+                folder = update_case(folder, extra={"run": run_id})
         except (OSError, SleuthError) as why:
             unwritten.append(str(why))
             continue

@@ -17,17 +17,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.changes import Change
-from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.codec import Document, from_json
 from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.front.sweep.grid import SweptProgram
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 
 PASSES, FAILS, LATE = "passes", "fails", "late"
 # A case as case.json has it, told by the run that made it.
-CaseDocument = Mapping[str, Any]
+CaseDocument = Document
 # Signatures of these kinds say what happened, not where.
 ANYWHERE = ("accuracy", "crash", "hang")
 

@@ -12,18 +12,18 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment
 
 from torchsleuth.core.cases.analysis import FILE, PICTURE, Analysis, ValueAnalysis, require_numbers
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.processes.limits import within
-from torchsleuth.core.protocol.trials import Outcome, Question
+from torchsleuth.core.protocol.codec import Document
+from torchsleuth.core.protocol.trials import AnalysisWishes, Outcome, Question
 from torchsleuth.search.analyze.answer import analysis_of
 from torchsleuth.search.minify.case_state import CaseQuestions, wait_for_device
 from torchsleuth.search.minify.states import trial_of
@@ -57,16 +57,14 @@ def analyze_case(
     start = questions.start_of(folder)
     file = questions.store / f"divergence-{case.id}.jsonl"
     file.unlink(missing_ok=True)
-    wishes = {"told": str(file), "without": list(without)}
-    if save:
-        wishes["values"] = str(folder.file(VALUES))
+    wishes = AnalysisWishes(str(file), str(folder.file(VALUES)) if save else None, without)
     trial = trial_of(start.state, start.expected, questions.store)
     trial = replace(trial, question=Question.DIVERGENCE, analysis=wishes)
     limits = within(replace(workers.limits, run=budget_seconds), questions.deadline)
     ticket = workers.submit(trial, limits=limits, fresh=True)
     parts = _Parts(file)
 
-    def analysis(more: Mapping[str, Any]) -> Analysis:
+    def analysis(more: Document) -> Analysis:
         known, record = {**parts.known, **more}, start.record
         return analysis_of(known, record.lines, case=case.id, called_from=record.called_from)
 
@@ -95,7 +93,7 @@ class _Parts:
     """The parts that a trial has written so far."""
 
     file: Path
-    known: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, object] = field(default_factory=dict)
     place: int = 0
 
     def read(self, progress: Progress) -> bool:

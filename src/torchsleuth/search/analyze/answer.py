@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torchsleuth.core.cases.analysis import Analysis, Culprit, RunDifference, merged_values
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 
 def analysis_of(
-    parts: Mapping[str, Any],
+    parts: Document,
     lines: Mapping[str, SourceLine],
     *,
     case: str = "",
@@ -41,7 +41,7 @@ def analysis_of(
 
 
 def _culprit(
-    found: Mapping[str, Any] | None, lines: Mapping[str, SourceLine], called_from: SourceLine | None
+    found: Document | None, lines: Mapping[str, SourceLine], called_from: SourceLine | None
 ) -> Culprit | None:
     if found is None:
         return None

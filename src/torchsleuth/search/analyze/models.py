@@ -12,7 +12,6 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -90,9 +89,9 @@ class ModelComparison:
 
 
 def compare_models(
-    eager: Callable[..., Any],
-    compiled: Callable[..., Any] | str,
-    inputs: Sequence[Any],
+    eager: Callable[..., object],
+    compiled: Callable[..., object] | str,
+    inputs: Sequence[object],
     *,
     backward: bool = False,
 ) -> ModelComparison:
@@ -183,18 +182,18 @@ class _Watcher:
     graphs: list[GraphComparison] = field(default_factory=list)
     analysis: Analysis | None = None
     # Of a call with backward, what is needed to take a captured graph apart afterwards.
-    captured: list[tuple[GraphModule, seams.BackendCall, list[Any]]] = field(default_factory=list)
+    captured: list[tuple[GraphModule, seams.BackendCall, list[object]]] = field(default_factory=list)
     observed: Observed | None = None
     inner: int = 0
     busy: bool = False
 
-    def on_backend(self, call: seams.BackendCall) -> Callable[..., Any]:
+    def on_backend(self, call: seams.BackendCall) -> Callable[..., object]:
         if self.busy:
             return call.as_without_us()
         graph = _copied(call.graph)
         compiled = call.as_without_us()
 
-        def run(*args: Any) -> Any:
+        def run(*args: object) -> object:
             if self.busy:
                 return compiled(*args)
             before = self.copies.of(args)
@@ -206,7 +205,7 @@ class _Watcher:
 
         return run
 
-    def on_inner(self, call: seams.InnerCompile) -> Any:
+    def on_inner(self, call: seams.InnerCompile) -> object:
         if self.busy:
             return call.as_without_us()
         graph = with_reshapes(_copied(call.graph))
@@ -215,8 +214,8 @@ class _Watcher:
         code = self.observed.codes[-1] if self.observed is not None and self.observed.codes else None
         direction = "backward" if call.kwargs.get("is_backward") else "forward"
 
-        def wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
-            def run(args: list[Any]) -> Any:
+        def wrapped(inner: Callable[..., object]) -> Callable[..., object]:
+            def run(args: list[object]) -> object:
                 if self.busy:
                     return inner(args)
                 held, before, state = list(args), self.copies.of(args), save_rng()
@@ -240,12 +239,12 @@ class _Watcher:
         level: str,
         direction: str,
         graph: GraphModule,
-        compiled: Callable[..., Any],
-        args: Any,
-        before: list[Any],
+        compiled: Callable[..., object],
+        args: Sequence[object],
+        before: list[object],
         analysed: Callable[[], Analysis | None],
         state: RngState | None = None,
-    ) -> Any:
+    ) -> object:
         """The call as it is, with a verdict on what it returns and writes.
 
         What is made of a graph that was found wrong needs none: another would say the same of more calls.
@@ -283,7 +282,7 @@ class _Watcher:
         calls = sum(n.op.startswith("call_") for n in graph.graph.nodes)
         self.graphs.append(GraphComparison(level, direction, calls, verdict, sentence))
 
-    def _exposed(self, graph: GraphModule, call: seams.BackendCall, given: list[Any]) -> Analysis | None:
+    def _exposed(self, graph: GraphModule, call: seams.BackendCall, given: list[object]) -> Analysis | None:
         """A captured graph that is wrong as a whole, compiled once more with every value returned."""
         why = "the graphs that Inductor got agree" if self.inner else f"{call.name} shows no values"
         parts = analyze_exposed(graph, given, _ways_of(call), lambda message: None, why)
@@ -303,7 +302,7 @@ class _Watcher:
 def _ways_of(call: seams.BackendCall) -> Compilers:
     """Parts of a captured graph go the way of the whole."""
 
-    def compiled(part: GraphModule, values: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    def compiled(part: GraphModule, values: Sequence[object]) -> Callable[[list[object]], object]:
         run = call.compile(_copied(part), list(values))
         return lambda given: run(*given)
 
@@ -316,7 +315,7 @@ def _copied(graph: GraphModule) -> GraphModule:
 
 
 @contextlib.contextmanager
-def _hooked(hook: Callable[..., Callable[[], None]], handler: Callable[..., Any]) -> Iterator[None]:
+def _hooked(hook: Callable[..., Callable[[], None]], handler: Callable[..., object]) -> Iterator[None]:
     undo = hook(handler)
     try:
         yield
@@ -324,7 +323,7 @@ def _hooked(hook: Callable[..., Callable[[], None]], handler: Callable[..., Any]
         undo()
 
 
-def repro_analyze(gm: GraphModule, inputs: Sequence[Any], *, without: Collection[str] = ()) -> Analysis:
+def repro_analyze(gm: GraphModule, inputs: Sequence[object], *, without: Collection[str] = ()) -> Analysis:
     """Where a graph of aten operators, compiled by Inductor, leaves eager's way on these inputs.
 
     `without` are phases to leave out: "accumulated", "local", "determinism", "inside", "substitution". Inputs and
@@ -349,15 +348,15 @@ def repro_analyze(gm: GraphModule, inputs: Sequence[Any], *, without: Collection
 
 def subject_of(
     graph: GraphModule,
-    inputs: list[Any],
-    call: Callable[[list[Any]], Any],
+    inputs: list[object],
+    call: Callable[[list[object]], object],
     code: CompiledCode,
     state: RngState,
-    fresh: Callable[[], list[Any]] | None = None,
+    fresh: Callable[[], list[object]] | None = None,
 ) -> Subject:
     """A compiled aten graph whose nodes have the names of `graph`; every call draws from the random state `state`."""
 
-    def seeded(values: list[Any]) -> Any:
+    def seeded(values: list[object]) -> object:
         restore_rng(state)
         return call(values)
 
@@ -370,7 +369,7 @@ def subject_of(
     return Subject(graph, inputs, seeded, code, names, drawn, fresh=fresh)
 
 
-def finished(graph: GraphModule, parts: dict[str, Any]) -> Analysis:
+def finished(graph: GraphModule, parts: dict[str, object]) -> Analysis:
     """The parts of an answer as an analysis, with the lines that the graph's nodes know."""
     found = {node.name: source_line(node) for node in graph.graph.nodes}
     lines = {name: line for name, line in found.items() if line is not None}
@@ -378,13 +377,13 @@ def finished(graph: GraphModule, parts: dict[str, Any]) -> Analysis:
 
 
 def ran(
-    model: Callable[..., Any],
+    model: Callable[..., object],
     named: dict[str, torch.Tensor],
     before: Snapshot,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     start: RngState,
     backward: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What a call returns and changes, by path; afterwards everything is as it was `before`.
 
     `named` are the model's tensors. What a call does not change is not copied: there the model's own tensors and the
@@ -401,8 +400,10 @@ def ran(
             reduce_to_scalar_loss(out).backward()
         found = dict(leaves(clone_inputs(detached(out))))
         for place, (old, new) in enumerate(zip(inputs, given)):
-            same = isinstance(old, torch.Tensor) and same_bits(old, new)
-            found[f"inputs[{place}]"] = old.detach() if same else _plain(new)
+            if isinstance(old, torch.Tensor) and same_bits(old, new):
+                found[f"inputs[{place}]"] = old.detach()
+            else:
+                found[f"inputs[{place}]"] = _plain(new)
         written = {id(before.originals[place]) for place in changed(before)}
         for name, tensor in named.items():
             found[_own_name(name)] = _plain(tensor) if id(tensor) in written else tensor.detach()
@@ -418,7 +419,7 @@ def ran(
             named[name].grad = gradient
 
 
-def named_tensors(models: Sequence[Any]) -> dict[str, torch.Tensor]:
+def named_tensors(models: Sequence[object]) -> dict[str, torch.Tensor]:
     """Parameters and buffers of those of the models that are modules: `named_tensors([torch.nn.Linear(2, 2)])`."""
     held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
     return {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
@@ -429,11 +430,11 @@ def _own_name(name: str) -> str:
     return name.removeprefix("_orig_mod.")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return clone_inputs(value.detach()) if isinstance(value, torch.Tensor) else value
 
 
-def differences(eager: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def differences(eager: dict[str, object], other: dict[str, object]) -> list[str]:
     """The paths at which two runs differ by more than the last bits.
 
     >>> differences({"outputs": torch.ones(2)}, {"outputs": torch.zeros(2)})
@@ -451,12 +452,12 @@ def differences(eager: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return sorted(found)
 
 
-def _equal(ours: Any, theirs: Any) -> bool:
+def _equal(ours: object, theirs: object) -> bool:
     with contextlib.suppress(Exception):  # a user's own type may not know
         return bool(ours == theirs or ours != ours)
     return True
 
 
-def detached(tree: Any) -> Any:
+def detached(tree: object) -> object:
     """The tree with tensors that autograd knows nothing of: `detached([x])[0].requires_grad` is False."""
     return map_tensors(tree, torch.Tensor.detach)

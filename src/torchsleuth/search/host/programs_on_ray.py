@@ -15,12 +15,13 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.changes import Change
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.front.supervise.program_runs import CannotRunProgram, Program, ProgramRun, Watch, run_program
 from torchsleuth.search.workers.cluster import ClusterUnfit, join_cluster, ray_here
 
@@ -51,7 +52,7 @@ def packed_folder(folder: Path) -> bytes:
     return archive.getvalue()
 
 
-def run_there(job: Mapping[str, Any], order: Mapping[str, Any], archive: bytes) -> dict[str, Any]:
+def run_there(job: Document, order: Document, archive: bytes) -> dict[str, object]:
     """One program, on the node that this is called on: what came of it, as a message."""
     with tempfile.TemporaryDirectory(prefix="torchsleuth-") as folder:
         with tarfile.open(fileobj=io.BytesIO(archive)) as file:
@@ -68,7 +69,7 @@ def run_there(job: Mapping[str, Any], order: Mapping[str, Any], archive: bytes) 
     return {**dataclasses.asdict(run), "cases": [dict(case) for case in run.cases]}
 
 
-def ended_programs(ray: Any, order: Mapping[str, Any], archive: bytes) -> Iterator[dict[str, Any]]:
+def ended_programs(ray: ModuleType, order: Document, archive: bytes) -> Iterator[dict[str, object]]:
     """What came of each job of the order, as they end; those that the time is too short for are given up."""
     until = time.monotonic() + order["seconds"]
     there = ray.remote(run_there).options(num_cpus=1, max_retries=1)

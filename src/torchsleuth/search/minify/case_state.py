@@ -23,6 +23,7 @@ import torch
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.record import GraphRecord, read_record
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
@@ -127,7 +128,7 @@ def wait_for_device(workers: TrialQueue, device: str, seconds: float) -> float:
 def state_of_record(
     record: GraphRecord,
     source: str,
-    inputs: Mapping[str, Any],
+    inputs: Document,
     store: Path,
     expected: Signature,
     questions: Questions,
@@ -165,20 +166,20 @@ def state_of_record(
     )
 
 
-def _input(name: str, spec: TensorSpec | ScalarSpec, value: Any) -> Input:
+def _input(name: str, spec: TensorSpec | ScalarSpec, value: object) -> Input:
     """An input with its value. Where the case keeps it is forgotten, or a state freed of it would still have it."""
     if not isinstance(spec, TensorSpec):
         return Input(name, spec)
     return Input(name, replace(spec, storage=None), None if spec.layout == "zero" else value)
 
 
-def _on_cpu(description: Mapping[str, Any]) -> dict[str, Any]:
+def _on_cpu(description: Document) -> dict[str, Any]:
     """The description with every tensor on the CPU: this process touches no device."""
     specs = [{**spec, "device": "cpu"} if "device" in spec else spec for spec in description["inputs"]]
     return {**description, "inputs": specs}
 
 
-def _in_memory(description: Mapping[str, Any]) -> dict[str, Any]:
+def _in_memory(description: Document) -> dict[str, Any]:
     """The description of what a search holds as values: strided memory, whatever a trial makes of it."""
     on_cpu = _on_cpu(description)
     specs = [as_in_memory(spec) if spec["kind"] == "tensor" else spec for spec in on_cpu["inputs"]]
@@ -196,7 +197,7 @@ def _devices(record: GraphRecord) -> dict[str, str]:
 
 def _read(record: GraphRecord, source: str, folder: str | None, questions: Questions) -> torch.fx.GraphModule:
     """The graph, read without running anything of the user's: operators by schema, functions by name."""
-    scope: dict[str, Any] = {"torch": torch, "__name__": "torchsleuth_case"}
+    scope: dict[str, object] = {"torch": torch, "__name__": "torchsleuth_case"}
     for line in (*record.imports, *record.embedded.imports):
         root = line.split()[1].partition(".")[0]
         if root in ("torch", "functorch") or root in sys.stdlib_module_names:
@@ -231,10 +232,10 @@ def free_names(source: str) -> list[str]:
     return list(dict.fromkeys(node.id for node in names if node.id not in made))
 
 
-def _stand_in(name: str) -> Callable[..., Any]:
+def _stand_in(name: str) -> Callable[..., object]:
     """A function that prints as the user's does, and is never called."""
 
-    def stand_in(*_: Any, **__: Any) -> Any:
+    def stand_in(*_: object, **__: object) -> object:
         raise TypeError(f"{name} is a function of the user's, which runs in trials only")
 
     stand_in.__name__ = stand_in.__qualname__ = name

@@ -37,7 +37,7 @@ class Reducible(Protocol):
     """What is made smaller: a graph as a `State` here, a program as text in `minify.python`."""
 
     @property
-    def size(self) -> tuple[Any, ...]:
+    def size(self) -> tuple[int, *tuple[float | str, ...]]:
         """Smaller for what is simpler; its first number is how much there is to read."""
 
     @property
@@ -95,7 +95,7 @@ class State:
         return [(given, given.spec) for given in self.inputs if isinstance(given.spec, TensorSpec)]
 
     @cached_property
-    def size(self) -> tuple[Any, ...]:
+    def size(self) -> tuple[int, *tuple[float | str, ...]]:
         """A key that is smaller for a simpler state: `state.size < other.size`; its first number is its calls."""
         graph = self.graph.graph
         tensors = [spec for _, spec in self.tensors]
@@ -177,7 +177,7 @@ def _value_rank(given: Input, play_no_part: bool) -> int:
     return 4 if bool((value.double().abs() <= 8).all()) else 5
 
 
-def _weight(value: Any) -> int:
+def _weight(value: object) -> int:
     """How much there is to read in an argument: literals count, nodes do not."""
     if isinstance(value, (list, tuple)):
         return sum(map(_weight, value)) + len(value)
@@ -205,7 +205,7 @@ class Edit(Generic[S]):
 
     what: str
     function: Callable[..., S | None]
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[object, ...] = ()
 
     def apply(self, state: S) -> S | None:
         """The edited state, or None where the edit does not fit."""
@@ -220,7 +220,7 @@ class NumberEdit(Generic[S]):
     low: int
     high: int
     function: Callable[..., S | None]
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[object, ...] = ()
 
     def at(self, state: S, number: int) -> S | None:
         """The state with the number set, or None where that does not fit."""

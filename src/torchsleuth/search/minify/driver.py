@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -206,8 +205,8 @@ def _plainest(state: State) -> State:
 
 def minify(
     gm: torch.fx.GraphModule,
-    inputs: Sequence[Any],
-    fails: Callable[[torch.fx.GraphModule, list[Any]], bool],
+    inputs: Sequence[object],
+    fails: Callable[[torch.fx.GraphModule, list[object]], bool],
     *,
     budget_seconds: float | None = None,
     listener: Listener | None = None,

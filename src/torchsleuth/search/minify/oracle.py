@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.change_table import UNCOMPILED, WITHOUT_CODE
 from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.limits import LEAST_HANG, SECONDS_A_CALL, Limits, within
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.trials import EAGER, Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.search.minify.contract import Oracle, S, State
@@ -146,17 +146,17 @@ class Questions:
         )
         return self._asked(trial, Question.DEFINITIONS)["schemas"]
 
-    def foreign_script(self, script: Path, store: Path) -> dict[str, Any]:
+    def foreign_script(self, script: Path, store: Path) -> Document:
         """What a script of PyTorch's own minifier holds; its tensors go to `store`."""
         return self._asked(Trial(str(script), _ANYTHING, store=str(store)), Question.FOREIGN_SCRIPT)
 
-    def _asked(self, trial: Trial, question: Question, seconds: float | None = None) -> dict[str, Any]:
+    def _asked(self, trial: Trial, question: Question, seconds: float | None = None) -> Document:
         limits = self._limits(seconds)
         outcome = self.workers.run(replace(trial, question=question), limits=limits, fresh=True)
         if outcome.error is not None or outcome.signature is not None:
             died = outcome.signature is not None
             raise NoAnswer(f"{question.value}: {_how(outcome, limits)}", died=died)
-        return dict(outcome.value)
+        return outcome.value
 
     def _limits(self, seconds: float | None) -> Limits:
         limits = within(self.workers.limits, self.deadline)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -43,9 +42,9 @@ from torchsleuth.torch_internals.schemas import may_write
 
 def state_of(
     graph: torch.fx.GraphModule,
-    values: Sequence[Any],
+    values: Sequence[object],
     *,
-    fakes: Sequence[Any] | None = None,
+    fakes: Sequence[object] | None = None,
     settings: CompileSettings | None = None,
     any_values: bool = False,
 ) -> State:
@@ -136,10 +135,10 @@ def by_itself(value: torch.Tensor) -> torch.Tensor:
         return flat.as_strided(value.shape, value.stride()).requires_grad_(value.requires_grad)
 
 
-def real_inputs(state: State) -> list[Any]:
+def real_inputs(state: State) -> list[object]:
     """The inputs to run a state with, made anew: kept values where there are any, else values from a seed."""
     described = state.description.to_json()
-    values = load_inputs(described)
+    values = load_inputs(dict(described))
     for place, given in enumerate(state.inputs):
         if given.value is not None:
             values[place] = given.value
@@ -271,7 +270,7 @@ def kept_description(state: State, store: Path) -> InputsDescription:
     return InputsDescription(tuple(specs), state.symbols)
 
 
-def _constants(constants: Mapping[str, Any], store: Path, devices: Mapping[str, str]) -> dict[str, Any]:
+def _constants(constants: Mapping[str, object], store: Path, devices: Mapping[str, str]) -> dict[str, object]:
     if not constants:
         return {}
     description = describe_inputs(list(constants.values()), None, ContentStoreWriter(store))

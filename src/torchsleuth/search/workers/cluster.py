@@ -18,8 +18,10 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torchsleuth
@@ -27,7 +29,7 @@ from torchsleuth.core.cases.door import NotRead, inside
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.prepared import PreparedInterpreter
-from torchsleuth.core.protocol.codec import from_json, to_json
+from torchsleuth.core.protocol.codec import Document, from_json, to_json
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.protocol.trials import Hello, Outcome, Question, Trial
 from torchsleuth.search.workers.pool import Workers
@@ -38,6 +40,8 @@ READY_SECONDS = 300.0
 # Where a head listens for clients unless it was told otherwise.
 RAY_CLIENT_PORT = "10001"
 JOINS = 3
+# What a trial on a node came to, as messages have it, and the files that it wrote.
+Ended = tuple[Document, Mapping[str, bytes]]
 
 
 class ClusterUnfit(SleuthError):
@@ -47,7 +51,7 @@ class ClusterUnfit(SleuthError):
 class Host:
     """What lives on a node: isolated workers, and the values that were sent there."""
 
-    def __init__(self, count: int, settings: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    def __init__(self, count: int, settings: Mapping[str, str], options: Document) -> None:
         self.workers = Workers(count, environment={**os.environ, **settings}, **options)
         # Within the workers' own folder, which goes when they do, whatever ends this actor.
         self.folder = self.workers.folder / "values"
@@ -57,7 +61,7 @@ class Host:
     def hello(self) -> Hello:
         return self.workers.wait_ready(READY_SECONDS)
 
-    def run(self, number: int, trial: dict[str, Any], limits: dict[str, Any], values: dict[str, Any]) -> Any:
+    def run(self, number: int, trial: Document, limits: Document, values: Document) -> Ended | None:
         """The outcome of one trial as a message, and the files it wrote; None where it was cancelled."""
         import ray
 
@@ -114,8 +118,8 @@ class RayWorkers(TrialQueue):
         log = folder / "trials.jsonl" if folder is not None else None
         super().__init__(sum(self._hosts.values()), limits or Limits(), repeats, log)
         self._at: dict[int, Any] = {}
-        self._values: dict[str, Any] = {}
-        self._arrived: queue.SimpleQueue[tuple[Ticket, Any] | None] = queue.SimpleQueue()
+        self._values: dict[str, object] = {}
+        self._arrived: queue.SimpleQueue[tuple[Ticket, Future[Ended]] | None] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, name="torchsleuth-cluster", daemon=True)
         self._listener.start()
         self._ready.set()
@@ -126,7 +130,7 @@ class RayWorkers(TrialQueue):
         return len(self._hosts)
 
     def _settle_in(
-        self, per_node: int | None, settings: Sequence[tuple[str, str]], options: Mapping[str, Any]
+        self, per_node: int | None, settings: Sequence[tuple[str, str]], options: Document
     ) -> dict[Any, int]:
         """One host per node, each with as many workers as the node has processors: {host: workers}."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -181,7 +185,7 @@ class RayWorkers(TrialQueue):
         while (arrived := self._arrived.get()) is not None:
             self._receive(*arrived)
 
-    def _receive(self, ticket: Ticket, future: Any) -> None:
+    def _receive(self, ticket: Ticket, future: Future[Ended]) -> None:
         with self._lock:
             self._running.pop(ticket.number, None)
             host = self._at.pop(ticket.number, None)
@@ -215,7 +219,7 @@ class RayWorkers(TrialQueue):
             self._ray.shutdown()
 
 
-def _with_files(trial: Trial, outcome: Mapping[str, Any], files: Mapping[str, bytes]) -> Outcome:
+def _with_files(trial: Trial, outcome: Document, files: Mapping[str, bytes]) -> Outcome:
     try:
         bring_back(trial, files)
     except (OSError, ValueError) as why:
@@ -225,7 +229,7 @@ def _with_files(trial: Trial, outcome: Mapping[str, Any], files: Mapping[str, by
     return Outcome.from_json(outcome)
 
 
-def ray_here() -> Any:
+def ray_here() -> ModuleType:
     """Ray, or `ClusterUnfit` with what to install: `join_cluster(ray_here(), "ray://head:10001")`."""
     try:
         import ray
@@ -237,7 +241,7 @@ def ray_here() -> Any:
     return ray
 
 
-def join_cluster(ray: Any, address: str | None) -> None:
+def join_cluster(ray: ModuleType, address: str | None) -> None:
     """Joins a cluster, or starts one here for None, and takes torchsleuth along, so that its nodes need torch only."""
     package = str(Path(torchsleuth.__file__).resolve().parent)
     options = {"runtime_env": {"py_modules": [package]}, "log_to_driver": False, "logging_level": "ERROR"}
@@ -254,7 +258,7 @@ def join_cluster(ray: Any, address: str | None) -> None:
         raise ClusterUnfit(f"No Ray cluster answers at {where} ({why}); use --workers N.") from error
 
 
-def _join_patiently(ray: Any, address: str, options: Mapping[str, Any]) -> None:
+def _join_patiently(ray: ModuleType, address: str, options: Document) -> None:
     """A head starts a process for each client and gives it 30 s, which a busy one does not always keep to."""
     for left in reversed(range(JOINS)):
         try:
@@ -313,9 +317,8 @@ def open_workers(
     return Workers(int(text), prepared=prepared, **options)
 
 
-STORE, TRACE = "store", "trace"
-# Of an analysis, what is told on the way, and the values it compared.
-_OF_ANALYSIS = ("told", "values")
+# What a trial is given, and what it may write: the steps of its compile, what an analysis tells, and what it compared.
+STORE, TRACE, TOLD, VALUES = "store", "trace", "told", "values"
 
 
 def in_folder(trial: Trial, folder: Path) -> Trial:
@@ -326,7 +329,7 @@ def in_folder(trial: Trial, folder: Path) -> Trial:
     '/there/store'
     """
     moved = {name: str(folder / name) for name in places_of(trial)}
-    analysis = {**trial.analysis, **{name: moved[name] for name in _OF_ANALYSIS if name in moved}}
+    analysis = replace(trial.analysis, told=moved.get(TOLD), values=moved.get(VALUES))
     return replace(trial, store=moved.get(STORE, trial.store), trace=moved.get(TRACE), analysis=analysis)
 
 
@@ -334,7 +337,7 @@ def places_of(trial: Trial) -> dict[str, Path]:
     """Where the files of each kind belong on the machine that asks."""
     # What a whole program has there is its name.
     store = None if trial.question is Question.PROGRAM else trial.store
-    named = {STORE: store, TRACE: trial.trace, **{n: trial.analysis.get(n) for n in _OF_ANALYSIS}}
+    named = {STORE: store, TRACE: trial.trace, TOLD: trial.analysis.told, VALUES: trial.analysis.values}
     return {name: Path(path) for name, path in named.items() if path is not None}
 
 

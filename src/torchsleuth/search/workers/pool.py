@@ -160,7 +160,7 @@ class Workers(TrialQueue):
     def _read(self) -> None:
         """The reader's thread: what servers say, one after the other."""
         while True:
-            frames = Frames(*FROM_SERVER)
+            frames: Frames[Hello | TrialStarted | TrialDone] = Frames(*FROM_SERVER)
             try:
                 while data := self._control.recv(1 << 18):
                     for message in frames.feed(data):

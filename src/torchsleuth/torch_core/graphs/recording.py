@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.script_runtime.inputs import read_storage, view_storage
 from torchsleuth.torch_core.graphs.spelling import Unprintable, Vocabulary, expression
 from torchsleuth.torch_core.tensors import (
@@ -66,7 +67,7 @@ class RecordedTensor:
 
 
 # What a node yielded, as a cut needs it: a tensor, a symbolic number, a plain value, or nothing that can be carried.
-Recorded = RecordedTensor | ScalarSpec | Opaque | Any
+Recorded = RecordedTensor | ScalarSpec | Opaque | object
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def recording_to_json(recording: Recording, store: StorageWriter | None) -> dict[str, Any]:
+def recording_to_json(recording: Recording, store: StorageWriter | None) -> dict[str, object]:
     """A recording as a message; the bytes of its tensors go to `store`, where there is one.
 
     `recording_from_json(recording_to_json(recording, writer), graph, folder)` cuts as the recording itself does.
@@ -224,10 +225,10 @@ def recording_to_json(recording: Recording, store: StorageWriter | None) -> dict
     }
 
 
-def recording_from_json(doc: Mapping[str, Any], graph: torch.fx.GraphModule, folder: Path) -> Recording:
+def recording_from_json(doc: Document, graph: torch.fx.GraphModule, folder: Path) -> Recording:
     """The recording of a graph that another process ran; its tensors lie in the store `folder`."""
 
-    def read(value: Mapping[str, Any]) -> Recorded:
+    def read(value: Document) -> Recorded:
         if "tensor" in value:
             spec = InputsDescription.from_json(
                 {"schema": 1, "inputs": [value["tensor"]], "symbols": {}}

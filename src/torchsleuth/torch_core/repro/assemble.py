@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.door import text_inside
 from torchsleuth.core.cases.folder import CaseFolder, write_case
@@ -19,7 +18,7 @@ from torchsleuth.core.cases.model import Case, GraphFacts, Triage, case_id
 from torchsleuth.core.cases.record import GraphRecord, read_record
 from torchsleuth.core.cases.scrub import environment_of
 from torchsleuth.core.cases.spool import WatchedProcess
-from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.codec import Document, to_json
 from torchsleuth.core.protocol.failures import Failure, RecordedCall
 from torchsleuth.script_runtime.signature import fingerprint
 from torchsleuth.torch_core.repro.program import PROGRAM, program_of_call, program_script
@@ -66,7 +65,7 @@ class LevelScript:
 
     script: str
     files: dict[str, str | Path]
-    sections: dict[str, Any]
+    sections: Document
 
 
 def scripts_of_levels(
@@ -201,7 +200,7 @@ def graph_files(
     graph: str,
     store: Path,
     inputs: Mapping[str, object] | None = None,
-    accuracy: Mapping[str, Any] | None = None,
+    accuracy: Document | None = None,
 ) -> dict[str, str | Path]:
     """The files of a case that has a graph: the text of it, its record and inputs, and the script that stands alone."""
     inputs = inputs or record.inputs
@@ -225,7 +224,7 @@ def graph_files(
     return files
 
 
-def _kept(inputs: Mapping[str, Any] | None) -> dict[str, object]:
+def _kept(inputs: Document | None) -> dict[str, object]:
     """Which input values are in the case: by value, by spec."""
     tensors = [i for i in (inputs or {}).get("inputs", []) if i.get("kind") == "tensor"]
     by_value = sum(1 for t in tensors if t.get("storage"))
@@ -237,7 +236,7 @@ def _kept(inputs: Mapping[str, Any] | None) -> dict[str, object]:
     }
 
 
-def _device(inputs: Mapping[str, Any] | None) -> str:
+def _device(inputs: Document | None) -> str:
     devices = {str(i["device"]).partition(":")[0] for i in (inputs or {}).get("inputs", []) if "device" in i}
     return next(iter(sorted(devices - {"cpu"})), "cpu")
 

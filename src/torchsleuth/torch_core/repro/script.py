@@ -14,11 +14,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.protocol.codec import Document
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
+
+if TYPE_CHECKING:
+    import jinja2
 
 # In the order in which they use each other. Each imports the standard library, torch and those before it only.
 RUNTIME_MODULES = (
@@ -39,7 +43,7 @@ STANDARD_IMPORTS = ("import math", "import operator", "from math import inf, nan
 def script_facts(
     settings: CompileSettings,
     *,
-    signature: Mapping[str, Any] | None,
+    signature: Document | None,
     placeholders: Sequence[str],
     inputs: Mapping[str, object] | None,
     constants: Mapping[str, object],
@@ -64,7 +68,7 @@ def script_facts(
 def script_text(
     record: GraphRecord,
     graph: str,
-    signature: Mapping[str, Any] | None,
+    signature: Document | None,
     *,
     inputs: Mapping[str, object] | None = None,
     tolerances: Mapping[str, float] | None = None,
@@ -139,7 +143,7 @@ def one_line(text: str) -> str:
 
 
 @functools.cache
-def template(name: str) -> Any:
+def template(name: str) -> jinja2.Template:
     """A template of the folder beside this file: `template("original.py.jinja").render(...)`."""
     import jinja2
 

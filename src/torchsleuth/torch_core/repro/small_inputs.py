@@ -7,7 +7,6 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 
@@ -154,7 +153,7 @@ def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -
 def _made(spec: TensorSpec, how: str, *more: str) -> str:
     dtype = getattr(torch, spec.dtype)
     sizes = ", ".join(map(str, spec.shape)) or "()"
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if dtype is not torch.float32:
         options["dtype"] = dtype
     if spec.device != "cpu":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any
 
 from torchsleuth.search.minify.contract import Edit, NumberEdit
 from torchsleuth.search.minify.python.program import (
@@ -30,7 +29,7 @@ _LEAVES = (ast.Name, ast.Constant)
 def fewer_arguments(program: Program) -> Iterator[Edit[Program]]:
     """A call without one of its arguments, a display without one of its elements, a value that nobody keeps."""
     for node in ast.walk(program.tree):
-        parts: list[Any] = []
+        parts: list[ast.expr | ast.keyword] = []
         if isinstance(node, ast.Call):
             parts = [*node.keywords, *reversed(node.args)]
         elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
@@ -142,7 +141,7 @@ def _replaced(tree: ast.Module, node: ast.expr, part: ast.expr) -> bool:
 
 
 @change_of(nodes=1)
-def _constant(tree: ast.Module, node: ast.expr, value: Any) -> bool:
+def _constant(tree: ast.Module, node: ast.expr, value: float | str) -> bool:
     return put(tree, node, [ast.Constant(value)])
 
 

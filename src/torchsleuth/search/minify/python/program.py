@@ -16,7 +16,7 @@ import itertools
 import math
 import symtable
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -39,7 +39,7 @@ class Program:
     attributes: frozenset[str] = frozenset()
 
     @cached_property
-    def size(self) -> tuple[Any, ...]:
+    def size(self) -> tuple[int, *tuple[float | str, ...]]:
         """Statements first, a block counting twice, then what there is in them, then the numbers and letters."""
         nodes = list(ast.walk(self.tree))
         blocks = sum(hasattr(node, "body") and isinstance(node, ast.stmt) for node in nodes)
@@ -136,7 +136,7 @@ def is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def put(tree: ast.AST, old: ast.AST, new: list[Any]) -> bool:
+def put(tree: ast.AST, old: ast.AST, new: Sequence[ast.AST]) -> bool:
     """Puts `new` in the place of a node: in a list any number of nodes, elsewhere mostly one."""
     for owner in ast.walk(tree):
         for name, value in ast.iter_fields(owner):
@@ -159,13 +159,13 @@ def without_node(tree: ast.Module, node: ast.AST) -> bool:
     return put(tree, node, [])
 
 
-def replace_each(tree: ast.AST, other: Callable[[Any], ast.AST]) -> None:
+def replace_each(tree: ast.AST, other: Callable[[ast.AST], ast.AST]) -> None:
     """Puts `other(node)` in the place of each node, inner ones first; most are given back as they are."""
     _Replacing(other).visit(tree)
 
 
 class _Replacing(ast.NodeTransformer):
-    def __init__(self, other: Callable[[Any], ast.AST]) -> None:
+    def __init__(self, other: Callable[[ast.AST], ast.AST]) -> None:
         self.other = other
 
     def visit(self, node: ast.AST) -> ast.AST:

@@ -112,7 +112,7 @@ def _inlined(state: State, name: str, attribute: str) -> State | None:
     return checked(edited(state, change, name))
 
 
-def _replace(graph: torch.fx.Graph, call: torch.fx.Node, results: Any) -> None:
+def _replace(graph: torch.fx.Graph, call: torch.fx.Node, results: object) -> None:
     if not isinstance(results, (list, tuple)):
         call.replace_all_uses_with(results)
         return
@@ -185,7 +185,7 @@ def plainer_arguments(state: State) -> Iterator[Edit]:
                 )
 
 
-def _plainer_values(value: Any) -> list[Any]:
+def _plainer_values(value: object) -> list[object]:
     if isinstance(value, bool):
         return [False] if value else []
     if isinstance(value, float):

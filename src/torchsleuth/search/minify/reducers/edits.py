@@ -14,7 +14,7 @@ from torchsleuth.search.minify.states import with_bound_symbols, with_visible_ou
 from torchsleuth.torch_core.tensors import TensorSpec
 
 
-def edited(state: State, change: Callable[..., Any], *names: str) -> State | None:
+def edited(state: State, change: Callable[..., object], *names: str) -> State | None:
     """The state after `change(graph, *nodes)` was made to a copy of its graph, with the nodes of these names.
 
     What nothing reads any more is gone. None where one of the nodes is gone already, or `change` says False.
@@ -99,7 +99,7 @@ def with_tensors(
     return state.having(inputs=tuple(changed.get(i.name, i) for i in state.inputs))
 
 
-def with_literals(other: Callable[[Any], Any]) -> Callable[[torch.fx.Graph], None]:
+def with_literals(other: Callable[[object], object]) -> Callable[[torch.fx.Graph], None]:
     """A change of a graph: `other(value)` in the place of each argument, nested ones included."""
 
     def change(graph: torch.fx.Graph) -> None:

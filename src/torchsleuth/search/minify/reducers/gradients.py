@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -97,7 +96,13 @@ def gradient_of_part(piece: Cut, gradient: str, recording: Recording) -> Cut | N
     placeholders = [n.name for n in graph.nodes if n.op == "placeholder"]
     names = dict(zip(values, piece.names))
     trained = {node.name for node in sources}
-    kept = tuple(_recorded(values[name], name in trained) for name in placeholders)
+    kept = tuple(
+        replace(value, spec=replace(value.spec, requires_grad=True))
+        if isinstance(value, RecordedTensor) and name in trained
+        else value
+        for name in placeholders
+        for value in [values[name]]
+    )
     module = torch.fx.GraphModule(piece.graph, graph)
     return Cut(module, tuple(names[name] for name in placeholders), kept)
 
@@ -109,7 +114,7 @@ def _is_end(node: torch.fx.Node, call: torch.fx.Node, recording: Recording) -> b
     return apart and not inside and _may_train(recording.value(node.name))
 
 
-def _may_train(value: Any) -> bool:
+def _may_train(value: object) -> bool:
     return isinstance(value, RecordedTensor) and getattr(torch, value.spec.dtype).is_floating_point
 
 
@@ -123,9 +128,5 @@ def _read_by(ends: list[torch.fx.Node]) -> set[torch.fx.Node]:
     return found
 
 
-def _recorded(value: Any, trained: bool) -> Any:
-    return replace(value, spec=replace(value.spec, requires_grad=True)) if trained else value
-
-
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     return list(value) if isinstance(value, (list, tuple)) else [value]

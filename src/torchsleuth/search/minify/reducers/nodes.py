@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -326,7 +325,7 @@ def _cover(kinds: Sequence[str], before: Sequence[Sequence[int]], reach: int) ->
 def _kind(recording: Recording, node: torch.fx.Node) -> str:
     """What a node does, apart from its name: target, literals, and the form of what it reads."""
 
-    def form(source: torch.fx.Node) -> Any:
+    def form(source: torch.fx.Node) -> object:
         value = recording.value(source.name)
         if isinstance(value, RecordedTensor):
             spec = value.spec

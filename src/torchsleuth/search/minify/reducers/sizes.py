@@ -9,10 +9,10 @@ is changed in both writings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from torchsleuth.search.minify.states import by_itself, checked
 from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec
 from torchsleuth.torch_internals.tensors import number_of
 
+T = TypeVar("T")
 # A dimension of one element is a special case to most compilers; but if it fails with one, one is the least.
 LEAST = 1
 
@@ -149,7 +150,7 @@ def _cropped(value: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...
 def _squeezed(state: State, dim: int, name: str | None) -> State | None:
     """Without a dimension of one element, of one input or of all that have it."""
 
-    def less(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    def less(items: tuple[T, ...]) -> tuple[T, ...]:
         return items[:dim] + items[dim + 1 :]
 
     def change(given: Input, spec: TensorSpec) -> Input:
@@ -193,7 +194,7 @@ def _static(state: State, names: tuple[str, ...]) -> State | None:
     def plain(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if texts is None else tuple(fixed(text, hints) for text in texts)
 
-    def symbolic(texts: Any) -> bool:
+    def symbolic(texts: Iterable[object] | None) -> bool:
         return any(name in left for text in texts or () for name in re.findall(r"\w+", str(text)))
 
     inputs = []
@@ -224,7 +225,7 @@ def _static(state: State, names: tuple[str, ...]) -> State | None:
     return checked(edited(state.having(inputs=tuple(inputs), symbols=symbols), change))
 
 
-def _instead_of(node: torch.fx.Node, literal: Any, read: torch.fx.Node) -> Any:
+def _instead_of(node: torch.fx.Node, literal: object, read: torch.fx.Node) -> object:
     return literal if read is node else read
 
 
