@@ -317,4 +317,6 @@ def test_another_model_and_one_that_is_not_compiled_accuse_nobody():
     other.load_state_dict(one.state_dict())
     assert torchsleuth.compare_models(one, torch.compile(other, backend="eager"), [x]).agrees
     plain = torchsleuth.compare_models(one, lambda x: one(x) + 1, [x])
-    assert plain.component is None and plain.words.startswith("nothing was compiled in the call; they differ in")
+    assert plain.component is None and plain.words.startswith(
+        "nothing was compiled in the call; they differ in"
+    )
