@@ -45,6 +45,9 @@ class FrameCompile:
     backend: Any
     compile: Callable[[], Any] = field(repr=False)
 
+    def as_without_us(self) -> Any:
+        return self.compile()
+
 
 def hook_frame_compiles(handler: Callable[[FrameCompile], Any]) -> Callable[[], None]:
     """Routes every compile of a frame through `handler`, which returns what `compile()` gives; returns the undo."""

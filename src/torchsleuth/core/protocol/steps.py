@@ -35,12 +35,16 @@ class Order:
 
 @dataclass(frozen=True)
 class AdoptOrder(Order):
-    """A script becomes one of the `cases`: it gets `arguments`, and is given up after `timeout` seconds."""
+    """A script becomes one of the `cases`: it gets `arguments`, and is given up after `timeout` seconds.
+
+    `uncollected` says that Python's garbage collector may be what decides whether it fails.
+    """
 
     script: str
     cases: str
     arguments: tuple[str, ...] = ()
     timeout: float | None = None
+    uncollected: bool = False
 
     @property
     def folder(self) -> str:

@@ -40,7 +40,7 @@ from torchsleuth.search.minify.script_cases import FirstRun, case_of_script
 def adopt(front: Front, questions: CaseQuestions, order: AdoptOrder) -> Done:
     """A script that becomes a case; where it lies."""
     front.begins("running the script")
-    how = FirstRun(order.arguments, order.timeout, order.budget)
+    how = FirstRun(order.arguments, order.timeout, order.budget, order.uncollected)
     folder = case_of_script(Path(order.script), Path(order.cases), questions, how)
     return Done(case=str(folder.path))
 
