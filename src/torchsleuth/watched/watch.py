@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import CompileSettings
-from torchsleuth.core.watching import Settings
+from torchsleuth.core.watching import CheckBudget, Settings
 from torchsleuth.script_runtime.compiling import draw_eager_random_numbers, lazy_backward
 from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
@@ -31,7 +31,7 @@ from torchsleuth.torch_internals.saved_code import (
     names_of,
     runnable_copy,
 )
-from torchsleuth.watched import failures, whole_calls
+from torchsleuth.watched import failures, shadow, whole_calls
 from torchsleuth.watched.call_source import EarlierCalls
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.graph_record import (
@@ -82,6 +82,10 @@ class Watch:
         self._captured: dict[str, RecordedGraph] = {}
         self.saved: dict[str, GuardedGraph] = {}
         self.latest: GuardedGraph | None = None
+        self.budget = CheckBudget.of(settings)
+        self.looked_at: set[tuple[str, ...]] = set()  # graphs whose result was compared, however that ended
+        self.said: set[tuple[int, str]] = set()  # of what was not looked at
+        self.awaiting_backward: dict[int, shadow.AwaitingBackward] = {}
         self.gradients_checked: set[int] = set()
         self.wrong_inside: set[str] = set()  # compiles of which the forward that Inductor got is wrong
         self.drawn: list[Draw] = []  # by graphs that Inductor compiled, in the call that is being checked
@@ -89,6 +93,7 @@ class Watch:
         self.earlier_calls = EarlierCalls()
         self.forks_itself = False
         self.judging = False
+        self.rerunning = False  # a call that the program made, to look at its gradients
         os.register_at_fork(after_in_child=self._after_fork)
         failures.attend_uncaught_errors(lambda: self._flight)
         seams.hook_backward_runs(self.on_backward)
@@ -114,6 +119,10 @@ class Watch:
     def judges_captures(self) -> None:
         """In a fork that compares a call: nothing is recorded, and every graph is run by eager's kernels."""
         self.judging = self.suspended = True
+        self.is_silent()
+
+    def is_silent(self) -> None:
+        """In a fork that must not be seen: nothing is recorded."""
         if self._flight is not None:
             self._flight.silent = True
         silence_this_process()
@@ -180,7 +189,8 @@ class Watch:
         flight.counters[CAPTURE] += 1
         state = state_now()
         try:
-            captured = frame.capture()
+            with self.budget.first_call():
+                captured = frame.capture()
             with self.our_own_work():
                 call = call_under_way()
                 if call is not None:
@@ -303,7 +313,8 @@ class Watch:
         slot = flight.compile_slot(record.facts.number)
         flight.counters[slot] += 1
         try:
-            return call.as_without_us()
+            with self.budget.first_call():
+                return call.as_without_us()
         except Exception as error:
             if seams.is_control_flow(error):
                 raise
@@ -338,7 +349,10 @@ class Watch:
     def on_backward(self, run: Callable[[], Any]) -> Any:
         """The autograd engine runs: what fails in there and was seen at no other seam is a backend's own backward."""
         try:
-            return run()
+            result = run()
+            if self.awaiting_backward and not self.suspended:
+                shadow.check_gradients(self)
+            return result
         except Exception as error:
             if self.latest is not None and not self.suspended and not failures.already_reported(error):
                 with self.our_own_work():
