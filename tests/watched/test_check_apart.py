@@ -51,19 +51,21 @@ def test_a_check_that_hangs_is_no_hang_of_the_program(tmp_path):
     assert (ran.status, ran.cases) == (0, []), ran.stderr
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_the_users_compiler_is_called_as_often_as_without_the_check(tmp_path, backward):
+@pytest.mark.parametrize("freezing, backward", [(False, False), (True, False), (False, True)])
+def test_the_users_compiler_is_called_as_often_as_without_the_check(tmp_path, freezing, backward):
     source = f"""
         import torch
+        torch._dynamo.config.prepare_freezing = {freezing}
         from functorch.compile import make_boxed_func
         from torch._dynamo.backends.common import aot_autograd
         compiled = []
         def compiler(name):
             return lambda graph, inputs: compiled.append(name) or make_boxed_func(graph.forward)
-        f = torch.compile(lambda x: (x.sin() * x).sum(), backend=aot_autograd(fw_compiler=compiler("forward"),
+        net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        f = torch.compile(lambda x: net(x).square().sum(), backend=aot_autograd(fw_compiler=compiler("forward"),
                           bw_compiler=compiler("backward")))
         for _ in range(2):
-            loss = f(torch.ones(3, requires_grad=True))
+            loss = f(torch.arange(6.0).reshape(2, 3))
             if {backward}:
                 loss.backward()
         print(compiled)

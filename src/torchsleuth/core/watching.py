@@ -68,7 +68,7 @@ LOOK_SECONDS, MOST_OVERDRAWN = 60.0, 300.0
 @dataclass
 class CheckBudget:
     """How long comparing with eager may take in one process: as long again as the program's own first calls took,
-    compiles included, and 5 % of what follows, or `limit` seconds. What nobody has looked at yet is looked at all the same.
+    compiles included, and 5 % of what follows, or `limit` seconds. What nobody has looked at yet is looked at anyway.
 
     >>> budget = CheckBudget(limit=30)
     >>> budget.seconds_for(first=False) > 29

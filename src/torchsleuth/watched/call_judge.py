@@ -3,7 +3,7 @@
 The judge makes the call as Dynamo captures it, with every graph run by eager's kernels; one process makes it without
 Dynamo, another one does so again where there is a difference: what differs there as well is chance and not a finding.
 Where a graph's compiler gave one tensor for several, what the program's own call left behind is compared, too.
-The result of one graph is judged in such a process as well: what hangs, dies or fills memory there is a line in the log.
+The result of one graph is judged in such a process, too: what hangs, dies or fills memory there is a line of the log.
 """
 
 from __future__ import annotations
