@@ -193,7 +193,8 @@ def done_apart(watch: Watch, work: Callable[[], T], seconds: float, waits: Calla
             ended.append(why)
 
     try:
-        thread = threading.Thread(target=look, name="torchsleuth")
+        # The program does not wait for it where it is interrupted; the fork ends with the thread.
+        thread = threading.Thread(target=look, name="torchsleuth", daemon=True)
         thread.start()
         thread.join()
         content, status = content_of(answer), ended[0] if ended else None

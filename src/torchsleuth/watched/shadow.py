@@ -433,10 +433,10 @@ class AwaitingBackward:
 def check_gradients(watch: Watch) -> None:
     """After a backward of the program: the calls that wait for it are made again, compiled and in eager, on copies, and
     their gradients compared."""
-    waiting = list(watch.awaiting_backward.values())
-    watch.awaiting_backward.clear()
+    waiting = [call for call in watch.awaiting_backward.values() if not _backward_to_come(call)]
     for call in waiting:
         graph = call.graph
+        del watch.awaiting_backward[graph.record.facts.number]
         # A CUDA graph's outputs live in memory that its next run overwrites: it must not be run on the side.
         if graph.record.facts.settings.options.get("triton.cudagraphs") == "True":
             continue
@@ -455,6 +455,12 @@ def check_gradients(watch: Watch) -> None:
                 if look.verdict.diverged:
                     wrong = list(map(path_of_joint, _diverged(look.verdict)))
                     _report(graph, look.verdict, wrong, look.apart, call.before)
+
+
+def _backward_to_come(call: AwaitingBackward) -> bool:
+    """Whether Inductor has compiled the forward alone so far: the backward that ran was another one."""
+    found = call.graph.watch.directions.get(call.graph.record.facts.compile_id)
+    return found is not None and "backward" not in found
 
 
 def _gradients_looked_at(call: AwaitingBackward) -> Look:

@@ -85,6 +85,7 @@ class Watch:
         self.budget = CheckBudget.of(settings)
         self.looked_at: set[tuple[str, ...]] = set()  # graphs whose result was compared, however that ended
         self.said: set[tuple[int, str]] = set()  # of what was not looked at
+        self.directions: dict[str | None, set[str]] = {}  # of the graphs that Inductor got, by compile
         self.awaiting_backward: dict[int, shadow.AwaitingBackward] = {}
         self.gradients_checked: set[int] = set()
         self.wrong_inside: set[str] = set()  # compiles of which the forward that Inductor got is wrong
@@ -248,8 +249,11 @@ class Watch:
         kwargs["static_input_idxs"] = list(kwargs.get("static_input_idxs", ()))
         kwargs["cudagraphs"] = bool(getattr(call.kwargs.get("cudagraphs"), "value", False))
         settings = _settings("aot", "inductor", compile_kwargs=kwargs)
+        if kwargs.get("is_backward"):
+            settings = replace(settings, direction="backward")
+        self.directions.setdefault(compile_id, set()).add(settings.direction)
         return GraphOrigin(
-            replace(settings, direction="backward") if kwargs.get("is_backward") else settings,
+            settings,
             compile_id=compile_id,
             function=self._function or self._function_of.get(compile_id or ""),
             outer=self._outer_of.get(compile_id or ""),
