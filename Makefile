@@ -10,7 +10,7 @@ WORKERS ?= 2
 ROOM ?=
 TESTS = $(if $(ROOM),$(or $(shell find tests -type d -path 'tests*/$(ROOM)'),$(error no folder of tests/ is named $(ROOM))),tests)
 
-.PHONY: demo quick test test-all lint docs bench clean
+.PHONY: demo quick test test-all coverage lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,12 @@ test: $(READY) lint
 # With examples of its own each time, where `test` takes the same ones: a change is judged by what it changed.
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
+
+# Which lines the pure tests reach; what runs in processes of its own is not counted.
+coverage: $(READY)
+	mkdir -p build
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest --pure -m "not slow and not gpu" --hypothesis-profile=ci $(TESTS)
+	$(BIN)/python -m coverage report
 
 lint: $(READY)
 	$(BIN)/ruff check .

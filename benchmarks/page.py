@@ -4,7 +4,7 @@
     python benchmarks/page.py                                            # writes the tables, at once
 
 Of `results/NAME.json` the whole table goes to `results/NAME.md`; where BENCHMARKS.md says `<!-- NAME -->`, its head and
-its last row follow, and a link. NAME begins with the name of the script that measured: `healthy-h200` is healthy.py's.
+its last row follow. NAME begins with the name of the script that measured: `healthy-h200` is healthy.py's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def summary(name: str, table: str) -> str:
     if len(rows) <= 12:
         return "\n".join(rows) + "\n"
     shown = "\n".join([*rows[:2], rows[-1]])
-    return f"{shown}\n\nEvery row: [{name}.md](benchmarks/results/{name}.md).\n"
+    return f"{shown}\n\nEvery row: `benchmarks/results/{name}.md`.\n"
 
 
 if __name__ == "__main__":

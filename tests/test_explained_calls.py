@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import torchsleuth
+from torchsleuth.front.observe.recompiles import cure_of, readable
 from torchsleuth.torch_internals import hooks
 
 
@@ -52,6 +53,40 @@ def test_a_break_is_told_with_its_line_reason_fix_and_gain():
     assert any("L['x']" in guard for guard in found.out_guards)
     text = str(found)
     assert "1 graph break; 2 graphs with 3 operations" in text and "compile time:" in text
+
+
+def asks_in_an_if(x):
+    if x.mean().item() > 10:
+        return x.sin()
+    return x.cos()
+
+
+def asks_and_computes(x):
+    n = x.sum().item()
+    return x * n
+
+
+def followed(capture_scalar_outputs, function):
+    """The breaks that are left once the setting is followed."""
+    with torch._dynamo.config.patch(capture_scalar_outputs=capture_scalar_outputs):
+        return torchsleuth.explain(function)(torch.ones(3)).break_reasons
+
+
+def test_a_number_that_decides_a_branch_is_not_cured_by_capturing_it():
+    (at,) = followed(False, asks_in_an_if)
+    assert "torch.where" in at.reason.fix and "capture_scalar_outputs" not in at.reason.fix
+    assert followed(True, asks_in_an_if)  # which is why
+    (other,) = followed(False, asks_and_computes)
+    assert "torch._dynamo.config.capture_scalar_outputs = True" in other.reason.fix
+    assert not followed(True, asks_and_computes)
+
+
+def test_compile_times_say_of_how_many_compiles_the_steps_are():
+    for times in (2, 3):
+        torch.compile(lambda x, n=times: x + n, backend="eager")(torch.ones(3))
+    torch.compiler.reset()
+    torch.compile(lambda x: x + 4, backend="eager")(torch.ones(3))
+    assert ", of the last 1 of " in torchsleuth.compile_times()
 
 
 def test_one_line_that_cuts_two_functions_is_one_break():
@@ -178,6 +213,73 @@ def test_what_changed_about_a_tensor_is_named(cause):
     CAUSES[cause](torch.compile(lambda x: x.sin(), backend=profiler))
     (function,) = profiler.recompiles.functions
     assert {each.cause for each in function.causes} == {cause}
+
+
+class Modes(torch.nn.Module):
+    mode = "train"
+
+    def forward(self, x):
+        return x.sin() if self.mode == "train" else x.cos()
+
+
+def of_a_mode(compiled):
+    for mode in ("train", "eval"):
+        compiled.mode = mode
+        compiled(torch.ones(3))
+
+
+def rest_of(x, names):
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y * len(names)
+
+
+def called_with(x, f):
+    z = f(x)
+    return f(z + (torch._dynamo.graph_break() or 1))
+
+
+def multiplied(by):
+    return lambda x: x * by
+
+
+# What is compiled, how it is called, and what no idea may say: it would not work, or is not so.
+NO_SUCH_CURE = {
+    "a text is no buffer": (Modes, of_a_mode, "buffer"),
+    "a length without a loop": (
+        lambda: rest_of,
+        lambda f: [f(torch.ones(3), "a" * n) for n in (1, 2, 3)],
+        "loop",
+    ),
+    "a name of Dynamo's": (
+        lambda: called_with,
+        lambda f: [f(torch.ones(3), multiplied(n)) for n in (2, 3)],
+        "torch.tensor(",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", NO_SUCH_CURE)
+def test_no_cure_is_told_that_cannot_be_followed(which):
+    make, call, never = NO_SUCH_CURE[which]
+    profiler = torchsleuth.CompileProfiler()
+    call(torch.compile(make(), backend=profiler))
+    causes = [cause for function in profiler.recompiles.functions for cause in function.causes]
+    assert causes and not any(never in cause.cure.how for cause in causes), causes
+    assert "___stack" not in profiler.report() and "the same in all calls" not in profiler.report()
+
+
+def test_an_object_that_dynamo_kept_across_a_break_is_nothing_to_keep_alive():
+    cure = cure_of("freed object", readable("L['___stack0']"), None, ["there", "gone"], ["x"])
+    assert "graph break" in cure.how and "alive" not in cure.how
+    mine = cure_of("freed object", readable("L['table']"), None, ["there", "gone"], ["x"])
+    assert mine.how == "keep table alive as long as the compiled function"
+
+
+def test_a_size_of_one_is_not_promised_to_be_dynamic():
+    assert "separately" in cure_of("shape", "x", 0, ["1", "8"], ["x"]).how
+    some = cure_of("shape", "x", 0, ["1", "8", "9"], ["x"])
+    assert some.how.startswith("torch._dynamo.maybe_mark_dynamic(x, 0)")
 
 
 LIMIT = 2

@@ -275,13 +275,19 @@ def compile_times(repr: Literal["str", "csv", "dict"] = "str", aggregate: bool =
     lines = [f"compile time: {total:.3f} s in {len(compiles)} compiles", "", "by frame"]
     for frame in compiles:
         lines.append(f"{frame['seconds']:9.3f} s  {frame['graph']:<6} {frame['function'] or 'backward'}")
-    lines += ["", "by step, each with what is inside it"]
+    counted, ended = len(steps.get(_FRAME, ())), sum(not frame["backward"] for frame in compiles)
+    since = f", of the last {counted} of {ended} compiles: a reset forgets steps" if counted < ended else ""
+    lines += ["", f"by step, each with what is inside it{since}"]
     lines += [
         f"{sum(times):9.3f} s  {len(times):5d}x  {name}  [{phase_of(name) or 'other'}]"
         + ("" if aggregate else f": {', '.join(f'{seconds:.4f}' for seconds in times)}")
         for name, times in sorted(steps.items(), key=lambda item: -sum(item[1]))
     ]
     return "\n".join(lines)
+
+
+# The step that is the whole compile of a frame.
+_FRAME = "_compile.compile_inner"
 
 
 def _csv(steps: dict[str, list[float]], aggregate: bool) -> str:

@@ -234,8 +234,7 @@ def _kept(arguments: Sequence[str], files: Sequence[str]) -> list[str]:
 def section_of(case: Mapping[str, Any]) -> str:
     """What a test report says about a case: whose fault, which line, what works, and the script itself."""
     from torchsleuth.core.cases.door import text_inside
-    from torchsleuth.core.cases.scrub import printable
-    from torchsleuth.script_runtime.hiding import hide_secrets
+    from torchsleuth.core.cases.scrub import hidden, printable
 
     triage, verified = case.get("triage") or {}, case.get("verified") or {}
     folder = Path(case["path"])
@@ -262,4 +261,4 @@ def section_of(case: Mapping[str, Any]) -> str:
             break
     else:
         lines.append(f"repro      none: {case.get('no_repro') or 'no script was written'}")
-    return "\n".join(hide_secrets(printable(line)) for line in lines)
+    return "\n".join(hidden(printable(line)) for line in lines)

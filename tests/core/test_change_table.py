@@ -1,6 +1,10 @@
 """What holds for every row of the table of changes: it goes to another process and back, and can be pasted."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -51,3 +55,53 @@ def test_a_setting_is_pasted_as_it_is_tried_and_torch_knows_it():
         lines = [f"{m}.{k} = {v}" for m, values in row.config.items() for k, v in values.items()]
         assert row.how.splitlines() == lines
         assert all(default_setting(m, k) is not None for m, values in row.config.items() for k in values)
+
+
+PROGRAM = """import torch
+{paste}
+
+@torch.compile
+def f(x):
+    return torch.nn.functional.silu(x).sum(0) + x.cummin(0)[0] + x.logsumexp(0)
+
+f(torch.ones(4, 4))
+from torch._dynamo.utils import counters
+answers = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
+print("from the cache" if answers else "compiled")
+"""
+
+
+@pytest.fixture(scope="module")
+def warm_cache(tmp_path_factory):
+    """What a run of the program without any paste leaves."""
+    cache = tmp_path_factory.mktemp("bare") / "cache"
+    assert run_with("", cache) == "compiled"
+    assert run_with("", cache) == "from the cache"
+    return cache
+
+
+def run_with(paste, cache):
+    """Whether the program with these lines compiles, or is answered by the cache."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    program = PROGRAM.replace("{paste}", paste)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+INTO_TABLES = (
+    table.kept_eager(["aten.silu.default"]),
+    table.not_decomposed(["aten.silu.default"]),
+    table.not_decomposed_in_python("aten.logsumexp"),
+    table.not_decomposed_in_python("aten.logsumexp", fallback=True),
+    table.without_patterns(["pointless_view"], "pointless_view"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [*INTO_TABLES, table.NO_FUSION], ids=lambda row: row.name)
+def test_what_is_pasted_takes_effect_although_the_program_was_compiled_before(row, warm_cache, tmp_path):
+    cache = shutil.copytree(warm_cache, tmp_path / "cache")
+    assert run_with(row.how, cache) == "compiled"
+    # What it leaves is its own: the program without the lines is answered as before, and so is the one with them.
+    assert run_with(row.how, cache) == "from the cache"

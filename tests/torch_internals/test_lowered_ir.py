@@ -103,6 +103,7 @@ TABLE = {
     "an attention kernel": (lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), randn(1, 2, 5, 8)),
     "nonzero": (lambda x: x[x > 0].sin(), randn(5, 3)),
     "a branch": (lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y * 3, [x]), randn(8)),
+    "the other branch": (lambda x: torch.cond(x.sum() > 1e6, lambda y: y.sin(), lambda y: y * 3, [x]), randn(8)),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from torchsleuth.core.changes import DYNAMO, INDUCTOR, Change, Place, merged
+from torchsleuth.core.changes import DYNAMO, INDUCTOR, OWN_BACKEND, Change, Place, merged
 from torchsleuth.core.criteria import Answer
 
 # How much of the compiler a workaround gives up, least first.
@@ -58,7 +58,7 @@ UNCOMPILED = Change("nothing compiled", "program", uncompiled=True)
 
 def _rung(what: str, component: str, part: str | None, backend: str) -> Change:
     """The compiler up to some point, as one of our backends stops there."""
-    name = backend.removeprefix("sleuth_")
+    name = backend.removeprefix(OWN_BACKEND)
     how = f'torch.compile(model, backend="{name}")'
     return Change(
         what, component, part, f"backend {name}", how, "the rest of the compiler", BACKEND, backend=backend
@@ -287,7 +287,17 @@ _BREAKS = "with a graph break at each; within a loop all of the looping function
 
 
 def _pasted(name: str, lines: str, disables: str, reach: int) -> Change:
+    lines = _in_the_cache_key(lines, name)
     return Change(name=name, how=lines, disables=disables, reach=reach, snippet=lines)
+
+
+def _in_the_cache_key(lines: str, name: str) -> str:
+    """Lines that change a table of the compiler's, which is no part of the key under which it keeps what it compiled.
+
+    Settings are part of it. Without more, a program that was compiled once is answered from the cache as before, and
+    one that passes leaves that to the program without the lines.
+    """
+    return f"{lines}\ntorch.compiler.config.cache_key_tag += {name + '; '!r}"
 
 
 def without_patterns(functions: Sequence[str], named: str) -> Change:
@@ -324,12 +334,13 @@ def kept_eager(ops: Sequence[str]) -> Change:
     'aten.sin.default kept eager'
     """
     calls = "\n".join(f"make_fallback(torch.ops.{op}, warn=False, override_decomp=True)" for op in ops)
+    name = f"{', '.join(ops)} kept eager"
     return Change(
         f"{few(ops)} kept as eager kernels",
         "inductor",
         "lowering",
-        f"{', '.join(ops)} kept eager",
-        f"from torch._inductor.graph import make_fallback\n{calls}",
+        name,
+        _in_the_cache_key(f"from torch._inductor.graph import make_fallback\n{calls}", name),
         f"fusion of {', '.join(ops)}: Inductor calls the eager kernel",
         OPERATOR,
         off={"lowerings": {"names": list(ops)}},
@@ -339,9 +350,10 @@ def kept_eager(ops: Sequence[str]) -> Change:
 def not_decomposed(ops: Sequence[str]) -> Change:
     """Inductor gets these operators whole; what is not decomposed has no lowering, either."""
     pops = "\n".join(f"decompositions.pop(torch.ops.{op}, None)" for op in ops)
+    name = f"{', '.join(ops)} not decomposed"
     return Change(
-        name=f"{', '.join(ops)} not decomposed",
-        how=f"from torch._inductor.decomposition import decompositions\n{pops}",
+        name=name,
+        how=_in_the_cache_key(f"from torch._inductor.decomposition import decompositions\n{pops}", name),
         disables=f"the decomposition of {', '.join(ops)}, and its fusion",
         reach=OPERATOR,
         off={"decomposition": {"names": list(ops)}, "lowerings": {"names": list(ops)}},

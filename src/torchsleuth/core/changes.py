@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torchsleuth.core.protocol.codec import Document, from_json, plain
 
 INDUCTOR, DYNAMO = "torch._inductor.config", "torch._dynamo.config"
+# Backends of ours stand for those of torch with the rest of the name.
+OWN_BACKEND = "sleuth_"
 CHANGE_VARIABLE = "TORCHSLEUTH_OVERRIDES"
 
 Config = Mapping[str, Mapping[str, str]]
@@ -111,6 +113,23 @@ class Change:
     def for_programs(self) -> bool:
         """Whether a whole program can be run with it, as well as a graph."""
         return bool(self.to_json()) and not (self.cut_before or self.no_inference_mode)
+
+    @property
+    def as_printed(self) -> Change:
+        """For a run of a program: the lines that are shown, where they are lines for its top, beside the cache it has.
+
+        >>> Change(how="torch.manual_seed(0)", config={"torch._inductor.config": {}}).as_printed.snippet
+        'torch.manual_seed(0)'
+        """
+        ours = self.backend is not None and self.backend.startswith(OWN_BACKEND)
+        if self.backend is not None and ours and self.how.startswith("torch.compile("):
+            return replace(self, backend=self.backend.removeprefix(OWN_BACKEND))
+        other = set(self.to_json()) - {"config", "off", "snippet", *(["backend"] if ours else [])}
+        if not self.how or other:
+            return self
+        return Change(
+            self.what and f"{self.what}, as it is pasted", name=self.name, snippet=self.how, own_cache=True
+        )
 
     def over(self, base: Change | None) -> Change:
         """This and what of `base` it says nothing else about.

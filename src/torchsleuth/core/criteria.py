@@ -141,6 +141,16 @@ def answer_of_watched_run(expected: Signature, run: Run) -> Answer:
     return Answer.PASSES if run.healthy and not run.signatures else Answer.OTHER
 
 
+def answer_of_script(run: Run) -> Answer:
+    """What the run of a script of ours says, which ends with a status for that.
+
+    >>> from torchsleuth.front.supervise.program_runs import ProgramRun
+    >>> answer_of_script(ProgramRun(1, 2.0)), answer_of_script(ProgramRun(-11, 2.0))
+    (<Answer.FAILS: 'fails'>, <Answer.OTHER: 'fails differently'>)
+    """
+    return {1: Answer.FAILS, 0: Answer.PASSES}.get(run.status, Answer.OTHER)
+
+
 def why_not_cured(expected: Signature, run: Run) -> str | None:
     """Why a run of the program under watch does not verify a workaround; None where it ended as a healthy run does."""
     if run.timed_out:

@@ -57,8 +57,9 @@ def through_aot(gm: torch.fx.GraphModule, inputs: Sequence[Any], plan: AotPlan) 
         "keep_inference_input_mutations": plan.keep_input_mutations,
     }
     if plan.inductor_decompositions:
-        decompositions = importlib.import_module("torch._inductor.decomposition")
-        arguments["decompositions"] = decompositions.select_decomp_table()
+        # By the name under which Inductor asks for it: a program may have put another table there.
+        inductor = importlib.import_module("torch._inductor.compile_fx")
+        arguments["decompositions"] = inductor.select_decomp_table()
     # Dynamo's graphs return a tuple, as AOTAutograd demands; one written by hand may return a tensor.
     single = isinstance(gm.graph.output_node().args[0], torch.fx.Node)
     with _settings(plan):

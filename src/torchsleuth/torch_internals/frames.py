@@ -45,6 +45,9 @@ class FrameCompile:
     backend: Any
     compile: Callable[[], Any] = field(repr=False)
 
+    def as_without_us(self) -> Any:
+        return self.compile()
+
 
 def hook_frame_compiles(handler: Callable[[FrameCompile], Any]) -> Callable[[], None]:
     """Routes every compile of a frame through `handler`, which returns what `compile()` gives; returns the undo."""
@@ -239,8 +242,9 @@ def is_graph_break(error: BaseException) -> bool:
 def failure_text(error: BaseException) -> str | None:
     """What a compile failed with, in one line; None where Python gets the frame, or it was interrupted."""
     exc: Any = importlib.import_module("torch._dynamo.exc")
-    skip = getattr(exc, "SkipFrame", ())
-    if not isinstance(error, Exception) or isinstance(error, skip) or is_graph_break(error):
+    # A limit of recompilations that is to be an error is one of another class.
+    to_python = tuple(k for n in ("SkipFrame", "Unsupported") if (k := getattr(exc, n, None)) is not None)
+    if not isinstance(error, Exception) or isinstance(error, to_python) or is_graph_break(error):
         return None
     inner = getattr(error, "inner_exception", None) or error
     first = next(filter(None, map(str.strip, str(inner).splitlines())), "")

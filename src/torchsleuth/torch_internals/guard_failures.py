@@ -75,7 +75,9 @@ def _failures(entry: Any, frame: Any, backend: Any) -> Iterator[GuardFailure]:
     manager = entry.guard_manager
     gone = getattr(manager, "invalidation_reason", None)
     if gone is not None:
-        yield GuardFailure("freed object", "", "an object that was still there", str(gone), str(gone))
+        freed = re.search(r"because (.+?) got deallocated", str(gone))
+        whose = freed[1].strip("'\"`") if freed else ""
+        yield GuardFailure("freed object", whose, "an object that was still there", str(gone), str(gone))
         return
     scope = {**(getattr(manager, "closure_vars", None) or {})}
     outer = getattr(manager, "global_scope", None) or {}
@@ -180,9 +182,13 @@ def _expression(guard: str, scope: Mapping[str, Any]) -> Iterator[GuardFailure]:
     elif isinstance(tree, ast.Compare) and equal:
         left, right = ast.unparse(tree.left), ast.unparse(tree.comparators[0])
         kind = "length" if left.startswith("len(") else "dynamic mark" if "_dynamo_" in left else "value"
+        owner = tree.left.value if isinstance(tree.left, ast.Attribute) else None
+        if owner is not None and isinstance(_value(ast.unparse(owner), scope), torch.nn.Module):
+            kind = "module attribute"
         yield GuardFailure(kind, left, _short(_value(right, scope)), _short(_value(left, scope)), guard)
     else:
-        kind = "dict keys" if "dict_contains" in guard else "other"
+        asks = isinstance(tree, ast.Compare) and any(isinstance(n, ast.BinOp) for n in ast.walk(tree))
+        kind = "dict keys" if "dict_contains" in guard else "condition" if asks else "other"
         yield GuardFailure(kind, guard, "true", "false", guard)
 
 

@@ -65,6 +65,31 @@ def switches_of_thread() -> Callable[[], AbstractContextManager[object]]:
     return entered
 
 
+def thread_state() -> dict[str, str]:
+    """What torch keeps for this thread beside its tensors, by the name a person would give it.
+
+    A capture that fails has to leave all of it as it was.
+
+    >>> with torch.no_grad():
+    ...     thread_state()["the grad mode"]
+    'False'
+    """
+    state: dict[str, Any] = {
+        "the grad mode": torch.is_grad_enabled(),
+        "the inference mode": torch.is_inference_mode_enabled(),
+        "the level of forward gradients": torch.autograd.forward_ad._current_level,
+        "the levels of torch.func": torch._C._functorch.get_dynamic_layer_stack_depth(),
+        "autocast": [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],
+        "the function modes": torch._C._len_torch_function_stack(),
+        "the dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "the dispatch keys": [
+            torch._C._dispatch_tls_local_include_set().raw_repr(),
+            torch._C._dispatch_tls_local_exclude_set().raw_repr(),
+        ],
+    }
+    return {name: str(value) for name, value in state.items()}
+
+
 def tracing_under_way() -> bool:
     """Whether torch is tracing right here, as `torch.export` does: values are fake or stand for nodes of a graph.
 

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, TextIO
 
 from torchsleuth.core.processes.tree import this_process
 from torchsleuth.core.protocol.codec import to_json
-from torchsleuth.core.protocol.failures import Failure, Remark, UncaughtError
+from torchsleuth.core.protocol.failures import Failure, GivenUp, Remark, UncaughtError
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import STACKS_SIGNAL
 from torchsleuth.script_runtime.hiding import hide_in_words
@@ -37,6 +37,7 @@ COUNTERS = "counters"
 DEVICE_FAULT = "device-fault.txt"
 UNCAUGHT = "uncaught.json"
 REMARKS = "remarks.jsonl"
+GIVEN_UP = "given-up.jsonl"
 COUNTERS_BYTES = 16 * (MAX_GRAPHS + 1)
 
 
@@ -149,10 +150,17 @@ class Flight:
 
     def remark(self, remark: Remark) -> None:
         """Keeps what a check has to say of a graph that is no failure; never raises."""
+        self._append(REMARKS, remark)
+
+    def given_up(self, function: GivenUp) -> None:
+        """Keeps a function that Dynamo gave up; never raises."""
+        self._append(GIVEN_UP, function)
+
+    def _append(self, name: str, value: Remark | GivenUp) -> None:
         if self.silent:
             return
-        with contextlib.suppress(OSError), open(self.folder / REMARKS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(to_json(remark)) + "\n")
+        with contextlib.suppress(OSError), open(self.folder / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(to_json(value)) + "\n")
 
     def device_failed(self, why: str) -> None:
         """Says that an accelerator had failed by the time the program ended."""

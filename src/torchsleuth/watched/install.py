@@ -65,10 +65,10 @@ def _watch_for_failures(settings: Settings, begun: Callable[[], Any]) -> None:
 
     def hook(name: str, seam: str, handler: str) -> None:
         def put_in(_module: ModuleType) -> None:
-            from torchsleuth.torch_internals import hooks, saved_code
+            from torchsleuth.torch_internals import frames, hooks, saved_code
 
             hooks.require_supported_torch()
-            put = getattr(hooks, seam, None) or getattr(saved_code, seam)
+            put = next(getattr(room, seam) for room in (hooks, frames, saved_code) if hasattr(room, seam))
             put(functools.partial(hand_on, handler))
 
         after_import(name, put_in)
@@ -94,6 +94,7 @@ def _watch_for_failures(settings: Settings, begun: Callable[[], Any]) -> None:
         hook_compiled_calls(lambda call: None if begun() is None else begun().on_call(call))
 
     hook(module_names.FRAME_CAPTURE, "hook_frame_captures", "on_frame")
+    hook(module_names.FRAME_CAPTURE, "hook_frame_compiles", "on_frame_compile")
     hook(module_names.BACKEND_CALL, "hook_backend_calls", "on_backend")
     hook(module_names.INNER_COMPILE, "hook_inner_compiles", "on_inner")
     after_import(module_names.CAPTURED_GRAPH, route_overrides)

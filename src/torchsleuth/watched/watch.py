@@ -23,6 +23,7 @@ from torchsleuth.script_runtime.compiling import draw_eager_random_numbers, lazy
 from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, call_under_way
+from torchsleuth.torch_internals.frames import FrameCompile
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.torch_internals.saved_code import (
     SavedCode,
@@ -44,7 +45,7 @@ from torchsleuth.watched.graph_record import (
 )
 from torchsleuth.watched.guard import GuardedGraph, HeldTensors, guard_boxed, guard_unboxed
 from torchsleuth.watched.observe.events import silence_this_process
-from torchsleuth.watched.startup import unwarned
+from torchsleuth.watched.startup import is_installed, unwarned
 from torchsleuth.watched.whole_calls import WholeCalls
 
 # Keyword arguments of the inner compile that change its result and can be given to it again. The others are
@@ -77,6 +78,7 @@ class Watch:
         self._flight: Flight | None = None
         self._broken = False
         self._function: str | None = None
+        self._capture = failures.Capture()
         self._function_of: dict[str, str] = {}
         self._outer_of: dict[str, int] = {}
         self._captured: dict[str, RecordedGraph] = {}
@@ -189,10 +191,15 @@ class Watch:
         before, self._function = self._function, frame.function
         flight.counters[CAPTURE] += 1
         state = state_now()
+        outer, capture = self._capture, failures.Capture()
+        self._capture = capture
         try:
-            with self.budget.first_call():
+            with self.budget.first_call(), capture.kept():
                 captured = frame.capture()
             with self.our_own_work():
+                given_up = capture.given_up()
+                if given_up is not None and (given_up.left or not is_installed(given_up.file)):
+                    flight.given_up(given_up)
                 call = call_under_way()
                 if call is not None:
                     self.earlier_calls.note(call)
@@ -205,7 +212,15 @@ class Watch:
             raise
         finally:
             flight.counters[CAPTURE] += 1
-            self._function = before
+            self._function, self._capture = before, outer
+
+    def on_frame_compile(self, compile: FrameCompile) -> Any:
+        """Dynamo compiles a frame: what it cannot be compiled for is remembered, and goes its way."""
+        try:
+            return compile.compile()
+        except Exception as error:
+            self._capture.failed(compile.code, error)
+            raise
 
     def _wanted(self, compile_id: str | None = None) -> bool:
         only = self.settings.only

@@ -173,9 +173,12 @@ def test_sections_are_added_and_what_others_wrote_meanwhile_stays(tmp_path: Path
     doc["later"] = 1
     folder.file("case.json").write_text(json.dumps(doc))
     update_case(folder, triage=Triage("inductor"))
-    updated = update_case(folder, files={"repro.py": "pass"}, verified=Verified(3, 2, False))
+    updated = update_case(
+        folder, files={"repro.py": "pass"}, verified=Verified(3, 2, False), extra={"run": "r1"}
+    )
     assert updated.case.triage == Triage("inductor")
     assert updated.case.verified == Verified(3, 2, False)
+    assert updated.case.extra == {"later": 1, "run": "r1"}
     assert json.loads(folder.file("case.json").read_text())["later"] == 1
     assert folder.file("repro.py").read_text() == "pass"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from made import make
-from torchsleuth.core.cases.door import is_ours
+from torchsleuth.core.cases.door import changed_since
 from torchsleuth.core.cases.errors import CaseInUse
-from torchsleuth.core.cases.folder import open_case, working_on, write_case
+from torchsleuth.core.cases.folder import open_case, update_case, working_on, write_case
 from torchsleuth.front.cli.main import main
 
 ORIGINAL = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
@@ -82,7 +82,7 @@ def test_a_packed_case_is_shown_without_being_unpacked_and_unpacked_on_demand(
     assert open_case(there, "last").text("graph.py") == "x = 1\n"
     assert os.stat(there / "1a2b3c4d").st_mode & 0o777 == 0o700
     assert say(capsys, "unpack", packed, "--cases", there)[0] == 2
-    assert not is_ours(there / "1a2b3c4d", "1a2b3c4d")
+    assert changed_since(there / "1a2b3c4d", "1a2b3c4d") is None
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,85 @@ def test_a_case_from_elsewhere_is_not_executed_before_someone_agrees(
 def test_agreeing_once_is_enough(cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "there"
     shutil.copytree(cases, there, symlinks=True)
-    assert is_ours(cases / "1a2b3c4d", "1a2b3c4d") and not is_ours(there / "1a2b3c4d", "1a2b3c4d")
+    assert changed_since(cases / "1a2b3c4d", "1a2b3c4d") == ()
+    assert changed_since(there / "1a2b3c4d", "1a2b3c4d") is None
     verify = ("verify", "last", "--times", "1", "--cases", there)
     status, said = say(capsys, *verify, "--yes")
     assert status == 1 and "was not made here" in said
     assert (there / "1a2b3c4d" / "executed").exists()
     status, said = say(capsys, *verify)
     assert status == 1 and "was not made here" not in said
+
+
+def test_a_case_that_was_changed_after_it_was_made_is_asked_about(cases: Path, capsys) -> None:
+    """Whoever may write into the folder would otherwise have a script executed that nobody has read."""
+    folder = open_case(cases, "last")
+    (folder.path / "original.py").write_text(ORIGINAL + "# changed\n")
+    verify = ("verify", "last", "--times", "1", "--cases", cases)
+    status, said = say(capsys, *verify)
+    assert status == 2 and "was changed after it was written (original.py)" in said
+    assert not (folder.path / "executed").exists()
+    update_case(
+        folder, {"graph.py": "x = 2\n"}
+    )  # what we write ourselves is ours, and vouches for nothing else
+    assert changed_since(folder.path, "1a2b3c4d") == ("original.py",)
+    assert say(capsys, *verify, "--yes")[0] == 1
+    assert say(capsys, *verify)[0] == 1
+
+
+def test_a_planted_file_is_a_change(cases: Path, capsys) -> None:
+    (cases / "1a2b3c4d" / "repro.py").write_text(ORIGINAL)
+    status, said = say(capsys, "verify", "last", "--cases", cases)
+    assert status == 2 and "(repro.py)" in said and not (cases / "1a2b3c4d" / "executed").exists()
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + "0" * 400, "-1" + "0" * 400, "1" * 5000])
+@pytest.mark.parametrize("verb", ["show", "report", "pack"])
+def test_a_number_beyond_all_numbers_is_one_sentence(verb: str, number: str, cases: Path, capsys) -> None:
+    path = cases / "1a2b3c4d" / "case.json"
+    text = path.read_text()
+    assert '"seen": 1' in text
+    path.write_text(text.replace('"seen": 1', f'"seen": {number}'))
+    status, said = say(capsys, verb, "last", "--cases", cases)
+    assert status == 2 and "internal error" not in said and len(said) < 600, said
+
+
+def test_an_archive_whose_lzma_is_damaged_is_one_sentence(tmp_path: Path, capsys) -> None:
+    packed = tmp_path / "x.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("1a2b3c4d/case.json", json.dumps(make().to_json()) * 3)
+    raw = bytearray(packed.read_bytes())
+    at = raw.index(b"case.json") + 40
+    raw[at : at + 60] = bytes(60)
+    packed.write_bytes(raw)
+    for verb in ("show", "unpack"):
+        status, said = say(capsys, verb, packed, "--cases", tmp_path / "c")
+        assert status == 2 and "internal error" not in said
+
+
+def test_of_paths_outside_the_home_folder_only_the_end_leaves(tmp_path: Path, capsys) -> None:
+    files = {
+        "traceback.txt": 'File "/data/team7/net/model.py", line 3\n'
+        'File "/opt/venvs/x9/lib/python3.12/site-packages/torch/_inductor/lowering.py", line 12\n'
+        "kernels in /scratch/user77/cache/kernels/a.so; see https://example.com/data/team7/x\n",
+        "record.json": json.dumps({"files": ["/data/team7/net/parts/block.py"]}),
+        "original.py": "# of /data/team7/net/model.py\nW = '/scratch/user77/w.pt'\nx = 8 /2/ 1\n",
+    }
+    write_case(tmp_path / "cases", make(script=("/data/team7/net/train.py",)), files)
+    packed = tmp_path / "shared.zip"
+    status, said = say(capsys, "pack", "last", "--cases", tmp_path / "cases", "-o", packed)
+    assert status == 0 and "paths of the machine" in said
+    with zipfile.ZipFile(packed) as archive:
+        held = {name[9:]: archive.read(name).decode() for name in archive.namelist()}
+    for word in ("team7/net", "user77", "venvs"):
+        assert not any(word in text for name, text in held.items() if name != "CONTENTS.txt"), word
+    assert (
+        '"model.py", line 3' in held["traceback.txt"]
+        and '"torch/_inductor/lowering.py"' in held["traceback.txt"]
+    )
+    assert "https://example.com/data/team7/x" in held["traceback.txt"]
+    assert json.loads(held["record.json"])["files"] == ["parts/block.py"]
+    assert "W = 'w.pt'" in held["original.py"] and "x = 8 /2/ 1" in held["original.py"]
 
 
 def test_the_failure_of_a_run_does_not_take_over_a_planted_case(cases: Path, tmp_path: Path) -> None:

@@ -225,7 +225,14 @@ def programs_own(cases: Path) -> CaseFolder:
         triage=Triage("program", user_line="model.py:3", code="return table[index]", pinned=True),
         verified=Verified(1, 1, True),
     )
-    return write_case(cases, case, {"original.py": "import torch\n", "traceback.txt": "IndexError"})
+    return write_case(
+        cases,
+        case,
+        {
+            "original.py": "import torch\n",
+            "traceback.txt": "Traceback\nIndexError: index 7 is out of bounds for axis 0 with size 5\n",
+        },
+    )
 
 
 KINDS = (accuracy, compile_error, crash, capture_error, hang, programs_own)

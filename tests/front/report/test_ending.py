@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from golden_files import agreed
-from made_cases import KINDS, accuracy, crash, hang
+from made_cases import KINDS, WORKAROUNDS, accuracy, crash, hang
 
 from torchsleuth.front.report.html import write_report
 from torchsleuth.front.report.terminal import ending
@@ -62,8 +62,16 @@ def test_the_operator_is_underlined(cases):
 
 
 def test_the_line_to_paste_is_whole_however_narrow_the_terminal(cases):
-    lines = [line.strip() for line in screen(accuracy(cases), width=30)]
+    folder = accuracy(cases, workarounds=WORKAROUNDS[1:])
+    lines = [line.strip() for line in screen(folder, width=30)]
     assert 'torch.compile(model, backend="eager")' in lines
+
+
+def test_a_workaround_of_many_lines_is_the_same_one_and_is_pasted_from_show(cases):
+    lines = screen(accuracy(cases), width=90)
+    at = next(i for i, line in enumerate(lines) if line.startswith("workaround"))
+    assert "interpolate left out" in lines[at] and "backend eager" not in "\n".join(lines)
+    assert any("6 lines to paste: torchsleuth show a0000001" in line for line in lines)
 
 
 def test_a_path_is_never_broken(cases):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_cases import FILES, GRAPH, REPRO, accuracy, compile_error
+from made_cases import FILES, GRAPH, REPRO, accuracy, compile_error, programs_own
 from page_parts import Parts
 from test_issue import HEADINGS, outside_fences
 
@@ -18,8 +18,9 @@ from torchsleuth.core.cases.folder import CaseFolder, put_files
 from torchsleuth.core.cases.model import case_from_json
 from torchsleuth.front.cli.main import main
 from torchsleuth.front.report.evidence import gather
-from torchsleuth.front.report.html import page
+from torchsleuth.front.report.html import page, write_report
 from torchsleuth.front.report.issue import MOST, issue
+from torchsleuth.front.report.terminal import ending
 
 
 def report(cases: Path, *words: str) -> tuple[int, str]:
@@ -312,3 +313,13 @@ def test_whatever_a_file_holds_a_report_comes_of_it(tmp_path, name, noise, at):
     status, text = report(tmp_path, "a0000002")
     assert status == 0
     check_page(text)
+
+
+def test_a_failure_of_the_programs_own_has_its_message_and_line_and_no_issue_text(tmp_path, capsys):
+    folder = programs_own(tmp_path / "cases")
+    written, to_file = write_report(folder)
+    assert to_file is None and not (folder.path / "issue.md").exists()
+    screen = "\n".join(line.text for line in ending([(folder, "a0000006")], width=200))
+    assert "mend model.py:3" in screen and "issue.md" not in screen
+    for text in (screen, written.read_text()):
+        assert "index 7 is out of bounds for axis 0 with size 5" in text and "index #" not in text

@@ -5,7 +5,7 @@ import dataclasses
 from made_cases import WORKAROUNDS, accuracy, hang
 
 from torchsleuth.front.report.html import write_report
-from torchsleuth.front.report.terminal import show_case
+from torchsleuth.front.report.terminal import ending, show_case
 
 
 def shown(folder, capsys):
@@ -33,3 +33,27 @@ def test_lines_of_a_workaround_hide_nothing(tmp_path, capsys):
     case = dataclasses.replace(folder.case, workarounds=(hostile,))
     text = shown(dataclasses.replace(folder, case=case), capsys)
     assert "\x1b" not in text and "\r" not in text and "b = 2c" in text
+
+
+LONG = f"""\
+from torch._inductor.graph import make_fallback
+make_fallback(torch.ops.aten.{"very_" * 30}long.default, warn=False, override_decomp=True)"""
+
+
+def test_what_is_to_be_pasted_is_python_in_any_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = accuracy(tmp_path, workarounds=(dataclasses.replace(WORKAROUNDS[0], how=LONG),))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    _, _, below = shown(folder, capsys).partition("\npaste:\n")
+    pasted, _, _ = below.partition("\n\n")
+    assert pasted == LONG
+    compile(pasted, "pasted", "exec")
+
+
+def test_screen_show_page_and_issue_recommend_the_same(tmp_path, capsys):
+    folder = accuracy(tmp_path)
+    page, issue = write_report(folder)
+    screen = "\n".join(line.text for line in ending([(folder, "a0000001")], width=90))
+    for text in (screen, shown(folder, capsys), issue.read_text()):
+        assert "interpolate left out" in text and "backend eager" not in text
+    assert page.read_text().index("interpolate left out") < page.read_text().index("backend eager")

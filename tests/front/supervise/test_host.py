@@ -18,7 +18,7 @@ from program_runs import run_watched
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.tree import descendants_of
-from torchsleuth.core.protocol.steps import Begins
+from torchsleuth.core.protocol.steps import Begins, TriageOrder
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 from torchsleuth.front.supervise.host import HostLost, SearchHost, StepRefused
 from torchsleuth.front.supervise.road import blame, find_workarounds, minify
@@ -173,9 +173,8 @@ def test_a_triage_whose_host_dies_twice_leaves_its_reason_and_the_next_step_runs
 def test_a_host_that_hangs_past_its_budget_is_ended(processes, folder):
     killer = Killer(processes.host, "reading the case", signal.SIGSTOP)
     with pytest.raises(HostLost, match=r"did not end in its time while reading the case"):
-        processes.host.ask(
-            "triage", 15.0, said=killer.say, heard=killer.hear, case=str(folder.path.absolute())
-        )
+        order = TriageOrder(str(folder.path.absolute()))
+        processes.host.ask(order, 15.0, said=killer.say, heard=killer.hear)
     # There is no time left to start it again for this; the next step finds another.
     assert killer.said == []
     case = at_work(folder, processes, 60, killer.say)
@@ -188,7 +187,7 @@ def test_a_host_that_takes_too_much_memory_is_ended(prepared, folder):
     with SearchHost(prepared, "1", folder.path / "minify", memory=1 << 20) as host:
         said: list[str] = []
         with pytest.raises(HostLost, match="took more than 1 MB of memory"):
-            host.ask("triage", 30.0, said=said.append, case=str(folder.path.absolute()))
+            host.ask(TriageOrder(str(folder.path.absolute())), 30.0, said=said.append)
     assert left_behind(before) == []
 
 
@@ -215,9 +214,10 @@ def test_everything_goes_with_the_front(recorded, tmp_path):
     program = (
         "import sys, time\nfrom pathlib import Path\n"
         "from torchsleuth.core.processes.prepared import PreparedInterpreter\n"
+        "from torchsleuth.core.protocol.steps import TriageOrder\n"
         "from torchsleuth.front.supervise.host import SearchHost\n"
         "host = SearchHost(PreparedInterpreter(), '1', Path(sys.argv[1]))\n"
-        "host.ask('triage', 60, heard=lambda m: print('doing', flush=True), case=sys.argv[2])\n"
+        "host.ask(TriageOrder(sys.argv[2]), 60, heard=lambda m: print('doing', flush=True))\n"
     )
     front = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "work"), str(recorded)], stdout=subprocess.PIPE

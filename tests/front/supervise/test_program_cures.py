@@ -9,11 +9,19 @@ import pytest
 from made import make
 from torchsleuth.core.cases.folder import update_case, write_case
 from torchsleuth.core.cases.model import Triage, Workaround
+from torchsleuth.core.change_table import kept_eager
+from torchsleuth.core.protocol.codec import plain
 from torchsleuth.front.supervise import program_cures
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
-from torchsleuth.front.supervise.program_cures import changes_of_program, gives_up, try_on_program
+from torchsleuth.front.supervise.program_cures import (
+    changes_of_program,
+    gives_up,
+    try_found_on_program,
+    try_on_program,
+)
 from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.front.supervise.settle import check_blame_of_program
+from torchsleuth.script_runtime.signature import Signature
 
 MODEL = """class Net:
     def forward(self, x):
@@ -129,3 +137,41 @@ def test_a_program_is_at_fault_only_if_it_fails_when_nothing_is_compiled(capture
     found = case.case.triage
     assert found.component == component
     assert ("passes when nothing is compiled" in found.detail) is (component == "dynamo")
+
+
+KEPT_EAGER = kept_eager(["aten.sin.default"])
+OTHER = Signature("crash", "run")
+SAME_AS_BEFORE = "the program fails as before"
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "program", "error"),
+    [
+        ((), 0, True, None),
+        (None, 1, False, SAME_AS_BEFORE),
+        ((OTHER,), 1, None, None),  # another of its failures, of which this workaround says nothing
+        ((), 1, False, "the program ends with status 1"),
+    ],
+)
+def test_lines_to_paste_are_run_as_they_are_printed_beside_the_cache_that_the_program_has(
+    capture_case, monkeypatch, seen, status, program, error
+):
+    asked = []
+
+    def run(_program, change, **_):
+        asked.append(change)
+        signatures = (capture_case.case.signature,) if seen is None else seen
+        return ProgramRun(status, 0.1, cases=tuple({"signature": plain(each)} for each in signatures))
+
+    monkeypatch.setattr(program_cures, "run_program", run)
+    work = CaseAtWork(capture_case, Processes(), time.monotonic() + 60)
+    work.write(workarounds=(Workaround.of(KEPT_EAGER, None),))
+    try_found_on_program(work, [KEPT_EAGER])
+    (tried,) = work.case.workarounds
+    assert (tried.program, tried.error) == (program, error)
+    (change,) = asked
+    assert (change.snippet, change.own_cache, change.off) == (tried.how, True, {})
+
+
+def test_what_the_program_refused_helps_nobody():
+    assert gives_up([Workaround("setting x", "x = 1", True, program=False)])

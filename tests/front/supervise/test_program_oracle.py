@@ -73,3 +73,25 @@ def test_a_user_without_a_name_has_a_compile_cache_as_well(monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr("getpass.getuser", nameless)
     assert compile_cache().name.startswith("torchinductor_")
+
+
+def test_a_backend_is_offered_only_where_the_program_passes_with_it_as_it_is_pasted(asked):
+    def fails(change):
+        return not (change.backend or "").startswith("sleuth_")
+
+    found = asked[0](make(), fails)
+    assert found.triage.component == "inductor"
+    assert found.workarounds == ()
+    found = asked[0](make(), lambda change: change.backend is None)
+    assert [each.how for each in found.workarounds] == [
+        'torch.compile(model, backend="aot_eager_decomp_partition")'
+    ]
+
+
+def test_what_a_whole_program_passed_with_is_run_as_the_lines_that_are_pasted(asked):
+    ask, _ = asked
+
+    def fails(change):  # a setting in force everywhere helps; the line at the top is overruled by the program
+        return change.backend is None and "fallback_random" not in str(change.config)
+
+    assert not [each for each in ask(make(kind="accuracy"), fails).workarounds if "random" in each.how]

@@ -6,9 +6,10 @@ import pytest
 
 from made import make
 from torchsleuth.core.cases.folder import update_case, write_case
-from torchsleuth.core.cases.model import Minified, Triage
+from torchsleuth.core.cases.model import Minified, Triage, Workaround
 from torchsleuth.front.supervise import road, whole_program
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
+from torchsleuth.front.supervise.host import HostLost
 from torchsleuth.front.supervise.program_runs import Program, ProgramRun, Recorded, Watch
 
 PINNED = Triage(
@@ -102,3 +103,16 @@ def test_a_case_whose_road_ends_in_a_mistake_of_ours_is_told_and_the_others_go_o
     assert said == ["a case was not investigated to its end: a bug in torchsleuth, KeyError: 'b'"]
     assert [bool(case["triage"]) for case in run.cases] == [False, True]
     assert len(finished) == 2
+
+
+def test_a_host_that_is_lost_leaves_what_was_found_to_help(tmp_path, monkeypatch):
+    found = (Workaround("setting x", "x = 1", True),)
+
+    def dies(work, *_):
+        work.write(workarounds=found)
+        raise HostLost("the search host died")
+
+    monkeypatch.setattr(road, "find_workarounds", dies)
+    work = case_in(tmp_path / "cases")
+    road.cure(work, 60.0)
+    assert work.case.workarounds == found

@@ -17,7 +17,13 @@ from torchsleuth.core.protocol.trials import Outcome, Question, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.runner import Runner
 from torchsleuth.search.cure.attempts import NO_TIME, NotApplicable, Original, Tried, parts_of
-from torchsleuth.search.cure.find import NothingToWorkAround, attempts, find_workarounds, ordered
+from torchsleuth.search.cure.find import (
+    NothingToWorkAround,
+    attempts,
+    find_workarounds,
+    ordered,
+    workaround_of,
+)
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.search.minify.contract import Reduction
 from torchsleuth.search.minify.oracle import Questions
@@ -282,3 +288,17 @@ def test_parts_say_nothing_about_a_write_through_a_view_that_the_other_part_made
         with pytest.raises(NotApplicable, match="mul__tensor still writes"):
             parts_of(original, change)
     assert len(parts_of(original, Change(eager_nodes=frozenset({"slice_tensor"})))) == 1
+
+
+def timed(name, seconds, reach=SETTING):
+    return Tried(Change(name=name, how=name, reach=reach), None, run_seconds=seconds)
+
+
+def test_of_runs_that_are_too_short_to_measure_there_is_no_ratio_and_no_order():
+    # 0.72 and 0.4 ms: a toy tensor, and the noise of calling anything.
+    slow, fast = timed("mild", 0.00072), timed("harsh", 0.0004, OPERATOR)
+    assert [each.change.name for each in ordered([fast, slow])] == ["mild", "harsh"]
+    assert workaround_of(slow, 0.0005).cost is None and workaround_of(slow, 0.5).cost is None
+    slow, fast = timed("mild", 0.072), timed("harsh", 0.04, OPERATOR)
+    assert [each.change.name for each in ordered([slow, fast])] == ["harsh", "mild"]
+    assert workaround_of(slow, 0.05).cost == 1.44

@@ -1,6 +1,7 @@
 """Which workarounds are worth trying, and the lines they come with; nothing is compiled here."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,7 @@ def test_the_operator_at_fault_is_kept_eager_with_lines_that_name_it():
     assert fallback.how.splitlines() == [
         "from torch._inductor.graph import make_fallback",
         "make_fallback(torch.ops.aten.relu.default, warn=False, override_decomp=True)",
+        "torch.compiler.config.cache_key_tag += 'aten.relu.default kept eager; '",
     ]
     assert fallback == Change(off={"lowerings": {"names": ["aten.relu.default"]}})
 
@@ -252,7 +254,8 @@ def test_the_lines_that_take_a_pattern_out_do_so_and_leave_its_neighbour(monkeyp
     monkeypatch.setattr(PatternMatcherPass, "apply", lambda self, gm: kept.extend(self.patterns["sum"]))
     triage = Triage(component="inductor", part="pad_mm: _pattern_1", subsystem="patterns")
     (one,) = named(candidates_for(about(triage=triage)), "pattern ")
-    exec(one.how, {})
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+    exec(one.how, {"torch": torch})
     first, tenth = (
         SimpleNamespace(pattern_name="_pattern_1_inference"),
         SimpleNamespace(pattern_name="_pattern_10"),

@@ -3,23 +3,27 @@
 Read are regular files only, no link followed, no more bytes than agreed. A pipe without a writer or a device without
 an end would stop whoever looks for ever, and a link would lead to a file that is none of the case's. Executed without
 asking is only what was made here or agreed to here. A mark in the folder says so: made with a key that only this user
-has, over the id of the case and the number of the folder on its disk, so that a copy, an unpacked archive or a folder
-that came back from elsewhere carries none.
+has, over the id of the case, the number of the folder on its disk and what each file holds that would be executed, so
+that a copy, an unpacked archive or a folder that came back from elsewhere carries none, and a changed file is seen.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import json
 import os
 import secrets
 import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 # Of texts that a person or a search reads: graphs, records, scripts, tracebacks.
 MOST_TEXT = 64 << 20
+# No count, size or time in a case is larger, and no float holds what is much larger.
+_MOST_NUMBER = 1 << 64
 
 
 class NotRead(ValueError):
@@ -76,7 +80,9 @@ def json_inside(folder: Path | str, name: str, most: int = MOST_TEXT) -> Any:
 def parse_json(raw: bytes, name: str) -> object:
     """The document in these bytes; `name` is that of their file: `parse_json(b"[1]", "case.json") == [1]`."""
     try:
-        return json.loads(raw.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
+        return json.loads(
+            raw.decode("utf-8"), parse_constant=_no_number, parse_float=_finite, parse_int=_whole
+        )
     except RecursionError:
         raise NotRead(f"{name} is nested too deeply") from None
     except ValueError as failure:
@@ -116,6 +122,13 @@ def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
+def _whole(text: str) -> int:
+    value = int(text) if len(text) < 100 else _MOST_NUMBER + 1
+    if abs(value) > _MOST_NUMBER:
+        raise ValueError(f"{text[:20]} is beyond all numbers")
+    return value
+
+
 def _finite(text: str) -> float:
     value = float(text)
     if value - value != 0:
@@ -124,33 +137,73 @@ def _finite(text: str) -> float:
 
 
 MARK = ".made-here"
+EXECUTED = (
+    "graph.py",
+    "record.json",
+    "call.json",
+    "program.py",
+    "original.py",
+    "repro.py",
+    "torchsleuth_runtime.py",
+)
+"""The files of a case of which something is executed."""
 _KEY_BYTES = 32
 
 
-def is_ours(folder: Path, case_id: str) -> bool:
-    """Whether this case was made or agreed to by this user on this machine: `is_ours(folder.path, folder.case.id)`."""
-    key = _key(make=False)
-    try:
-        said = read_inside(folder, MARK, 200)
-        return key is not None and hmac.compare_digest(said, _mark(key, folder, case_id))
-    except (NotRead, OSError):
-        return False
+def changed_since(folder: Path, case_id: str) -> tuple[str, ...] | None:
+    """The files that would be executed and are not as they were when this user made the case here, or agreed to it.
+
+    None where it was neither.
+
+    Example: `changed_since(folder.path, folder.case.id) == ("repro.py",)` after somebody has edited that.
+    """
+    known = _marked(folder, case_id)
+    if known is None:
+        return None
+    return tuple(name for name in EXECUTED if _digest(folder, name) != known.get(name))
 
 
-def mark_as_ours(folder: Path, case_id: str) -> None:
-    """From now on the case counts as made here; where no key can be kept, it will be asked about."""
+def mark_as_ours(folder: Path, case_id: str, written: Iterable[str] = EXECUTED) -> None:
+    """From now on these files count as made here; where no key can be kept, they will be asked about.
+
+    What else is marked stays so: a file that somebody changed is not agreed to by our writing another.
+    """
     key = _key(make=True)
     if key is None:
         return
+    known = (_marked(folder, case_id) or {}) | {name: _digest(folder, name) for name in written}
+    files = {name: digest for name, digest in known.items() if digest is not None}
     with contextlib.suppress(OSError):
         (folder / MARK).unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(folder / MARK, flags, 0o600), "wb") as file:
-            file.write(_mark(key, folder, case_id))
+            file.write(json.dumps({"mark": _mark(key, folder, case_id, files), "files": files}).encode())
 
 
-def _mark(key: bytes, folder: Path, case_id: str) -> bytes:
-    return hmac.new(key, f"{case_id} {os.stat(folder).st_ino}".encode(), "sha256").hexdigest().encode()
+def _marked(folder: Path, case_id: str) -> dict[str, str | None] | None:
+    """The marked files and what they held; None where there is no mark of this user's for this folder."""
+    key = _key(make=False)
+    try:
+        said = json.loads(read_inside(folder, MARK, 10_000))
+        files: dict[str, str | None] = said["files"]
+        if key is not None and hmac.compare_digest(said["mark"], _mark(key, folder, case_id, files)):
+            return files
+    except (NotRead, OSError, ValueError, TypeError, KeyError):
+        pass
+    return None
+
+
+def _mark(key: bytes, folder: Path, case_id: str, files: Mapping[str, str | None]) -> str:
+    what = f"{case_id} {os.stat(folder).st_ino} {json.dumps(files, sort_keys=True)}"
+    return hmac.new(key, what.encode(), "sha256").hexdigest()
+
+
+def _digest(folder: Path, name: str) -> str | None:
+    """What a file holds, in short; None where there is none."""
+    try:
+        return hashlib.sha256(read_inside(folder, name)).hexdigest()
+    except NotRead:
+        return "unreadable" if os.path.lexists(folder / name) else None
 
 
 def key_file() -> Path:

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.door import (
+    EXECUTED,
+    changed_since,
     inside,
     is_file_inside,
-    is_ours,
     json_inside,
     key_file,
     mark_as_ours,
@@ -128,14 +129,17 @@ def update_case(
 ) -> CaseFolder:
     """Adds files, then replaces sections of case.json: `update_case(folder, verified=Verified(3, 3, True))`.
 
-    The document is read again first, so that sections written meanwhile by others stay.
+    The document is read again first, so that sections written meanwhile by others stay; of `extra` its keys are added.
     """
     unknown = sections.keys() - {f.name for f in dataclasses.fields(Case) if f.name not in ("id", "schema")}
     if unknown:
         raise TypeError(f"case.json has no section {', '.join(sorted(unknown))}")
     with _explained(folder.path), _locked(folder.path):
+        ours = changed_since(folder.path, folder.case.id) is not None
         for name, content in (files or {}).items():
             _put(folder.path, name, content)
+        if ours and (written := [name for name in EXECUTED if name in (files or {})]):
+            mark_as_ours(folder.path, folder.case.id, written)
         doc = case_document(folder.path)
         changed = dataclasses.replace(case_from_json(doc, folder.path), **sections)
         fresh = changed.to_json()
@@ -178,8 +182,9 @@ def _count_again(target: Path, case: Case) -> CaseFolder | None:
         except DamagedCase:
             _set_aside(target, "damaged")
             return None
-        if not is_ours(target, target.name) and key_file().is_file():
-            _set_aside(target, "from-elsewhere")  # its scripts are not run in the place of ours
+        changed = changed_since(target, target.name)
+        if changed != () and key_file().is_file():  # its scripts are not run in the place of ours
+            _set_aside(target, "from-elsewhere" if changed is None else "changed")
             return None
         doc.update(seen=old.seen + case.seen, last_seen=case.last_seen or now())
         return _put_document(target, doc)

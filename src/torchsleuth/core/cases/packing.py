@@ -7,6 +7,7 @@ executed before someone agreed to that.
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import secrets
 import shutil
@@ -20,7 +21,7 @@ from torchsleuth.core.cases.door import NotRead, inside, parse_json, read_inside
 from torchsleuth.core.cases.errors import CaseError, DamagedCase, error_of_oserror
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import ID, MAX_BYTES, Case, case_from_json
-from torchsleuth.core.cases.scrub import scrubbed
+from torchsleuth.core.cases.scrub import HIDDEN, scrubbed, without_paths
 from torchsleuth.core.protocol.files import growing
 
 CONTENTS = "CONTENTS.txt"
@@ -49,7 +50,10 @@ class Packed:
     def __str__(self) -> str:
         """The list that goes with it."""
         held = [f"  {name}, {size} bytes" for name, size in self.files]
-        gone = [f"  {name}: {why}" for name, why in self.removed] or ["  nothing"]
+        kept = {name for name, _ in self.files}
+        gone = [f"  {'from ' if name in kept else ''}{name}: {why}" for name, why in self.removed] or [
+            "  nothing"
+        ]
         return "\n".join(["What is in it", *held, "What was removed", *gone]) + "\n"
 
 
@@ -57,13 +61,14 @@ def pack_case(folder: CaseFolder, target: Path) -> Packed:
     """Writes the case into one file: `pack_case(folder, Path("torchsleuth-1a2b3c4d.zip")).files`."""
     contents: dict[str, bytes] = {}
     removed: list[tuple[str, str]] = []
+    project = _project(folder)
     for name in _names(folder.path, removed):
         try:
             data = read_inside(folder.path, name, MOST_BYTES - sum(map(len, contents.values())))
         except NotRead as why:
             removed.append((name, str(why)))
             continue
-        contents[name] = data if name.endswith(_BINARY) else _clean(name, data, removed)
+        contents[name] = data if name.endswith(_BINARY) else _clean(name, data, project, removed)
     if "case.json" not in contents:
         raise NotPacked(f"The case in {folder.path} cannot be packed: its case.json cannot be read.")
     files = tuple((name, len(data)) for name, data in contents.items())
@@ -94,9 +99,19 @@ def _names(folder: Path, removed: list[tuple[str, str]]) -> Iterator[str]:
         yield from ((here / each).as_posix() for each in sorted(files) if not each.startswith("."))
 
 
-def _clean(name: str, data: bytes, removed: list[tuple[str, str]]) -> bytes:
+def _project(folder: CaseFolder) -> str:
+    """The folder of the program that failed; empty where nobody knows."""
+    if folder.case.script and os.path.isabs(folder.case.script[0]):
+        return os.path.dirname(folder.case.script[0])
+    program = folder.case.extra.get("program")
+    where = program.get("cwd") if isinstance(program, dict) else None
+    return where if isinstance(where, str) else ""
+
+
+def _clean(name: str, data: bytes, project: str, removed: list[tuple[str, str]]) -> bytes:
     """A text without what is nobody else's."""
     text = data.decode("utf-8", errors="replace")
+    hidden_before = text.count(HIDDEN)
     if name in ("record.json", "case.json"):
         try:
             doc = json.loads(text)
@@ -109,9 +124,17 @@ def _clean(name: str, data: bytes, removed: list[tuple[str, str]]) -> bytes:
         clean = scrubbed(name, text, everywhere=True)
     except RecursionError:
         clean = scrubbed("text", text)
-    if _differ(name, text, clean):
-        removed.append((name, "secrets, the home folder or the name of the user"))
-    return clean.encode("utf-8", errors="backslashreplace")
+    if hidden_before:
+        removed.append((name, f"secrets, taken out when it was written: {hidden_before}"))
+    if (gone := clean.count(HIDDEN) - hidden_before) > 0:
+        removed.append((name, f"secrets: {gone}"))
+    elif _differ(name, text, clean):
+        removed.append((name, "the home folder or the name of the user"))
+    if (shorter := without_paths(name, clean, project)) != clean:
+        removed.append(
+            (name, "paths of the machine: what is left is relative to the program, or the last part")
+        )
+    return shorter.encode("utf-8", errors="backslashreplace")
 
 
 def _differ(name: str, text: str, clean: str) -> bool:
@@ -206,6 +229,7 @@ def _bytes(path: Path, archive: zipfile.ZipFile, name: str, most: int) -> bytes:
         EOFError,
         NotImplementedError,
         zlib.error,
+        lzma.LZMAError,
     ) as why:
         raise NotPacked(f"{path} is damaged ({why}); ask for it again.") from why
     if len(data) > most:

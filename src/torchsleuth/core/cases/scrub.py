@@ -1,6 +1,9 @@
 """What is written into a case carries no secrets, and of the person's machine no more than it must.
 
-Every text of a case passes through `scrubbed` on its way to the disk. Secrets go everywhere; the home folder becomes
+Every text of a case passes through `scrubbed` on its way to the disk, and `hidden` on its way to a terminal or a page.
+Two kinds of rules take secrets out: ours (`script_runtime/hiding.py`, which standalone scripts carry along) know what
+variables, options and assignments of a secret name hold; published ones (`secret_shapes.json`, those of gitleaks under
+its licence) know tokens of two hundred services by their shape. Secrets go everywhere; the home folder becomes
 `~` and the user's name `user`, but not inside a script's code, where a path that is needed would lead nowhere. Of the
 environment only what torch and its compilers read is kept, so that nothing personal comes along by chance. And what a
 stranger's case says goes through `printable` on its way to a terminal: escape sequences that move the cursor, control
@@ -9,17 +12,21 @@ characters, marks that turn the reading direction.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import getpass
 import io
 import json
+import math
 import os
 import re
 import sys
 import tokenize
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET, hide_in_words, hide_secrets, secret_values
 
@@ -46,12 +53,24 @@ def scrubbed(name: str, text: str, *, everywhere: bool = False) -> str:
         try:
             doc = json.loads(text)
         except (ValueError, RecursionError):
-            return shortened(hide_secrets(text))
-        values = secret_values(os.environ, sys.orig_argv)
-        # Most documents hold no secret at all, which is quicker to see in one text than in thousands of strings.
-        walk = _Walk(everywhere, values if hide_secrets(text, values) != text else None)
-        return json.dumps(walk.value(doc, ""), indent=1) + "\n"
-    return shortened(hide_secrets(text))
+            return shortened(hidden(text))
+        return json.dumps(_Walk(everywhere, _values_if_any(text)).value(doc, ""), indent=1) + "\n"
+    return shortened(hidden(text))
+
+
+def without_secrets_in(document: object) -> object:
+    """A JSON document, its strings free of secrets: `without_secrets_in({"token": "abc"}) == {"token": "<hidden>"}`."""
+    values = _values_if_any(json.dumps(document))
+    return document if values is None else _Walk(True, values, paths=False).value(document, "")
+
+
+def _values_if_any(text: str) -> tuple[str, ...] | None:
+    """The secrets to take out of a document, of which this is the text; None where there are none in it.
+
+    Most hold none, which is quicker to see in one text than in thousands of strings.
+    """
+    values = secret_values(os.environ, sys.orig_argv)
+    return values if hidden(text, values) != text else None
 
 
 @dataclass(frozen=True)
@@ -60,6 +79,7 @@ class _Walk:
 
     everywhere: bool
     values: tuple[str, ...] | None
+    paths: bool = True
 
     def value(self, doc: object, key: str, code: bool = False) -> object:
         """`code` is true below the keys of `_CODE`: the strings there are parts of scripts."""
@@ -72,8 +92,8 @@ class _Walk:
         if not isinstance(doc, str):
             return doc
         if self.values is not None:
-            doc = HIDDEN_SECRET if _NAMED.search(f"{key}=") else hide_secrets(doc, self.values)
-        return doc if code and not self.everywhere else shortened(doc)
+            doc = HIDDEN_SECRET if _NAMED.search(f"{key}=") else hidden(doc, self.values)
+        return doc if not self.paths or (code and not self.everywhere) else shortened(doc)
 
 
 def without_secrets(source: str) -> str:
@@ -92,6 +112,72 @@ def shortened(text: str) -> str:
     return text
 
 
+_OWN_ROOTS = {
+    "home",
+    "Users",
+    "root",
+    "mnt",
+    "data",
+    "scratch",
+    "tmp",
+    "var",
+    "opt",
+    "work",
+    "srv",
+    "media",
+    "Volumes",
+}
+_SYSTEM = {
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "lib",
+    "lib32",
+    "lib64",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "usr",
+    "lost+found",
+}
+
+
+def _roots() -> str:
+    """The top folders below which a path says something of a machine: the usual ones, and what this one has."""
+    with contextlib.suppress(OSError):
+        return "|".join(sorted(map(re.escape, (_OWN_ROOTS | set(os.listdir("/"))) - _SYSTEM)))
+    return "|".join(sorted(_OWN_ROOTS))
+
+
+PATH = re.compile(rf"(?<![\w.:/~])(?:~|/(?:{_roots()})(?![\w.-]))[\w.+@%~-]*(?:/[\w.+@%~-]+)*/?")
+QUOTED_PATH = re.compile(rf"(?<=['\"]){PATH.pattern}")
+INSTALLED = re.compile(r"(?:~|/)?[\w.+@%~/-]*/(?:site|dist)-packages/")
+
+
+def last_part(found: re.Match[str]) -> str:
+    """Of a path, what a reader needs: `/home/ada/models/unet.py` becomes `unet.py`."""
+    return found[0].rstrip("/").rpartition("/")[2] or "~"
+
+
+def without_paths(name: str, text: str, project: str) -> str:
+    """A text for others: paths below the program's folder relative to it, of a package by its name, of others the end.
+
+    >>> without_paths("log.txt", "/data/p/m/net.py, /data/x/cache and /v/site-packages/torch/fx/graph.py", "/data/p")
+    'm/net.py, cache and torch/fx/graph.py'
+    """
+    if len(project.rstrip("/")) > 1:
+        text = re.sub(rf"(?<![\w./-]){re.escape(project.rstrip('/'))}/", "", text)
+    text = INSTALLED.sub("", text)
+    if not name.endswith(".py"):
+        return PATH.sub(last_part, text)
+    prose = (
+        PATH.sub(last_part, x) if x.lstrip().startswith("#") else x for x in text.splitlines(keepends=True)
+    )
+    return QUOTED_PATH.sub(last_part, "".join(prose))  # a division or a regular expression stays what it is
+
+
 @functools.cache
 def _user() -> str:
     try:
@@ -103,7 +189,7 @@ def _user() -> str:
 def _python(source: str, paths: str) -> str:
     """Only strings and comments change, so that the rest stays the program it was; `paths` that are shortened: all,
     those in prose, none."""
-    if hide_secrets(source) == source and (paths == "none" or shortened(source) == source):
+    if hidden(source) == source and (paths == "none" or shortened(source) == source):
         return source
     lines = source.splitlines(keepends=True)
     edits: list[tuple[tuple[int, int], tuple[int, int], str]] = []
@@ -112,7 +198,7 @@ def _python(source: str, paths: str) -> str:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type in _STRINGS or token.type == tokenize.COMMENT:
                 old = _slice(lines, token.start, token.end)
-                new = hide_secrets(old)
+                new = hidden(old)
                 prefix = lines[token.start[0] - 1][: token.start[1]]
                 if token.type == tokenize.STRING and _NAMED.search(prefix):
                     new = re.sub(r"(?s)^(\w*)('''|\"\"\"|'|\").+\2$", rf"\1\2{HIDDEN_SECRET}\2", new)
@@ -135,6 +221,69 @@ def _slice(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> st
         return lines[start[0] - 1][start[1] : end[1]]
     middle = lines[start[0] : end[0] - 1]
     return "".join([lines[start[0] - 1][start[1] :], *middle, lines[end[0] - 1][: end[1]]])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How tokens of one service look: words of which one stands near, an expression, which group of it, how random.
+
+    What is less random than that, a hash or the name of a kernel, is none.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    expression: str
+    group: int
+    entropy: float
+
+    @functools.cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(self.expression)
+
+    def hide(self, match: re.Match[str]) -> str:
+        """The match with its secret hidden, or as it was."""
+        group = self.group or match.lastindex or 0
+        secret = match[group]
+        if not secret or HIDDEN_SECRET in secret or _entropy(secret) < self.entropy:
+            return match[0]
+        start, end = match.start(group) - match.start(), match.end(group) - match.start()
+        return match[0][:start] + HIDDEN_SECRET + match[0][end:]
+
+
+def hidden(text: str, values: tuple[str, ...] | None = None) -> str:
+    """The text without secrets; `values` are those that this process knows unless they are given.
+
+    >>> hidden("xoxb-1234567890-abcdef and dop_v1_" + 8 * "0a1b2c3d", ())
+    '<hidden> and <hidden>'
+    """
+    text = hide_secrets(text, values)
+    small = text.lower()
+    for shape in published():
+        if any(word in small for word in shape.words):
+            text = shape.pattern.sub(shape.hide, text)
+    return text
+
+
+@functools.cache
+def published() -> tuple[Shape, ...]:
+    """The published rules, as they stand in the file."""
+    text = files("torchsleuth.core.cases").joinpath("secret_shapes.json").read_text("utf-8")
+    return tuple(
+        Shape(
+            rule["id"],
+            tuple(rule["keywords"]),
+            rule["regex"],
+            rule.get("group", 0),
+            rule.get("entropy", 0.0),
+        )
+        for rule in json.loads(text)["rules"]
+    )
+
+
+def _entropy(text: str) -> float:
+    """Bits of a character, were each drawn by itself."""
+    counts = Counter(text).values()
+    return -sum(count / len(text) * math.log2(count / len(text)) for count in counts)
 
 
 _READ_BY_TORCH = re.compile(
@@ -164,7 +313,7 @@ def looks_secret(name: str, value: str) -> bool:
     """Whether this variable must not leave the machine: `looks_secret("TORCH_HUB_TOKEN", "x")`."""
     if value and _SECRET_NAME.search(name.upper()):
         return True
-    if _SECRET_VALUE.search(value) or hide_secrets(value, ()) != value:
+    if _SECRET_VALUE.search(value) or hidden(value, ()) != value:
         return True
     return any(map(_looks_random, _FRAGMENT.findall(value)))
 

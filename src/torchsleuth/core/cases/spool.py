@@ -6,19 +6,24 @@ compile or call it stands for has begun and not ended; the innermost of those is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from torchsleuth.core.cases.door import NotRead, is_file_inside, json_inside, read_inside, text_inside
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.processes.tree import ProcessIdentity, identity_from_json
 from torchsleuth.core.protocol.codec import Document, WrongShape, from_json
-from torchsleuth.core.protocol.failures import Failure, Remark, UncaughtError
+from torchsleuth.core.protocol.failures import Failure, GivenUp, Remark, UncaughtError
 from torchsleuth.script_runtime.signature import Signature
+
+Told = TypeVar("Told", Remark, GivenUp)
 
 CAPTURE = 0
 # A program may fork, and its children fork in turn; nobody's records are inherited through more than this.
@@ -92,15 +97,21 @@ class WatchedProcess:
     def remarks(self) -> list[Remark]:
         """What checks of graphs showed that is no failure, one for each graph and kind: the one that says most."""
         found: dict[tuple[int, str], Remark] = {}
-        for line in _text(self.folder, "remarks.jsonl").splitlines():
-            try:
-                remark = from_json(Remark, json.loads(line))
-            except ValueError:  # the last line of a process that was killed
-                continue
+        for remark in self._lines("remarks.jsonl", Remark):
             known = found.setdefault((remark.graph, remark.kind), remark)
             if remark.times_eager > known.times_eager:
                 found[remark.graph, remark.kind] = remark
         return list(found.values())
+
+    def given_up(self) -> list[GivenUp]:
+        """The functions that Dynamo gave up in this process, each once: Python ran them uncompiled."""
+        return list(dict.fromkeys(self._lines("given-up.jsonl", GivenUp)))
+
+    def _lines(self, name: str, kind: type[Told]) -> Iterator[Told]:
+        for line in _text(self.folder, name).splitlines():
+            # The last line of a process that was killed may be half of one.
+            with contextlib.suppress(ValueError):
+                yield from_json(kind, json.loads(line))
 
     def uncaught(self) -> UncaughtError | None:
         """The error that nobody caught and the process ended with; None where there was none, or it cannot be read."""

@@ -96,6 +96,29 @@ class Remark:
 
 
 @dataclass(frozen=True)
+class GivenUp:
+    """A function that Dynamo could not capture, for a `reason`, and that Python runs uncompiled.
+
+    `left` names the state of the thread that the capture did not leave as it was.
+    """
+
+    function: str
+    file: str
+    line: int
+    reason: str
+    left: tuple[str, ...] = ()
+
+    @property
+    def left_in_words(self) -> str:
+        """As in a sentence.
+
+        >>> GivenUp("f", "net.py", 7, "", ("the grad mode", "the dispatch keys")).left_in_words
+        'the grad mode and the dispatch keys'
+        """
+        return " and ".join(self.left)
+
+
+@dataclass(frozen=True)
 class UncaughtError:
     """An error that a program ends with: its type and message, and the innermost line of the program itself."""
 

@@ -13,17 +13,81 @@ REPRO = "repro.py"
 CHECKPOINTS = "checkpoints"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Order:
-    """One step (see `search.host.steps`), what it is about, and the seconds it may take.
+    """One step of the host's (see `search.host.steps`), and the seconds it may take.
 
     `leave_out` is what hosts before this one were doing when they ended.
     """
 
-    step: str
-    budget: float
-    facts: Document = field(default_factory=dict)
+    budget: float = 0.0
     leave_out: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Where it may write: that of its case, or of all cases.
+
+        >>> MinifyOrder("cases/3f9a0000").folder
+        'cases/3f9a0000'
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AdoptOrder(Order):
+    """A script becomes one of the `cases`: it gets `arguments`, and is given up after `timeout` seconds.
+
+    `uncollected` says that Python's garbage collector may be what decides whether it fails.
+    """
+
+    script: str
+    cases: str
+    arguments: tuple[str, ...] = ()
+    timeout: float | None = None
+    uncollected: bool = False
+
+    @property
+    def folder(self) -> str:
+        return self.cases
+
+
+@dataclass(frozen=True)
+class CaseOrder(Order):
+    """A step that is about a case, by its folder."""
+
+    case: str
+
+    @property
+    def folder(self) -> str:
+        return self.case
+
+
+@dataclass(frozen=True)
+class TriageOrder(CaseOrder):
+    """Who is at fault; what takes many compiles is put off where the graph is about to become small."""
+
+    before_minify: bool = False
+
+
+@dataclass(frozen=True)
+class MinifyOrder(CaseOrder):
+    """The smallest that fails the same way."""
+
+
+@dataclass(frozen=True)
+class AnalyzeOrder(CaseOrder):
+    """Where a wrong result begins: phases to leave out, and whether every value is kept."""
+
+    without: tuple[str, ...] = ()
+    save: bool = False
+
+
+@dataclass(frozen=True)
+class WorkaroundOrder(CaseOrder):
+    """What makes the graph pass."""
+
+
+TO_HOST = (AdoptOrder, TriageOrder, MinifyOrder, AnalyzeOrder, WorkaroundOrder)
 
 
 @dataclass(frozen=True)

@@ -93,12 +93,22 @@ def report_verb(case: str, out: Path | None, cases_dir: Path, as_json: bool) -> 
 
     page, issue = write_report(folder, lost, out)
     if as_json:
-        print_json({"case": folder.case.id, "report": str(page), "issue": str(issue), "not_read": lost})
+        print_json(
+            {
+                "case": folder.case.id,
+                "report": str(page),
+                "issue": str(issue) if issue else None,
+                "not_read": lost,
+            }
+        )
         return 0
     for sentence in lost:
         say(sentence)
     show(f"to look at and attach: {page}")
-    show(f"to file:               {issue}")
+    if issue is not None:
+        show(f"to file:               {issue}")
+    else:
+        show("to file:               nothing: the program fails without the compiler, too")
     return 0
 
 

@@ -31,7 +31,7 @@ VERBS = {
     "list": ("look", "The cases here, newest first."),
     "show": ("look", "One case: what failed, where, and what is known about it."),
     "triage": ("triage", "Which part of the compiler, which operator and which line of the program."),
-    "workaround": ("triage", "What makes the program pass: tried, verified, cheapest first."),
+    "workaround": ("triage", "What makes the program pass: tried, verified, mildest first."),
     "analyze": ("analyze", "Where a wrong result begins: the first kernel and node that are off."),
     "minify": ("minify", "The smallest graph, or program, that fails the same way."),
     "verify": ("verify", "Run a repro in fresh processes and compare how it fails."),

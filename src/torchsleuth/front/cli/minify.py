@@ -76,8 +76,10 @@ def minify_verb(
     with processes_for(folder, workers) as processes:
         try:
             if folder is None:
-                how = {"arguments": arguments, "timeout": timeout}
-                folder = adopt(processes, Path(case_or_script), cases_dir, budget, say, **how)
+                script = Path(case_or_script)
+                folder = adopt(
+                    processes, script, cases_dir, budget, say, arguments=arguments, timeout=timeout
+                )
             left = max(1.0, budget - (time.monotonic() - started))
             case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.update)
             outcome = minify(case, left)

@@ -14,9 +14,8 @@ import time
 
 import click
 
-from torchsleuth.core.cases.scrub import printable
+from torchsleuth.core.cases.scrub import hidden, printable, without_secrets_in
 from torchsleuth.core.protocol.steps import Asked, Says, SearchBegins, Seen, Smaller
-from torchsleuth.script_runtime.hiding import hide_secrets
 
 # A script that is shown in full, a log.
 MOST_SHOWN = 1 << 20
@@ -43,11 +42,11 @@ def status(text: str) -> None:
 
 def print_json(document: object) -> None:
     """One JSON document on stdout; its strings are escaped, so that a terminal obeys none of them."""
-    click.echo(json.dumps(document, indent=1))
+    click.echo(json.dumps(without_secrets_in(document), indent=1))
 
 
 def _safe(text: str, lines: bool = False) -> str:
-    return hide_secrets(printable(text, lines, MOST_SHOWN))
+    return hidden(printable(text, lines, MOST_SHOWN))
 
 
 class LiveLine:

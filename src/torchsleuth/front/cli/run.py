@@ -16,7 +16,7 @@ from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.protocol.codec import to_json
-from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, NOT_COMPARED, Remark
+from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, NOT_COMPARED, GivenUp, Remark
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
 from torchsleuth.front.cli.observed import same_random_option, say_nothing_compiled
@@ -255,6 +255,7 @@ def _cases(
             "`torchsleuth run` makes a case of it"
         )
     graphs = sum(process.captured_graphs() for process in processes)
+    given_up = [function for process in processes for function in process.given_up()]
     troubled = [process for process in processes if "internal error" in process.log()]
     for process in troubled:
         say(
@@ -275,11 +276,34 @@ def _cases(
     elif graphs:
         several = "graph" if graphs == 1 else "graphs"
         say(f"watched {graphs} captured {several} being compiled and run, nothing failed")
+    elif given_up:
+        pass
     elif not processes and (reason := _cannot_record(spool)) is not None:
         say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
     else:
         say_nothing_compiled()
+    if not found or any(each.left for each in given_up):
+        _say_given_up(given_up, graphs)
     return not unwritten
+
+
+def _say_given_up(given_up: list[GivenUp], graphs: int) -> None:
+    """A function that Dynamo gave up runs uncompiled, which nobody notices; what it left behind may end the program."""
+    if not given_up:
+        return
+    first = min(given_up, key=lambda each: not each.left)
+    others = f" and {len(given_up) - 1} more" if len(given_up) > 1 else ""
+    nothing = "" if graphs else "nothing was compiled: "
+    place = f"{Path(first.file).name}:{first.line}"
+    say(
+        f"{nothing}Dynamo gave up `{first.function}` ({place}){others}, which ran uncompiled: {first.reason}; "
+        "`torchsleuth explain` shows where capture stops"
+    )
+    if first.left:
+        say(
+            f"that capture left {first.left_in_words} of the thread changed: what runs after it may fail or be wrong; "
+            "whether that happens may depend on when Python's garbage collector comes by"
+        )
 
 
 WORDS = {

@@ -145,7 +145,7 @@ def workaround_verb(
     cases_dir: Path,
     as_json: bool,
 ) -> int:
-    """Try what could make the failing graph pass, and show the cheapest way that works.
+    """Try what could make the failing graph pass, and show the mildest way that works.
 
     Each is tried on the whole captured graph: it must compile, run to its end and give eager's numbers. --program
     runs your program, unchanged, with the workaround put in from outside, and shows its command first. Executes the
@@ -197,7 +197,7 @@ def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround |
         show(f"paste: {best.name}")
         show()
         for line in best.how.splitlines():
-            show(f"    {line}")
+            show(line)
         show()
         show(f"  switches off: {best.disables or '-'}")
         show(f"  cost: {_cost(best)}")
@@ -230,7 +230,7 @@ def _times(each: Workaround) -> str:
 
 def _cost(each: Workaround) -> str:
     if each.cost is None:
-        return "not known, as the graph does not run when it is fully compiled"
+        return "not known: the graph does not run when it is fully compiled, or too short to measure"
     return f"{each.cost:.2f} times the run of the fully compiled graph"
 
 

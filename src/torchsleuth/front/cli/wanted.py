@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from torchsleuth.core.cases.door import is_ours, mark_as_ours
+from torchsleuth.core.cases.door import changed_since, mark_as_ours
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.change_table import OWN_CACHE
@@ -51,10 +51,17 @@ def case_to_execute(cases_dir: Path, wanted: str, yes: bool) -> CaseFolder:
 
 
 def agree_to(folder: CaseFolder, yes: bool) -> None:
-    """Goes on where the case was made here, or somebody says that its code may run; says `NotAgreed` elsewhere."""
-    if is_ours(folder.path, folder.case.id):
+    """Goes on where the case was made here and is as it was, or somebody says that its code may run.
+
+    Says `NotAgreed` elsewhere.
+    """
+    changed = changed_since(folder.path, folder.case.id)
+    if changed == ():
         return
-    about = f"case {folder.case.id} was not made here, and this executes code that is in it"
+    what = (
+        "was not made here" if changed is None else f"was changed after it was written ({', '.join(changed)})"
+    )
+    about = f"case {folder.case.id} {what}, and this executes code that is in it"
     if not yes and not sys.stdin.isatty():
         raise NotAgreed(f"{about}: read it first ({folder.path}), then say --yes; nothing was executed.")
     say(f"{about} (graph.py, record.json, program.py, original.py, repro.py in {folder.path})")

@@ -5,6 +5,7 @@ Reasons without words of ours get torch's: its explanation, and its hints as the
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from collections.abc import Sequence
@@ -37,12 +38,14 @@ class BreakReason:
         return self.why
 
 
-def reason_of(kind: str, text: str, registry_hints: Sequence[str] = ()) -> BreakReason:
-    """The reason in plain words, from what torch calls it and what it says.
+def reason_of(kind: str, text: str, registry_hints: Sequence[str] = (), code: str = "") -> BreakReason:
+    """The reason in plain words, from what torch calls it and what it says; `code` is the line that breaks.
 
     >>> reason_of("graph break in loop", "graph break in loop\\n  Explanation: x").why
     'a graph break inside a loop cannot be resumed from'
     """
+    if kind in _NUMBER_TAKEN and _decides(code):
+        kind = _BRANCH  # with the number in the graph the same line breaks again, at the branch
     first, _, second = text.partition(ANOTHER)
     says, hints = _explanation(first), _hints(first) or tuple(registry_hints)
     useful = [hint for hint in hints if not any(idle in hint.lower() for idle in _IDLE_HINTS)]
@@ -57,6 +60,27 @@ def reason_of(kind: str, text: str, registry_hints: Sequence[str] = ()) -> Break
             return BreakReason(why.format(**filled), fix.format(**filled), says, hints, _consequence(second))
     why = says or kind
     return BreakReason(why, " ".join(useful[:2]), says, hints, _consequence(second))
+
+
+_BRANCH = "Data-dependent branching"
+_NUMBER_TAKEN = (
+    "Unsupported Tensor.item() call with capture_scalar_outputs=False",
+    "Data dependent operator",
+)
+
+
+def _decides(code: str) -> bool:
+    """Whether a line of Python chooses a way by what it computes: `if x.item() > 1:`, `a if x.item() else b`."""
+    text = code.strip().removeprefix("el")
+    for whole in (text, f"{text} pass"):
+        try:
+            tree = ast.parse(whole)
+        except (SyntaxError, ValueError):
+            continue
+        return any(
+            isinstance(n, (ast.If, ast.While, ast.IfExp, ast.Assert, ast.BoolOp)) for n in ast.walk(tree)
+        )
+    return False
 
 
 def _consequence(second: str) -> str:
@@ -98,7 +122,8 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"\AUnsupported Tensor\.item\(\)",
         "`.item()` takes a number out of a tensor, and Python has to wait for it",
-        "keep the number a 0-d tensor, or set torch._dynamo.config.capture_scalar_outputs = True",
+        "keep the number a 0-d tensor; where no branch depends on it, "
+        "torch._dynamo.config.capture_scalar_outputs = True",
     ),
     (
         r"\AData-dependent branching",
@@ -119,7 +144,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"\AData dependent operator",
         "the operator's result is a Python number taken from a tensor",
-        "keep it a tensor, or set torch._dynamo.config.capture_scalar_outputs = True",
+        "keep it a tensor; where no branch depends on it, torch._dynamo.config.capture_scalar_outputs = True",
     ),
     (
         r"\ADynamic slicing with Tensor",

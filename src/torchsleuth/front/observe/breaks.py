@@ -242,7 +242,7 @@ def _break(
         place=_innermost(fields["stack"]),
         type=kind,
         number=fields["number"],
-        reason=reason_of(kind, fields["text"], fields["hints"]),
+        reason=reason_of(kind, fields["text"], fields["hints"], _innermost(fields["stack"]).code),
         stack=_places([*fields["above"], *fields["stack"]]),
         functions=tuple(dict.fromkeys(e.fields["function"] for e in group)),
         skipped=tuple(dict.fromkeys(e.fields["function"] for e in group if not e.fields["resumes"])),
@@ -307,7 +307,7 @@ def _one(number: int, each: GraphBreak, shorten: Callable[[str], str]) -> Iterat
     if each.reason.because:
         yield f"           and {each.reason.because}"
     if each.reason.fix:
-        yield f"   fix     {each.reason.fix}"
+        yield f"   idea    {each.reason.fix}"
     yield f"   gain    {each.gain}"
     others = [name for name in each.functions if name.rpartition(".")[2] != each.place.function]
     if others:

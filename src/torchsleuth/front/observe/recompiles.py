@@ -1,16 +1,16 @@
 """Recompilations of a run: per function every one, with all guards that said no, grouped by cause, each with its cure.
 
 A call that no compiled version fits is refused by each version for its own reasons. The version that objects least is
-the one that nearly fitted: its objections are the cause. A cure is one line for each cause; what does not touch the
-program's text (marks and settings) can be tried in a second run. `recompile_lines` shows all of it to a person, in a
-terminal and as `CompileProfiler.report()`.
+the one that nearly fitted: its objections are the cause. What could be done is an idea for each cause; marks and
+settings, which do not touch the program's text, can be tried in further runs, and help where fewer compiles are left.
+`recompile_lines` shows all of it to a person, in a terminal and as `CompileProfiler.report()`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from torchsleuth.front.observe.breaks import Place
@@ -51,18 +51,27 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Recompilation:
-    """One compile of a function that had been compiled before; `after_line` where it is the rest behind a break."""
+    """One compile of a function that had been compiled before; `after_line` where it is the rest behind a break.
+
+    `refused` where a limit kept the call from being compiled: it ran without the compiler.
+    """
 
     version: str
     seconds: float
     refusals: tuple[Refusal, ...]
     after_line: int | None = None
+    refused: bool = False
 
     @property
     def causes(self) -> tuple[FailedGuard, ...]:
         """The objections of the version that nearly fitted."""
+        return self.nearest.guards if self.nearest is not None else ()
+
+    @property
+    def nearest(self) -> Refusal | None:
+        """The version with the fewest objections."""
         known = [refusal for refusal in self.refusals if refusal.guards]
-        return min(known, key=lambda refusal: len(refusal.guards)).guards if known else ()
+        return min(known, key=lambda refusal: len(refusal.guards), default=None)
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class FunctionRecompiles:
-    """The recompilations of one function; `limit` is the setting that kept it from more of them."""
+    """The recompilations of one function; `limit` is the setting that kept it from more, first at `at_limit`."""
 
     place: Place
     compiles: int
@@ -87,6 +96,7 @@ class FunctionRecompiles:
     causes: tuple[Cause, ...]
     limit: str | None = None
     limit_value: int | None = None
+    at_limit: Recompilation | None = None
 
     @property
     def function(self) -> str:
@@ -95,21 +105,35 @@ class FunctionRecompiles:
 
 @dataclass(frozen=True)
 class TriedCure:
-    """A run of the program with a cure in place: how often its causes were met before and after, and what is left.
+    """A run of the program with a cure in place: recompilations and limits reached, before and after.
 
-    `helped` where they were met less often; `why_not` says why that cannot be told.
+    `left` are the causes that it still met; `why_not` says why the run tells nothing.
     """
 
     how: str
     before: int
     after: int
-    recompilations: int
-    seconds: float
+    limits_before: int = 0
+    limits_after: int = 0
+    left: tuple[str, ...] = ()
     why_not: str = ""
 
     @property
     def helped(self) -> bool:
-        return not self.why_not and self.after < self.before
+        """Fewer compiles; a limit that is not reached any more lets no more of them through.
+
+        >>> TriedCure("dynamic=True", 7, 7, 1, 1).helped, TriedCure("dynamic=True", 7, 3).helped
+        (False, True)
+        """
+        better = (self.limits_after, self.after) < (self.limits_before, self.before)
+        return not self.why_not and better and self.limits_after <= self.limits_before
+
+    def __str__(self) -> str:
+        if self.why_not:
+            return f"{self.how}: {self.why_not}"
+        limits = f", limits reached {self.limits_before} → {self.limits_after}" if self.limits_before else ""
+        left = f"; left: {', '.join(self.left)}" if self.left else ""
+        return f"{self.how}: recompilations {self.before} → {self.after}{limits}{left}"
 
 
 @dataclass(frozen=True)
@@ -129,9 +153,15 @@ class Recompiles:
     def seconds(self) -> float:
         return sum(each.seconds for function in self.functions for each in function.recompilations)
 
-    def times(self, trials: Collection[str]) -> int:
-        """How often causes were met for which one of these is the cure."""
-        return sum(c.times for f in self.functions for c in f.causes if c.cure.trial in trials)
+    @property
+    def limits(self) -> int:
+        """How many functions reached a limit."""
+        return sum(function.limit is not None for function in self.functions)
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """What the causes are about, each once: `("self.mode", "dimension 0 of x")`."""
+        return tuple(dict.fromkeys(cause.about for each in self.functions for cause in each.causes))
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -177,19 +207,24 @@ def _function(
     # An attempt that a limit ended, or that came to nothing, is no recompilation.
     known = [e for e in group if frames.get((e.pid, e.fields["frame"]), {}).get("outcome") == "compiled"]
     recompilations = tuple(_recompilation(e, frames.get((e.pid, e.fields["frame"]), {})) for e in known)
+    at_limit = next(
+        (_recompilation(e, {}, True) for e in group if (e.pid, e.fields["frame"]) in limits), None
+    )
+    met = recompilations if at_limit is None else (*recompilations, at_limit)
     arguments = tuple(group[0].fields["arguments"])
     return FunctionRecompiles(
         place=Place(file, line, name),
         compiles=sum(f["outcome"] == "compiled" for f in mine),
         seconds=sum(f["seconds"] for f in mine),
         recompilations=recompilations,
-        causes=_causes(recompilations, arguments),
+        causes=_causes(met, arguments),
+        at_limit=at_limit,
         limit=limit["limit"] if limit else None,
         limit_value=limit["value"] if limit else None,
     )
 
 
-def _recompilation(event: Event, frame: Facts) -> Recompilation:
+def _recompilation(event: Event, frame: Facts, refused: bool = False) -> Recompilation:
     rest = _RESUMED.fullmatch(event.fields["code"])
     return Recompilation(
         version=event.fields["id"],
@@ -199,6 +234,7 @@ def _recompilation(event: Event, frame: Facts) -> Recompilation:
             for entry in event.fields["refused"]
         ),
         after_line=int(rest[1]) if rest else None,
+        refused=refused,
     )
 
 
@@ -220,8 +256,6 @@ def _cause(failure: Facts) -> str:
         return kind
     if source.startswith("G["):
         return "global"
-    if re.match(r"L\['self'\]\.", source):
-        return "module attribute" if kind == "value" else kind
     if kind == "value":
         return "python number" if _is_number(failure["expected"]) else "python value"
     return kind
@@ -257,17 +291,20 @@ def _causes(recompilations: Sequence[Recompilation], arguments: Sequence[str]) -
         Cause(
             cause=cause,
             about=about,
-            values=tuple(dict.fromkeys([guards[0].expected, *(g.actual for g in guards)])),
+            values=values,
             times=len(guards),
-            cure=cure_of(cause, guards[0].name, guards[0].index, guards[0].actual, arguments),
+            cure=cure_of(cause, guards[0].name, guards[0].index, values, arguments),
         )
         for (cause, about), guards in groups.items()
+        for values in [tuple(dict.fromkeys([guards[0].expected, *(g.actual for g in guards)]))]
     ]
     return tuple(sorted(found, key=lambda each: each.times, reverse=True))
 
 
 MOST_VALUES = 6
 MOST_LISTED = 20
+# Other versions that are named beside the one that nearly fitted; all of them are in recompiles.json.
+MOST_OTHERS = 8
 
 
 def recompile_lines(found: Recompiles, shorten: Callable[[str], str] = str) -> Iterator[str]:
@@ -276,8 +313,7 @@ def recompile_lines(found: Recompiles, shorten: Callable[[str], str] = str) -> I
         of = counted(found.compiled_functions, "function")
         yield f"no recompilations; {counted(found.compiles, 'compile')} of {of}"
         return
-    limits = sum(function.limit is not None for function in found.functions)
-    reached = f"; {limits} reached a limit" if limits else ""
+    reached = f"; {found.limits} reached a limit" if found.limits else ""
     yield (
         f"{counted(found.count, 'recompilation')} of {len(found.functions)} of "
         f"{found.compiled_functions} compiled functions, {found.seconds:.2f} s{reached}"
@@ -287,16 +323,9 @@ def recompile_lines(found: Recompiles, shorten: Callable[[str], str] = str) -> I
         yield from _function_lines(number, function, shorten)
     if found.tried:
         yield ""
-        yield "tried in a run of its own:"
-        for tried in found.tried:
-            yield f"   {'helps ' if tried.helped else 'no    '}  {tried.how}: {tried.why_not or _result(found, tried)}"
-
-
-def _result(found: Recompiles, tried: TriedCure) -> str:
-    return (
-        f"its causes were met {tried.before} → {tried.after} times, recompilations {found.count} → "
-        f"{tried.recompilations}, {found.seconds:.2f} → {tried.seconds:.2f} s"
-    )
+        yield "tried, each in a run of its own:"
+        for tried in sorted(found.tried, key=lambda each: not each.helped):
+            yield f"   {'helps ' if tried.helped else 'no    '}  {tried}"
 
 
 def _function_lines(
@@ -306,29 +335,41 @@ def _function_lines(
     seconds = sum(each.seconds for each in function.recompilations)
     yield (
         f"{number}. {function.function} ({shorten(function.place.file)}:{function.place.line}): compiled "
-        f"{function.compiles} times, {times} of them again, {seconds:.2f} s"
+        f"{counted(function.compiles, 'time')}, {times} of them again, {seconds:.2f} s"
     )
     for cause in function.causes:
         values = " → ".join(cause.values[:MOST_VALUES]) + (" …" if len(cause.values) > MOST_VALUES else "")
         again = f"  ({cause.times} times)" if cause.times > 1 else ""
         about = "" if cause.about == cause.cause else f"{cause.about}: "
         yield f"   {cause.cause}: {about}{values}{again}"
-        yield f"      cure  {cause.cure.how}"
+        if cause.cure.how:
+            yield f"      idea  {cause.cure.how}"
+    for each in function.recompilations[:MOST_LISTED]:
+        yield from _recompilation_lines(each)
+    if times > MOST_LISTED:
+        yield f"   … and {times - MOST_LISTED} more"
+    if function.at_limit is not None:
+        yield from _recompilation_lines(function.at_limit)
     if function.limit:
         yield (
             f"   limit: torch._dynamo.config.{function.limit} = {function.limit_value} reached; calls that fit no "
             "version now run without the compiler"
         )
-    for each in function.recompilations[:MOST_LISTED]:
-        yield f"   {_recompilation_line(each)}"
-    if times > MOST_LISTED:
-        yield f"   … and {times - MOST_LISTED} more"
 
 
-def _recompilation_line(each: Recompilation) -> str:
+def _recompilation_lines(each: Recompilation) -> Iterator[str]:
     where = f", the rest after line {each.after_line}" if each.after_line is not None else ""
-    guards = "; ".join(f"{g.about} is {g.actual}, not {g.expected}" for g in each.causes) or "no guard known"
-    return f"{each.version}{where}: {each.seconds:.2f} s: {guards}"
+    came = "not compiled" if each.refused else f"{each.seconds:.2f} s"
+    nearest = each.nearest
+    yield f"   {each.version}{where}: {came}: {_objections(nearest) if nearest else 'no guard known'}"
+    for other in [refusal for refusal in each.refusals if refusal is not nearest and refusal.guards][
+        :MOST_OTHERS
+    ]:
+        yield f"      nor {other.version}: {_objections(other)}"
+
+
+def _objections(refusal: Refusal) -> str:
+    return "; ".join(f"{g.about} is {g.actual}, not {g.expected}" for g in refusal.guards)
 
 
 AT_A_BREAK = "a value from before the graph break"
@@ -336,7 +377,7 @@ AT_A_BREAK = "a value from before the graph break"
 
 @dataclass(frozen=True)
 class Cure:
-    """`how` in words with the code to write; `trial` names what a second run can put in place, if anything.
+    """`how` in words, an idea; `trial` names what further runs can put in place, if anything.
 
     A trial is `mark:ARGUMENT:DIMENSION`, `dynamic`, or `set:NAME=VALUE` of torch._dynamo.config.
     """
@@ -345,43 +386,58 @@ class Cure:
     trial: str | None = None
 
 
-def cure_of(cause: str, name: str, index: int | None, value: str, arguments: Sequence[str]) -> Cure:
-    """The change for one cause; `value` is what the guard met last, `arguments` those of the function.
+def cure_of(
+    cause: str, name: str, index: int | None, values: Sequence[str], arguments: Sequence[str]
+) -> Cure:
+    """What could be done about one cause; `values` are those that a guard met, `arguments` those of the function.
 
-    >>> cure_of("shape", "x", 0, "3", ["x"]).how
+    >>> cure_of("shape", "x", 0, ["2", "3"], ["x"]).how
     'torch._dynamo.mark_dynamic(x, 0) before the call, or torch.compile(..., dynamic=True)'
+    >>> cure_of("module attribute", "self.mode", None, ["'train'", "'eval'"], ["self"]).trial is None
+    True
     """
-    if name == AT_A_BREAK:
+    if AT_A_BREAK in name:
         return Cure("take away the graph break in that line: see torchsleuth explain")
     if cause == "shape":
-        return _shape(name, index, value, arguments)
+        return _shape(name, index, values, arguments)
+    whole = all(value.lstrip("-").isdecimal() for value in values)
+    number = all(_is_number(value) for value in values)
     if cause == "python number":
-        if "." in value or "e" in value:
-            return Cure(f"give {name} as a tensor: torch.tensor({name})")
+        tensor = f"give {name} as a tensor: torch.tensor({name})"
+        given = [tensor] if name in arguments else []
+        dynamic = ["torch.compile(..., dynamic=True)"] if whole else []
         return Cure(
-            f"torch.compile(..., dynamic=True), or give {name} as a tensor: torch.tensor({name})", "dynamic"
+            ", or ".join(dynamic + given) or _EACH_VALUE.format(name=name), "dynamic" if whole else None
         )
     if cause == "module attribute":
         setting = "allow_unspec_int_on_nn_module"
-        if value.lstrip("-").isdecimal():
-            how = f"keep {name} as a buffer (register_buffer), or set torch._dynamo.config.{setting} = True"
-            return Cure(how, f"set:{setting}=True")
-        return Cure(f"keep {name} as a buffer: register_buffer, and change it in place")
-    plain = name.removeprefix("len(").removesuffix(")") if cause == "length" else name or "it"
-    return Cure(_OTHERS.get(cause, "make {name} the same in all calls").format(name=plain))
+        if whole:
+            return Cure(f"torch._dynamo.config.{setting} = True", f"set:{setting}=True")
+        if number:
+            return Cure(f"where {name} is only computed with: make it a buffer, and change that in place")
+        return Cure(_EACH_VALUE.format(name=name))
+    if cause == "condition":
+        return Cure(
+            f"each answer to {name} has a version of its own: decide it outside, or choose with torch.where"
+        )
+    plain = name.removeprefix("len(").removesuffix(")") if cause == "length" else name
+    return Cure(_OTHERS.get(cause, "").format(name=plain or "it"))
 
 
-def _shape(name: str, index: int | None, value: str, arguments: Sequence[str]) -> Cure:
-    if value in ("0", "1"):
+def _shape(name: str, index: int | None, values: Sequence[str], arguments: Sequence[str]) -> Cure:
+    if len([value for value in values if value not in ("0", "1")]) < 2:
         return Cure(
             f"torch compiles sizes 0 and 1 separately: leave such a {name} out, or pad it to 2 and cut the result"
         )
     if index is not None and name in arguments:
-        how = f"torch._dynamo.mark_dynamic({name}, {index}) before the call, or torch.compile(..., dynamic=True)"
+        # A size of 0 or 1 cannot be promised to be dynamic: torch would refuse the call.
+        mark = "maybe_mark_dynamic" if {"0", "1"} & {*values} else "mark_dynamic"
+        how = f"torch._dynamo.{mark}({name}, {index}) before the call, or torch.compile(..., dynamic=True)"
         return Cure(how, f"mark:{name}:{index}")
     return Cure(f"torch.compile(..., dynamic=True), or pad {name} to a few sizes", "dynamic")
 
 
+_EACH_VALUE = "each value of {name} has a version of its own: give it few values"
 _OTHERS = {
     "shape bound": "the code was compiled for a range of sizes because it asks for the size of {name}: pad {name} to a "
     "few sizes (bucketing), or take the question out of the compiled function",
@@ -395,14 +451,14 @@ _OTHERS = {
     "autocast": "call it always inside the same torch.autocast or always outside",
     "default dtype": "set the default dtype once, before the first call",
     "num threads": "call torch.set_num_threads once, before the first call",
-    "python value": "each value of {name} needs a version of its own: give it few values, or compute with it outside",
+    "python value": _EACH_VALUE,
     "global": "give {name} to the function as an argument, a changing number as a tensor",
     "object identity": "use the same object for {name} in every call: do not make functions or objects anew",
     "type": "give {name} the same type in every call",
-    "length": "the loop over it was unrolled: give {name} one length, pad it, or stack it into one tensor",
+    "length": "each length of {name} has a version of its own: pad it to one length, or stack it into one tensor",
     "dict keys": "give the dictionary the same keys in every call",
     "aliasing": "give different tensors, or clone one of them",
     "backend": "make the backend once and use the same object for every torch.compile",
     "dynamic mark": "mark the tensor in every call, or in none",
-    "freed object": "keep the object alive as long as the compiled function",
+    "freed object": "keep {name} alive as long as the compiled function",
 }

@@ -23,14 +23,14 @@ from markupsafe import Markup
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.folder import CaseFolder, put_files
-from torchsleuth.core.cases.model import Triage
-from torchsleuth.core.cases.scrub import printable, shortened
+from torchsleuth.core.cases.model import Triage, best_workaround
+from torchsleuth.core.cases.scrub import hidden, printable, shortened
 from torchsleuth.front.report import words
 from torchsleuth.front.report.drawing import Drawing
 from torchsleuth.front.report.evidence import OBSERVED, Evidence, gather
 from torchsleuth.front.report.graph_reading import Call, Graph
 from torchsleuth.front.report.issue import issue
-from torchsleuth.script_runtime.hiding import hide_secrets, secret_values
+from torchsleuth.script_runtime.hiding import secret_values
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MOST_ROWS = 60
@@ -57,7 +57,6 @@ def page(evidence: Evidence) -> str:
     case = evidence.folder.case
     triage = case.triage or Triage()
     style, script = (_own(name) for name in ("report.css", "report.js"))
-    works, gentler = words.to_paste(case)
     code = clean(triage.code or "")
     start, end = words.underlined(code, triage)
     graph = evidence.graph.thing
@@ -77,8 +76,7 @@ def page(evidence: Evidence) -> str:
             script_text=Markup(script),
             policy=Markup(_policy(style, script)),
             code=(code[:start], code[start:end], code[end:]),
-            works=works,
-            gentler=gentler,
+            works=best_workaround(case.workarounds or ()),
             repro=_head(evidence.repro.thing, _MOST_SCRIPT),
             traceback=_tail(evidence.traceback.thing, _MOST_TRACEBACK),
             log=_tail(evidence.log.thing, _MOST_LOG),
@@ -119,7 +117,7 @@ def clean(text: object, secrets: tuple[str, ...] | None = None) -> str:
     'ab'
     """
     most = _MOST_SCRIPT + 100 if isinstance(text, _Long) else _MOST_TEXT
-    return shortened(hide_secrets(printable(str(text), lines=True, most=most), secrets))
+    return shortened(hidden(printable(str(text), lines=True, most=most), secrets))
 
 
 @functools.lru_cache(maxsize=1)
@@ -381,12 +379,16 @@ PAGE, ISSUE = "report.html", "issue.md"
 
 def write_report(
     folder: CaseFolder, lost: tuple[str, ...] = (), into: Path | None = None
-) -> tuple[Path, Path]:
+) -> tuple[Path, Path | None]:
     """Writes page and issue text, and says where: `write_report(open_case("cases", "last"))`.
 
-    `lost` is what of the case could not be read; it stands at the top of the page.
+    `lost` is what of the case could not be read; it stands at the top of the page. A failure of the program's own has
+    no issue text: PyTorch has nothing to do with it.
     """
     evidence = gather(folder, lost)
     target = into or folder.path
-    put_files(target, {PAGE: page(evidence), ISSUE: issue(evidence)})
-    return target / PAGE, target / ISSUE
+    texts = {PAGE: page(evidence)}
+    if not words.is_the_programs(folder.case):
+        texts[ISSUE] = issue(evidence)
+    put_files(target, texts)
+    return target / PAGE, target / ISSUE if ISSUE in texts else None

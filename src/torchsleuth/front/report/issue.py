@@ -16,8 +16,8 @@ from pathlib import Path
 import jinja2
 
 from torchsleuth._version import __version__
-from torchsleuth.core.cases.model import Case, Triage
-from torchsleuth.core.cases.scrub import printable, scrubbed
+from torchsleuth.core.cases.model import Case, Triage, best_workaround
+from torchsleuth.core.cases.scrub import INSTALLED, PATH, QUOTED_PATH, last_part, printable, scrubbed
 from torchsleuth.front.report import words
 from torchsleuth.front.report.evidence import Evidence
 
@@ -34,12 +34,6 @@ _MOST_REPRO, _MOST_VERSIONS, _MOST_PASTED, _MOST_LINE, _MOST_CELL, _MOST_RUNGS =
 _MOST_FILES = 20
 # As much of the error as there is room for.
 _MOST_ERROR = (12_000, 6_000, 1_000)
-_PATH = re.compile(
-    r"(?<![\w.:/~])(?:~|/(?:home|Users|root|mnt|data|scratch|tmp|var|opt|work|srv|media|private|Volumes)\b)"
-    r"[\w.+@%~-]*(?:/[\w.+@%~-]+)*/?"
-)
-_QUOTED_PATH = re.compile(rf"(?<=['\"]){_PATH.pattern}")
-_INSTALLED = re.compile(r"(?:~|/)?[\w.+@%~/-]*/(?:site|dist)-packages/")
 _VALUES = re.compile(r"with_name\('([^']+)'\)")
 # Names of users and machines that are words of every error as well.
 _WORDS = {"root", "user", "host", "localhost", "torch", "python", "model", "device", "test", "build", "admin"}
@@ -56,19 +50,18 @@ def _issue(evidence: Evidence, most_error: int) -> str:
     triage = case.triage or Triage()
     taken = _Taken(_files_of(case))
     repro = _repro(evidence, taken)
-    works, gentler = words.to_paste(case)
-    shown = gentler or works
+    shown = best_workaround(case.workarounds or ())
     explanation = case.extra.get("explanation")
     explained = explanation if isinstance(explanation, dict) else {}
     varies = explained.get("may_vary")
     return _template().render(
         title=_title(evidence, taken),
-        what=taken.prose(words.what_happened(case)),
+        what=taken.prose(words.what_happened(case, evidence.traceback.thing or "")),
         mark=_mark,
         fenced=_fenced,
         about_repro=taken.prose(f"{words.how_sure(case)}; {words.made_small(case)}"),
         repro=repro,
-        no_repro=taken.prose(evidence.repro.missing or "it is too long for an issue; attach it"),
+        no_repro=taken.prose(_no_repro(evidence)),
         may_vary=taken.prose("; ".join(map(str, varies)) if isinstance(varies, list) else ""),
         passes_with=taken.prose(str(explained.get("passes_with") or "")),
         where=taken.prose(words.whose_bug(case) + (f"; {triage.detail}" if triage.detail else "")),
@@ -114,13 +107,13 @@ class _Taken:
         code = name.endswith(".py")
         text = self._less("secrets", text, scrubbed(name if code else "text", text, everywhere=True))
         if code:  # only in strings and comments, so that it stays the program it was
-            text = self._replaced("paths of the machine", _QUOTED_PATH, _last_part, text)
+            text = self._replaced("paths of the machine", QUOTED_PATH, last_part, text)
             return "".join(map(self._prose_of_code, text.splitlines(keepends=True)))
-        text = self._replaced("folders of installed packages", _INSTALLED, "", text)
-        text = self._replaced("paths of the machine", _PATH, _last_part, text)
+        text = self._replaced("folders of installed packages", INSTALLED, "", text)
+        text = self._replaced("paths of the machine", PATH, last_part, text)
         for file in self.files:
             cut_path = re.compile(rf"(?<![\w.+@%~/-])[\w.+@%~/-]*/{re.escape(file)}(?![\w.])")
-            text = self._replaced("paths of the machine", cut_path, _last_part, text)
+            text = self._replaced("paths of the machine", cut_path, last_part, text)
         for what, own in (("host", socket.gethostname()), ("user", _user())):
             if len(own) > 2 and own.lower() not in _WORDS:
                 name_of = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)")
@@ -130,7 +123,7 @@ class _Taken:
     def _prose_of_code(self, line: str) -> str:
         if not line.lstrip().startswith(("#", '"""')):
             return line
-        return self._replaced("paths of the machine", _PATH, _last_part, line)
+        return self._replaced("paths of the machine", PATH, last_part, line)
 
     def _less(self, what: str, before: str, after: str) -> str:
         gone = after.count("<hidden>") - before.count("<hidden>")
@@ -155,7 +148,11 @@ def _user() -> str:
 def _title(evidence: Evidence, taken: _Taken) -> str:
     triage = evidence.folder.case.triage
     component = f"[{triage.component}] " if triage is not None and triage.component else ""
-    text = taken.text("title", component + words.what_happened(evidence.folder.case), _MOST_LINE)
+    text = taken.text(
+        "title",
+        component + words.what_happened(evidence.folder.case, evidence.traceback.thing or ""),
+        _MOST_LINE,
+    )
     # It stands in a comment, which nothing in it may end.
     return textwrap.shorten(text.translate({ord("<"): "‹", ord(">"): "›"}), _MOST_CELL, placeholder=" …")
 
@@ -170,11 +167,6 @@ def _files_of(case: Case) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name.endswith(".py")))[:_MOST_FILES]
 
 
-def _last_part(found: re.Match[str]) -> str:
-    """Of a path, what a reader needs: `/home/ada/models/unet.py` becomes `unet.py`."""
-    return found[0].rstrip("/").rpartition("/")[2] or "~"
-
-
 def _repro(evidence: Evidence, taken: _Taken) -> str:
     text = evidence.repro.thing
     if text is None or evidence.script != "repro.py" or len(text) > _MOST_REPRO:
@@ -182,6 +174,14 @@ def _repro(evidence: Evidence, taken: _Taken) -> str:
     for name in dict.fromkeys(_VALUES.findall(text)):
         taken.count(f"values in {_plain(name)}, which the script reads: attach the file if you may", 1)
     return taken.text("repro.py", text, _MOST_REPRO)
+
+
+def _no_repro(evidence: Evidence) -> str:
+    if evidence.repro.missing or evidence.repro.thing is None:
+        return evidence.repro.missing
+    if evidence.script != "repro.py":
+        return f"it was not made smaller; attach {evidence.script}"
+    return "it is too long for an issue; attach it"
 
 
 def _error(evidence: Evidence, taken: _Taken, most: int) -> str:

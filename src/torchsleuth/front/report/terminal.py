@@ -22,9 +22,8 @@ from rich.text import Text
 from torchsleuth.core.cases.door import NotRead
 from torchsleuth.core.cases.folder import CaseFolder, CaseSummary
 from torchsleuth.core.cases.model import Case, Triage, best_workaround
-from torchsleuth.core.cases.scrub import printable
+from torchsleuth.core.cases.scrub import hidden, printable
 from torchsleuth.front.report import words
-from torchsleuth.script_runtime.hiding import hide_secrets
 
 
 def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
@@ -62,7 +61,7 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
     facts: list[tuple[str, str]] = [
         ("case", case.id + (f" (rank {case.rank})" if case.rank is not None else "")),
         ("failed", f"{case.kind} while {words.PHASES[case.phase]}"),
-        ("error", case.signature.summary),
+        ("error", words.said(case, _said(folder))),
         ("backend", f"{case.backend}, torch {case.torch}, {case.device}"),
     ]
     if case.graph is not None:
@@ -90,14 +89,21 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
             )
         )
     if not packed and folder.has("report.html"):
-        facts.append(("report", "report.html to look at and attach, issue.md to file"))
+        file = ", issue.md to file" if folder.has("issue.md") else ""
+        facts.append(("report", f"report.html to look at and attach{file}"))
     facts.append(("packed in" if packed else "folder", str(folder.path)))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, Text(printable(value, lines=name == "works")))
+        table.add_row(name, Text(printable(value)))
     console.print(table)
+    works = best_workaround(case.workarounds or ())
+    if works is not None:  # as it is to be pasted: a line that is folded is no Python any more
+        console.print()
+        _line(console, "paste:")
+        for line in printable(works.how, lines=True).splitlines():
+            _line(console, line)
     if packed:
         console.print()
         _line(console, f"next: torchsleuth unpack {folder.path}")
@@ -127,7 +133,7 @@ def _blame(case: Case) -> list[tuple[str, str]]:
         found.append(("at fault", f"not known: {triage.error}"))
     works = best_workaround(case.workarounds or ())
     if works is not None:
-        found.append(("works", f"{works.name}; paste:\n{works.how}"))
+        found.append(("works", words.about_workaround(works)))
     return found
 
 
@@ -158,6 +164,8 @@ _LABELS = 15
 _NARROW = 60
 _FEWEST_SHOWN, _MOST_SHOWN = 2, 10
 _MOST_OTHERS = 3
+# A screen has room for a workaround of so many lines; a longer one is pasted from `show`.
+_MOST_PASTED = 5
 
 
 @dataclass(frozen=True)
@@ -183,15 +191,15 @@ def ending(
     page = _Page(max(20, width))
     case = folder.case
     page.put(f"{WHOSE}case {case.id}", style="bold")
-    page.say("what happened", words.what_happened(case), style="red", most=2)
+    page.say("what happened", words.what_happened(case, _said(folder)), style="red", most=2)
     _your_line(page, case)
     page.say("whose bug", words.whose_bug(case), most=2)
-    _workaround(page, case)
+    _workaround(page, case, name)
     shown = _repro(page, folder)
     page.say("how sure", words.how_sure(case), most=2)
     page.whole("next", _next(folder, name))
     for other, word in others[:_MOST_OTHERS]:
-        page.say("also", f"case {word}: {words.what_happened(other.case)}", most=1)
+        page.say("also", f"case {word}: {words.what_happened(other.case, _said(other))}", most=1)
     if len(others) > _MOST_OTHERS:
         page.say("also", f"{len(others) - _MOST_OTHERS} more cases: torchsleuth list", most=1)
     return page.filled(shown, max(HEIGHT - 4, height - 1))
@@ -286,17 +294,18 @@ def _your_line(page: _Page, case: Case) -> None:
         page.code(" " * (start - cut) + "^" * max(1, min(end - cut, room) - (start - cut)), "red")
 
 
-def _workaround(page: _Page, case: Case) -> None:
-    works, gentler = words.to_paste(case)
+def _workaround(page: _Page, case: Case, name: str) -> None:
+    works = best_workaround(case.workarounds or ())
     if works is None:
         page.say("workaround", words.no_workaround(case), most=1)
         return
     page.say("workaround", words.about_workaround(works), style="green", most=2)
-    for line in works.how.splitlines():
+    lines = works.how.splitlines()
+    if len(lines) > _MOST_PASTED:
+        page.say("", f"{len(lines)} lines to paste: torchsleuth show {name}", most=1)
+        return
+    for line in lines:
         page.code(line, "green")
-    if gentler is not None:
-        lines = len(gentler.how.splitlines())
-        page.say("", f"gentler, {lines} lines, in report.html: {gentler.name}", most=1)
 
 
 def _repro(page: _Page, folder: CaseFolder) -> list[str]:
@@ -328,21 +337,27 @@ def _path(folder: CaseFolder, name: str) -> str:
 def _next(folder: CaseFolder, name: str) -> list[str]:
     case = folder.case
     found = [f"torchsleuth show {name}"]
-    if case.no_repro is None and case.minified is None and not _is_the_programs(case):
+    if words.is_the_programs(case) and case.triage is not None and case.triage.user_line:
+        found.insert(0, f"mend {case.triage.user_line}: it fails without the compiler, too")
+    if case.no_repro is None and case.minified is None and not words.is_the_programs(case):
         found.append(f"torchsleuth minify {name}")
     if folder.has("report.html"):
         found.append(f"look at and attach: {_path(folder, 'report.html')}")
-    if folder.has("issue.md") and not _is_the_programs(case):
+    if folder.has("issue.md") and not words.is_the_programs(case):
         found.append(f"file: {_path(folder, 'issue.md')}")
     return found
 
 
-def _is_the_programs(case: Case) -> bool:
-    return case.triage is not None and case.triage.component == "program"
+def _said(folder: CaseFolder) -> str:
+    """The error as it was told, where it can be read."""
+    try:
+        return folder.text("traceback.txt") if folder.has("traceback.txt") else ""
+    except NotRead:
+        return ""
 
 
 def _safe(text: str) -> str:
-    return hide_secrets(printable(text))
+    return hidden(printable(text))
 
 
 _BEFORE, _AFTER, _END = "EXPECTED = ", 'print("torchsleuth: ', "except "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
+from torchsleuth.core.cases.model import Case, Triage, Workaround
 
 KINDS = {
     "compile_error": "the compiler stopped with an error",
@@ -24,8 +24,7 @@ COMPONENTS = {
     "backend": "the backend",
     "program": "the program itself: it fails without the compiler, too",
 }
-# Of a workaround: as many as a person pastes without thinking twice.
-FEW_LINES = 4
+_MOST_LOOKED_AT, _MOST_SAID = 100_000, 300
 _SIGNS = {
     "add": "+",
     "iadd": "+=",
@@ -53,11 +52,17 @@ _SIGNS = {
 }
 
 
-def what_happened(case: Case) -> str:
-    """One line: `"the process died: SIGSEGV while running a compiled graph"`."""
+def is_the_programs(case: Case) -> bool:
+    """Whether the failure is the program's own: there is nothing to file with PyTorch."""
+    return case.triage is not None and case.triage.component == "program"
+
+
+def what_happened(case: Case, error: str = "") -> str:
+    """One line: `"the process died: SIGSEGV while running a compiled graph"`; `error` is the text of the traceback."""
     rank = f" on rank {case.rank}" if case.rank is not None else ""
-    what = _wrong_number(case) or one_line(case.signature.summary)
-    return f"{KINDS.get(case.kind, case.kind)}{rank}: {what}"
+    what = _wrong_number(case) or said(case, error)
+    happened = "the program fails" if is_the_programs(case) else KINDS.get(case.kind, case.kind)
+    return f"{happened}{rank}: {what}"
 
 
 def whose_bug(case: Case) -> str:
@@ -97,16 +102,6 @@ def nothing_tried(triage: Triage) -> str:
     if triage.error:
         return f"Nothing: {one_line(triage.error)}"
     return "Nothing: the error itself says where it comes from." if triage.component else "Nothing was tried."
-
-
-def to_paste(case: Case) -> tuple[Workaround | None, Workaround | None]:
-    """The workaround to show first, and a gentler one that is too long for a screen; None where there is none."""
-    tried = case.workarounds or ()
-    best = best_workaround(tried)
-    if best is None or len(best.how.splitlines()) <= FEW_LINES:
-        return best, None
-    short = best_workaround([each for each in tried if len(each.how.splitlines()) <= FEW_LINES])
-    return (best, None) if short is None else (short, best)
 
 
 def about_workaround(found: Workaround) -> str:
@@ -198,6 +193,22 @@ def one_of(lines: Sequence[str], at_most: int) -> str:
     if not lines:
         return "not known"
     return lines[0] if len(lines) == 1 else f"one of {some(lines, at_most)}"
+
+
+def said(case: Case, error: str) -> str:
+    """The message of the error with the names and numbers that it had in `error`, of which a signature knows nothing.
+
+    `said(case, traceback) == "IndexError: index 7 is out of bounds"`.
+    """
+    signature = case.signature
+    if not signature.message or not signature.exceptions:
+        return one_line(signature.summary)
+    known = "".join(f"{re.escape(part)}.*?" for part in signature.message.split("#")).removesuffix(".*?")
+    name = signature.exceptions[-1].rpartition(".")[2]
+    found = re.findall(
+        rf"^(?:[\w.]*\.)?{re.escape(name)}: ({known}.*)$", error[-_MOST_LOOKED_AT:], re.MULTILINE
+    )
+    return f"{name}: {one_line(found[-1])}"[:_MOST_SAID] if found else one_line(signature.summary)
 
 
 def _wrong_number(case: Case) -> str | None:

@@ -18,7 +18,7 @@ from torchsleuth.core.cases.model import Case
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.processes.limits import seconds_of_a_hang
 from torchsleuth.core.processes.prepared import PreparedInterpreter
-from torchsleuth.core.protocol.steps import Done, Seen
+from torchsleuth.core.protocol.steps import Done, Order, Seen
 from torchsleuth.front.supervise.host import SearchHost
 from torchsleuth.front.supervise.program_runs import Program, Say, program_of
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
@@ -140,13 +140,15 @@ class CaseAtWork:
             deadline=self.deadline,
         )
 
-    def ask_host(self, step: str, seconds: float, follow: Follow | None = None, **facts: object) -> Done:
+    @property
+    def place(self) -> str:
+        """Where its case lies, as orders have it."""
+        return str(self.folder.path.absolute())
+
+    def ask_host(self, order: Order, seconds: float, follow: Follow | None = None) -> Done:
         """What came of a step of the search host; raises `StepRefused` or `HostLost`."""
         assert self.processes.host is not None
-        place = str(self.folder.path.absolute())
-        return self.processes.host.ask(
-            step, seconds, said=self.note, heard=follow or self.follow, case=place, **facts
-        )
+        return self.processes.host.ask(order, seconds, said=self.note, heard=follow or self.follow)
 
     @property
     def fails_here(self) -> bool:

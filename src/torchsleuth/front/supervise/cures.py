@@ -31,36 +31,46 @@ def with_tried_cures(
     `base` is what was changed in the run that found them.
     """
     tried = []
-    for change, trials in _changes(found):
+    alone = list(_changes(found))
+    for change in [*alone, *_together(alone)]:
         if time.monotonic() >= deadline:
             note("no time is left to try the other cures; --budget S gives more")
             break
         note(f"trying: {change.what}")
         after, why_not = _run_with(change.over(base), line, cases_dir, deadline)
-        times = found.times(trials), after.times(trials)
-        tried.append(TriedCure(change.what, *times, after.count, round(after.seconds, 6), why_not))
+        counts = found.count, after.count, found.limits, after.limits
+        tried.append(TriedCure(change.what, *counts, after.causes, why_not))
     return replace(found, tried=tuple(tried))
 
 
-def _changes(found: Recompiles) -> Iterator[tuple[Change, frozenset[str]]]:
-    """What can be tried, and the trials that it stands for: the marks together, dynamic shapes, each setting."""
-    wanted = [(f.function, c.cure.trial) for f in found.functions for c in f.causes if c.cure.trial]
-    trials = list(dict.fromkeys(trial for _, trial in wanted))
+def _changes(found: Recompiles) -> Iterator[Change]:
+    """What can be tried: the marks, dynamic shapes, each setting."""
+    wanted = dict.fromkeys((f.function, c.cure.trial) for f in found.functions for c in f.causes)
+    trials = dict.fromkeys(trial for _, trial in wanted if trial)
     marks = []
     for function, trial in wanted:
-        if trial.startswith("mark:"):
+        if trial is not None and trial.startswith("mark:"):
             _, name, index = trial.split(":")
             marks.append((function, name, int(index)))
-    shapes = frozenset(trial for trial in trials if trial.startswith("mark:"))
     if marks:
         how = ", ".join(f"mark_dynamic({name}, {index}) for {function}" for function, name, index in marks)
-        yield Change(how, dynamic_dims=tuple(marks)), shapes
-    if shapes or "dynamic" in trials:
-        yield Change("torch.compile(..., dynamic=True)", dynamic=True), shapes | {"dynamic"}
+        yield Change(how, dynamic_dims=tuple(marks))
+    if marks or "dynamic" in trials:
+        yield Change("torch.compile(..., dynamic=True)", dynamic=True)
     for trial in trials:
         if trial.startswith("set:"):
             name, _, value = trial.removeprefix("set:").partition("=")
-            yield setting(name, value, "", DYNAMO, what=f"{DYNAMO}.{name} = {value}"), frozenset({trial})
+            yield setting(name, value, "", DYNAMO, what=f"{DYNAMO}.{name} = {value}")
+
+
+def _together(alone: Sequence[Change]) -> Iterator[Change]:
+    """All of them as one, where they are more than two ways to the same."""
+    kinds = {(bool(each.dynamic_dims or each.dynamic), *each.keys) for each in alone}
+    if len(kinds) > 1:
+        whole = alone[0]
+        for each in alone[1:]:
+            whole = each.over(whole)
+        yield replace(whole, what=f"all of these {len(alone)} together")
 
 
 def _run_with(
@@ -68,8 +78,7 @@ def _run_with(
 ) -> tuple[Recompiles, str]:
     """What recompiles with a change in place, and why that says nothing, if so."""
     left = max(0.0, deadline - time.monotonic())
-    program, changed = Program(tuple(line)), replace(change, own_cache=True)
-    with recorded(program, changed, None, left, cases_dir, observe="recompiles") as found:
+    with recorded(Program(tuple(line)), change, None, left, cases_dir, observe="recompiles") as found:
         after, result = recompiles_of(read_events(Path(found.settings.spool))), found.run
     if result.timed_out:
         return after, "not known: the program was still running when the time was up"

@@ -17,10 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.child import Child, Process, goes_with_us, scratch
@@ -66,7 +66,7 @@ class _Death:
 
 @dataclass
 class SearchHost:
-    """The host of one case: `with SearchHost(prepared, "2", work) as host: host.ask("triage", 60, case=path)`.
+    """The host of one case: `with SearchHost(prepared, "2", work) as host: host.ask(TriageOrder(path), 60)`.
 
     `work` is the folder that keeps kernels and answers between hosts. It starts at once, before it is asked.
     """
@@ -88,12 +88,11 @@ class SearchHost:
 
     def ask(
         self,
-        step: str,
+        order: Order,
         budget: float,
         *,
         said: Callable[[str], None] = lambda text: None,
         heard: Callable[[Seen], None] = lambda message: None,
-        **facts: Any,
     ) -> Done:
         """What came of a step; raises `StepRefused` or `HostLost`. `heard` gets what the host tells meanwhile.
 
@@ -104,7 +103,7 @@ class SearchHost:
         while True:
             left = max(1.0, until - time.monotonic())
             told = left - min(GRACE_SECONDS, GRACE_SHARE * left)
-            found = self._asked(Order(step, told, facts, tuple(self.left_out)), left, heard)
+            found = self._asked(replace(order, budget=told, leave_out=tuple(self.left_out)), left, heard)
             if isinstance(found, Done):
                 return found
             deaths += 1

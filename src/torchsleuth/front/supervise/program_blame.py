@@ -1,9 +1,9 @@
 """Who is at fault in a whole program: it is run with less of the compiler, an empty compile cache, other settings.
 
 The least of the compiler that fails names the component; where only all of it does, settings may tell which part of the
-backend. A run that passes is a verified workaround at once. What counts as failing depends on what is known of the
-failure: that the program ended badly (`EndsAsBadly`), that a failure of it was recorded though no graph of it fails by
-itself (`FailsAs`), or that a script says so (`ScriptReproduces`).
+backend. A run that passes is a verified workaround at once. What counts as failing (`core/criteria.py`) depends on what
+is known of the failure: that the program ended badly, that a failure of it was recorded though no graph of it fails by
+itself, or that a script says so.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Case, Rung, Triage, Workaround
@@ -35,7 +35,7 @@ from torchsleuth.core.change_table import (
     least_that_fails,
 )
 from torchsleuth.core.changes import NOTHING, Change
-from torchsleuth.core.criteria import Answer, answer_of_run, answer_of_watched_run
+from torchsleuth.core.criteria import Answer, answer_of_run, answer_of_script, answer_of_watched_run
 from torchsleuth.front.supervise.program_runs import (
     Program,
     ProgramRun,
@@ -56,58 +56,6 @@ AT_TIMES = "with nothing changed it did not fail again: it fails at times"
 TIME_UP = "the time was up before that was known (--budget)"
 
 
-# -- what counts as the same failure
-
-
-class Criterion(Protocol):
-    """What a run of a program says about the failure, how it is watched for that, and which answers put the blame on
-    what it compiled with."""
-
-    @property
-    def watch(self) -> Watch | None: ...
-    @property
-    def counts(self) -> Sequence[Answer]: ...
-    def answer(self, run: ProgramRun) -> Answer: ...
-
-
-@dataclass(frozen=True)
-class EndsAsBadly:
-    """The program ends as it did at first; ending in another way is no evidence."""
-
-    first: ProgramRun
-    watch: Watch | None = None
-    counts: Sequence[Answer] = (Answer.FAILS,)
-
-    def answer(self, run: ProgramRun) -> Answer:
-        return answer_of_run(self.first, run)
-
-
-@dataclass(frozen=True)
-class FailsAs:
-    """A run under watch reports a failure like that of the case; a rung has to bring the program to its end."""
-
-    case: Case
-    counts: Sequence[Answer] = (Answer.FAILS, Answer.OTHER, Answer.CANNOT_TELL)
-
-    @property
-    def watch(self) -> Watch:
-        return watch_for(self.case)
-
-    def answer(self, run: ProgramRun) -> Answer:
-        return answer_of_watched_run(self.case.signature, run)
-
-
-@dataclass(frozen=True)
-class ScriptReproduces:
-    """A script of ours, run as a program, ends with the status for that."""
-
-    watch: Watch | None = None
-    counts: Sequence[Answer] = (Answer.FAILS,)
-
-    def answer(self, run: ProgramRun) -> Answer:
-        return {1: Answer.FAILS, 0: Answer.PASSES}.get(run.status, Answer.OTHER)
-
-
 # -- asking
 
 
@@ -117,15 +65,16 @@ KnownRuns = dict[tuple[object, ...], ProgramRun]
 
 @dataclass
 class ProgramQuestions:
-    """Does the program still fail by this criterion, with this change? Answered by runs, of which all are kept.
+    """Does the program still fail, with this change? Answered by runs, of which all are kept; `answer_of` reads one.
 
-    `timeout` is how long one run may take, `deadline` when all have to have ended; one that cannot be begun any more
-    is not answered.
+    With `watch` they run under watch. `timeout` is how long one run may take, `deadline` when all have to have ended;
+    one that cannot be begun any more is not answered.
     """
 
     program: Program
-    criterion: Criterion
+    answer_of: Callable[[ProgramRun], Answer]
     say: Say
+    watch: Watch | None = None
     deadline: float | None = None
     timeout: float | None = None
     known: KnownRuns = field(default_factory=dict)
@@ -135,7 +84,7 @@ class ProgramQuestions:
     def ask(self, change: Change) -> Answer:
         """The answer of a run with this change."""
         run = self.run(change)
-        return Answer.CANNOT_TELL if run is None else self.criterion.answer(run)
+        return Answer.CANNOT_TELL if run is None else self.answer_of(run)
 
     def run(self, change: Change) -> ProgramRun | None:
         """The run that answers; None where there is no time for it."""
@@ -145,19 +94,19 @@ class ProgramQuestions:
             if seconds < LEAST_SECONDS:
                 return None
         self.say(f"trying: {change.what}")
-        watch, changed = self.criterion.watch, change.over(self.program.change).to_json()
-        key = (self.program.command, self.program.cwd, json.dumps(changed, sort_keys=True), watch)
+        changed = change.over(self.program.change).to_json()
+        key = (self.program.command, self.program.cwd, json.dumps(changed, sort_keys=True), self.watch)
         run = self.known.get(key)
         if run is None:
-            run = run_program(self.program, change, watch=watch, timeout=seconds)
-            if watch is not None and not run.timed_out:  # another case may have more time
+            run = run_program(self.program, change, watch=self.watch, timeout=seconds)
+            if self.watch is not None and not run.timed_out:  # another case may have more time
                 self.known[key] = run
         self.note(change, run)
         return run
 
     def note(self, change: Change, run: ProgramRun) -> None:
         """Keeps the answer of a run, and says it."""
-        answer = self.criterion.answer(run)
+        answer = self.answer_of(run)
         how = "" if run.healthy else ", not in time" if run.timed_out else f", status {run.status}"
         self.say(f"{change.what}: {answer.value}{how} ({run.seconds:.0f} s)")
         self.rungs.append(Rung(change.what, answer.value, run.seconds))
@@ -190,19 +139,21 @@ def _climb(
 
     `backend` is the one that the program compiles with; with `checks_fakes` a fake kernel may be what is wrong.
     """
-    ask, blame, criterion = questions.ask, questions.blame, questions.criterion
+    ask, blame, watched = questions.ask, questions.blame, questions.watch is not None
+    # Under watch a rung has to bring the program to its end; elsewhere to end in another way is no evidence.
+    counts = (Answer.FAILS, Answer.OTHER, Answer.CANNOT_TELL) if watched else (Answer.FAILS,)
     # Each rung holds the ones before it: where the last passes, the others need not be run.
     last = ask(DECOMPOSED)
     rungs = RUNGS if last is not Answer.PASSES else ()
-    found = least_that_fails(rungs, lambda rung: last if rung is DECOMPOSED else ask(rung), criterion.counts)
+    found = least_that_fails(rungs, lambda rung: last if rung is DECOMPOSED else ask(rung), counts)
     if found is not None:
         rung, answer = found
         if answer is Answer.CANNOT_TELL:
             return blame(None, None, TIME_UP)
-        if rung is CAPTURED and isinstance(criterion, FailsAs) and not _passes_uncompiled(questions):
+        if rung is CAPTURED and watched and not _passes_uncompiled(questions):
             return blame("program", None, "it fails when nothing is compiled, too")
         # What is watched is compared with eager graph by graph: random numbers are no reason there.
-        if rung is DECOMPOSED and criterion.watch is None and ask(SAME_NUMBERS) is Answer.PASSES:
+        if rung is DECOMPOSED and not watched and ask(SAME_NUMBERS) is Answer.PASSES:
             return _cured(questions, SAME_NUMBERS)
         return blame(
             rung.component, rung.part, f"it fails with this much of the compiler already: {rung.what}"
@@ -221,9 +172,8 @@ def _climb(
 
 def _passes_uncompiled(questions: ProgramQuestions) -> bool:
     """Whether a program that fails under watch ends well with nothing compiled, as far as there is time to see that."""
-    criterion, deadline = questions.criterion, questions.deadline or 0.0
-    left = deadline - time.monotonic()
-    if left < LEAST_SECONDS or (isinstance(criterion, FailsAs) and criterion.case.kind == "accuracy"):
+    left = (questions.deadline or 0.0) - time.monotonic()
+    if left < LEAST_SECONDS or (questions.watch is not None and questions.watch.compares):
         return True  # numbers are wrong against what the program does without the compiler
     run = run_program(questions.program, UNCOMPILED, timeout=left)
     questions.rungs.append(Rung(UNCOMPILED.what, "passes" if run.healthy else "fails", run.seconds))
@@ -294,7 +244,7 @@ def component_by_runs(
     `own_cache` says that the first run could answer from what was compiled before. Used as
     `component_by_runs(program, ProgramRun(1, 9.0, tail="TypeError: no"), ProgramRun(0, 8.0), print, 60)`.
     """
-    questions = ProgramQuestions(program, EndsAsBadly(first), say, timeout=timeout)
+    questions = ProgramQuestions(program, partial(answer_of_run, first), say, timeout=timeout)
     questions.note(AS_IT_IS, first)
     if first.healthy:
         return questions.blame(None, None, "the program does not fail")
@@ -318,14 +268,15 @@ def ask_program(case: Case, program: Program, deadline: float, say: Say, known: 
     `known` are the runs made for other cases of the program. Used as
     `ask_program(case, program_of(folder), time.monotonic() + 300, print, KnownRuns()).triage.component`.
     """
-    questions = ProgramQuestions(program, FailsAs(case), say, deadline, known=known)
+    answer_of = partial(answer_of_watched_run, case.signature)
+    questions = ProgramQuestions(program, answer_of, say, watch_for(case), deadline, known=known)
     found = _climb(questions, case.backend, (EMPTY_CACHE, STATIC, *SETTINGS), checks_fakes=False)
     triage = replace(
         found,
         detail=f"{found.detail}; the program was run, since no graph of it fails by itself",
         pinned=found.component is not None and (found.component != "inductor" or found.part is not None),
     )
-    return ProgramBlame(triage, case.id, tuple(_workaround(each) for each in reversed(questions.passed)))
+    return ProgramBlame(triage, case.id, tuple(_offered(questions)))
 
 
 def blame_call(folder: CaseFolder, script: str, python: str, deadline: float, say: Say) -> Triage | None:
@@ -338,7 +289,7 @@ def blame_call(folder: CaseFolder, script: str, python: str, deadline: float, sa
     if folder.case.phase != "run" or known is None or known.component != "inductor":
         return None
     program = Program((python, str(folder.file(script))), str(folder.path))
-    questions = ProgramQuestions(program, ScriptReproduces(), say, deadline)
+    questions = ProgramQuestions(program, answer_of_script, say, deadline=deadline)
     component = "inductor"
     # The second is less of the compiler than the first: where that passes, so does this.
     for rung in (DECOMPOSED, AOT):
@@ -363,6 +314,14 @@ def program_named(argv: Sequence[str]) -> Program:
     """The command for a script: `program_named(["train.py"])`; any other command as it is."""
     words = list(argv)
     return Program((sys.executable, *words) if words[0].endswith(".py") else tuple(words))
+
+
+def _offered(questions: ProgramQuestions) -> Iterator[Workaround]:
+    """What the program passed with as a person would paste it, the mildest first; the others are not offered."""
+    for change in list(reversed(questions.passed)):
+        printed = change.as_printed
+        if change is EMPTY_CACHE or printed == change or questions.ask(printed) is Answer.PASSES:
+            yield _workaround(change)
 
 
 def _workaround(change: Change) -> Workaround:

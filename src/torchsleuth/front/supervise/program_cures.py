@@ -17,14 +17,15 @@ from pathlib import Path
 from textwrap import dedent
 
 from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.core.cases.model import Workaround
+from torchsleuth.core.cases.model import Case, Workaround
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.change_table import BREAKS_ALLOWED, DYNAMIC, ERRORS_SUPPRESSED, MORE_COMPILES, setting
 from torchsleuth.core.changes import Change, Place
-from torchsleuth.core.criteria import why_not_cured
+from torchsleuth.core.criteria import Answer, answer_of_watched_run, why_not_cured
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_runs import (
     CannotRunProgram,
+    ProgramRun,
     Watch,
     run_program,
     watch_for,
@@ -58,7 +59,8 @@ def gives_up(found: Sequence[Workaround]) -> bool:
     >>> gives_up([Workaround("backend eager", "torch.compile(model, backend='eager')", True)])
     True
     """
-    return not any(each.verified and not each.name.startswith("backend ") for each in found)
+    good = [each for each in found if each.verified and each.program is not False]
+    return not any(not each.name.startswith("backend ") for each in good)
 
 
 def try_on_program(work: CaseAtWork) -> None:
@@ -90,7 +92,8 @@ def try_on_program(work: CaseAtWork) -> None:
 def try_found_on_program(work: CaseAtWork, changes: Sequence[Change], everything: bool = False) -> None:
     """Runs the program with each verified workaround, best first, until one passes (`everything`: with each).
 
-    `changes` are what was changed for each workaround of the case.
+    `changes` are what was changed for each workaround of the case. Lines to paste are run as they are printed. Another
+    failure than that of the case says nothing about the workaround.
     """
     program = work.program()
     done: list[Workaround] = []
@@ -99,13 +102,21 @@ def try_found_on_program(work: CaseAtWork, changes: Sequence[Change], everything
         wanted = tried.verified and work.left > 0 and (everything or not passed)
         if wanted and change.for_programs:
             work.note(f"running the program with: {tried.name}")
-            run = run_program(program, change, watch=watch_for(work.case), timeout=work.left)
+            run = run_program(program, change.as_printed, watch=watch_for(work.case), timeout=work.left)
             why = why_not_cured(work.case.signature, run)
             work.note(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
             passed = passed or why is None
-            tried = replace(tried, program=why is None, error=tried.error if why is None else why)
+            told = why is None or not _says_nothing(work.case, run)
+            tried = replace(tried, program=why is None, error=why or tried.error) if told else tried
         done.append(tried)
     work.write(workarounds=tuple(done))
+
+
+def _says_nothing(case: Case, run: ProgramRun) -> bool:
+    """Whether a run that did not end as a healthy one leaves open what became of the failure of the case."""
+    return run.timed_out or (
+        bool(run.signatures) and answer_of_watched_run(case.signature, run) is Answer.OTHER
+    )
 
 
 # -- what is worth a run of the program
@@ -122,7 +133,8 @@ def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
     for module, name, value in dict.fromkeys(_HINT.findall(text)):
         yield setting(name, value, "nothing else: torch's message names this setting", module)
     yield from _hinted_calls(text)
-    places = places_at_fault(folder)
+    # A lambda has no `def` above which anything could be written.
+    places = [place for place in places_at_fault(folder) if place[1].isidentifier()]
     own = [place for place in places if not _is_installed(place[0])] or places
     if case.phase == "capture" and case.kind == "capture_error":
         yield from _rewritten(own)

@@ -352,7 +352,7 @@ def cases_of_run(
         try:
             folder = make_case(cases_dir, process, failure, os.environ)
             if run_id is not None:
-                folder = update_case(folder, extra={**folder.case.extra, "run": run_id})
+                folder = update_case(folder, extra={"run": run_id})
         except (OSError, SleuthError) as why:
             unwritten.append(str(why))
             continue

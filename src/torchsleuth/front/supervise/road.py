@@ -20,21 +20,23 @@ from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.protocol.steps import (
     CHECKPOINTS,
     REPRO,
+    AnalyzeOrder,
     Asked,
     Done,
+    MinifyOrder,
     Says,
     ScriptToVerify,
     Seen,
     Smaller,
+    TriageOrder,
     Verification,
+    WorkaroundOrder,
 )
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
 from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program, blame_call
-from torchsleuth.front.supervise.program_cures import gives_up, try_on_program
-from torchsleuth.front.supervise.program_runs import (
-    Say,
-)
+from torchsleuth.front.supervise.program_cures import gives_up, try_found_on_program, try_on_program
+from torchsleuth.front.supervise.program_runs import CannotRunProgram, Say
 from torchsleuth.front.supervise.settle import (
     NO_GRAPH_FAILS,
     VerifiedRepro,
@@ -51,6 +53,8 @@ ANALYZE_SECONDS, ANALYZE_SHARE = 120.0, 0.25
 # Calls from which on it is worth to know where a wrong result begins before the graph is made small.
 ANALYZE_FIRST = 50
 WORKAROUND_SECONDS = 120.0
+# For runs of the program with what helps its graph: one that takes longer, as a training does, leaves it unknown.
+PROGRAM_SECONDS = 60.0
 # Of the time for all steps. A way around it is worth more to a person than the last call less.
 KEPT_FOR_WORKAROUND = 0.2
 KEPT_FOR_TRIAGE = 0.15
@@ -151,7 +155,7 @@ def blame(
     Of a large graph that is about to be made small, only what can be told at once: `before_minify`.
     """
     try:
-        work.ask_host("triage", seconds, follow, before_minify=before_minify)
+        work.ask_host(TriageOrder(work.place, before_minify), seconds, follow)
     except (StepRefused, HostLost) as why:
         work.say(str(why))
         work.write(triage=Triage(error=str(why)))
@@ -263,7 +267,7 @@ def minify(work: CaseAtWork, seconds: float) -> MinifyOutcome:
     with ThreadPoolExecutor(1) as beside, scripts.stopped_with_us():
         search = _Search(work, started + seconds, beside)
         try:
-            done = work.ask_host("minify", seconds, search.follow)
+            done = work.ask_host(MinifyOrder(work.place), seconds, search.follow)
         except (StepRefused, HostLost) as why:
             error = why
         repro = search.repro()
@@ -276,18 +280,17 @@ def minify(work: CaseAtWork, seconds: float) -> MinifyOutcome:
         lines = len(work.folder.text(REPRO).splitlines())
         kept = minified.input_bytes if repro.script.input_bytes is None else repro.script.input_bytes
         minified = dataclasses.replace(minified, lines=lines, input_bytes=kept)
-    if minified is not None:
-        work.write(minified=minified)
-    if error is not None and repro is None:
-        raise error
-    if error is not None:
-        work.note(str(error))
     if repro is not None:
         verified = repro.to_case()
+        words = in_words(scripts, len(repro.runs))
+        work.write(minified=minified, verified=verified, extra={"verified_in": words})
+        if error is not None:
+            work.note(str(error))
         if verified.error is not None:
             work.say(f"{REPRO}: {verified.error}")
-        words = in_words(scripts, len(repro.runs))
-        work.write(verified=verified, extra={**work.case.extra, "verified_in": words})
+    elif error is not None:
+        work.write(minified=minified)
+        raise error
     return MinifyOutcome(work.folder, repro, took, done)
 
 
@@ -349,7 +352,7 @@ def shrink(work: CaseAtWork, left: float) -> None:
 
 def find_workarounds(work: CaseAtWork, seconds: float, follow: Follow | None = None) -> list[Change]:
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
-    done = work.ask_host("workaround", seconds, follow)
+    done = work.ask_host(WorkaroundOrder(work.place), seconds, follow)
     work.reopen()
     return list(done.changes)
 
@@ -360,14 +363,28 @@ def cure(work: CaseAtWork, left: float) -> None:
         return
     most = min(WORKAROUND_SECONDS, left)
     work.say(f"trying workarounds on the whole graph, {most:.0f} s at most")
+    changes: list[Change] = []
     try:
-        find_workarounds(work, most, _nothing)
+        changes = find_workarounds(work, most, _nothing)
     except (StepRefused, HostLost) as why:
         work.say(f"not every workaround was tried: {why}")
         work.reopen()
+    if changes and not gives_up(work.case.workarounds or ()):
+        _try_best_on_program(work, changes)
     if gives_up(work.case.workarounds or ()):
         try_on_program(work)
     _say_cure(work)
+
+
+def _try_best_on_program(work: CaseAtWork, changes: list[Change]) -> None:
+    """What helps the graph is shown once the program has passed with it, wherever the program can be run."""
+    until = min(work.deadline, time.monotonic() + PROGRAM_SECONDS)
+    try:
+        if not work.program().from_stdin:
+            try_found_on_program(dataclasses.replace(work, deadline=until), changes)
+    except CannotRunProgram as why:
+        work.note(str(why))
+    work.reopen()
 
 
 def cure_program(work: CaseAtWork) -> None:
@@ -389,13 +406,20 @@ def _say_cure(work: CaseAtWork) -> None:
 # -- analyze
 
 
-def find_divergence(work: CaseAtWork, seconds: float, follow: Follow | None = None, **how: object) -> None:
+def find_divergence(
+    work: CaseAtWork,
+    seconds: float,
+    follow: Follow | None = None,
+    *,
+    without: tuple[str, ...] = (),
+    save: bool = False,
+) -> None:
     """Where a wrong result begins, written into the case; raises `StepRefused` where there is nothing to compare.
 
-    `how` is what to leave out, and whether to keep all values: `find_divergence(work, 60, without=("fusion",))`.
+    What to leave out, and whether to keep all values, is said as in `find_divergence(work, 60, without=("fusion",))`.
     """
     try:
-        work.ask_host("analyze", seconds, follow, **how)
+        work.ask_host(AnalyzeOrder(work.place, without, save), seconds, follow)
     except HostLost as why:
         work.say(str(why))
     work.reopen()

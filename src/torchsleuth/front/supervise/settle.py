@@ -201,6 +201,7 @@ def settle_call(work: CaseAtWork) -> None:
         work.say("trying the call in another form")
         work.write(call_files(work.case, call, text, form))
         run = _tried(work, ORIGINAL)
+    work.write(verified=_verified(run, None))
     blamed = work.case.triage
     # Capture blames the program where an operator fails on real tensors as it does on capture's own. Those may have a
     # shape or a device that the program's do not: then the call passes without the compiler.
@@ -209,7 +210,6 @@ def settle_call(work: CaseAtWork) -> None:
         work.say("the call passes without the compiler: what capture knew of its tensors was wrong")
         detail = "what capture knew of its tensors was wrong: without the compiler the call passes"
         work.write(triage=replace(blamed, component="dynamo", part="capture", detail=detail))
-    work.write(verified=_verified(run, None))
 
 
 # -- is it the program's own fault?

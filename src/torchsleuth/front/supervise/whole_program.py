@@ -11,9 +11,8 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
@@ -22,7 +21,8 @@ from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING
-from torchsleuth.core.protocol.failures import UncaughtError
+from torchsleuth.core.protocol.failures import GivenUp, UncaughtError
+from torchsleuth.core.protocol.steps import AdoptOrder
 from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.program import Supervised
@@ -59,6 +59,11 @@ class OnlyCompiled:
     uncompiled: ProgramRun
 
     @property
+    def left_behind(self) -> list[GivenUp]:
+        """What was given up and left torch's state changed."""
+        return [each for each in self.process.given_up() if each.left]
+
+    @property
     def script(self) -> Path | None:
         """Its file, where it is a script that Python runs."""
         words = self.program.command
@@ -80,7 +85,8 @@ def look_at_own_error(
     if not found or any(process.failures() or process.rank is not None for process in known):
         return None
     error, process = found[0]
-    if error.of_surroundings or not process.captured_graphs() or program.from_stdin:
+    compiled_something = process.captured_graphs() or process.given_up()
+    if error.of_surroundings or not compiled_something or program.from_stdin:
         return None
     if (why := too_long_again(first.seconds, deadline - time.monotonic())) is not None:
         say(f"whether it is the compiler that makes the program fail was not tried: {why}")
@@ -94,16 +100,34 @@ def look_at_own_error(
         say(f"with nothing compiled it {how}")
         return None
     say("with nothing compiled the program passes")
+    only_compiled = OnlyCompiled(
+        error, process, program, dataclasses.replace(first, tail=error.words), uncompiled
+    )
+    if only_compiled.left_behind:  # which says what happened, and where
+        return only_compiled
     if settings.level < COMPARING and not too_long_again(first.seconds, deadline - time.monotonic()):
         say("running it once more, each compiled call compared with eager")
         if record_again(program, dataclasses.replace(settings, level=COMPARING), deadline):
             return None
         say("no compiled call differs from eager by itself")
-    return OnlyCompiled(error, process, program, dataclasses.replace(first, tail=error.words), uncompiled)
+    return only_compiled
 
 
 def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:
-    """What makes the program fail, and the line that does not get what it should."""
+    """What makes the program fail, and the line that does not get what it should.
+
+    Where a capture left something behind, whether a run fails depends on what Python's garbage collector does: runs
+    with less of the compiler would differ by that alone.
+    """
+    if found.left_behind:
+        first = found.left_behind[0]
+        detail = (
+            f"Dynamo gave up `{first.function}` ({Path(first.file).name}:{first.line}) and left "
+            f"{first.left_in_words} of the thread changed, in which Python then ran it uncompiled; "
+            "with nothing compiled it passes"
+        )
+        line, code = found.error.place, found.error.code
+        return Triage("dynamo", user_line=line, code=code, detail=detail, labels=("module: dynamo",))
     left = max(1.0, work.left)
     triage = component_by_runs(found.program, found.first, found.uncompiled, work.note, left)
     detail = f"{triage.detail}; every graph of it agrees with eager"
@@ -111,7 +135,7 @@ def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:
 
 
 def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str]]:
-    """The functions of the program that graphs were captured of, with a line of each."""
+    """The functions of the program that graphs were captured of, or that were given up, with a line of each."""
     for folder in process.graph_folders():
         try:
             record = read_record(folder / "record.json")
@@ -120,18 +144,28 @@ def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str
         yield from dict.fromkeys(
             (line.file, line.line, line.function) for line in list(record.nodes.values())[:1]
         )
+    yield from ((each.file, each.line, each.function) for each in process.given_up())
 
 
 # -- the whole program as a case
 
 
 def adopt(
-    processes: Processes, script: Path, cases_dir: Path, seconds: float, note: Say, **how: Any
+    processes: Processes,
+    script: Path,
+    cases_dir: Path,
+    seconds: float,
+    note: Say,
+    *,
+    arguments: Sequence[str] = (),
+    timeout: float | None = None,
+    uncollected: bool = False,
 ) -> CaseFolder:
-    """The case that a script of someone else's, or a program, becomes; `how` are its arguments and its clock."""
+    """The case that a script of someone else's, or a program, becomes, by its arguments and its clock."""
     assert processes.host is not None
-    places: dict[str, Any] = {"script": str(script.absolute()), "cases": str(cases_dir.absolute())}
-    done = processes.host.ask("adopt", seconds, said=note, **places, **how)
+    where = str(script.absolute()), str(cases_dir.absolute())
+    order = AdoptOrder(*where, tuple(arguments), timeout, uncollected)
+    done = processes.host.ask(order, seconds, said=note)
     return open_case(cases_dir, done.case)
 
 
@@ -149,11 +183,19 @@ def investigate_own_error(
         with processes_for(None, workers) as processes:
             left = deadline - time.monotonic()
             arguments = found.program.command[2:]
-            folder = adopt(processes, found.script, cases_dir, left, note, arguments=arguments)
+            folder = adopt(
+                processes,
+                found.script,
+                cases_dir,
+                left,
+                note,
+                arguments=arguments,
+                uncollected=bool(found.left_behind),
+            )
             work = CaseAtWork(folder, processes, deadline, note, follow, found.program.change)
             program = {"command": list(found.program.command), "cwd": found.program.cwd}
             frames = list(_compiled_functions(found.process))
-            work.write(extra={**work.case.extra, "program": program, "frames": frames})
+            work.write(extra={"program": program, "frames": frames})
             work.say(f"the program fails only when it is compiled: {found.error.words}")
             yield work.folder
             work.write(triage=_blamed(found, work))

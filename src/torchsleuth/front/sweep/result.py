@@ -15,11 +15,10 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.scrub import printable
+from torchsleuth.core.cases.scrub import hidden, printable
 from torchsleuth.front.sweep.cells import PASSES, Bucket, Cell
 from torchsleuth.front.sweep.grid import uncompiled
 from torchsleuth.front.sweep.running import Sweep
-from torchsleuth.script_runtime.hiding import hide_secrets
 
 # Of a repro, what is shown on the page; all of it lies in the case.
 MOST_OF_A_SCRIPT = 20_000
@@ -120,7 +119,7 @@ def page_of(result: SweepResult, scripts: Mapping[str, str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["safe_text"] = lambda text: hide_secrets(printable(str(text), True, MOST_OF_A_SCRIPT))
+    environment.filters["safe_text"] = lambda text: hidden(printable(str(text), True, MOST_OF_A_SCRIPT))
     return environment.get_template("sweep.html.jinja").render(
         result=result,
         rows=[

@@ -1,4 +1,4 @@
-"""What gets the user going again: candidates tried on the user's own graph, the cheapest that works first.
+"""What gets the user going again: candidates tried on the user's own graph, the mildest that works first.
 
 A control run says that the graph still fails when it is checked as the workarounds are; without it, anything would
 look like a cure. Where the check's own random numbers are the cure, that is the answer.
@@ -32,8 +32,8 @@ from torchsleuth.torch_internals.configuration import default_setting
 
 # Runs of the same code on a busy machine differ by this much; below it, what is given up decides.
 NOISE = 1.5
-# What a call costs before any kernel runs; differences of that size say nothing about kernels.
-CALL_SECONDS = 2e-4
+# What a call costs before any kernel runs is 0.2 ms; runs of a few times that say nothing about kernels.
+LEAST_MEASURED = 1e-3
 CONTROL = Change(name="as it was")
 _LOW = ("torch.float16", "torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2")
 
@@ -63,7 +63,7 @@ def find_workarounds(
     def keep(more: Sequence[Tried]) -> None:
         """What works is in the case at once: a later trial may cost the host its time."""
         done.extend(each for each in more if each.verified)
-        update_case(folder, workarounds=tuple(_workaround(each, None) for each in ordered(done)))
+        update_case(folder, workarounds=tuple(workaround_of(each, None) for each in ordered(done)))
 
     found = attempts(folder, start, runner, budget_seconds, small.state if small else None, keep)
     update_case(folder, workarounds=tuple(workaround for _, workaround in found))
@@ -119,7 +119,7 @@ def attempts(
     tried, full = ordered(tried), None
     if case.kind == "accuracy":  # else there is nothing to time against
         tried, full = trying.timed(tried)
-    return [*((each.change, _workaround(each, full)) for each in ordered(tried)), *_release(folder)]
+    return [*((each.change, workaround_of(each, full)) for each in ordered(tried)), *_release(folder)]
 
 
 def _original(case: Case, state: State, runner: Runner) -> Original:
@@ -215,15 +215,20 @@ def ordered(tried: Iterable[Tried]) -> list[Tried]:
 
 
 def _slower(seconds: float | None, fastest: float | None) -> int:
-    """How many times slower than the fastest, in steps larger than noise; what was not timed counts as fast."""
+    """How many times slower than the fastest, in steps larger than noise; what cannot be timed counts as fast."""
     if not seconds or not fastest:
         return 0
-    return math.floor(math.log((seconds + CALL_SECONDS) / (fastest + CALL_SECONDS), NOISE))
+    return math.floor(math.log(max(seconds, LEAST_MEASURED) / max(fastest, LEAST_MEASURED), NOISE))
 
 
-def _workaround(tried: Tried, full_seconds: float | None) -> Workaround:
+def workaround_of(tried: Tried, full_seconds: float | None) -> Workaround:
+    """What the case keeps of a trial; what it costs, where both runs take long enough to be measured.
+
+    >>> workaround_of(Tried(RANDOM, None, run_seconds=0.06), 0.05).cost
+    1.2
+    """
     cost = None
-    if tried.run_seconds and full_seconds:
+    if tried.run_seconds and full_seconds and min(tried.run_seconds, full_seconds) >= LEAST_MEASURED:
         cost = round(tried.run_seconds / full_seconds, 2)
     return Workaround.of(tried.change, tried.error, cost=cost, seconds=tried.seconds)
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from torchsleuth.core.protocol.frames import Frames, frame
-from torchsleuth.core.protocol.steps import Begins, Order, Says
+from torchsleuth.core.protocol.steps import TO_HOST, Begins, Order, Says
 
 
 class Front:
@@ -15,7 +15,7 @@ class Front:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._frames = Frames(Order)
+        self._frames: Frames[Order] = Frames(*TO_HOST)
         self.leave_out: frozenset[str] = frozenset()
 
     def orders(self) -> Iterator[Order]:

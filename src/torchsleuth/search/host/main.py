@@ -18,8 +18,7 @@ from pathlib import Path
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.starting import without_devices
-from torchsleuth.core.protocol.codec import Document
-from torchsleuth.core.protocol.steps import Done, HostStarted, Refused
+from torchsleuth.core.protocol.steps import Done, HostStarted, Order, Refused
 from torchsleuth.search.host.front import Front
 from torchsleuth.search.workers.cluster import open_workers
 
@@ -59,20 +58,20 @@ def main(arguments: Sequence[str]) -> None:
             front.tell(Refused(str(refusal), refusal.exit_status))
             continue
         front.leave_out = frozenset(order.leave_out)
-        do_step(STEPS[order.step], front, questions, {**order.facts, "budget": order.budget})
+        do_step(STEPS[type(order)], front, questions, order)
     if workers is not None:
         workers.close()
     os._exit(0)
 
 
-def do_step(step: Callable[..., Done], front: Front, questions: object, order: Document) -> None:
+def do_step(step: Callable[..., Done], front: Front, questions: object, order: Order) -> None:
     """Does one step of an order and tells the front what came of it, whatever that is."""
     try:
-        front.tell(step(front, questions, **order))
+        front.tell(step(front, questions, order))
     except SleuthError as error:
         front.tell(Refused(str(error), error.exit_status))
     except Exception as error:
-        if isinstance(error, OSError) and (unwritten := _below(error.filename, order)):
+        if isinstance(error, OSError) and (unwritten := _below(error.filename, order.folder)):
             why = f"{unwritten} cannot be written ({error.strerror}); what was found before is kept"
             front.tell(Refused(why, 1))
             return
@@ -82,9 +81,6 @@ def do_step(step: Callable[..., Done], front: Front, questions: object, order: D
         front.tell(Refused(f"a bug in torchsleuth: {type(error).__name__}: {error} ({place})", 1))
 
 
-def _below(file: object, order: Document) -> Path | None:
-    """A file of the case, or of the cases, that the order is about."""
-    for place in (order.get("case"), order.get("cases")):
-        if isinstance(file, (str, Path)) and place and Path(place) in Path(file).parents:
-            return Path(file)
-    return None
+def _below(file: object, folder: str) -> Path | None:
+    """A file of the case, or of the cases, that an order is about."""
+    return Path(file) if isinstance(file, (str, Path)) and Path(folder) in Path(file).parents else None

@@ -12,12 +12,19 @@ from typing import Any
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.protocol.codec import plain
 from torchsleuth.core.protocol.steps import (
+    AdoptOrder,
+    AnalyzeOrder,
     Analyzing,
     Asked,
+    CaseOrder,
     Done,
+    MinifyOrder,
+    Order,
     SearchBegins,
     Smaller,
+    TriageOrder,
     Verification,
+    WorkaroundOrder,
 )
 from torchsleuth.search.analyze.analyze_case import analyze_case
 from torchsleuth.search.blame.triage_case import triage_case
@@ -30,40 +37,35 @@ from torchsleuth.search.minify.minify_program import is_program, minify_program
 from torchsleuth.search.minify.script_cases import FirstRun, case_of_script
 
 
-def adopt(
-    front: Front,
-    questions: CaseQuestions,
-    *,
-    script: str,
-    cases: str,
-    budget: float,
-    arguments: Sequence[str] = (),
-    timeout: float | None = None,
-) -> Done:
+def adopt(front: Front, questions: CaseQuestions, order: AdoptOrder) -> Done:
     """A script that becomes a case; where it lies."""
     front.begins("running the script")
-    how = FirstRun(tuple(arguments), timeout, budget)
-    folder = case_of_script(Path(script), Path(cases), questions, how)
+    how = FirstRun(order.arguments, order.timeout, order.budget, order.uncollected)
+    folder = case_of_script(Path(order.script), Path(order.cases), questions, how)
     return Done(case=str(folder.path))
 
 
-def triage(
-    front: Front, questions: CaseQuestions, *, case: str, budget: float, before_minify: bool = False
-) -> Done:
-    """Who is at fault; what takes many compiles of a large graph is put off where it is about to become small."""
+def triage(front: Front, questions: CaseQuestions, order: TriageOrder) -> Done:
+    """Who is at fault, as far as that is asked for."""
     front.begins("finding out who is at fault")
-    triage_case(_folder(case), questions, budget_seconds=budget, say=front.said, before_minify=before_minify)
+    triage_case(
+        _folder(order),
+        questions,
+        budget_seconds=order.budget,
+        say=front.said,
+        before_minify=order.before_minify,
+    )
     return Done()
 
 
-def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> Done:
+def minify(front: Front, questions: CaseQuestions, order: MinifyOrder) -> Done:
     """The smallest state that fails, as scripts for the front to verify, the most readable first."""
-    folder, told = _folder(case), _Told(front)
+    folder, told = _folder(order), _Told(front)
     found: MinifyResult[Any]
     if is_program(folder):
-        found = minify_program(folder, questions, told, budget_seconds=budget)
+        found = minify_program(folder, questions, told, budget_seconds=order.budget)
     else:
-        found = minify_case(folder, questions.start_of(folder), questions, told, budget_seconds=budget)
+        found = minify_case(folder, questions.start_of(folder), questions, told, budget_seconds=order.budget)
         questions.smallest[folder.path] = found.reduction
     seconds = {"search": found.reduction.seconds, "trials": found.trial_seconds}
     return Done(
@@ -74,46 +76,38 @@ def minify(front: Front, questions: CaseQuestions, *, case: str, budget: float) 
     )
 
 
-def analyze(
-    front: Front,
-    questions: CaseQuestions,
-    *,
-    case: str,
-    budget: float,
-    without: Sequence[str] = (),
-    save: bool = False,
-) -> Done:
+def analyze(front: Front, questions: CaseQuestions, order: AnalyzeOrder) -> Done:
     """Where the compiled graph leaves eager's way; progress is told phase by phase."""
     front.begins("comparing the compiled run with eager, value by value")
     analyze_case(
-        _folder(case),
+        _folder(order),
         questions,
-        budget_seconds=budget,
-        without=tuple(without),
-        save=save,
+        budget_seconds=order.budget,
+        without=order.without,
+        save=order.save,
         progress=lambda phase, done, of: front.tell(Analyzing(phase, done, of)),
     )
     return Done()
 
 
-def workaround(front: Front, questions: CaseQuestions, *, case: str, budget: float) -> Done:
+def workaround(front: Front, questions: CaseQuestions, order: WorkaroundOrder) -> Done:
     """What makes the graph pass: what was changed for each workaround that the case then has."""
     front.begins("trying workarounds")
-    found = find_workarounds(_folder(case), questions, budget_seconds=budget, say=front.said)
+    found = find_workarounds(_folder(order), questions, budget_seconds=order.budget, say=front.said)
     return Done(changes=tuple(found))
 
 
-STEPS: dict[str, Callable[..., Done]] = {
-    "adopt": adopt,
-    "triage": triage,
-    "minify": minify,
-    "analyze": analyze,
-    "workaround": workaround,
+STEPS: dict[type[Order], Callable[..., Done]] = {
+    AdoptOrder: adopt,
+    TriageOrder: triage,
+    MinifyOrder: minify,
+    AnalyzeOrder: analyze,
+    WorkaroundOrder: workaround,
 }
 
 
-def _folder(case: str) -> CaseFolder:
-    return open_case(Path(case).parent, case)
+def _folder(order: CaseOrder) -> CaseFolder:
+    return open_case(Path(order.case).parent, order.case)
 
 
 class _Told(Listener):

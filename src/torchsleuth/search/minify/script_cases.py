@@ -36,11 +36,13 @@ class FirstRun:
     """How a script is tried to know how it fails: its arguments, and the seconds it may take.
 
     `timeout` is after what it counts as a hang; without one it may take its share of the `budget` for everything.
+    `uncollected` says that Python's garbage collector may be what decides whether it fails.
     """
 
     arguments: tuple[str, ...] = ()
     timeout: float | None = None
     budget: float = 600.0
+    uncollected: bool = False
 
 
 PLAINLY = FirstRun()
@@ -153,7 +155,8 @@ def case_of_program(
 ) -> CaseFolder:
     """The case that a failing script is; raises `CannotMinify` where it does not fail, or is no Python."""
     try:
-        text = standing_alone(script.read_text(encoding="utf-8"), script.absolute(), how.arguments)
+        text = script.read_text(encoding="utf-8")
+        text = standing_alone(text, script.absolute(), how.arguments, uncollected=how.uncollected)
     except (SyntaxError, ValueError) as error:
         raise CannotMinify(f"{script} is not a Python program: {error}") from error
     clock = how.timeout or FIRST_RUN * how.budget
@@ -190,7 +193,9 @@ def case_of_program(
     return write_case(cases_dir, case, files)
 
 
-def standing_alone(text: str, script: Path, arguments: Sequence[str] = ()) -> str:
+def standing_alone(
+    text: str, script: Path, arguments: Sequence[str] = (), *, uncollected: bool = False
+) -> str:
     """The program with what it gets from where it lies and how it is called written into it, where it needs that.
 
     >>> print(standing_alone("print(__file__)", Path("/home/me/train.py")))
@@ -200,7 +205,8 @@ def standing_alone(text: str, script: Path, arguments: Sequence[str] = ()) -> st
     tree = ast.parse(text)
     imported = {name.partition(".")[0] for node in ast.walk(tree) for name in _imported(node)}
     beside = [name for name in imported if _lies_in(script.parent, name) and name != script.stem]
-    lines = ["import sys"] if arguments or beside else []
+    lines = ["import gc", "gc.disable()"] if uncollected else []
+    lines += ["import sys"] if arguments or beside else []
     lines += [f"sys.argv[1:] = {list(arguments)!r}"] if arguments else []
     lines += [f"sys.path.insert(0, {str(script.parent)!r})"] if beside else []
     if any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(tree)):

@@ -32,13 +32,14 @@ def run_kernel(run: Any, operation: Any) -> None:
         if own_way and not type(operation).__module__.endswith(_ONLY_ADDS_HEADERS):
             break
         known(run, operation)
-        _bind_symbols(run, operation)
         return
     raise NotInterpretable(f"the graph holds a {type(operation).__name__}, which only generated code can run")
 
 
-def _bind_symbols(run: Any, operation: Any) -> None:
-    """Sizes that are known only once a kernel has run, such as the count of nonzero elements."""
+def _keep(run: Any, operation: Any, result: Any) -> None:
+    """The result under the operation's name, and the sizes that are known only by it, such as the count of nonzero
+    elements: its own layout may be in these."""
+    run.values[operation.get_name()] = result
     bindings = getattr(operation, "unbacked_bindings", None)
     if not bindings:
         return
@@ -46,7 +47,7 @@ def _bind_symbols(run: Any, operation: Any) -> None:
 
     resolved = resolve_unbacked_bindings(run.graph.sizevars.shape_env, bindings)
     for symbol, path in (resolved or {}).items():
-        run.symbols[symbol] = _along(path, run.values[operation.get_name()])
+        run.symbols[symbol] = _along(path, result)
 
 
 def _along(path: Sequence[Any], value: Any) -> Any:
@@ -110,7 +111,7 @@ def _copied_to_device(run: Any, operation: Any) -> None:
 
 def _with_new_memory(run: Any, operation: Any) -> None:
     args, kwargs = _arguments(run, operation)
-    run.values[operation.get_name()] = _function(operation)(*args, **kwargs)
+    _keep(run, operation, _function(operation)(*args, **kwargs))
     _require_own_layout(run, operation)
 
 
@@ -121,7 +122,7 @@ def _fallback_arguments(run: Any, operation: Any) -> tuple[list[Any], dict[str, 
 
 def _fallback(run: Any, operation: Any) -> None:
     args, kwargs = _fallback_arguments(run, operation)
-    run.values[operation.get_name()] = operation.op_overload(*args, **kwargs)
+    _keep(run, operation, operation.op_overload(*args, **kwargs))
     _require_own_layout(run, operation)
 
 
@@ -137,7 +138,7 @@ def _picked_output(run: Any, operation: Any) -> None:
         if not issubclass(container, (list, tuple, dict)):
             raise NotInterpretable(f"an output is picked from a {container.__name__}")
         value = value[place]
-    run.values[operation.get_name()] = value
+    _keep(run, operation, value)
     if not getattr(operation, "skip_size_stride_alignment_checks", False):
         _require_own_layout(run, operation)
 
@@ -194,14 +195,23 @@ def _sliced_size(run: Any, operation: Any) -> None:
 
 def _invoked(run: Any, operation: Any) -> None:
     inputs = run.value(list(operation.inputs))
-    run.values[operation.get_name()] = run.nested(operation.subgraph, inputs)
+    _keep(run, operation, run.nested(operation.subgraph, inputs))
 
 
 def _branch(run: Any, operation: Any) -> None:
     holds = bool(run.value(operation.predicate))
     chosen = operation.true_subgraph if holds else operation.false_subgraph
     inputs = run.value(list(operation.operands))
-    run.values[operation.get_name()] = run.nested(chosen, inputs)
+    _keep(run, operation, run.nested(chosen, inputs))
+
+
+def _switch(run: Any, operation: Any) -> None:
+    """A branch as 2.15 has it: the number picks one, true is 1, and what no branch has is the last one's."""
+    if any(not hasattr(operation, name) for name in ("selector", "branches", "operands")):
+        raise NotInterpretable("the graph holds a Switch of another form than that of torch 2.15")
+    place, last = int(run.value(operation.selector)), len(operation.branches) - 1
+    chosen = operation.branches[place if 0 <= place <= last else last]
+    _keep(run, operation, run.nested(chosen, run.value(list(operation.operands))))
 
 
 def _loop(run: Any, operation: Any) -> None:
@@ -211,7 +221,7 @@ def _loop(run: Any, operation: Any) -> None:
     further = run.value(list(operation.additional_inputs))
     while bool(run.nested(operation.cond_subgraph, [*carried, *further])[0]):
         carried = run.nested(operation.body_subgraph, [*carried, *further])
-    run.values[operation.get_name()] = carried
+    _keep(run, operation, carried)
 
 
 def _nothing(run: Any, operation: Any) -> None:
@@ -237,5 +247,6 @@ _KERNELS: dict[str, Callable[[Any, Any], None]] = {
     "DynamicSliceSize": _sliced_size,
     "InvokeSubgraph": _invoked,
     "Conditional": _branch,
+    "Switch": _switch,
     "WhileLoop": _loop,
 }

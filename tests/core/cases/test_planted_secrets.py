@@ -1,0 +1,165 @@
+"""What leaves the machine: 150 planted secrets in the forms in which they come, and texts of cases that are none.
+
+Secrets are made here, at random from a fixed seed, so that none is real and none stands in this file in full.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+
+import pytest
+
+from torchsleuth.core.cases.scrub import hidden, scrubbed, without_secrets_in
+from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets, secret_values
+
+LETTERS, DIGITS, HEX = string.ascii_letters, string.digits, "0123456789abcdef"
+CHOICE = random.Random(31)
+
+
+def some(count: int, of: str = LETTERS + DIGITS) -> str:
+    return "".join(CHOICE.choice(of) for _ in range(count))
+
+
+def word() -> str:
+    """A password as people choose them: letters, then a digit or two, a sign."""
+    return f"{some(7, string.ascii_lowercase)}{some(2, DIGITS)}"
+
+
+# Forms, with `$` where the secret stands.
+ASSIGNED = [
+    "DB_PASS=$", "SMTP_PASS=$", "MYSQL_PWD=$", "export REDIS_PASS=$", "Server=h;Uid=sa;Pwd=$;", "password=$",
+    "passwd: $", "passphrase = '$'", 'secret="$ and more"', "client_secret='$'", "api_key=$", "api-key: $",
+    "apikey=$", "ACCESS_KEY=$", "AccountKey=$", "private_key='$'", "auth_key=$", "signing_key=$",
+    "encryption_key=$", "credentials = '$'", "the user's password is '$'", "wandb_api_key: $",
+    '{"password": "$"}', '{\\"password\\": \\"$\\"}', '{\\\\\\"api_key\\\\\\": \\\\\\"$\\\\\\"}',
+    "{'secret': '$'}", "Config(password='$', lr=0.1)", "n.api_key is '$'", "n.api_key == '$'",
+    "___check_obj_id(L['n'].secret, 7), L['n'].secret == '$'", "G['CFG']['password'] == '$'", "L['cfg'].password != '$'",
+]  # fmt: skip
+SAID = [
+    "Authorization: Bearer $", "Authorization: Token $", "authorization: Basic $", "'Authorization': 'Bearer $'",
+    "Cookie: a=1; session=$", "Set-Cookie: id=$; Path=/", "machine h.example.com login ada password $",
+    "curl -u ada:$ https://h/x", "curl --user ada:$ -X POST https://h", "sshpass -p $ ssh h", "mysql -u root -p$ db",
+    "postgres://ada:$@db.example.com/x", "redis://:$@h:6379/0", "https://$@example.com/simple",
+    "https://h.blob.core.windows.net/c?sv=2022&sig=$&se=2027", "GET /x?access_key=$&page=2",
+]  # fmt: skip
+OPTIONS = [
+    "--api-key $", "--api-key=$", "--wandb-key $", "--wandb-key=$", "--pass $", "--db-pass=$", "--hub-token $",
+    "--secret $", "--password=$", "--auth $", "--smtp-pwd $", "-p $", "--client-secret=$",
+]  # fmt: skip
+SHAPES = [
+    lambda: "hf_" + some(34, LETTERS),
+    lambda: "ghp_" + some(36),
+    lambda: "gho_" + some(36),
+    lambda: "github_pat_" + some(82),
+    lambda: "glpat-" + some(20),
+    lambda: "sk-proj-" + some(40) + "1",
+    lambda: "sk-ant-api03-" + some(93) + "AA",
+    lambda: "sk_live_" + some(24),
+    lambda: "rk_live_" + some(24),
+    lambda: "npm_" + some(36),
+    lambda: "pypi-AgEIcHlwaS5vcmc" + some(60),
+    lambda: "nvapi-" + some(64),
+    lambda: "gsk_" + some(52),
+    lambda: "r8_" + some(37),
+    lambda: "AKIA" + some(16, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"),
+    lambda: "AIza" + some(35),
+    lambda: "xoxb-" + some(12, DIGITS) + "-" + some(12, DIGITS) + "-" + some(24),
+    lambda: "dop_v1_" + some(64, HEX),
+    lambda: "SG." + some(22) + "." + some(43),
+    lambda: "dapi" + some(32, HEX),
+    lambda: "shpat_" + some(32, HEX),
+    lambda: "lin_api_" + some(40),
+    lambda: "pul-" + some(40, HEX),
+    lambda: "hvs." + some(95),
+    lambda: "glsa_" + some(32) + "_" + some(8, HEX),
+    lambda: "ATATT3" + some(186),
+    lambda: "PMAK-" + some(24, HEX) + "-" + some(34, HEX),
+    lambda: "eyJ" + some(20) + ".eyJ" + some(30) + "." + some(40),
+    lambda: "-----BEGIN RSA PRIVATE KEY-----\n" + some(64) + "\n-----END RSA PRIVATE KEY-----",
+]
+PLANTED = (
+    [(form, word()) for form in ASSIGNED + SAID for _ in range(2)]
+    + [(f"python train.py --epochs 3 {form} --lr 0.1", word()) for form in OPTIONS]
+    + [("it was $, no more", make()) for make in SHAPES]
+    + [("Authorization: Bearer $", some(24, LETTERS)), ("header 'Bearer $'", some(24, LETTERS))]
+    + [("https://hooks.slack.com/services/$", f"T{some(8)}/B{some(8)}/{some(24)}")]
+)
+
+
+def test_there_are_as_many_as_it_says() -> None:
+    assert len(PLANTED) >= 140
+
+
+def telling(secret: str) -> list[str]:
+    """The parts of a secret that would give it away."""
+    parts = [
+        part for part in secret.replace("/", "\n").splitlines() if not part.startswith(("-----", "https"))
+    ]
+    return [part[6:] for part in parts if len(part) > 8]
+
+
+@pytest.mark.parametrize(("form", "secret"), PLANTED, ids=range(len(PLANTED)))
+def test_a_planted_secret_leaves_by_no_way(form: str, secret: str) -> None:
+    text = form.replace("$", secret)
+    assert secret in text
+    document = {"said": [text], "how": {"deep": text}}
+    ways = [
+        hidden(text, ()),
+        scrubbed("log.txt", f"a line\n{text}\nanother"),
+        scrubbed("case.json", json.dumps(document)),
+        scrubbed("repro.py", f"x = {text!r}\n# {' '.join(text.splitlines())}\n"),
+        json.dumps(without_secrets_in(document)),
+    ]
+    for clean in ways:
+        assert not any(part in clean for part in telling(secret)), clean
+        assert "<hidden>" in clean
+    assert hidden(ways[0], ()) == ways[0]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_is_taken_out_of_a_command_line_and_wherever_its_value_occurs(option: str) -> None:
+    secret = word()
+    words = ["python", "train.py", *option.replace("$", secret).split(), "--lr", "0.1"]
+    clean = hide_in_words(words)
+    assert not any(secret in each for each in clean) and clean[-2:] == ["--lr", "0.1"]
+    assert secret in secret_values({}, words)
+    assert secret not in hide_secrets(f"it said {secret}", secret_values({}, words))
+
+
+@pytest.mark.parametrize(
+    "name", ["DB_PASS", "SMTP_PASS", "MYSQL_PWD", "WANDB_API_KEY", "MY_SECRET", "HF_TOKEN"]
+)
+def test_the_value_of_a_variable_is_taken_out_as_it_is_shown_in_errors(name: str) -> None:
+    secret = f"{word()}\n{word()}'\"{word()}"
+    values = secret_values({name: secret}, [])
+    for shown in (repr(secret), json.dumps(secret), secret, f"KeyError: {secret!r}"):
+        clean = hidden(shown, values)
+        assert not any(line.strip("'\"")[:9] in clean for line in secret.splitlines()), clean
+
+
+HARMLESS = [
+    "KeyError: 'key'", "unexpected token: ')'", "--tokenizer gpt2 --max-tokens 512", "--sort-key loss",
+    "--pass fuse_attention", "the pass=decompose_mm_2 changed 3 nodes", "post_grad_pass: remove_noop_ops_1",
+    "current_pass = joint_graph_passes_1", "mkdir -p build/x86_64", "g++ -O3 -p cvar.cpp", "pytest -p no:cacheprovider",
+    "python -m pytest -p xdist", "PWD=/home/user", "OLDPWD=/data/x", "secret: str", "password: str = None",
+    "def password(token, secret=None):", "primary_key = id", "cache_key: fxgraph", "key: fabc123def456abc123def456abc12345",
+    "fx graph cache key fxq4w3tb6hzs5kdl2nvm7yxe3o2j4tq6uyd3kd5sx2v7ykkh4v3q", "triton_poi_fused_add_mul_sigmoid_0",
+    "case 1a2b3c4d of run 20261119-173500-ab12", "cr6nsno5lfnyqjgjscfwtcu74eq3u44lp4nhf3vblq3wv75laj4y.py",
+    "/tmp/torchinductor_user/r6/cr6nsno5lfnyqjgjscfwtcu74eq3u44lp4nhf3vblq3wv75laj4y.py", "nvapi", "sk-learn",
+    "L['self'].author == 'ada'", "G['torch'].nn.functional.relu is 139872398472", "tokens.shape[0] == 512",
+    "___check_type_id(L['self'].tokenizer, 94512)", "L['token_type_ids'].size()[1] == 128",
+    "Basic optimisation of the graph", "Bearer of bad news", "user@example.com wrote https://example.com/a@b",
+    "curl -O https://example.com/x.tar.gz", "https://github.com/pytorch/pytorch/issues/188048",
+    "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "cookie cutter", "signature: wrong result",
+    '"signature": {"summary": "LoweringException: AssertionError", "kind": "compile_error"}',
+    "torch.ops.aten._scaled_dot_product_flash_attention.default", "auth = build_auth()", "token_embedding.weight",
+    "model.layers.0.self_attn.q_proj.weight: f32[4096, 4096]", "is_causal=True, enable_gqa=False", "x.is_cuda is True",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert hidden(text, ()) == text
+    assert without_secrets_in({"said": text}) == {"said": text}
