@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+KIT = Path(__file__).parent / "kit"
 # Some virtual machines announce AMX and trap on its first instruction (a bfloat16 product ends the process); no test
 # is about AMX.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -39,6 +41,20 @@ def pytest_collection_modifyitems(items):
 def key_of_the_tests(tmp_path_factory):
     """Cases made by tests are marked with a key that is not the person's."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def builds_of_the_session(tmp_path_factory):
+    """The same text is compiled once for all tests, whatever cache of kernels they start with (`hook/sparing.py`)."""
+    compiler = shutil.which("g++")
+    if compiler is not None and "CXX" not in os.environ:
+        base = tmp_path_factory.getbasetemp()
+        builds = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "builds"
+        builds.mkdir(exist_ok=True)
+        os.environ |= {"SLEUTH_TEST_CXX": compiler, "SLEUTH_TEST_BUILDS": str(builds)}
+        os.environ["PATH"] = os.pathsep.join([str(KIT / "compiler"), os.environ["PATH"]])
+        paths = [str(KIT / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 @pytest.fixture(scope="session", autouse=True)

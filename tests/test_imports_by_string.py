@@ -23,6 +23,7 @@ STARTED = {
     },
     "front/sweep/running.py": {"torchsleuth.search.host.programs_on_ray"},
     "front/sweep/result.py": {"torchsleuth.front.sweep"},  # whose templates are read
+    "core/cases/scrub.py": {"torchsleuth.core.cases"},  # whose shapes of secrets are read
 }
 
 

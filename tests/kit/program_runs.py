@@ -53,7 +53,7 @@ def write_program(folder: Path, source: str, name: str = "program.py") -> Path:
 
 def environment(folder: Path, fault: str | None = None, **more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHSLEUTH_", "TORCHINDUCTOR_"))}
-    paths = [str(HOOK), *filter(None, [kept.get("PYTHONPATH")])]
+    paths = dict.fromkeys([str(HOOK), *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))])
     found = {**kept, "PYTHONPATH": os.pathsep.join(paths), "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
     from torchsleuth.core.processes.kernel_caches import hand_probes_to
 

@@ -43,7 +43,7 @@ _MARKED = re.compile(r'File "torchsleuth\.node", line 1, in (\w+)')
 def divergence(trial: Trial) -> dict[str, object]:
     """The parts of the answer (see `compare.divergence.analysis`)."""
     ready = ready_trial(trial)
-    tell = _teller(trial.analysis.get("told"))
+    tell = _teller(trial.analysis.told)
     captured = trial.settings.level == "dynamo"
     for node in ready.graph.graph.nodes:
         if captured:
@@ -80,7 +80,7 @@ def _parts(
         with ready.ambient(), torch.no_grad():
             drawn = run_once(ready.eager, inputs)
     ways = _ways(ready)
-    wishes = Wishes(trial.analysis.get("without", ()), _keeper(trial.analysis.get("values")))
+    wishes = Wishes(trial.analysis.without, _keeper(trial.analysis.values))
     code = next((each for each in observed.codes if not each.backward or not captured), None)
     parts = _values(ready, inputs, code, call, ways, tell, wishes, drawn)
     if (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol.codec import from_json, to_json
-from torchsleuth.core.protocol.trials import Question, Trial
+from torchsleuth.core.protocol.trials import AnalysisWishes, Question, Trial
 from torchsleuth.script_runtime.signature import Signature
 
 words = st.text("abc.:_ é\n", max_size=4)
@@ -57,7 +57,7 @@ FIELDS = {
     "measure_noise": st.booleans(),
     "must_pass_in_eager": st.booleans(),
     "question": st.sampled_from(Question),
-    "analysis": mappings,
+    "analysis": st.builds(AnalysisWishes, maybe, maybe, tuples),
 }
 trials = st.builds(Trial, **FIELDS, store=maybe)
 

@@ -35,10 +35,17 @@ def verified(case):
     return case["verified"]["reproduced"] == case["verified"]["times"] >= 1
 
 
-def test_a_compile_error_becomes_a_case_and_reaches_the_user_unchanged(tmp_path):
-    fault = "aten.sin.default:raise"
-    ran = run_watched(tmp_path, THREE_LAYERS, fault=fault)
-    bare = run_bare(tmp_path, THREE_LAYERS, fault=fault)
+RAISES = "aten.sin.default:raise"
+
+
+@pytest.fixture(scope="module")
+def raised(tmp_path_factory):
+    """A run of three layers of which one cannot be compiled."""
+    return run_watched(tmp_path_factory.mktemp("raised"), THREE_LAYERS, fault=RAISES)
+
+
+def test_a_compile_error_becomes_a_case_and_reaches_the_user_unchanged(raised):
+    ran, bare = raised, run_bare(raised.folder, THREE_LAYERS, fault=RAISES)
     case = ran.case
     assert (case["kind"], case["phase"], case["direction"], case["after"]) == (
         "compile_error",
@@ -56,19 +63,18 @@ def test_a_compile_error_becomes_a_case_and_reaches_the_user_unchanged(tmp_path)
     theirs = [line for line in ran.stderr.splitlines() if not line.startswith("torchsleuth:")]
     assert theirs == bare.stderr.splitlines()
     assert f"torchsleuth show {case['id']}" in ran.ours()[0]
-    assert not (tmp_path / "cases" / ".spool").exists()
+    assert not (ran.folder / "cases" / ".spool").exists()
 
 
-def test_the_written_script_obeys_the_contract_and_needs_torch_alone(tmp_path):
-    ran = run_watched(tmp_path, THREE_LAYERS, "--record-only", fault="aten.sin.default:raise")
-    script = tmp_path / "cases" / ran.case["id"] / "original.py"
+def test_the_written_script_obeys_the_contract_and_needs_torch_alone(raised, tmp_path):
+    script = raised.folder / "cases" / raised.case["id"] / "original.py"
     assert "torchsleuth" not in [
         line.split()[1].split(".")[0]
         for line in script.read_text().splitlines()
         if line.startswith(("import ", "from "))
     ]
     answers = {}
-    for fault in ("aten.sin.default:raise", "aten.cos.default:raise", None):
+    for fault in (RAISES, "aten.cos.default:raise", None):
         done = subprocess.run(
             [sys.executable, str(script)],
             cwd=tmp_path,
@@ -78,7 +84,7 @@ def test_the_written_script_obeys_the_contract_and_needs_torch_alone(tmp_path):
         )
         answers[fault] = (done.returncode, done.stdout.splitlines()[-1].split(":")[0])
     assert answers == {
-        "aten.sin.default:raise": (1, "REPRODUCED"),
+        RAISES: (1, "REPRODUCED"),
         "aten.cos.default:raise": (2, "DIFFERENT FAILURE"),
         None: (0, "NOT REPRODUCED"),
     }

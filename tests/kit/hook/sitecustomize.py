@@ -1,9 +1,15 @@
 """On PYTHONPATH in tests: puts the compiler fault named by SLEUTH_TEST_FAULT or SLEUTH_TEST_ROW into every process.
 
-SLEUTH_TEST_DISK and SLEUTH_TEST_PAUSE are faults of the disk below the cases (`diskkit`).
+SLEUTH_TEST_DISK and SLEUTH_TEST_PAUSE are faults of the disk below the cases (`diskkit`). SLEUTH_TEST_BUILDS is where a
+session of tests keeps what the C++ compiler said and made (`sparing`).
 """
 
 import os
+
+if os.environ.get("SLEUTH_TEST_BUILDS"):
+    import sparing
+
+    sparing.install(os.environ["SLEUTH_TEST_BUILDS"])
 
 if os.environ.get("SLEUTH_TEST_FAULT"):
     import faultkit

@@ -306,3 +306,17 @@ def test_what_differs_from_run_to_run_is_named_with_its_buffer_and_how_far(capsy
     assert f"two runs of the compiled code on the same inputs differ: {said}" in shown
     assert "nothing diverges" not in shown and "agree to the bit" not in shown
     assert shown.count("by up to 3.0e+00") == 1
+
+
+def test_another_model_and_one_that_is_not_compiled_accuse_nobody():
+    x = torch.rand(4, 16)
+    one, other = Norm(), Norm()
+    unlike = torchsleuth.compare_models(one, torch.compile(other, backend="eager"), [x])
+    assert not unlike.agrees and unlike.component is None and "dynamo" not in unlike.words.lower()
+    assert "other values in lin.weight, lin.bias" in unlike.words
+    other.load_state_dict(one.state_dict())
+    assert torchsleuth.compare_models(one, torch.compile(other, backend="eager"), [x]).agrees
+    plain = torchsleuth.compare_models(one, lambda x: one(x) + 1, [x])
+    assert plain.component is None and plain.words.startswith(
+        "nothing was compiled in the call; they differ in"
+    )

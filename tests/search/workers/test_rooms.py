@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from faulty import trial
-from torchsleuth.core.protocol.trials import Question
+from torchsleuth.core.protocol.trials import AnalysisWishes, Question
 from torchsleuth.search.workers.cluster import bring_back, files_in, in_folder
 
 WRITTEN = {
@@ -17,7 +17,7 @@ WRITTEN = {
 
 
 def asked(home):
-    analysis = {"told": str(home / "told.jsonl"), "values": str(home / "kept"), "without": []}
+    analysis = AnalysisWishes(str(home / "told.jsonl"), str(home / "kept"))
     return trial(
         "pass",
         store=str(home / "store"),
@@ -32,7 +32,7 @@ def test_what_a_trial_writes_elsewhere_lies_here_afterwards_and_what_it_was_give
 ):
     home, room = tmp_path / "home", tmp_path / "room"
     there = in_folder(asked(home), room)
-    paths = {there.store, there.trace, there.analysis["told"], there.analysis["values"]}
+    paths = {there.store, there.trace, there.analysis.told, there.analysis.values}
     assert all(path.startswith(str(room)) for path in paths) and there.fill == 7
     for name in ("store/storages/given.safetensors", *WRITTEN):
         (room / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 import json
 import math
 import random
+import re
 
 import pytest
 import torch
@@ -522,3 +523,18 @@ def test_strides_that_the_compiler_forgot_are_its_fault_not_eagers():
 
     assert verdict_on(program, [torch.arange(10.0)[::2]], forgets_strides).kind == DIVERGED
     assert verdict_on(program, [torch.arange(10.0)[::2]], program).kind == WITHIN_NOISE
+
+
+def test_a_model_is_no_graph_and_the_sentence_says_what_compares_models():
+    model = torch.nn.Linear(2, 2)
+    for ask in (lambda: judge(model, [], model), lambda: judge_results(model, [], None, [])):
+        with pytest.raises(TypeError, match=r"got Linear; for a model: torchsleuth\.compare_models"):
+            ask()
+
+
+def test_what_is_wrong_is_said_once_with_digits_that_say_something():
+    graph = torch.fx.symbolic_trace(torch.nn.ReLU())
+    x = torch.rand(2, 4) + 1
+    told = str(judge(graph, [x], lambda x: x * 1e30))
+    assert told.startswith("DIVERGED") and told.count("times the rounding noise") == 1
+    assert max(len(digits) for digits in re.findall(r"\d+", told)) <= 9

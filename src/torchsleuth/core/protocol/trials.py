@@ -41,6 +41,15 @@ class Question(Enum):
 
 
 @dataclass(frozen=True)
+class AnalysisWishes:
+    """Of an analysis: a file that is told its parts on the way, a folder for what it compares, phases to leave out."""
+
+    told: str | None = None
+    values: str | None = None
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Trial:
     """One question: does this graph, on these inputs, under these settings, fail, and how?
 
@@ -70,9 +79,7 @@ class Trial:
     # What fails without the compiler as well is not the failure looked for: it is one of phase EAGER.
     must_pass_in_eager: bool = False
     question: Question = Question.FAILS
-    # Of an analysis: `told`, the file that is told its parts as they come; `without`, the phases to leave out;
-    # `values`, the folder for what it compares.
-    analysis: Document = field(default_factory=dict)
+    analysis: AnalysisWishes = AnalysisWishes()
     # A file for the steps of the compile.
     trace: str | None = None
     # The byte that fresh memory holds, so that what nobody wrote is not the same twice.

@@ -23,7 +23,7 @@ from torchsleuth.core.cases.analysis import FILE, PICTURE, Analysis, ValueAnalys
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.processes.limits import within
 from torchsleuth.core.protocol.codec import Document
-from torchsleuth.core.protocol.trials import Outcome, Question
+from torchsleuth.core.protocol.trials import AnalysisWishes, Outcome, Question
 from torchsleuth.search.analyze.answer import analysis_of
 from torchsleuth.search.minify.case_state import CaseQuestions, wait_for_device
 from torchsleuth.search.minify.states import trial_of
@@ -57,9 +57,7 @@ def analyze_case(
     start = questions.start_of(folder)
     file = questions.store / f"divergence-{case.id}.jsonl"
     file.unlink(missing_ok=True)
-    wishes = {"told": str(file), "without": list(without)}
-    if save:
-        wishes["values"] = str(folder.file(VALUES))
+    wishes = AnalysisWishes(str(file), str(folder.file(VALUES)) if save else None, without)
     trial = trial_of(start.state, start.expected, questions.store)
     trial = replace(trial, question=Question.DIVERGENCE, analysis=wishes)
     limits = within(replace(workers.limits, run=budget_seconds), questions.deadline)

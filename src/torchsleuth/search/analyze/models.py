@@ -103,15 +103,26 @@ def compare_models(
     Used as `print(compare_models(model, torch.compile(model), [x]).words)`.
     """
     other = torch.compile(eager, backend=compiled) if isinstance(compiled, str) else compiled
+    if unlike := _other_weights(eager, other):
+        words = f"not one model compiled, but two: they hold other values in {', '.join(unlike[:3])}; nothing was run"
+        return ModelComparison(False, words, differences=tuple(unlike))
     named = named_tensors((eager, other))
     before = snapshot(list(named.values()))
     watcher = _Watcher(KeptCopies(before), backward)
     with rng_kept() as start, compiled_anew():
         plain = ran(eager, named, before, inputs, start, backward)
         note_run([*inputs, *named.values()])
-        with _hooked(seams.hook_backend_calls, lambda call: call.graph):
+        graphs = 0
+
+        def as_captured(call: seams.BackendCall) -> GraphModule:
+            nonlocal graphs
+            graphs += 1
+            return call.graph
+
+        with _hooked(seams.hook_backend_calls, as_captured):
             captured = ran(other, named, before, inputs, start, backward)
-        by_capture = differences(plain, captured)
+        # What was not captured was not captured wrongly.
+        by_capture = differences(plain, captured) if graphs else []
         del captured
     with (
         memory_counted_apart(list(inputs)),
@@ -423,6 +434,15 @@ def named_tensors(models: Sequence[object]) -> dict[str, torch.Tensor]:
     """Parameters and buffers of those of the models that are modules: `named_tensors([torch.nn.Linear(2, 2)])`."""
     held: dict[int, torch.nn.Module] = {id(m): m for m in models if isinstance(m, torch.nn.Module)}
     return {name: t for m in held.values() for name, t in [*m.named_parameters(), *m.named_buffers()]}
+
+
+def _other_weights(eager: object, other: object) -> list[str]:
+    """The parameters and buffers that both have and that hold other values."""
+    if not (isinstance(eager, torch.nn.Module) and isinstance(other, torch.nn.Module)):
+        return []
+    ours, theirs = ({_own_name(n): t for n, t in named_tensors([each]).items()} for each in (eager, other))
+    common = [name for name in ours if name in theirs and ours[name] is not theirs[name]]
+    return [name for name in common if not same_bits(ours[name], theirs[name])]
 
 
 def _own_name(name: str) -> str:

@@ -317,9 +317,8 @@ def open_workers(
     return Workers(int(text), prepared=prepared, **options)
 
 
-STORE, TRACE = "store", "trace"
-# Of an analysis, what is told on the way, and the values it compared.
-_OF_ANALYSIS = ("told", "values")
+# What a trial is given, and what it may write: the steps of its compile, what an analysis tells, and what it compared.
+STORE, TRACE, TOLD, VALUES = "store", "trace", "told", "values"
 
 
 def in_folder(trial: Trial, folder: Path) -> Trial:
@@ -330,7 +329,7 @@ def in_folder(trial: Trial, folder: Path) -> Trial:
     '/there/store'
     """
     moved = {name: str(folder / name) for name in places_of(trial)}
-    analysis = {**trial.analysis, **{name: moved[name] for name in _OF_ANALYSIS if name in moved}}
+    analysis = replace(trial.analysis, told=moved.get(TOLD), values=moved.get(VALUES))
     return replace(trial, store=moved.get(STORE, trial.store), trace=moved.get(TRACE), analysis=analysis)
 
 
@@ -338,7 +337,7 @@ def places_of(trial: Trial) -> dict[str, Path]:
     """Where the files of each kind belong on the machine that asks."""
     # What a whole program has there is its name.
     store = None if trial.question is Question.PROGRAM else trial.store
-    named = {STORE: store, TRACE: trial.trace, **{n: trial.analysis.get(n) for n in _OF_ANALYSIS}}
+    named = {STORE: store, TRACE: trial.trace, TOLD: trial.analysis.told, VALUES: trial.analysis.values}
     return {name: Path(path) for name, path in named.items() if path is not None}
 
 

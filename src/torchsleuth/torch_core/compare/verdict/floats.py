@@ -317,6 +317,10 @@ def _rms(values: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(values)) / math.sqrt(max(values.numel(), 1))
 
 
+MOST_TIMES = 1e5
+"""From here on a factor is written with an exponent."""
+
+
 def _distance(draft: LeafVerdict) -> str:
     ulps = (
         f"{draft.ulps or 0.0:.1f} ulps"
@@ -326,9 +330,18 @@ def _distance(draft: LeafVerdict) -> str:
     return (
         f"element {list(draft.index or ())} is {draft.compiled:.8g}, "
         f"float64 says {draft.truth:.8g}, eager {draft.eager:.8g}: "
-        f"{draft.z:.1f} times the rounding noise ({ulps}; eager {draft.z_eager:.1f}), "
+        f"{_times(draft.z)} times the rounding noise ({ulps}; eager {draft.z_eager:.1f}), "
         f"{draft.share:.2%} of elements beyond {draft.limit:.1f}"
     )
+
+
+def _times(z: float | None) -> str:
+    """Digits of a factor, as many as say something.
+
+    >>> _times(12.34), _times(1.6e37)
+    ('12.3', '1.6e+37')
+    """
+    return f"{z or 0.0:.1f}" if (z or 0.0) < MOST_TIMES else f"{z:.1e}"
 
 
 def _harmless(draft: LeafVerdict) -> str:

@@ -85,6 +85,18 @@ ALL_NOISE = ("ill-conditioned", "undecided")
 """Rules by which a leaf says nothing at this precision."""
 
 
+class NotAGraph(TypeError):
+    """What is to be judged against is no graph of torch.fx."""
+
+
+def _refuse_models(graph: object) -> None:
+    if not hasattr(graph, "graph"):
+        raise NotAGraph(
+            f"judge needs a graph (torch.fx.GraphModule) and got {type(graph).__name__}; "
+            "for a model: torchsleuth.compare_models(model, torch.compile(model), inputs)"
+        )
+
+
 def judge(
     graph: GraphModule,
     inputs: Sequence[Any],
@@ -104,6 +116,7 @@ def judge(
     backend returned (and not for a function of `torch.compile`'s), those that it drew are handed to the reference.
     Example: `judge(graph, [x], torch.compile(graph)).kind == "WITHIN_NOISE"`.
     """
+    _refuse_models(graph)
     start, drawn = save_rng(), list[Draw]()
     with rng_kept():
         with noting_draws(drawn) if notes_draws else nullcontext():
@@ -150,6 +163,7 @@ def judge_results(
     numbers, or has asked for as many. `eager_results` may be None: eager is then run here, from the graph.
     Example: `judge_results(graph, before, None, compiled(*inputs), mutated_inputs_after=inputs)`.
     """
+    _refuse_models(graph)
     began = time.perf_counter()
     calibration = calibration if calibration is not None else load_calibration()
     after = mutated_inputs_after if mutated_inputs_after is not None else ()

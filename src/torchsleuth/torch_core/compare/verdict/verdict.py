@@ -80,7 +80,8 @@ class Verdict:
 
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.sentence}"]
-        lines += [f"  {leaf.path}: {leaf.sentence}" for leaf in self.leaves if leaf.kind != WITHIN_NOISE]
+        told = (f"{leaf.path}: {leaf.sentence}" for leaf in self.leaves if leaf.kind != WITHIN_NOISE)
+        lines += [f"  {leaf}" for leaf in told if leaf != self.sentence]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
