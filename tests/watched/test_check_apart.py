@@ -95,3 +95,17 @@ def test_gradients_that_only_the_autograd_graph_has_wrong_are_a_case_once_the_pr
     """
     ran = run_watched(tmp_path, source, "--check-accuracy", "--record-only")
     assert ran.case["kind"] == "accuracy" and ran.stdout == "tensor([3., 3., 3.])\n", ran.stderr
+
+
+def test_a_backward_outside_of_the_autocast_of_its_forward_does_not_look_like_wrong_gradients(tmp_path):
+    source = """
+        import torch
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+        step = torch.compile(net, backend="aot_eager")
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = step(torch.randn(16, 8)).square().sum()
+        loss.backward()
+    """
+    ran = run_watched(tmp_path, source, "--check-accuracy", "--record-only")
+    assert (ran.status, ran.cases) == (0, []), ran.stderr

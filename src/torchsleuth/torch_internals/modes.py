@@ -58,8 +58,8 @@ def switches_of_thread() -> Callable[[], AbstractContextManager[object]]:
             stack.enter_context(torch.inference_mode())
         stack.enter_context(torch.set_grad_enabled(grad))
         for device, dtype, enabled in casts:
-            if enabled:
-                stack.enter_context(torch.autocast(device, dtype=dtype))
+            if enabled or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
         return stack
 
     return entered

@@ -40,6 +40,7 @@ from torchsleuth.torch_core.compare.reference.trees import leaves, pieces
 from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients, path_of_joint
 from torchsleuth.torch_core.compare.verdict.judge import judge_results
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
+from torchsleuth.torch_internals.modes import switches_of_thread
 from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.torch_internals.tensors import transforms_ended
 from torchsleuth.watched import failures
@@ -178,7 +179,7 @@ def checked_call(
         unseen = facts.number not in watch.gradients_checked
         if not inner and unseen and graph.flight.failed == failed_before and _trains(result):
             watch.awaiting_backward[facts.number] = AwaitingBackward(
-                graph, compiled, before, state, graph.flight.failed
+                graph, compiled, before, state, graph.flight.failed, switches_of_thread()
             )
     return result
 
@@ -420,7 +421,8 @@ def _trains(result: Any) -> bool:
 class AwaitingBackward:
     """A call whose gradients are looked at once the program has run a backward: then it has compiled what that needs.
 
-    `before` are copies of what the call was given, `failed` is how many failures there were by then.
+    `before` are copies of what the call was given, `failed` is how many failures there were by then; `switches` are its
+    own: a backward mostly runs outside of autocast.
     """
 
     graph: GuardedGraph
@@ -428,6 +430,7 @@ class AwaitingBackward:
     before: list[Any]
     state: RngState
     failed: int
+    switches: Callable[[], AbstractContextManager[object]]
 
 
 def check_gradients(watch: Watch) -> None:
@@ -468,7 +471,7 @@ def _gradients_looked_at(call: AwaitingBackward) -> Look:
     assert graph.eager is not None
     watch.rerunning = True
     try:
-        with rng_kept(), torch.enable_grad(), graph.held.kept(), transforms_ended():
+        with call.switches(), rng_kept(), torch.enable_grad(), graph.held.kept(), transforms_ended():
             restore_rng(call.state)
             watch.drawn.clear()
             verdict = judge_gradients(
