@@ -10,7 +10,12 @@ WORKERS ?= 2
 ROOM ?=
 TESTS = $(if $(ROOM),$(or $(shell find tests -type d -path 'tests*/$(ROOM)'),$(error no folder of tests/ is named $(ROOM))),tests)
 
-.PHONY: demo quick test test-all coverage lint docs bench clean
+# The release of torch that `make test-torch TORCH=2.15.0` looks at, and the tests that depend on which one it is.
+TORCH ?= 2.15.0
+TORCH_TESTS ?= tests/torch_internals tests/torch_core tests/script_runtime tests/watched tests/child tests/front/cli
+ELSEWHERE := build/torch-$(TORCH)
+
+.PHONY: demo quick test test-all test-torch coverage lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -25,6 +30,10 @@ test: $(READY) lint
 # With examples of its own each time, where `test` takes the same ones: a change is judged by what it changed.
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
+
+# In an environment for that release, which stays in build/ (its first run downloads torch).
+test-torch: $(ELSEWHERE)/.ready
+	OMP_NUM_THREADS=1 $(ELSEWHERE)/bin/python -m pytest -n $(WORKERS) --dist worksteal -p no:cacheprovider -m "not slow and not gpu" --hypothesis-profile=ci $(TORCH_TESTS)
 
 # Which lines the pure tests reach; what runs in processes of its own is not counted.
 coverage: $(READY)
@@ -50,6 +59,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,docs]'
 	touch $(READY)
+
+$(ELSEWHERE)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ELSEWHERE)
+	grep -v '^torch==' constraints.txt > $(ELSEWHERE)/constraints.txt
+	$(ELSEWHERE)/bin/python -m pip install --quiet --constraint $(ELSEWHERE)/constraints.txt hatchling editables
+	$(ELSEWHERE)/bin/python -m pip install --quiet --constraint $(ELSEWHERE)/constraints.txt --no-build-isolation --editable '.[dev]' torch==$(TORCH)
+	touch $(ELSEWHERE)/.ready
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis torchsleuth-cases

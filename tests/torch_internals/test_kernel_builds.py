@@ -38,6 +38,18 @@ def test_kernels_of_a_graph_are_built_in_one_file_and_do_what_they_did(builds):
     torch.testing.assert_close(out, several_kernels(x))
 
 
+def test_the_only_compile_thread_does_not_wait_for_a_lock_of_its_own(builds, monkeypatch):
+    from torch._inductor import codecache, config
+    from torch._inductor.utils import fresh_cache
+
+    monkeypatch.setattr(codecache, "LOCK_TIMEOUT", 1)  # seconds, in place of the 600 that one would wait
+    x = torch.randn(16, 18)
+    with fresh_cache(), config.patch(compile_threads=1), observed_code():
+        out = torch.compile(several_kernels)(x)
+    assert len(builds) == 1
+    torch.testing.assert_close(out, several_kernels(x))
+
+
 def test_kernels_that_do_not_build_together_are_built_alone(builds, monkeypatch):
     monkeypatch.setattr(kernel_builds, "source_of", lambda kernels: "#error these do not go together")
     x = torch.randn(16, 17)

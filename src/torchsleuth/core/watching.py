@@ -5,10 +5,13 @@ All of it travels in environment variables, so that processes that the program s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 
 WATCH_VARIABLE = "TORCHSLEUTH_WATCH"
 # Names the collectors of `watched/observe/` that are switched on, comma separated.
@@ -30,7 +33,8 @@ class Settings:
     """How to watch. `spool` is the folder of this run, where each process keeps its own records; `keep` are the graphs,
     by the hash of their record, and the number of the call before which everything that it sees is kept;
     `synchronised` waits for the device after every compiled call, so that its errors show in the call that made them;
-    without `watches_failures` nothing is watched for failures, and only what collectors are asked for is done.
+    `check_budget` are the seconds that comparing with eager may take; without `watches_failures` nothing is watched
+    for failures, and only what collectors are asked for is done.
 
     >>> Settings(spool="/tmp/spool", level=4).checks_accuracy
     True
@@ -42,6 +46,7 @@ class Settings:
     only: str | None = None
     keep_going: bool = False
     check_every: int = 0
+    check_budget: float | None = None
     keep: tuple[tuple[str, int], ...] = ()
     synchronised: bool = False
     watches_failures: bool = True
@@ -52,6 +57,78 @@ class Settings:
 
     def to_environment(self) -> dict[str, str]:
         return {WATCH_VARIABLE: json.dumps(asdict(self))}
+
+
+# What comparing may always take, and of the time of the program that is no first call.
+LEAST_CHECK_SECONDS, CHECK_SHARE = 10.0, 0.05
+# What one comparison may take, and what those may take together that are made though the budget is spent.
+LOOK_SECONDS, MOST_OVERDRAWN = 60.0, 300.0
+
+
+@dataclass
+class CheckBudget:
+    """How long comparing with eager may take in one process: as long again as the program's own first calls took,
+    compiles included, and 5 % of what follows, or `limit` seconds. What nobody has looked at yet is looked at anyway.
+
+    >>> budget = CheckBudget(limit=30)
+    >>> budget.seconds_for(first=False) > 29
+    True
+    """
+
+    limit: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    first_calls: float = 0.0
+    spent: float = 0.0
+    _inside: list[float] = field(default_factory=list)
+    _spending: int = 0
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    @staticmethod
+    def of(settings: Settings) -> CheckBudget:
+        """Who asks for every Nth call gets every Nth call."""
+        every = float("inf") if settings.check_every else None
+        return CheckBudget(every if settings.check_budget is None else settings.check_budget)
+
+    @contextlib.contextmanager
+    def first_call(self) -> Iterator[None]:
+        """Around what the program does by itself and only once: a capture, a compile, the first call of a graph."""
+        self._inside.append(self.clock() - self.spent)
+        try:
+            yield
+        finally:
+            began = self._inside.pop()
+            if not self._inside:
+                self.first_calls += self.clock() - self.spent - began
+
+    @contextlib.contextmanager
+    def spending(self) -> Iterator[None]:
+        """Around what is done for the comparison alone."""
+        began = self.clock()
+        self._spending += 1
+        try:
+            yield
+        finally:
+            self._spending -= 1
+            if not self._spending:
+                self.spent += self.clock() - began
+
+    @property
+    def left(self) -> float:
+        """Seconds; less than none where first looks took more than there was."""
+        if self.limit is not None:
+            return self.limit - self.spent
+        own = self.clock() - self._began - self.spent
+        first = self.first_calls + (own + self._began - self._inside[0] if self._inside else 0.0)
+        return LEAST_CHECK_SECONDS + first + CHECK_SHARE * max(0.0, own - first) - self.spent
+
+    def seconds_for(self, first: bool) -> float:
+        """For one comparison, the `first` of its kind or one more like it; none where it is not to be made."""
+        left = self.left
+        if first:
+            left = max(left, MOST_OVERDRAWN - self.spent)
+        return max(0.0, min(left, LOOK_SECONDS))
 
 
 def settings_from_environment() -> Settings | None:

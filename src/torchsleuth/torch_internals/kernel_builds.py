@@ -54,7 +54,7 @@ def built_together() -> Iterator[Callable[[], None]]:
     if not hasattr(library, "load_async"):
         yield lambda: None
         return
-    load = _loader(library, compiling.submit)
+    load = _loader(library, compiling)
     waiting: list[_Kernel] = []
 
     def gathered(original: Any) -> Any:
@@ -152,7 +152,7 @@ def _function(entry: Any, argtypes: Sequence[str]) -> Callable[..., None]:
     return kernel
 
 
-def _loader(library: Any, submit: Callable[..., Any]) -> Callable[[str], Callable[[], Any]]:
+def _loader(library: Any, compiling: Any) -> Callable[[str], Callable[[], Any]]:
     """Builds a source as Inductor builds a kernel, and loads it as a plain library."""
 
     class Library(library):
@@ -162,7 +162,12 @@ def _loader(library: Any, submit: Callable[..., Any]) -> Callable[[str], Callabl
         def _load_library_inner(cls, path: str, key: str) -> Any:
             return ctypes.CDLL(path)
 
-    return lambda source: Library.load_async(source, submit_fn=submit)
+    def load(source: str) -> Callable[[], Any]:
+        # It is submitted under the lock of the file, for which the build waits: with one thread, this one would.
+        alone = importlib.import_module(compiling.__module__).get_compile_threads() <= 1
+        return Library.load_async(source, submit_fn=None if alone else compiling.submit)
+
+    return load
 
 
 @contextlib.contextmanager

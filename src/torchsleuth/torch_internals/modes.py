@@ -40,6 +40,31 @@ def outside_all_modes() -> AbstractContextManager[object]:
     return stack
 
 
+def switches_of_thread() -> Callable[[], AbstractContextManager[object]]:
+    """Contexts with which another thread runs under the switches of this one: gradients, inference mode, autocast.
+
+    >>> with switches_of_thread()():
+    ...     pass
+    """
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    casts = [
+        (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        for device in ("cpu", "cuda")
+    ]
+
+    def entered() -> AbstractContextManager[object]:
+        stack = ExitStack()
+        if inference:
+            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for device, dtype, enabled in casts:
+            if enabled or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        return stack
+
+    return entered
+
+
 def thread_state() -> dict[str, str]:
     """What torch keeps for this thread beside its tensors, by the name a person would give it.
 

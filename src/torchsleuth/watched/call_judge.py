@@ -1,8 +1,9 @@
-"""The sealed processes that make a call of a compiled function again, and the verdict on how it was captured.
+"""The sealed processes that look at a call beside the program, and the verdict on how a whole call was captured.
 
 The judge makes the call as Dynamo captures it, with every graph run by eager's kernels; one process makes it without
 Dynamo, another one does so again where there is a difference: what differs there as well is chance and not a finding.
 Where a graph's compiler gave one tensor for several, what the program's own call left behind is compared, too.
+The result of one graph is judged in such a process, too: what hangs, dies or fills memory there is a line of the log.
 """
 
 from __future__ import annotations
@@ -11,25 +12,31 @@ import contextlib
 import functools
 import json
 import os
+import pickle
 import re
 import resource
 import select
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
-from torchsleuth.core.processes.sealed import CannotSeal, fill_fresh_memory, seal
+from torchsleuth.core.processes.sealed import CannotSeal, fill_fresh_memory, seal, why_not_sealable
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.core.protocol.codec import from_json, to_json
 from torchsleuth.core.protocol.failures import RecordedCall
+from torchsleuth.core.watching import LOOK_SECONDS
+from torchsleuth.torch_core.compare.reference.float64 import MEMORY_ERRORS
+from torchsleuth.torch_core.compare.reference.memory import memory_left
 from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
 from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCall
-from torchsleuth.torch_internals.modes import outside_all_modes
+from torchsleuth.torch_internals.modes import outside_all_modes, switches_of_thread
 from torchsleuth.watched import failures, rewritten
 from torchsleuth.watched.call_difference import CAPTURED, COMPILED, CallVerdict, Difference, differences
 from torchsleuth.watched.call_state import (
@@ -52,8 +59,10 @@ from torchsleuth.watched.startup import unwarned
 if TYPE_CHECKING:
     from torchsleuth.watched.watch import Watch
 
-# What one comparison may take.
-CALL_SECONDS = 60.0
+T = TypeVar("T")
+
+# CPU seconds that each process of a comparison may take.
+CALL_SECONDS = LOOK_SECONDS
 POLL_MILLISECONDS = 1000
 # Sentences that a case keeps.
 MOST_DIFFERENCES = 10
@@ -128,6 +137,101 @@ def fork_judge(watch: Watch, call: CompiledCall, between: Between) -> int:
     return judge
 
 
+def why_not_forked() -> str | None:
+    """Why nothing can be looked at in a fork of this process now; None where it can."""
+    if why := why_not_sealable():
+        return why
+    if torch.cuda.is_initialized() or torch.xpu.is_initialized():
+        return "a process that uses an accelerator cannot be forked"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "the process talks to other ranks"
+    if threading.current_thread() is not threading.main_thread():
+        return "the call is made in another thread than the main one"
+    if signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, None):
+        return "the program handles the end of its child processes itself"
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        free = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
+        if free < used:
+            return "there is too little memory for the call to be made twice more"
+    return None
+
+
+def ended_by(process: int, deadline: float, waits: Callable[[], object] = lambda: None) -> int | None:
+    """How a child process ended; None where it had not by the deadline, and was killed. `waits` is called meanwhile."""
+    pause = 0.001
+    while True:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return status
+        if time.monotonic() > deadline:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            return None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+        waits()
+
+
+def done_apart(watch: Watch, work: Callable[[], T], seconds: float, waits: Callable[[], object]) -> T:
+    """What `work` returns, done in a sealed fork within `seconds`; raises `CannotRepeat` where it gives nothing.
+
+    It is forked in a thread of its own: one that has not run parallel code yet can do so in the fork, too. `waits` is
+    called now and then.
+    """
+    answer = os.memfd_create("torchsleuth-graph")
+    switches, ended = switches_of_thread(), list[int | OSError | None]()
+    most = _data_bytes() + memory_left(torch.device("cpu"))
+
+    def look() -> None:
+        try:
+            process = _fork_of(watch)
+            if process == 0:
+                _as_child(lambda: _alone(watch, work, switches, answer, most), answer, seconds=None)
+            ended.append(ended_by(process, time.monotonic() + seconds, waits))
+        except OSError as why:
+            ended.append(why)
+
+    try:
+        # The program does not wait for it where it is interrupted; the fork ends with the thread.
+        thread = threading.Thread(target=look, name="torchsleuth", daemon=True)
+        thread.start()
+        thread.join()
+        content, status = content_of(answer), ended[0] if ended else None
+    finally:
+        os.close(answer)
+    if isinstance(status, OSError):
+        raise CannotRepeat(f"no process can be started beside the program: {status}")
+    if status is None:
+        raise CannotRepeat(f"the comparison took longer than {seconds:.0f} s")
+    if not content:
+        raise CannotRepeat(how_it_ended(status))
+    if content.startswith(b"{"):
+        raise CannotRepeat(str(from_json(CallVerdict, json.loads(content)).why_not))
+    return pickle.loads(content)
+
+
+def _alone(
+    watch: Watch, work: Callable[[], object], switches: Callable[[], Any], answer: int, most: int
+) -> bytes:
+    watch.is_silent()
+    _no_lock_of_progress_bars()
+    _see_no_devices()
+    seal([answer])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    try:
+        with switches():
+            return pickle.dumps(work())
+    except MEMORY_ERRORS as error:
+        raise CannotRepeat(f"there is not enough memory: {failures.describe(error)}") from error
+
+
+def _data_bytes() -> int:
+    """What this process holds of memory that it can write to, as the limit on it counts."""
+    found = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else resource.RLIM_INFINITY >> 1
+
+
 def _fork_of(watch: Watch) -> int:
     """A fork of the user's process that is not part of the program."""
     watch.forks_itself = True
@@ -160,11 +264,12 @@ def _write(fd: int, content: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _as_child(work: Callable[[], bytes], answer: int) -> NoReturn:
+def _as_child(work: Callable[[], bytes], answer: int, seconds: float | None = CALL_SECONDS) -> NoReturn:
     """Does `work`, writes what it returns, and ends this process, which is a copy of the user's."""
     try:
         # What waits in a loop for what never comes would do so beside the user's call, however long that takes.
-        resource.setrlimit(resource.RLIMIT_CPU, (int(CALL_SECONDS), int(CALL_SECONDS)))
+        if seconds is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
         _write(answer, work())
     except (CannotSeal, CannotRepeat) as why:
         _write(answer, _as_bytes(CallVerdict(str(why))))

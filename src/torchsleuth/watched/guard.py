@@ -132,6 +132,8 @@ def _guarded(compiled: Callable[..., Any], run: Run, graph: GuardedGraph, inner:
         nonlocal calls
         if graph.watch.judging and not inner:
             return graph.as_captured(args)
+        if graph.watch.rerunning:
+            return shadow.rerun(graph, compiled, args)
         calls += 1
         graph.record.calls = calls
         flight.counters[slot] += 1

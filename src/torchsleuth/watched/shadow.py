@@ -10,17 +10,18 @@ flag. So that is no finding, but a reason to look at what the call as a whole le
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchsleuth.core.cases.record import GraphRecord
-from torchsleuth.core.protocol.failures import Remark
+from torchsleuth.core.protocol.failures import FURTHER_CALLS, NOT_COMPARED, Remark
 from torchsleuth.core.watching import Settings
 from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits
@@ -39,12 +40,16 @@ from torchsleuth.torch_core.compare.reference.trees import leaves, pieces
 from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients, path_of_joint
 from torchsleuth.torch_core.compare.verdict.judge import judge_results
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
+from torchsleuth.torch_internals.modes import switches_of_thread
 from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.torch_internals.tensors import transforms_ended
 from torchsleuth.watched import failures
+from torchsleuth.watched.call_judge import done_apart, why_not_forked
+from torchsleuth.watched.call_state import CannotRepeat
 
 if TYPE_CHECKING:
     from torchsleuth.watched.guard import GuardedGraph
+    from torchsleuth.watched.watch import Watch
 
 
 # ---- which outputs are one tensor
@@ -139,40 +144,124 @@ def checked_call(
     graph: GuardedGraph, compiled: Callable[[list[Any]], Any], args: list[Any], inner: bool
 ) -> Any:
     """Makes the program's call and judges its result; what the program gets is what the call returned."""
+    watch, facts = graph.watch, graph.record.facts
     held = list(args)
     before: list[Any] | None = None
     state: RngState | None = None
-    drawn = graph.watch.drawn
+    drawn = watch.drawn
     if not inner:
         drawn.clear()  # of a call that raised
     known_draws = len(drawn)
-    notes = inner and graph.eager is not None and any(may_draw(n) for n in graph.eager.graph.nodes)
+    seconds = watch.budget.seconds_for(_is_first_look(graph))
+    if not seconds:
+        _not_compared(graph, "the time for it is spent (--check-budget)")
+        with _draws_noted(graph, inner):
+            return compiled(args)
     with copies_counted(held):
-        with graph.watch.our_own_work():
+        with watch.our_own_work(), watch.budget.spending():
             before, state = clone_inputs(held), save_rng()
             graph.held.take_values()
         failed_before = graph.flight.failed
-        with noting_draws(drawn) if notes else nullcontext():
+        own = watch.budget.first_call() if graph.record.calls == 1 else nullcontext()
+        with _draws_noted(graph, inner), own:
             result = compiled(args)
         own_draws = drawn[known_draws:]
-        if not inner or graph.record.facts.settings.direction == "backward":
+        if not inner or facts.settings.direction == "backward":
             del drawn[known_draws:]  # nobody else asks for them, and masks are as large as values
-        known = not inner and graph.record.facts.compile_id in graph.watch.wrong_inside
+        known = not inner and facts.compile_id in watch.wrong_inside
         if before is None or state is None or known or graph.flight.failed != failed_before:
             return result  # a graph inside this one is to blame, and has been
-        with memory_counted_apart(held):
-            with graph.watch.our_own_work(), rng_kept() as after:
-                found = _wrong_result(graph, before, Numbers(state, after, own_draws), result, held)
-                if found is not None:
-                    verdict, far = found
-                    _report(graph, verdict, _diverged(verdict), far, before)
-                    facts = graph.record.facts
-                    if inner and facts.compile_id is not None and facts.settings.direction == "forward":
-                        # What is captured around it is wrong with it, also in calls in which this is not checked.
-                        graph.watch.wrong_inside.add(facts.compile_id)
-            if not inner and graph.flight.failed == failed_before and _trains(result):
-                _check_gradients(graph, compiled, before, state)
+        with memory_counted_apart(held), watch.our_own_work(), watch.budget.spending():
+            with rng_kept() as after:
+                numbers = Numbers(state, after, own_draws)
+                look = _apart(graph, lambda: _looked_at(graph, before, numbers, result, held), seconds)
+            _conclude(graph, look, before, inner)
+        unseen = facts.number not in watch.gradients_checked
+        if not inner and unseen and graph.flight.failed == failed_before and _trains(result):
+            watch.awaiting_backward[facts.number] = AwaitingBackward(
+                graph, compiled, before, state, graph.flight.failed, switches_of_thread()
+            )
     return result
+
+
+def _is_first_look(graph: GuardedGraph) -> bool:
+    """Whether no graph like this one was looked at in this process."""
+    settings = graph.record.facts.settings
+    key = (graph.record.facts.hash, settings.level, settings.direction)
+    first = key not in graph.watch.looked_at
+    graph.watch.looked_at.add(key)
+    return first
+
+
+def _draws_noted(graph: GuardedGraph, inner: bool) -> AbstractContextManager[object]:
+    """Around the run of a graph: what it draws, where a graph around it is judged by that."""
+    if inner and graph.eager is not None and any(may_draw(n) for n in graph.eager.graph.nodes):
+        return noting_draws(graph.watch.drawn)
+    return nullcontext()
+
+
+def rerun(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Runs a graph once more, in a call of the program that is made again to look at its gradients."""
+    forward = graph.record.facts.settings.direction != "backward"
+    with _draws_noted(graph, inner=forward):
+        return compiled(*args)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What came of looking at the result of a graph: how far leaves are from eager, and the verdict where any is."""
+
+    apart: Mapping[str, float] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    merged: MergedOutputs | None = None
+    why_not: str | None = None
+
+
+def _apart(graph: GuardedGraph, look: Callable[[], Look], seconds: float) -> Look:
+    """Looks in a process of its own; in this one where it cannot be forked."""
+    if why_not_forked() is not None:
+        return look()
+    counters, slot = graph.flight.counters, graph.flight.run_slot(graph.record.facts.number)
+    beats = 0
+
+    def still_here() -> None:  # it is not the program that takes so long
+        nonlocal beats
+        beats += 1
+        counters[slot] += 2
+
+    try:
+        return done_apart(graph.watch, look, seconds, still_here)
+    except CannotRepeat as why:
+        return Look(why_not=str(why))
+    finally:
+        counters[slot] -= 2 * beats
+
+
+def _conclude(graph: GuardedGraph, look: Look, before: list[Any], inner: bool) -> None:
+    if look.why_not is not None:
+        _not_compared(graph, look.why_not)
+    if look.merged is not None:
+        graph.watch.whole_calls.merged.append(look.merged)
+    if look.verdict is None:
+        return
+    _note(graph, look.verdict)
+    if look.verdict.diverged:
+        _report(graph, look.verdict, _diverged(look.verdict), look.apart, before)
+        facts = graph.record.facts
+        if inner and facts.compile_id is not None and facts.settings.direction == "forward":
+            # What is captured around it is wrong with it, also in calls in which this is not checked.
+            graph.watch.wrong_inside.add(facts.compile_id)
+
+
+def _not_compared(graph: GuardedGraph, why: str) -> None:
+    """One line for a graph that was not looked at, and for the first of its calls that was not."""
+    calls, facts = graph.record.calls, graph.record.facts
+    kind = NOT_COMPARED if calls == 1 else FURTHER_CALLS
+    if (facts.number, kind) in graph.watch.said:
+        return
+    graph.watch.said.add((facts.number, kind))
+    graph.flight.log(f"graph {facts.number}: call {calls} not compared with eager: {why}")
+    graph.flight.remark(Remark(facts.number, facts.settings.direction, facts.function, kind, why))
 
 
 def _note(graph: GuardedGraph, verdict: Verdict) -> None:
@@ -208,11 +297,10 @@ class Numbers:
     drawn: list[Draw]
 
 
-def _wrong_result(
+def _looked_at(
     graph: GuardedGraph, before: list[Any], numbers: Numbers, result: Any, after: Sequence[Any]
-) -> tuple[Verdict, dict[str, float]] | None:
-    """What is wrong with a result, judged against the graph run in eager and in float64, and how far each leaf is from
-    eager; None where nothing is."""
+) -> Look:
+    """How far a result is from the graph run in eager, judged against float64 where that is more than the last bits."""
     assert graph.eager is not None
     if graph.record.facts.settings.direction == "backward":
         after = ()  # activations saved for the backward are its own: compiled code may reuse their memory
@@ -220,20 +308,16 @@ def _wrong_result(
     try:
         expected, values = _in_eager(eager, before, numbers)
     except Exception as error:  # a hook on a gradient, say: this run is without any
-        number = graph.record.facts.number
-        graph.flight.log(f"graph {number}: not compared, as it does not run here: {failures.describe(error)}")
-        return None
+        return Look(why_not=f"it does not run here: {failures.describe(error)}")
     merged = (
         merged_outputs(graph.record.facts, graph.eager, (values, expected), (after, result))
         if after
         else None
     )
-    if merged is not None:
-        graph.watch.whole_calls.merged.append(merged)
     apart = _differences((expected, values if after else ()), (result, after))
     del values
     if not apart:
-        return None
+        return Look(merged=merged)
     verdict = judge_results(
         eager,
         before,
@@ -244,8 +328,7 @@ def _wrong_result(
         rng_after=numbers.after,
         drawn=numbers.drawn,
     )
-    _note(graph, verdict)
-    return (verdict, apart) if verdict.diverged else None
+    return Look(apart, verdict, merged)
 
 
 def _diverged(verdict: Verdict) -> list[str]:
@@ -334,46 +417,77 @@ def _trains(result: Any) -> bool:
     return any(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs)
 
 
-def _check_gradients(
-    graph: GuardedGraph, compiled: Callable[[list[Any]], Any], before: list[Any], state: RngState
-) -> None:
-    """Runs forward and backward once more, on copies, compiled and eager, and compares the gradients.
+@dataclass(frozen=True)
+class AwaitingBackward:
+    """A call whose gradients are looked at once the program has run a backward: then it has compiled what that needs.
 
-    Graphs compiled in here are watched like any other: the backward that torch compiles lazily is the one the
-    program will use.
+    `before` are copies of what the call was given, `failed` is how many failures there were by then; `switches` are its
+    own: a backward mostly runs outside of autocast.
     """
-    if graph.eager is None or graph.record.facts.number in graph.watch.gradients_checked:
-        return
-    # A CUDA graph's outputs live in memory that its next run overwrites: it must not be run on the side.
-    if graph.record.facts.settings.options.get("triton.cudagraphs") == "True":
-        return
-    graph.watch.gradients_checked.add(graph.record.facts.number)
-    seen, verdict = graph.flight.failed, None
-    with rng_kept(), torch.enable_grad(), graph.held.kept(), transforms_ended():
-        restore_rng(state)
-        graph.watch.drawn.clear()
-        try:
+
+    graph: GuardedGraph
+    compiled: Callable[[list[Any]], Any]
+    before: list[Any]
+    state: RngState
+    failed: int
+    switches: Callable[[], AbstractContextManager[object]]
+
+
+def check_gradients(watch: Watch) -> None:
+    """After a backward of the program: the calls that wait for it are made again, compiled and in eager, on copies, and
+    their gradients compared."""
+    waiting = [call for call in watch.awaiting_backward.values() if not _backward_to_come(call)]
+    for call in waiting:
+        graph = call.graph
+        del watch.awaiting_backward[graph.record.facts.number]
+        # A CUDA graph's outputs live in memory that its next run overwrites: it must not be run on the side.
+        if graph.record.facts.settings.options.get("triton.cudagraphs") == "True":
+            continue
+        watch.gradients_checked.add(graph.record.facts.number)
+        if graph.flight.failed != call.failed:
+            continue  # the backward is to blame, and has been
+        with watch.our_own_work(), watch.budget.spending():
+            seconds = watch.budget.seconds_for(first=True)
+            look = Look(why_not="the time for it is spent (--check-budget)")
+            if seconds:
+                look = _apart(graph, functools.partial(_gradients_looked_at, call), seconds)
+            if look.why_not is not None:
+                graph.flight.log(f"graph {graph.record.facts.number}: gradients not compared: {look.why_not}")
+            elif look.verdict is not None:
+                _note(graph, look.verdict)
+                if look.verdict.diverged:
+                    wrong = list(map(path_of_joint, _diverged(look.verdict)))
+                    _report(graph, look.verdict, wrong, look.apart, call.before)
+
+
+def _backward_to_come(call: AwaitingBackward) -> bool:
+    """Whether Inductor has compiled the forward alone so far: the backward that ran was another one."""
+    found = call.graph.watch.directions.get(call.graph.record.facts.compile_id)
+    return found is not None and "backward" not in found
+
+
+def _gradients_looked_at(call: AwaitingBackward) -> Look:
+    graph, watch = call.graph, call.graph.watch
+    assert graph.eager is not None
+    watch.rerunning = True
+    try:
+        with call.switches(), rng_kept(), torch.enable_grad(), graph.held.kept(), transforms_ended():
+            restore_rng(call.state)
+            watch.drawn.clear()
             verdict = judge_gradients(
                 graph.eager,
-                before,
-                lambda *args: compiled(list(args)),
-                draws=graph.watch.drawn,
+                call.before,
+                lambda *args: call.compiled(list(args)),
+                draws=watch.drawn,
                 parameters_of_compiled=graph.held.of_program(),
             )
-        except Exception as error:
-            graph.flight.log(
-                f"graph {graph.record.facts.number}: gradients not compared: {failures.describe(error)}"
-            )
-    if verdict is not None:
-        with graph.watch.our_own_work():
-            _note(graph, verdict)
-    if verdict is None or not verdict.diverged or graph.flight.failed != seen:
-        return
+    except Exception as error:
+        return Look(why_not=failures.describe(error))
+    finally:
+        watch.rerunning = False
     far = {
         path_of_joint(leaf.path): abs(leaf.compiled - leaf.eager)
         for leaf in verdict.leaves
         if leaf.kind == DIVERGED and leaf.compiled is not None and leaf.eager is not None
     }
-    with graph.watch.our_own_work():
-        known = {path: each for path, each in far.items() if 0 < each < math.inf}
-        _report(graph, verdict, list(map(path_of_joint, _diverged(verdict))), known, before)
+    return Look({path: each for path, each in far.items() if 0 < each < math.inf}, verdict)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import CompileSettings
-from torchsleuth.core.watching import Settings
+from torchsleuth.core.watching import CheckBudget, Settings
 from torchsleuth.script_runtime.compiling import draw_eager_random_numbers, lazy_backward
 from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
@@ -32,7 +32,7 @@ from torchsleuth.torch_internals.saved_code import (
     names_of,
     runnable_copy,
 )
-from torchsleuth.watched import failures, whole_calls
+from torchsleuth.watched import failures, shadow, whole_calls
 from torchsleuth.watched.call_source import EarlierCalls
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.graph_record import (
@@ -84,6 +84,11 @@ class Watch:
         self._captured: dict[str, RecordedGraph] = {}
         self.saved: dict[str, GuardedGraph] = {}
         self.latest: GuardedGraph | None = None
+        self.budget = CheckBudget.of(settings)
+        self.looked_at: set[tuple[str, ...]] = set()  # graphs whose result was compared, however that ended
+        self.said: set[tuple[int, str]] = set()  # of what was not looked at
+        self.directions: dict[str | None, set[str]] = {}  # of the graphs that Inductor got, by compile
+        self.awaiting_backward: dict[int, shadow.AwaitingBackward] = {}
         self.gradients_checked: set[int] = set()
         self.wrong_inside: set[str] = set()  # compiles of which the forward that Inductor got is wrong
         self.drawn: list[Draw] = []  # by graphs that Inductor compiled, in the call that is being checked
@@ -91,6 +96,7 @@ class Watch:
         self.earlier_calls = EarlierCalls()
         self.forks_itself = False
         self.judging = False
+        self.rerunning = False  # a call that the program made, to look at its gradients
         os.register_at_fork(after_in_child=self._after_fork)
         failures.attend_uncaught_errors(lambda: self._flight)
         seams.hook_backward_runs(self.on_backward)
@@ -116,6 +122,10 @@ class Watch:
     def judges_captures(self) -> None:
         """In a fork that compares a call: nothing is recorded, and every graph is run by eager's kernels."""
         self.judging = self.suspended = True
+        self.is_silent()
+
+    def is_silent(self) -> None:
+        """In a fork that must not be seen: nothing is recorded."""
         if self._flight is not None:
             self._flight.silent = True
         silence_this_process()
@@ -184,7 +194,7 @@ class Watch:
         outer, capture = self._capture, failures.Capture()
         self._capture = capture
         try:
-            with capture.kept():
+            with self.budget.first_call(), capture.kept():
                 captured = frame.capture()
             with self.our_own_work():
                 given_up = capture.given_up()
@@ -254,8 +264,11 @@ class Watch:
         kwargs["static_input_idxs"] = list(kwargs.get("static_input_idxs", ()))
         kwargs["cudagraphs"] = bool(getattr(call.kwargs.get("cudagraphs"), "value", False))
         settings = _settings("aot", "inductor", compile_kwargs=kwargs)
+        if kwargs.get("is_backward"):
+            settings = replace(settings, direction="backward")
+        self.directions.setdefault(compile_id, set()).add(settings.direction)
         return GraphOrigin(
-            replace(settings, direction="backward") if kwargs.get("is_backward") else settings,
+            settings,
             compile_id=compile_id,
             function=self._function or self._function_of.get(compile_id or ""),
             outer=self._outer_of.get(compile_id or ""),
@@ -319,7 +332,8 @@ class Watch:
         slot = flight.compile_slot(record.facts.number)
         flight.counters[slot] += 1
         try:
-            return call.as_without_us()
+            with self.budget.first_call():
+                return call.as_without_us()
         except Exception as error:
             if seams.is_control_flow(error):
                 raise
@@ -354,7 +368,10 @@ class Watch:
     def on_backward(self, run: Callable[[], Any]) -> Any:
         """The autograd engine runs: what fails in there and was seen at no other seam is a backend's own backward."""
         try:
-            return run()
+            result = run()
+            if self.awaiting_backward and not self.suspended:
+                shadow.check_gradients(self)
+            return result
         except Exception as error:
             if self.latest is not None and not self.suspended and not failures.already_reported(error):
                 with self.our_own_work():

@@ -7,30 +7,29 @@ nothing of what the two do can be seen in it or outside.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import linecache
-import os
 import re
-import resource
-import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from torchsleuth.core.processes.sealed import why_not_sealable
 from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, Remark
 from torchsleuth.torch_internals.compiled_calls import CompiledCall
 from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.watched import failures, rewritten
 from torchsleuth.watched.call_difference import COMPILED, CallVerdict
-from torchsleuth.watched.call_judge import CALL_SECONDS, Between, content_of, fork_judge, how_it_ended
+from torchsleuth.watched.call_judge import (
+    Between,
+    content_of,
+    ended_by,
+    fork_judge,
+    how_it_ended,
+    why_not_forked,
+)
 from torchsleuth.watched.call_state import user_function
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.shadow import MergedOutputs, component_of
@@ -40,8 +39,10 @@ if TYPE_CHECKING:
 
 # Of each compiled function; a call after one that compiled something is looked at as well, up to the second number.
 FIRST_CALLS, MOST_CALLS = 3, 8
-# What all comparisons of a process may take; and what a judge may still need once the call has ended.
-ALL_SECONDS, LAST_SECONDS = 300.0, 5.0
+# What a judge may still need once the call has ended.
+LAST_SECONDS = 5.0
+
+_NOT_COMPARED = "whole calls are not compared with eager"
 
 
 @dataclass
@@ -53,13 +54,12 @@ class _Function:
 
 @dataclass
 class WholeCalls:
-    """Which calls of this process were compared, and how much time is left for more.
+    """Which calls of this process were compared.
 
     `merged` are graphs of the call under way whose compiler gave one tensor for several.
     """
 
     functions: dict[tuple[Any, int], _Function] = field(default_factory=dict)
-    seconds_left: float = ALL_SECONDS
     logged: set[str] = field(default_factory=set)
     merged: list[MergedOutputs] = field(default_factory=list)
 
@@ -84,9 +84,16 @@ def begin(watch: Watch, flight: Flight, call: CompiledCall) -> Callable[[tuple[A
     if known is None:
         return None
     graphs, failed = flight.graphs, flight.failed
-    why_not = _why_not(state)
+    why_not = _why_not()
+    seconds = watch.budget.seconds_for(first=known.checked == 0)
+    if why_not is None and not seconds:
+        why_not = "the time for it is spent (--check-budget)"
     if why_not is not None:
-        _log_once(state, flight, f"whole calls are not compared with eager: {why_not}")
+        if f"{_NOT_COMPARED}: {why_not}" not in state.logged and not tracing_under_way():
+            flight.remark(
+                Remark(0, "call", function.__name__, CALLS_NOT_COMPARED, f"{_NOT_COMPARED}: {why_not}")
+            )
+        _log_once(state, flight, f"{_NOT_COMPARED}: {why_not}")
         rewritten.end_if_not_compared(why_not)
         return None
     known.checked += 1
@@ -97,42 +104,22 @@ def begin(watch: Watch, flight: Flight, call: CompiledCall) -> Callable[[tuple[A
 
     def end(returned: tuple[Any, ...]) -> None:
         known.compiled_last_time = flight.graphs != graphs
-        limit = min(CALL_SECONDS, state.seconds_left)
         if state.merged and returned and flight.failed == failed:
             between.call_left(watch, call, returned[0])
-            deadline = time.monotonic() + limit
+            deadline = time.monotonic() + seconds
         else:
             between.call_ended()
-            deadline = max(started + limit, time.monotonic() + LAST_SECONDS)
-        verdict = _verdict(judge, between, deadline)
-        state.seconds_left -= time.monotonic() - started
+            deadline = max(started + seconds, time.monotonic() + LAST_SECONDS)
+        with watch.budget.spending():
+            verdict = _verdict(judge, between, deadline)
         _conclude(watch, flight, function, known, verdict, failed)
 
     return end
 
 
-def _why_not(state: WholeCalls) -> str | None:
+def _why_not() -> str | None:
     """Why no call of this process, or none at this moment, can be repeated in a fork."""
-    if why := why_not_sealable():
-        return why
-    if tracing_under_way():
-        return "torch is tracing the call"
-    if state.seconds_left <= 0:
-        return f"it has taken {ALL_SECONDS:.0f} s already"
-    if torch.cuda.is_initialized() or torch.xpu.is_initialized():
-        return "a process that uses an accelerator cannot be forked"
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return "the process talks to other ranks"
-    if threading.current_thread() is not threading.main_thread():
-        return "the call is made in another thread than the main one"
-    if signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, None):
-        return "the program handles the end of its child processes itself"
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        free = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
-        if free < used:
-            return "there is too little memory for the call to be made twice more"
-    return None
+    return "torch is tracing the call" if tracing_under_way() else why_not_forked()
 
 
 def _log_once(state: WholeCalls, flight: Flight, sentence: str) -> None:
@@ -142,22 +129,15 @@ def _log_once(state: WholeCalls, flight: Flight, sentence: str) -> None:
 
 
 def _verdict(judge: int, between: Between, deadline: float) -> CallVerdict:
-    status = None
     try:
-        while status is None:
-            ended, code = os.waitpid(judge, os.WNOHANG)
-            status = code if ended else None
-            if status is None and time.monotonic() > deadline:
-                os.kill(judge, signal.SIGKILL)
-                os.waitpid(judge, 0)
-                return CallVerdict("the comparison took too long")
-            if status is None:
-                time.sleep(0.005)
+        status = ended_by(judge, deadline)
         text = content_of(between.answer)
     except ChildProcessError:
         return CallVerdict("the program took the end of the comparing process for one of its own")
     finally:
         between.close()
+    if status is None:
+        return CallVerdict("the comparison took too long")
     return from_json(CallVerdict, json.loads(text)) if text else CallVerdict(how_it_ended(status))
 
 

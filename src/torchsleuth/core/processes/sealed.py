@@ -12,6 +12,7 @@ import faulthandler
 import os
 import platform
 import re
+import resource
 import signal
 import struct
 import sys
@@ -72,6 +73,7 @@ def seal(keep: Collection[int]) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.dont_write_bytecode = True
     _first_to_go_without_memory()
     _own_shared_memory(libc)

@@ -73,10 +73,18 @@ class Failure:
     capture: WrongCall | None = None
 
 
+# Kinds of remarks that are no verdicts: what nobody looked at.
+NOT_COMPARED, FURTHER_CALLS, CALLS_NOT_COMPARED = (
+    "NOT_COMPARED",
+    "FURTHER_CALLS_NOT_COMPARED",
+    "CALLS_NOT_COMPARED",
+)
+
+
 @dataclass(frozen=True)
 class Remark:
     """What comparing a graph with eager showed that is no failure: the kind of verdict, and how many times further from
-    float64 than eager's the worst `output` is."""
+    float64 than eager's the worst `output` is; or what was not looked at, and why (then `graph` is 0 for calls)."""
 
     graph: int
     direction: str

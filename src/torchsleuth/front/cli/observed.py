@@ -261,6 +261,6 @@ def say_nothing_compiled() -> None:
     """Says so, and why that may be."""
     say(
         "nothing was compiled: torch.compile was given no function or module of the program's own that works on "
-        "tensors. (torch compiles nothing for `.compile()` on a module of torch.nn itself, such as nn.Sequential: "
-        "compile a function or module of yours that calls it)"
+        "tensors. (torch 2.13 and older compile nothing for `.compile()` on a module of torch.nn itself, such as "
+        "nn.Sequential: compile a function or module of yours that calls it)"
     )

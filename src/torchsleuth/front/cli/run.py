@@ -16,7 +16,7 @@ from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.protocol.codec import to_json
-from torchsleuth.core.protocol.failures import GivenUp, Remark
+from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, NOT_COMPARED, GivenUp, Remark
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
 from torchsleuth.front.cli.observed import same_random_option, say_nothing_compiled
@@ -83,6 +83,13 @@ EXIT_CASE = 3
     envvar="TORCHSLEUTH_CHECK_EVERY",
     help="Compare every Nth call of each graph with eager, for long runs.",
 )
+@seconds_option(
+    "--check-budget",
+    "Seconds that comparing with eager may take in a process; by default 10, as long again as its own first calls "
+    "took (compiling included), and 5 % of what follows. The first look at each graph is always made.",
+    least=0,
+    envvar="TORCHSLEUTH_CHECK_BUDGET",
+)
 @click.option(
     "--record-only", is_flag=True, envvar="TORCHSLEUTH_RECORD_ONLY", help="Stop once cases are written."
 )
@@ -122,6 +129,7 @@ def run_verb(
     level: int,
     check_accuracy: bool,
     check_every: int | None,
+    check_budget: float | None,
     record_only: bool,
     timeout: float | None,
     budget: float,
@@ -161,6 +169,7 @@ def run_verb(
         only=only,
         keep_going=keep_going,
         check_every=check_every or 0,
+        check_budget=check_budget,
     )
     collectors = (*(KINDS if explain else ()), *(("logs",) if log_levels else ()))
     environment = {OBSERVE_VARIABLE: ",".join(collectors), **log_environment(log_levels, os.environ)}
@@ -301,6 +310,7 @@ WORDS = {
     "LESS_PRECISE": "less precise than eager, and right",
     "INCONCLUSIVE": "not to be told right from wrong",
     "EAGER_SUSPECT": "further from float64 in eager than compiled",
+    NOT_COMPARED: "not compared with eager",
 }
 
 
@@ -313,6 +323,8 @@ def _say_remarks(remarks: list[Remark]) -> None:
             graphs = "1 graph is" if len(alike) == 1 else f"{len(alike)} graphs are"
             where = f"graph {most.graph} ({most.direction} of {most.function})"
             say(f"{graphs} {words}; {where}, {most.sentence}")
+    for sentence in dict.fromkeys(each.sentence for each in remarks if each.kind == CALLS_NOT_COMPARED):
+        say(sentence)
 
 
 def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:

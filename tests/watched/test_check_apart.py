@@ -1,0 +1,111 @@
+"""A check that hangs, dies or fills the memory is one line: the program's bytes, status and compiles are its own."""
+
+import pytest
+
+from program_runs import run_bare, run_watched
+from torchsleuth.core.processes.sealed import why_not_sealable
+
+pytestmark = pytest.mark.skipif(
+    why_not_sealable() is not None, reason="needs processes that can be sealed off"
+)
+
+# The second run of the operator is that of the check: the first one is the program's own.
+ODD = """
+import ctypes, sys, time, torch
+runs = 0
+@torch.library.custom_op("apart::odd", mutates_args=())
+def odd(x: torch.Tensor) -> torch.Tensor:
+    global runs
+    runs += 1
+    if runs == 2:
+        {act}
+    return x + 1
+odd.register_fake(lambda x: torch.empty_like(x))
+f = torch.compile(lambda x: odd(x).cos(), backend="eager")
+print(f(torch.ones(3)), runs)
+"""
+
+
+@pytest.mark.parametrize(
+    "act, why",
+    [
+        ("ctypes.string_at(0)", "status -11"),
+        ("kept = [bytearray(64 << 20) for _ in range(1 << 16)]", "MemoryError"),
+        ("open('made-by-the-check', 'w')", "writes a file"),
+        pytest.param("time.sleep(1000)", "took longer than", marks=pytest.mark.slow),
+    ],
+)
+def test_what_happens_to_the_check_is_one_line_and_nothing_to_the_program(tmp_path, act, why):
+    source = ODD.format(act=act)
+    ran = run_watched(tmp_path, source, "--check-accuracy", "--check-budget", "1")
+    assert (ran.status, ran.cases) == (0, []), ran.stderr
+    assert ran.stdout == "tensor([-0.4161, -0.4161, -0.4161]) 1\n"
+    (line,) = [line for line in ran.ours() if "not compared" in line]
+    assert "1 graph is not compared with eager" in line and why in line
+    assert not (tmp_path / "made-by-the-check").exists()
+
+
+@pytest.mark.slow
+def test_a_check_that_hangs_is_no_hang_of_the_program(tmp_path):
+    ran = run_watched(tmp_path, ODD.format(act="time.sleep(1000)"), "--check-accuracy", "--timeout", "20")
+    assert (ran.status, ran.cases) == (0, []), ran.stderr
+
+
+@pytest.mark.parametrize("freezing, backward", [(False, False), (True, False), (False, True)])
+def test_the_users_compiler_is_called_as_often_as_without_the_check(tmp_path, freezing, backward):
+    source = f"""
+        import torch
+        torch._dynamo.config.prepare_freezing = {freezing}
+        from functorch.compile import make_boxed_func
+        from torch._dynamo.backends.common import aot_autograd
+        compiled = []
+        def compiler(name):
+            return lambda graph, inputs: compiled.append(name) or make_boxed_func(graph.forward)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        f = torch.compile(lambda x: net(x).square().sum(), backend=aot_autograd(fw_compiler=compiler("forward"),
+                          bw_compiler=compiler("backward")))
+        for _ in range(2):
+            loss = f(torch.arange(6.0).reshape(2, 3))
+            if {backward}:
+                loss.backward()
+        print(compiled)
+    """
+    bare = run_bare(tmp_path / "bare", source)
+    assert bare.stdout == ("['forward', 'backward']\n" if backward else "['forward']\n")
+    ran = run_watched(tmp_path / "watched", source, "--check-accuracy")
+    assert (ran.status, ran.stdout, ran.cases) == (0, bare.stdout, []), ran.stderr
+
+
+def test_gradients_that_only_the_autograd_graph_has_wrong_are_a_case_once_the_program_runs_backward(tmp_path):
+    source = """
+        import torch
+        class Wrong(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.sin()
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * 3
+        def backend(graph, inputs):
+            return lambda *args: [Wrong.apply(*args)]
+        f = torch.compile(lambda x: x.sin(), backend=backend)
+        x = torch.ones(3, requires_grad=True)
+        f(x).sum().backward()
+        print(x.grad)
+    """
+    ran = run_watched(tmp_path, source, "--check-accuracy", "--record-only")
+    assert ran.case["kind"] == "accuracy" and ran.stdout == "tensor([3., 3., 3.])\n", ran.stderr
+
+
+def test_a_backward_outside_of_the_autocast_of_its_forward_does_not_look_like_wrong_gradients(tmp_path):
+    source = """
+        import torch
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+        step = torch.compile(net, backend="aot_eager")
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = step(torch.randn(16, 8)).square().sum()
+        loss.backward()
+    """
+    ran = run_watched(tmp_path, source, "--check-accuracy", "--record-only")
+    assert (ran.status, ran.cases) == (0, []), ran.stderr
