@@ -97,6 +97,24 @@ def test_gradients_that_only_the_autograd_graph_has_wrong_are_a_case_once_the_pr
     assert ran.case["kind"] == "accuracy" and ran.stdout == "tensor([3., 3., 3.])\n", ran.stderr
 
 
+def test_a_gradient_that_is_lost_is_a_case_though_no_backward_of_the_graph_ever_comes(tmp_path):
+    """pytorch#195357: outputs that are to be trained and lead back to nothing."""
+    source = """
+        import torch
+        def f(x):
+            y = torch.sin(x)
+            return y[0:4], y[4:8], y.detach()
+        x = torch.ones(8, requires_grad=True)
+        a, b, _ = torch.compile(f)(x)
+        (a.sum() + b.sum()).backward()
+        print(x.grad)
+    """
+    if run_bare(tmp_path / "bare", source).stdout != "None\n":
+        pytest.skip("this release of torch loses no gradient here")
+    ran = run_watched(tmp_path / "watched", source, "--check-accuracy", "--record-only")
+    assert ran.stdout == "None\n" and ran.case["signature"]["outputs"] == ["gradients[0]"], ran.stderr
+
+
 def test_a_backward_outside_of_the_autocast_of_its_forward_does_not_look_like_wrong_gradients(tmp_path):
     source = """
         import torch

@@ -24,7 +24,7 @@ from torchsleuth.core.cases.record import GraphRecord
 from torchsleuth.core.protocol.failures import FURTHER_CALLS, NOT_COMPARED, Remark
 from torchsleuth.core.watching import Settings
 from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits
+from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits, tensors_in
 from torchsleuth.torch_core.compare.reference.eager import MUTATED, EagerRun, OtherDraws, handed_over, inlined
 from torchsleuth.torch_core.compare.reference.memory import copies_counted, memory_counted_apart
 from torchsleuth.torch_core.compare.reference.opkinds import may_draw
@@ -177,9 +177,9 @@ def checked_call(
                 look = _apart(graph, lambda: _looked_at(graph, before, numbers, result, held), seconds)
             _conclude(graph, look, before, inner)
         unseen = facts.number not in watch.gradients_checked
-        if not inner and unseen and graph.flight.failed == failed_before and _trains(result):
+        if not inner and unseen and graph.flight.failed == failed_before and _training(result):
             watch.awaiting_backward[facts.number] = AwaitingBackward(
-                graph, compiled, before, state, graph.flight.failed, switches_of_thread()
+                graph, compiled, before, state, graph.flight.failed, switches_of_thread(), _is_cut_off(result)
             )
     return result
 
@@ -412,9 +412,13 @@ def _beyond_last_bits(a: torch.Tensor, b: torch.Tensor) -> float:
     return min(float(beyond.max()), 1e300)
 
 
-def _trains(result: Any) -> bool:
-    outputs = result if isinstance(result, (list, tuple)) else [result]
-    return any(isinstance(o, torch.Tensor) and o.requires_grad for o in outputs)
+def _is_cut_off(result: Any) -> bool:
+    """Whether nothing of it leads back to what it was computed from, though it is to be trained: no backward comes."""
+    return all(output.grad_fn is None for output in _training(result))
+
+
+def _training(result: Any) -> list[torch.Tensor]:
+    return [o for o in tensors_in([result]) if o.requires_grad]
 
 
 @dataclass(frozen=True)
@@ -422,7 +426,7 @@ class AwaitingBackward:
     """A call whose gradients are looked at once the program has run a backward: then it has compiled what that needs.
 
     `before` are copies of what the call was given, `failed` is how many failures there were by then; `switches` are its
-    own: a backward mostly runs outside of autocast.
+    own: a backward mostly runs outside of autocast. Where the result is `cut_off`, no backward of it will come.
     """
 
     graph: GuardedGraph
@@ -431,6 +435,7 @@ class AwaitingBackward:
     state: RngState
     failed: int
     switches: Callable[[], AbstractContextManager[object]]
+    cut_off: bool
 
 
 def check_gradients(watch: Watch) -> None:
@@ -462,6 +467,8 @@ def check_gradients(watch: Watch) -> None:
 
 def _backward_to_come(call: AwaitingBackward) -> bool:
     """Whether Inductor has compiled the forward alone so far: the backward that ran was another one."""
+    if call.cut_off:
+        return False
     found = call.graph.watch.directions.get(call.graph.record.facts.compile_id)
     return found is not None and "backward" not in found
 
