@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from program_runs import environment, sleuth, write_program
 
 
@@ -29,6 +31,7 @@ WATCHED = """
 """
 
 
+@pytest.mark.slow
 def test_a_watched_backend_keeps_its_failures_as_cases_and_says_where(tmp_path):
     healthy = run(tmp_path / "healthy", WATCHED)
     assert healthy.stdout == "passed\n" and "torchsleuth" not in healthy.stderr

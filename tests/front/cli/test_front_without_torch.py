@@ -68,6 +68,7 @@ def front(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -25,6 +25,7 @@ DEEP = """
 """
 
 
+@pytest.mark.slow
 def test_run_ends_with_a_minimal_verified_script(tmp_path):
     fault = "aten.atan.default:raise"
     ran = run_watched(tmp_path, DEEP, "--minify", fault=fault)

@@ -170,6 +170,7 @@ def test_a_triage_whose_host_dies_twice_leaves_its_reason_and_the_next_step_runs
     assert any(each.verified for each in found.case.workarounds)
 
 
+@pytest.mark.slow
 def test_a_host_that_hangs_past_its_budget_is_ended(processes, folder):
     killer = Killer(processes.host, "reading the case", signal.SIGSTOP)
     with pytest.raises(HostLost, match=r"did not end in its time while reading the case"):
