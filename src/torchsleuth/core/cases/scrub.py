@@ -151,8 +151,13 @@ def _roots() -> str:
     return "|".join(sorted(_OWN_ROOTS))
 
 
-PATH = re.compile(rf"(?<![\w.:/~])(?:~|/(?:{_roots()})(?![\w.-]))[\w.+@%~-]*(?:/[\w.+@%~-]+)*/?")
-QUOTED_PATH = re.compile(rf"(?<=['\"]){PATH.pattern}")
+@functools.cache
+def path_of_machine(quoted: bool = False) -> re.Pattern[str]:
+    """Finds paths of a machine, or only those right behind a quote: `path_of_machine().search("in /tmp/x")`."""
+    pattern = rf"(?<![\w.:/~])(?:~|/(?:{_roots()})(?![\w.-]))[\w.+@%~-]*(?:/[\w.+@%~-]+)*/?"
+    return re.compile(rf"(?<=['\"]){pattern}" if quoted else pattern)
+
+
 INSTALLED = re.compile(r"(?:~|/)?[\w.+@%~/-]*/(?:site|dist)-packages/")
 
 
@@ -171,11 +176,14 @@ def without_paths(name: str, text: str, project: str) -> str:
         text = re.sub(rf"(?<![\w./-]){re.escape(project.rstrip('/'))}/", "", text)
     text = INSTALLED.sub("", text)
     if not name.endswith(".py"):
-        return PATH.sub(last_part, text)
+        return path_of_machine().sub(last_part, text)
     prose = (
-        PATH.sub(last_part, x) if x.lstrip().startswith("#") else x for x in text.splitlines(keepends=True)
+        path_of_machine().sub(last_part, line) if line.lstrip().startswith("#") else line
+        for line in text.splitlines(keepends=True)
     )
-    return QUOTED_PATH.sub(last_part, "".join(prose))  # a division or a regular expression stays what it is
+    return path_of_machine(quoted=True).sub(
+        last_part, "".join(prose)
+    )  # a division or a regular expression stays what it is
 
 
 @functools.cache
@@ -258,6 +266,8 @@ def hidden(text: str, values: tuple[str, ...] | None = None) -> str:
     """
     text = hide_secrets(text, values)
     small = text.lower()
+    if not _published_words().search(small):
+        return text
     for shape in published():
         if any(word in small for word in shape.words):
             text = shape.pattern.sub(shape.hide, text)
@@ -278,6 +288,12 @@ def published() -> tuple[Shape, ...]:
         )
         for rule in json.loads(text)["rules"]
     )
+
+
+@functools.cache
+def _published_words() -> re.Pattern[str]:
+    """Any of the words: most texts of a page hold none, and one look is quicker than two hundred."""
+    return re.compile("|".join(sorted({re.escape(word) for shape in published() for word in shape.words})))
 
 
 def _entropy(text: str) -> float:

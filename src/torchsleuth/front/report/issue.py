@@ -17,7 +17,7 @@ import jinja2
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.model import Case, Triage, best_workaround
-from torchsleuth.core.cases.scrub import INSTALLED, PATH, QUOTED_PATH, last_part, printable, scrubbed
+from torchsleuth.core.cases.scrub import INSTALLED, last_part, path_of_machine, printable, scrubbed
 from torchsleuth.front.report import words
 from torchsleuth.front.report.evidence import Evidence
 
@@ -107,10 +107,10 @@ class _Taken:
         code = name.endswith(".py")
         text = self._less("secrets", text, scrubbed(name if code else "text", text, everywhere=True))
         if code:  # only in strings and comments, so that it stays the program it was
-            text = self._replaced("paths of the machine", QUOTED_PATH, last_part, text)
+            text = self._replaced("paths of the machine", path_of_machine(quoted=True), last_part, text)
             return "".join(map(self._prose_of_code, text.splitlines(keepends=True)))
         text = self._replaced("folders of installed packages", INSTALLED, "", text)
-        text = self._replaced("paths of the machine", PATH, last_part, text)
+        text = self._replaced("paths of the machine", path_of_machine(), last_part, text)
         for file in self.files:
             cut_path = re.compile(rf"(?<![\w.+@%~/-])[\w.+@%~/-]*/{re.escape(file)}(?![\w.])")
             text = self._replaced("paths of the machine", cut_path, last_part, text)
@@ -123,7 +123,7 @@ class _Taken:
     def _prose_of_code(self, line: str) -> str:
         if not line.lstrip().startswith(("#", '"""')):
             return line
-        return self._replaced("paths of the machine", PATH, last_part, line)
+        return self._replaced("paths of the machine", path_of_machine(), last_part, line)
 
     def _less(self, what: str, before: str, after: str) -> str:
         gone = after.count("<hidden>") - before.count("<hidden>")
