@@ -9,10 +9,10 @@ import pytest
 
 # Process -> the modules it starts with; the rooms of other processes; how many modules there may be at most.
 PROCESSES = {
-    "watched": (("watched.install",), ("front", "search", "child"), 86),
+    "watched": (("watched.install",), ("front", "search", "child"), 80),
     "host": (("search.host.main",), ("front", "watched"), 120),
     "front": (("front.cli.main", "front.cli.run"), ("search", "child", "watched"), 80),
-    "script": (("script_runtime.runner",), ("front", "search", "child", "watched", "core", "torch_core"), 10),
+    "script": (("script_runtime.runner",), ("front", "search", "child", "watched", "core", "torch_core"), 9),
 }
 
 

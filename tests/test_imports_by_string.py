@@ -18,11 +18,10 @@ STARTED = {
     "front/supervise/replay.py": {"torchsleuth.child.program"},
     "front/cli/doctor.py": {
         "torchsleuth.torch_internals.check",
-        "torchsleuth.torch_internals.private_names",
         "torchsleuth.torch_core.compare.verdict.calibrate",
     },
-    "front/sweep/running.py": {"torchsleuth.search.host.programs_on_ray"},
-    "front/sweep/result.py": {"torchsleuth.front.sweep"},  # whose templates are read
+    # The latter for its templates.
+    "front/sweep/running.py": {"torchsleuth.search.host.programs_on_ray", "torchsleuth.front.sweep"},
     "core/cases/scrub.py": {"torchsleuth.core.cases"},  # whose shapes of secrets are read
 }
 

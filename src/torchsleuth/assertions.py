@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.compare.reference.rng import Draw, noting_draws
 from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients

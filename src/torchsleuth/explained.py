@@ -44,7 +44,7 @@ from torchsleuth.torch_internals.compile_events import (
 )
 from torchsleuth.torch_internals.frames import FrameCompile, hook_frame_compiles
 from torchsleuth.watched.observe.captures import BreakCollector, note_frame, note_recompile
-from torchsleuth.watched.observe.times import StepWriter
+from torchsleuth.watched.observe.compiler import StepWriter
 
 
 @dataclass

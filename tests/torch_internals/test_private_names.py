@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from torchsleuth.torch_internals.private_names import ROOM, is_there, missing_of, names_in, names_used
+from torchsleuth.torch_internals.check import ROOM, is_there, missing_of, names_in, names_used
 
 
 def names(source):

@@ -20,8 +20,7 @@ from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.runner import CannotTell
-from torchsleuth.torch_core.graphs.identity import structural_hash
-from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_core.graphs.printer import print_graph, structural_hash
 from torchsleuth.torch_core.graphs.recording import describe_values, record_values, recording_to_json
 from torchsleuth.torch_core.tensors import ContentStoreWriter, Unsupported, describe_inputs
 from torchsleuth.torch_internals.configuration import global_state, versions

@@ -26,7 +26,7 @@ from torchsleuth.core.changes import NOTHING
 from torchsleuth.core.criteria import SAME
 from torchsleuth.core.protocol.trials import EAGER, Outcome, Seen, Trial
 from torchsleuth.script_runtime import runner
-from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.verdict.gradients import gradient_tolerances
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances, measured_tolerances

@@ -1,8 +1,12 @@
-"""Compiles a recorded graph again, at the level it was recorded at, with the settings it was compiled with.
+"""Compiles a recorded graph again, at the level it was recorded at, with the settings it was compiled with; or runs it
+eagerly, on inputs with other strides than it was traced with.
 
+Inductor may give activations another memory layout; the backward graph, traced before, then holds views that
+no longer are possible. Inductor reads them as reshapes, and so must whoever runs the graph without it.
 The text of this file is pasted into written scripts: torch and the standard library only.
 """
 
+import copy
 import importlib
 import sys
 
@@ -113,3 +117,27 @@ def captured_compiler(graph, examples, backend, options):
         return lambda values: compiled(*values)
 
     return compile_it
+
+
+def with_reshapes(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy of `graph` in which every `aten.view` is an `aten.reshape`, nested graphs included.
+
+    >>> with_reshapes(gm)(x)
+    (tensor([0., 2.]),)
+    """
+    held = [
+        value
+        for module in graph.modules()
+        for value in (*vars(module).values(), *module.parameters(False), *module.buffers(False))
+        if isinstance(value, torch.Tensor)
+    ]
+    # Weights that were packed for a kernel have no memory that Python could copy, and nobody writes to them.
+    relaxed = copy.deepcopy(graph, {id(value): value for value in held if value.is_mkldnn})
+    for module in relaxed.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            views = [n for n in module.graph.nodes if n.target is torch.ops.aten.view.default]
+            for node in views:
+                node.target = torch.ops.aten.reshape.default
+            if views:
+                module.recompile()
+    return relaxed

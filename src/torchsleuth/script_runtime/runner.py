@@ -25,10 +25,10 @@ from torchsleuth.script_runtime.compiling import (
     captured_compiler,
     draw_eager_random_numbers,
     lazy_backward,
+    with_reshapes,
 )
 from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.script_runtime.relaxed import with_reshapes
 from torchsleuth.script_runtime.signature import (
     Signature,
     fails_the_same_way,

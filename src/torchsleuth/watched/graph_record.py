@@ -20,8 +20,7 @@ import torch
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded, GraphRecord
 from torchsleuth.core.cases.scrub import without_secrets
-from torchsleuth.torch_core.graphs.identity import structural_hash
-from torchsleuth.torch_core.graphs.printer import PrintedGraph, Unprintable, print_graph
+from torchsleuth.torch_core.graphs.printer import PrintedGraph, Unprintable, print_graph, structural_hash
 from torchsleuth.torch_core.graphs.provenance import calling_line, module_and_call, user_lines
 from torchsleuth.torch_core.tensors import (
     REBUILT_FORMS,
@@ -36,7 +35,7 @@ from torchsleuth.torch_core.tensors import (
 )
 from torchsleuth.torch_internals.configuration import changed_settings, global_state, versions
 from torchsleuth.torch_internals.decompositions import changed_decompositions, table_source
-from torchsleuth.torch_internals.process_groups import fake_groups_source, groups_of
+from torchsleuth.torch_internals.operators import fake_groups_source, groups_of
 from torchsleuth.torch_internals.saved_code import SavedCode
 from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
 from torchsleuth.watched.embed_slice import CannotEmbed

@@ -23,7 +23,7 @@ import torch
 from torchsleuth.core.cases.record import GraphRecord
 from torchsleuth.core.protocol.failures import FURTHER_CALLS, NOT_COMPARED, Remark
 from torchsleuth.core.watching import Settings
-from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits, tensors_in
 from torchsleuth.torch_core.compare.reference.eager import MUTATED, EagerRun, OtherDraws, handed_over, inlined
 from torchsleuth.torch_core.compare.reference.memory import copies_counted, memory_counted_apart

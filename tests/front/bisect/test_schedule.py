@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from torchsleuth.core.criteria import Answer
-from torchsleuth.front.bisect.schedule import PATIENCE, finding_of, most_runs, next_to_try
+from torchsleuth.front.bisect.releases import PATIENCE, finding_of, most_runs, next_to_try
 
 FAILS, PASSES, UNTESTABLE = Answer.FAILS, Answer.PASSES, Answer.CANNOT_TELL
 

@@ -17,8 +17,7 @@ from torchsleuth.front.sweep.grid import (
     uncompiled,
     way,
 )
-from torchsleuth.front.sweep.result import SweepResult, known_buckets, page_of, result_of
-from torchsleuth.front.sweep.running import Limits, Sweep
+from torchsleuth.front.sweep.running import Limits, Sweep, SweepResult, known_buckets, page_of, result_of
 from torchsleuth.script_runtime.signature import Signature, normalise_message
 
 AS_IS = ["as-is"]

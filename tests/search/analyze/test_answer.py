@@ -16,6 +16,7 @@ from torchsleuth.core.cases.analysis import (
     RunDifference,
     ValueAnalysis,
     analysis_from_json,
+    analysis_of,
     differences,
     worst,
 )
@@ -26,7 +27,6 @@ from torchsleuth.front.report.evidence import gather
 from torchsleuth.front.report.html import page
 from torchsleuth.front.report.terminal import show_case
 from torchsleuth.search.analyze.analyze_case import analyze_case, picture
-from torchsleuth.search.analyze.answer import analysis_of
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 CULPRIT = Culprit(

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torchsleuth.core.cases.model import Triage
 from torchsleuth.core.change_table import BACKEND, CAUTIOUS
 from torchsleuth.core.changes import Change
-from torchsleuth.search.cure.candidates import About, candidates_for
-from torchsleuth.search.cure.places import Suspects
+from torchsleuth.search.cure.candidates import About, Suspects, candidates_for
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 INDUCTOR = "torch._inductor.config"

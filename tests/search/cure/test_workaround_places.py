@@ -7,7 +7,7 @@ from made import make
 from made_graphs import aten, traced
 from torchsleuth.core.cases.model import Minified, Triage
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
-from torchsleuth.search.cure.places import (
+from torchsleuth.search.cure.candidates import (
     class_of,
     function_of,
     module_expression,

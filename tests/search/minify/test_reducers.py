@@ -16,15 +16,17 @@ from torchsleuth.search.minify.reducers.calls import (
     plainer_arguments,
 )
 from torchsleuth.search.minify.reducers.nodes import reduce_nodes
-from torchsleuth.search.minify.reducers.settings import compile_the_whole_way, default_settings, for_inference
-from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes, static_sizes
-from torchsleuth.search.minify.reducers.tensors import (
+from torchsleuth.search.minify.reducers.plainer import (
+    compile_the_whole_way,
     contiguous,
+    default_settings,
+    for_inference,
     on_the_cpu,
     plain_dtypes,
     plainer_values,
     without_gradients,
 )
+from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes, static_sizes
 from torchsleuth.search.minify.states import checked, real_inputs, state_of
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.tensors import ScalarSpec

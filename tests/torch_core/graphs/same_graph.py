@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from torchsleuth.torch_core.graphs.attributes import held_value
-from torchsleuth.torch_core.graphs.identity import in_order
+from torchsleuth.torch_core.graphs.printer import in_order
 from torchsleuth.torch_internals.operators import numpy_wrapper
 
 

@@ -10,12 +10,11 @@ from programs import PROGRAMS, graphs_of
 from same_graph import same_graph
 
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.torch_core.graphs.identity import structural_hash
-from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_core.graphs.printer import print_graph, structural_hash
 
 HASHER = """
 import operator, torch
-from torchsleuth.torch_core.graphs.identity import structural_hash
+from torchsleuth.torch_core.graphs.printer import structural_hash
 graph = torch.fx.Graph()
 x = graph.placeholder("x")
 graph.output((graph.call_function(torch.relu, (graph.call_function(operator.add, (x, 1)),)),))

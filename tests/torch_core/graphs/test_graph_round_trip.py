@@ -9,8 +9,7 @@ from programs import PROGRAMS, graphs_of
 from same_graph import same_graph
 
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.torch_core.graphs.identity import structural_hash
-from torchsleuth.torch_core.graphs.printer import print_graph
+from torchsleuth.torch_core.graphs.printer import print_graph, structural_hash
 
 # Higher-order operators that take only traced graphs, so the plain class cannot run them.
 NEED_GRAPH_MODULES = ("tag_activation_checkpoint", "autograd_function_apply", "invoke_subgraph")

@@ -1,6 +1,7 @@
 """analysis.json as values: how far each value of a compiled run is off, which kernel begins it, and that in words.
 
-`analyze` writes it piece by piece. Reading checks every type, because a case may come from a stranger.
+`analyze` writes it piece by piece, from the parts that a trial sends. Reading checks every type, because a case may
+come from a stranger.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torchsleuth.core.cases.errors import DamagedCase, SleuthError
 from torchsleuth.core.cases.model import Analyzed, Case
 from torchsleuth.core.protocol import codec
 from torchsleuth.core.protocol.codec import Document
+from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 
 class NotNumerical(SleuthError):
@@ -327,3 +329,53 @@ def merged_values(
             )
         )
     return tuple(found)
+
+
+def analysis_of(
+    parts: Document,
+    lines: Mapping[str, SourceLine],
+    *,
+    case: str = "",
+    called_from: SourceLine | None = None,
+) -> Analysis:
+    """The analysis so far; `lines` has the user's line of each node, `called_from` the one to name where there is none.
+
+    >>> analysis_of({"seen": {"calls": 3, "seen": 1}}, {}).calls
+    3
+    """
+    seen = parts.get("seen") or {}
+    differing = tuple(RunDifference(**each) for each in parts.get("nondeterministic") or [])
+    places = {name: (line.place, line.module or None) for name, line in lines.items()}
+    values = merged_values(parts.get("accumulated") or [], parts.get("local") or [], differing, places)
+    return Analysis(
+        case,
+        values,
+        _culprit(parts.get("culprit"), lines, called_from),
+        outputs=parts.get("outputs") or {},
+        calls=seen.get("calls", 0),
+        seen=seen.get("seen", 0),
+        why_not=seen.get("why_not"),
+        nondeterministic=differing,
+        fallbacks=parts.get("fallbacks") or {},
+        skipped=parts.get("skipped") or {},
+        seconds=parts.get("seconds") or {},
+    )
+
+
+def _culprit(
+    found: Document | None, lines: Mapping[str, SourceLine], called_from: SourceLine | None
+) -> Culprit | None:
+    if found is None:
+        return None
+    line = lines.get(found["node"]) or lines.get(found["seen_at"]) or called_from
+    known = {**found, "calls": tuple(found["calls"]), "also": tuple(found["also"])}
+    if line is None:
+        return Culprit(**known)
+    return Culprit(
+        **known,
+        user_line=line.place,
+        code=line.code or None,
+        function=line.function or None,
+        module=line.module or None,
+        forward_op=(line.call or None) if line.gradient else None,
+    )

@@ -224,7 +224,6 @@ def _stacks() -> Check:
 
 
 _CHECK = "torchsleuth.torch_internals.check"
-_PRIVATE_NAMES = "torchsleuth.torch_internals.private_names"
 SECONDS = 300
 
 
@@ -247,16 +246,16 @@ class TorchHere:
 
 def ask_torch() -> TorchHere:
     """Version, device, Triton, backends and modes, once every hook was put in: `ask_torch().torch`."""
-    return from_json(TorchHere, _ask(_CHECK))
+    return from_json(TorchHere, _ask())
 
 
 def ask_torch_names() -> Document:
     """How many private names of torch we rest on, and which are missing here: `ask_torch_names()["missing"]`."""
-    return _ask(_PRIVATE_NAMES)
+    return _ask("names")
 
 
-def _ask(module: str) -> dict[str, object]:
-    command = [sys.executable, "-P", "-m", module]
+def _ask(*arguments: str) -> dict[str, object]:
+    command = [sys.executable, "-P", "-m", _CHECK, *arguments]
     if importlib.util.find_spec("torch") is None:
         raise TorchUnfit("not installed here: pip install 'torch>=2.11'")
     try:

@@ -28,8 +28,15 @@ from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.report.html import write_report
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
-from torchsleuth.front.sweep.result import SweepResult, known_buckets, page_of, result_of
-from torchsleuth.front.sweep.running import Limits, Sweep, repro_of
+from torchsleuth.front.sweep.running import (
+    Limits,
+    Sweep,
+    SweepResult,
+    known_buckets,
+    page_of,
+    repro_of,
+    result_of,
+)
 
 # Of the time, what is kept for looking into failures; runs of programs have the rest.
 SHARE_FOR_LOOKING = 0.3

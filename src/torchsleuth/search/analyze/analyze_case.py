@@ -19,12 +19,18 @@ from pathlib import Path
 
 from jinja2 import Environment
 
-from torchsleuth.core.cases.analysis import FILE, PICTURE, Analysis, ValueAnalysis, require_numbers
+from torchsleuth.core.cases.analysis import (
+    FILE,
+    PICTURE,
+    Analysis,
+    ValueAnalysis,
+    analysis_of,
+    require_numbers,
+)
 from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.processes.limits import within
 from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.trials import AnalysisWishes, Outcome, Question
-from torchsleuth.search.analyze.answer import analysis_of
 from torchsleuth.search.minify.case_state import CaseQuestions, wait_for_device
 from torchsleuth.search.minify.states import trial_of
 

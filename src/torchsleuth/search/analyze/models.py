@@ -16,9 +16,8 @@ from functools import partial
 import torch
 from torch.fx import GraphModule
 
-from torchsleuth.core.cases.analysis import Analysis
-from torchsleuth.script_runtime.relaxed import with_reshapes
-from torchsleuth.search.analyze.answer import analysis_of
+from torchsleuth.core.cases.analysis import Analysis, analysis_of
+from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.torch_core.compare.divergence.analysis import (
     OF_AOTAUTOGRAD,
     Wishes,

@@ -18,7 +18,7 @@ import torch
 from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import CURED, Answer
 from torchsleuth.core.processes.limits import within
-from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.search.blame.runner import OUT_OF_TIME, Asked, Result, Runner
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.oracle import NoAnswer, Questions

@@ -21,8 +21,7 @@ from torchsleuth.search.blame.runner import Runner
 from torchsleuth.search.blame.settings import cautious_fix, switchable
 from torchsleuth.search.blame.triage_case import IN_EAGER
 from torchsleuth.search.cure.attempts import Attempts, Original, Tried
-from torchsleuth.search.cure.candidates import About, candidates_for
-from torchsleuth.search.cure.places import suspects_of
+from torchsleuth.search.cure.candidates import About, candidates_for, suspects_of
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.states import SHAPES

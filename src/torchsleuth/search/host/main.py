@@ -19,7 +19,7 @@ from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.core.protocol.steps import Done, HostStarted, Order, Refused
-from torchsleuth.search.host.front import Front
+from torchsleuth.search.host.steps import Front
 from torchsleuth.search.workers.cluster import open_workers
 
 

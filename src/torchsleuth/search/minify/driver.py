@@ -21,7 +21,7 @@ from torchsleuth.search.minify.reducers.nodes import (
     reduce_nodes,
     without_operators_of,
 )
-from torchsleuth.search.minify.reducers.settings import compile_the_whole_way
+from torchsleuth.search.minify.reducers.plainer import compile_the_whole_way
 from torchsleuth.search.minify.states import real_inputs, state_of
 from torchsleuth.search.minify.subsets import NothingFails
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from torchsleuth.search.minify.contract import Answers, Input, State, as_oracle
+from torchsleuth.search.minify.reducers.plainer import with_dtype
 from torchsleuth.search.minify.reducers.sizes import with_shape
-from torchsleuth.search.minify.reducers.tensors import with_dtype
 from torchsleuth.search.minify.states import checked
 from torchsleuth.torch_core.tensors import TensorSpec
 

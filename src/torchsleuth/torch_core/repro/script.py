@@ -29,7 +29,6 @@ RUNTIME_MODULES = (
     "hiding.py",
     "signature.py",
     "reader.py",
-    "relaxed.py",
     "inputs.py",
     "symbolic_inputs.py",
     "compiling.py",

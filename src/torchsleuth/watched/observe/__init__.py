@@ -15,16 +15,16 @@ from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 
 def observe_this_process(settings: Settings) -> None:
     """Installs the collectors that the environment names; one that cannot be is told on stderr and left out."""
-    from torchsleuth.watched.observe import captures, texts, times
+    from torchsleuth.watched.observe import captures, compiler
     from torchsleuth.watched.observe.events import EventWriter
 
     collectors = {
         "breaks": captures.install_breaks,
         "recompiles": captures.install_recompiles,
-        "times": times.install_times,
+        "times": compiler.install_times,
         "trace": captures.install_trace,
-        "debug": texts.install_artefacts,
-        "logs": texts.install_logs,
+        "debug": compiler.install_artefacts,
+        "logs": compiler.install_logs,
         # Always on, and outermost: the others refer to what it writes.
         "frames": captures.install_frames,
     }

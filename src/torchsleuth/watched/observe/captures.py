@@ -193,8 +193,8 @@ def note_recompile(seen: FrameCompile, events: Events, only: str | None) -> Any:
     """Writes why a frame is compiled once more, and lets it be."""
     if not seen.entries:
         return seen.compile()
+    from torchsleuth.torch_internals.captures import refused_entries
     from torchsleuth.torch_internals.frames import original_function
-    from torchsleuth.torch_internals.guard_failures import refused_entries
 
     function = seen.code.co_name
     with harmless(events):
@@ -233,14 +233,14 @@ def note_recompile(seen: FrameCompile, events: Events, only: str | None) -> Any:
 
 
 def install_trace(_settings: Settings, events: Events) -> None:
-    """Waits for each part of Dynamo and then writes what it does; see `torch_internals.traced_frames`."""
+    """Waits for each part of Dynamo and then writes what it does; see `torch_internals.captures`."""
     instructions = bool(os.environ.get(INSTRUCTIONS_VARIABLE))
 
     def hook(name: str, put: Callable[[Any], None]) -> None:
         def put_in(_module: ModuleType) -> None:
-            from torchsleuth.torch_internals import traced_frames
+            from torchsleuth.torch_internals import captures
 
-            put(traced_frames)
+            put(captures)
 
         after_import(name, put_in)
 

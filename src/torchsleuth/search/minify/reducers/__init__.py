@@ -15,15 +15,16 @@ from torchsleuth.search.minify.reducers.calls import (
     plainer_calls,
 )
 from torchsleuth.search.minify.reducers.gradients import plain_gradients
-from torchsleuth.search.minify.reducers.settings import default_settings, for_inference
-from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes, static_sizes
-from torchsleuth.search.minify.reducers.tensors import (
+from torchsleuth.search.minify.reducers.plainer import (
     contiguous,
+    default_settings,
+    for_inference,
     on_the_cpu,
     plain_dtypes,
     plainer_values,
     without_gradients,
 )
+from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes, static_sizes
 
 # What changes the graph's calls, and so gives the search over nodes something new.
 STRUCTURE: dict[str, Reducer] = {

@@ -2,7 +2,7 @@
 
 import torch
 
-from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.script_runtime.compiling import with_reshapes
 
 
 def test_a_packed_weight_is_shared_and_other_tensors_are_copied():

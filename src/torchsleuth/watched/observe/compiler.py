@@ -1,7 +1,10 @@
-"""What the compiler writes about itself: its log, and every stage of every graph as text, in files of the spool.
+"""What the compiler says about itself: its log, every stage of every graph as text, and the time of each of its steps.
 
-For each artefact of the debug folder there is an event `artefact`. Runnable graphs are not written here: the watch
-keeps a record of each graph, and the front makes scripts of those.
+Texts go to files of the spool. For each artefact of the debug folder there is an event `artefact`. Runnable graphs are
+not written here: the watch keeps a record of each graph, and the front makes scripts of those.
+
+Steps are events: `step_begin` and `step_end` (name, thread, graph), `cache` (name, graph, answer). Those of one thread
+are nested; one that never ends was under way when the process died.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from torchsleuth.watched.observe.events import BoundedFile, Events
 from torchsleuth.watched.startup import after_import
 
 if TYPE_CHECKING:
+    from torchsleuth.torch_internals.compile_events import CompileEvent
     from torchsleuth.torch_internals.frames import FrameCompile
     from torchsleuth.torch_internals.hooks import InnerCompile
+
 
 CUT = "[torchsleuth: this file has reached its bound, the rest is left out]\n"
 # Kinds of artefacts that a person can switch -> what belongs to them.
@@ -43,7 +48,7 @@ def install_logs(settings: Settings, _events: Events) -> None:
     """Waits for torch's loggers and then writes what those parts log that TORCHSLEUTH_LOG names."""
 
     def put_in(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.compiler_logs import listen_to_logs
+        from torchsleuth.torch_internals.compile_events import listen_to_logs
 
         file = BoundedFile(settings.spool, "compiler-{pid}.log", last_line=lambda: CUT)
         listen_to_logs(_named_in(LOG_VARIABLE), file.write)
@@ -63,7 +68,7 @@ def install_artefacts(settings: Settings, events: Events) -> None:
     )
 
     def trace(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.compiler_logs import listen_to_structured_trace
+        from torchsleuth.torch_internals.compile_events import listen_to_structured_trace
 
         lines = BoundedFile(settings.spool, "torch-trace-{pid}.log")
         listen_to_structured_trace(
@@ -72,7 +77,7 @@ def install_artefacts(settings: Settings, events: Events) -> None:
         )
 
     def fusion(_module: ModuleType) -> None:
-        from torchsleuth.torch_internals.compiler_logs import hook_fusion
+        from torchsleuth.torch_internals.compile_events import hook_fusion
 
         hook_fusion(lambda when, text: artefacts.keep(f"ir-{when}-fusion", text))
 
@@ -159,3 +164,65 @@ class _Artefacts:
             with contextlib.suppress(Exception):
                 pstats.Stats(profiler, stream=text).sort_stats("cumulative").print_stats(PROFILED_FUNCTIONS)
             self.keep("compile-profile", text.getvalue())
+
+
+# There are hundreds of passes for each graph, most of which find nothing: only those that take time are written.
+PASS_PREFIX = "pass."
+LEAST_PASS_SECONDS = 0.001
+
+
+def install_times(_settings: Settings, events: Events) -> None:
+    """Writes what torch says about its compile time."""
+    steps = StepWriter(events)
+
+    def listen(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compile_events import listen_to_compile_events
+
+        listen_to_compile_events(steps.event)
+
+    def look_ups(module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compile_events import time_look_ups
+
+        time_look_ups(module.__name__, steps.event)
+
+    after_import(module_names.TIMED_STEPS, listen)
+    after_import(module_names.GRAPH_CACHE, look_ups)
+    after_import(module_names.INDUCTOR_CACHE, look_ups)
+
+
+class StepWriter:
+    """Writes compile events as `step_begin`, `step_end` and `cache`."""
+
+    def __init__(self, events: Events) -> None:
+        self.write = events.write
+        self.passes: dict[int, list[CompileEvent]] = {}
+
+    def event(self, event: CompileEvent) -> None:
+        """One step begins or ends, or a cache has answered."""
+        if event.kind == "mark":
+            if "cache_state" in event.facts:
+                facts = {"name": event.name, "graph": event.graph, "answer": event.facts["cache_state"]}
+                self.write("cache", at=event.time, **facts)
+        elif event.name.startswith(PASS_PREFIX):
+            self._pass(event)
+        else:
+            self._step(event)
+
+    def _pass(self, event: CompileEvent) -> None:
+        """A pass is written when it has ended, so that one that took no time is not."""
+        begun = self.passes.setdefault(event.thread, [])
+        if event.kind == "begin":
+            begun.append(event)
+        elif begun:
+            beginning = begun.pop()
+            if event.time - beginning.time >= LEAST_PASS_SECONDS:
+                self._step(beginning)
+                self._step(event)
+
+    def _step(self, event: CompileEvent) -> None:
+        facts = {"name": event.name, "thread": event.thread, "graph": event.graph}
+        if event.kind == "end":
+            self.write("step_end", at=event.time, **facts)
+        else:
+            backward = event.facts.get("is_backward")
+            self.write("step_begin", at=event.time, **facts, function=event.function, backward=backward)
