@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from golden_files import agreed
-from made_cases import KINDS, WORKAROUNDS, accuracy, crash, hang
+from made_cases import KINDS, WORKAROUNDS, accuracy, compile_error, crash, hang
 
+from made import make
 from torchsleuth.front.report.html import write_report
-from torchsleuth.front.report.terminal import ending
+from torchsleuth.front.report.terminal import ending, first_look
+from torchsleuth.front.report.words import likely_part, said
+from torchsleuth.script_runtime.signature import Signature
 
 ORDER = ["what happened", "your line", "whose bug", "workaround", "repro", "how sure", "next"]
 
@@ -30,8 +33,61 @@ def cases(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_the_screen_of_each_kind(cases, make):
-    text, wanted = agreed(f"ending-{make.__name__}.txt", "\n".join(screen(make(cases), width=90)) + "\n")
+    folder = make(cases)
+    looks = [first_look(folder, folder.case.id, 2.0, width=width) for width in (80, 120)]
+    screens = [screen(folder, width=width) for width in (80, 120)]
+    shown = "\n\n".join("\n".join(lines) for lines in (*looks, *screens))
+    text, wanted = agreed(f"ending-{make.__name__}.txt", shown + "\n")
     assert text == wanted
+
+
+def test_a_first_look_is_said_to_be_one_and_what_was_not_tried_is_an_idea(cases):
+    text = "\n".join(first_look(compile_error(cases), "last", 2.4, width=200))
+    assert "first look, 2 s after the program's end" in text and "(an idea, not tried)" in text
+
+
+@pytest.mark.parametrize(
+    ("frames", "part"),
+    [
+        (
+            ("model.py:f", "torch/fx/x.py:run", "torch/_inductor/lowering.py:wrapped"),
+            "generates the code: lowering (",
+        ),
+        (("torch/_inductor/fx_passes/pad_mm.py:pad",), "generates the code: graph patterns ("),
+        (("torch/_ops.py:f", "torch/_functorch/_aot_autograd/x.py:f"), "AOTAutograd"),
+        (("torch/_subclasses/fake_tensor.py:f",), "not known yet"),
+    ],
+)
+def test_the_likely_part_is_where_the_error_came_up(frames, part):
+    signature = Signature("compile_error", "compile", ("ValueError",), "bad", frames)
+    assert part in likely_part(make(signature=signature))
+
+
+TRACEBACK = """
+  File "/home/me/model.py", line 12, in forward
+    x = self.conv(x)
+  File "/opt/lib/python3.11/site-packages/torch/_inductor/lowering.py", line 400, in wrapped
+Found from :
+   File "/home/me/model.py", line 36, in forward
+    return torch.cummin(y, 1)
+"""
+
+
+def test_a_first_look_has_the_line_of_the_graph_that_the_error_names(cases):
+    folder = accuracy(cases, triage=None)
+    folder.file("traceback.txt").write_text(TRACEBACK)
+    assert any(line.startswith("your line      model.py:36") for line in first_look(folder, "last", 2.0))
+
+
+def test_the_numbers_of_a_message_are_those_of_the_error_also_where_another_carried_it():
+    signature = Signature(
+        "capture_error", "capture", ("x.TorchRuntimeError", "RuntimeError"), "got [#] X [#]"
+    )
+    for told in (
+        "x.Outer: RuntimeError: got [3, 16] X [17, 4]",
+        "failed: got RuntimeError('got [3, 16] X [17, 4]')",
+    ):
+        assert said(make(signature=signature), told) == "RuntimeError: got [3, 16] X [17, 4]"
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
@@ -95,7 +151,9 @@ SHOW = """
 import sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
+from made import make
 from made_cases import accuracy
+from torchsleuth.front.report.words import likely_part, said
 from torchsleuth.front.report.terminal import show_ending
 folder = accuracy(Path("cases"))
 show_ending([(folder, folder.case.id)])

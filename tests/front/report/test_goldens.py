@@ -66,7 +66,10 @@ def test_cases_for_a_person(said):
 
 def test_mistakes_of_a_person(said):
     lines = (
+        "",
         "no-such-verb",
+        "rnu train.py",
+        "train.py --epochs 1",
         "minify a0000001 --budget x",
         "minify a0000001 argument",
         "triage a0000001 argument",

@@ -320,6 +320,6 @@ def test_a_failure_of_the_programs_own_has_its_message_and_line_and_no_issue_tex
     written, to_file = write_report(folder)
     assert to_file is None and not (folder.path / "issue.md").exists()
     screen = "\n".join(line.text for line in ending([(folder, "a0000006")], width=200))
-    assert "mend model.py:3" in screen and "issue.md" not in screen
+    assert "fix model.py:3" in screen and "issue.md" not in screen
     for text in (screen, written.read_text()):
         assert "index 7 is out of bounds for axis 0 with size 5" in text and "index #" not in text

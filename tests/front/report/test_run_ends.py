@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
 import sys
 
 import pytest
@@ -64,6 +66,50 @@ def test_without_a_terminal_progress_is_a_few_lines(capsys):
         line.update(Smaller("statements", calls))
     said = capsys.readouterr().err.splitlines()
     assert [text.partition("→ ")[2].partition(" ")[0] for text in said] == ["32", "16", "8", "4", "2", "1"]
+
+
+def narrow_terminal(monkeypatch):
+    """A narrow terminal: what was written to it, and what a person sees of that, row by row."""
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "20")
+
+    def rows():
+        seen, at = [""], 0
+        for up, lost, text in re.findall(r"\x1b\[(\d+)A|(\x1b\[J)|([^\x1b]+)", written.getvalue()):
+            at -= int(up or 0)
+            if lost:
+                del seen[at:]
+                seen.append("")
+            for number, part in enumerate(text.split("\n")):
+                at += bool(number)
+                seen += [""] * (at + 1 - len(seen))
+                seen[at] = part.rpartition("\r")[2] if "\r" in part else seen[at] + part
+        return seen
+
+    return rows
+
+
+def test_in_a_terminal_a_look_and_the_status_are_written_over_in_place(monkeypatch):
+    terminal = narrow_terminal(monkeypatch)
+    line = StatusLine(60.0)
+    line.hold(["what happened  an error", "likely part    not known yet"])
+    line.update(SearchBegins(64, "calls"))
+    line.say("case 1: reproduced in 3 s")
+    line.hold(["what happened  an error", "whose bug      Inductor"])
+    line.update(Smaller("statements", 3))
+    rows = terminal()
+    assert rows[:3] == [
+        "torchsleuth: case 1: reproduced in 3 s",
+        "what happened  an error",
+        "whose bug      Inductor",
+    ]
+    assert rows[3].startswith("torchsleuth: 64 → 3 calls") and len(rows) == 4
+    assert all(len(row) < 60 for row in rows)
+    line.end(leave=False)
+    assert terminal() == ["torchsleuth: case 1: reproduced in 3 s", ""]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Running a program again from outside: how it ended, within its time, and nothing left behind."""
 
+import io
 import json
 import os
 import sys
+from pathlib import Path
 from queue import Queue
 from threading import Thread
 
@@ -12,6 +14,7 @@ from made import make
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.changes import Change
 from torchsleuth.core.criteria import why_not_cured
+from torchsleuth.front.cli.options import program_line
 from torchsleuth.front.supervise.program_runs import (
     CannotRunProgram,
     Program,
@@ -96,3 +99,19 @@ def test_the_program_is_watched_for_the_kind_of_failure_it_had():
     assert watch_for(make()) == Watch()
     assert watch_for(make(kind="accuracy")) == Watch(compares=True)
     assert watch_for(make(kind="hang", extra={"timeout": 20.0})) == Watch(timeout=20.0)
+
+
+def test_a_program_on_standard_input_is_kept_and_has_a_file_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"print(1)\n")))
+    python, script, *rest = program_line(None, ["-", "--epochs", "1"], tmp_path)
+    assert (python, rest) == (sys.executable, ["--epochs", "1"])
+    assert Path(script).parent.parent == tmp_path and Path(script).read_text() == "print(1)\n"
+
+
+def test_a_launcher_is_found_beside_its_python_where_the_path_has_none(tmp_path, monkeypatch):
+    launcher = tmp_path / "torchrun"
+    launcher.write_text("#!/bin/sh\n")
+    launcher.chmod(0o755)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert program_line(None, ["torchrun", "train.py"], tmp_path) == [str(launcher), "train.py"]

@@ -135,9 +135,9 @@ def _analyzed(
     folder = what if isinstance(what, CaseFolder) else None
     with processes_for(folder, workers) as processes:
         try:
-            folder = folder or adopt(processes, Path(str(what)), cases_dir, budget, say)
+            folder = folder or adopt(processes, Path(str(what)), cases_dir, budget, line.say)
             left = max(1.0, budget - (time.monotonic() - started))
-            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.update)
+            case = CaseAtWork(folder, processes, time.monotonic() + left, line.say, line.update)
             find_divergence(case, left, without=without, save=save)
             return case.folder
         except KeyboardInterrupt:
@@ -173,8 +173,8 @@ class PhaseLine(LiveLine):
             self.write(f"{doing}{bar}")
         self.phase = phase
 
-    def end(self) -> None:
-        super().end()
+    def end(self, *, leave: bool = True) -> None:
+        super().end(leave=leave)
         self.phase = ""
 
 

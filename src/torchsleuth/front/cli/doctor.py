@@ -29,7 +29,7 @@ from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.child import Child
 from torchsleuth.core.protocol.codec import Document, from_json
 from torchsleuth.front.cli.options import cases_option, json_option
-from torchsleuth.front.cli.output import print_json, show, status
+from torchsleuth.front.cli.output import LiveLine, print_json, show
 from torchsleuth.torch_core.backends.catalog import CATALOG
 
 # As Inductor's kernels: shared, with OpenMP.
@@ -324,12 +324,16 @@ def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> in
     torchsleuth calibrate --device cuda --graphs 60
     """
     started = time.monotonic()
+    line = LiveLine()
 
     def progress(done: int, total: int) -> None:
         left = (time.monotonic() - started) / done * (total - done)
-        status(f"torchsleuth: {done} of {total} graphs, about {left:.0f} s left")
+        line.write(f"{done} of {total} graphs, about {left:.0f} s left")
 
-    found = _measured([*_MEASURE, device, str(graphs), "try" if dry_run else "keep"], progress)
+    try:
+        found = _measured([*_MEASURE, device, str(graphs), "try" if dry_run else "keep"], progress)
+    finally:
+        line.end()
     if as_json:
         print_json(found)
         return 0
@@ -343,15 +347,12 @@ def _measured(arguments: list[str], progress: Callable[[int, int], None]) -> Doc
     """The last line of the measuring process; each line before it goes to `progress`."""
     message: Document = {}
     with tempfile.TemporaryFile() as err:
-        try:
-            with Child([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=err) as child:
-                for line in child.output or ():
-                    message = json.loads(line)
-                    if "done" in message:
-                        progress(message["done"], message["total"])
-                code = child.wait()
-        finally:
-            status("")
+        with Child([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=err) as child:
+            for line in child.output or ():
+                message = json.loads(line)
+                if "done" in message:
+                    progress(message["done"], message["total"])
+            code = child.wait()
         if code or "measured" not in message:
             err.seek(0)
             raise NotMeasured(_why(code, message, err.read().decode("utf-8", errors="replace")))

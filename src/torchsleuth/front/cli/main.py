@@ -7,6 +7,7 @@ error names; a mistake of ours becomes status 4 and says so.
 from __future__ import annotations
 
 import atexit
+import difflib
 import importlib
 import os
 import sys
@@ -65,6 +66,18 @@ class _Verbs(click.Group):
         command: click.Command = getattr(module, f"{name}_verb")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word not in VERBS and not word.startswith("-"):
+            near = difflib.get_close_matches(word, VERBS, 1)
+            meant = f"run {word}" if word.endswith(".py") else near[0] if near else ""
+            raise click.UsageError(
+                f"there is no verb {word!r}" + (f"; did you mean: torchsleuth {meant}" if meant else ""), ctx
+            )
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
@@ -95,6 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except click.exceptions.Exit as ended:
         return ended.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return error.exit_code
     except click.ClickException as error:
         say(error.format_message())
         if isinstance(error, click.UsageError) and error.ctx is not None:

@@ -78,10 +78,10 @@ def minify_verb(
             if folder is None:
                 script = Path(case_or_script)
                 folder = adopt(
-                    processes, script, cases_dir, budget, say, arguments=arguments, timeout=timeout
+                    processes, script, cases_dir, budget, line.say, arguments=arguments, timeout=timeout
                 )
             left = max(1.0, budget - (time.monotonic() - started))
-            case = CaseAtWork(folder, processes, time.monotonic() + left, say, line.update)
+            case = CaseAtWork(folder, processes, time.monotonic() + left, line.say, line.update)
             outcome = minify(case, left)
         except KeyboardInterrupt:
             line.end()

@@ -145,7 +145,7 @@ def program_to_observe(function: Callable[..., int]) -> Callable[..., int]:
         command: Sequence[str],
         **options: object,
     ) -> int:
-        line = program_line(module, command)
+        line = program_line(module, command, cases_dir)
         program = ProgramToObserve(line, cases_dir, as_json, only, ends_after, same_random)
         return function(program=program, **options)
 

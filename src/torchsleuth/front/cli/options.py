@@ -5,14 +5,17 @@ And the program that a person names after them: `script.py ARGS`, `-m module ARG
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
-from torchsleuth.core.cases.errors import SleuthError
+from torchsleuth.core.cases.errors import SleuthError, error_of_oserror
+from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import LOG_VARIABLE
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.supervise.program import resolve_command
@@ -149,14 +152,32 @@ module_option: Callable[[Function], Function] = click.option(
 )
 
 
-def program_line(module: str | None, command: Sequence[str]) -> list[str]:
-    """The command line to start; raises where there is none: `program_line(None, ["train.py", "--epochs", "1"])`."""
+def program_line(module: str | None, command: Sequence[str], cases_dir: Path) -> list[str]:
+    """The command line to start; raises where there is none: `program_line(None, ["train.py"], Path("cases"))`.
+
+    A program on standard input is kept beside the cases first: whoever runs it again needs it, and so do its lines.
+    """
     if not command and module is None:
-        raise click.UsageError("say what to run: a script, or -m MODULE")
+        raise click.UsageError("say what to run: a script, `-` for standard input, or -m MODULE")
+    if module is None and command[0] == "-":
+        command = [_from_stdin(cases_dir), *command[1:]]
     line = resolve_command(module, command)
     if line is None:
         raise NoSuchProgram(command[0])
     return line
+
+
+def _from_stdin(cases_dir: Path) -> str:
+    text = sys.stdin.buffer.read()
+    if not text.strip():
+        raise click.UsageError("there is no program on standard input")
+    path = cases_dir / "programs" / f"{hashlib.sha256(text).hexdigest()[:8]}.py"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, text.decode("utf-8", "replace"))
+    except OSError as error:
+        raise error_of_oserror(path.parent, error) from error
+    return str(path)
 
 
 PARTS = ("dynamo", "aot", "inductor", "dynamic", "distributed")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import click
+from rich.cells import cell_len, set_cell_size
 
 from torchsleuth.core.cases.scrub import hidden, printable, without_secrets_in
 from torchsleuth.core.protocol.steps import Asked, Says, SearchBegins, Seen, Smaller
@@ -34,12 +37,6 @@ def show(line: str = "", *, lines: bool = False) -> None:
     click.echo(_safe(line, lines))
 
 
-def status(text: str) -> None:
-    """The line on stderr that is written over and over in a terminal; an empty one ends it."""
-    with contextlib.suppress(OSError, ValueError):
-        click.echo(f"\r\x1b[2K{_safe(text)}" if text else "", err=True, nl=not text)
-
-
 def print_json(document: object) -> None:
     """One JSON document on stdout; its strings are escaped, so that a terminal obeys none of them."""
     click.echo(json.dumps(without_secrets_in(document), indent=1))
@@ -50,26 +47,79 @@ def _safe(text: str, lines: bool = False) -> str:
 
 
 class LiveLine:
-    """A line on stderr that is written over and over in a terminal; elsewhere, what is worth a line of its own."""
+    """The last rows of a terminal, written over in place: a block that stays, and a line below it that moves.
+
+    No row is longer than the terminal is wide: of one that wraps, only the last part would be written over. Elsewhere
+    than in a terminal, there is what is worth a line of its own, once.
+    """
 
     def __init__(self) -> None:
         self.live = sys.stderr is not None and sys.stderr.isatty()
-        self.shown = False
+        self.block: tuple[str, ...] = ()
+        self.line = ""
+        self._rows = 0
 
     def write(self, text: str) -> None:
-        """Shows it in a terminal."""
-        status(f"torchsleuth: {text}")
-        self.shown = True
+        """The line as it is now, in a terminal."""
+        self.line = f"torchsleuth: {text}"
+        self._draw()
 
-    def end(self) -> None:
-        """What follows begins on a line of its own."""
-        if self.shown:
-            status("")
-        self.shown = False
+    def hold(self, lines: Sequence[str]) -> None:
+        """The block as it is now: in place of the one before in a terminal, where it is the first elsewhere."""
+        first, self.block = not self.block, tuple(lines)
+        if self.live:
+            self._draw()
+        elif first:
+            for line in self.block:
+                say(line.removeprefix("torchsleuth: "))
 
     def say(self, text: str) -> None:
-        self.end()
-        say(text)
+        """A sentence, which stays, above the rows."""
+        with _SAYING:
+            self._erase()
+            say(text)
+            self._draw()
+
+    def end(self, *, leave: bool = True) -> None:
+        """What follows begins on a row of its own: below the last rows, or in their place, where they are not left."""
+        with _SAYING:
+            if not leave:
+                self._erase()
+            elif self._rows:
+                _put("\n")
+            self.block, self.line, self._rows = (), "", 0
+
+    def _draw(self) -> None:
+        if not self.live:
+            return
+        size = shutil.get_terminal_size()
+        rows = [*self.block[: max(0, size.lines - 3)], *([self.line] if self.line else [])]
+        shown = [shorter_than(size.columns, _safe(row)) for row in rows]
+        with _SAYING:
+            self._erase()
+            _put("\n".join(shown))
+            self._rows = len(shown)
+
+    def _erase(self) -> None:
+        if self._rows:
+            _put("\r" + (f"\x1b[{self._rows - 1}A" if self._rows > 1 else "") + "\x1b[J")
+        self._rows = 0
+
+
+def shorter_than(columns: int, text: str) -> str:
+    """As much of a row as there is room for; what is cut is only what nobody has to read.
+
+    >>> shorter_than(8, "12 calls left")
+    '12 cal…'
+    """
+    if cell_len(text) < columns:
+        return text
+    return set_cell_size(text, max(1, columns - 2)).rstrip() + "…"
+
+
+def _put(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(text, err=True, nl=False)
 
 
 # Without a terminal every line stays: one where the case is half as large as at the last one, or after this long.
@@ -106,9 +156,8 @@ class StatusLine(LiveLine):
         now = time.monotonic()
         took = max(0.1, now - self.started_at)
         text = (
-            f"{self.first} → {self.calls} {self.unit}, {self.trials} trials in {took:.0f} s "
-            f"({self.trials / took:.1f}/s), smaller {now - self.last:.0f} s ago, now {reducer or 'starting'}, "
-            f"at most {max(0.0, self.budget - took):.0f} s more; Ctrl-C keeps the best so far"
+            f"{self.first} → {self.calls} {self.unit}, {self.trials} trials, {max(0.0, self.budget - took):.0f} s left;"
+            f" Ctrl-C keeps the best; smaller {now - self.last:.0f} s ago, now {reducer or 'starting'}"
         )
         if self.live:
             self.write(text)

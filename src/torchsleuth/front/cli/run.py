@@ -155,7 +155,7 @@ def run_verb(
     torchsleuth run --check-accuracy infer.py
     torchsleuth run -- torchrun --nproc-per-node 2 train.py
     """
-    line = program_line(module, command)
+    line = program_line(module, command, cases_dir)
     _after_the_dead(cases_dir)
     try:
         spool = new_spool(cases_dir)
@@ -189,7 +189,8 @@ def run_verb(
     cases: list[Caught] = []
     remarks: list[Remark] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.
-    ends = time.monotonic() + budget
+    ended = time.monotonic()
+    ends = ended + budget
     goes_on = not record_only and settings.level >= 2 and not result.only_record
     only_compiled = None
     program = Program(tuple(line), os.getcwd())
@@ -204,10 +205,10 @@ def run_verb(
             only_compiled = look_at_own_error(
                 program, settings, first, time.monotonic() + budget * SHARE, say
             )
-        whole = _cases(cases_dir, spool, result, cases, run)
+        whole = _cases(cases_dir, spool, result, cases, run, quiet=goes_on)
         _say_remarks(remarks)
         if goes_on:
-            cases = _finish(cases, ends, None if no_minify else workers)
+            cases = _finish(cases, ended, ends, None if no_minify else workers)
             if only_compiled is not None:
                 cases += _whole_program(only_compiled, cases_dir, ends, None if no_minify else workers)
             _report(cases)
@@ -244,6 +245,8 @@ def _cases(
     result: Supervised,
     cases: list[Caught],
     run: str | None,
+    *,
+    quiet: bool,
 ) -> bool:
     """A case for every failure of the run; says what there was to see where there is none. Whether all were written."""
     processes = watched_processes(spool)
@@ -263,7 +266,7 @@ def _cases(
             lines=True,
         )
     if found:
-        for folder, _ in found:
+        for folder, _ in found[1:] if quiet else found:  # the first has its look at once
             _say_case(folder)
         if result.only_record:
             say(
@@ -372,22 +375,31 @@ def _name(folder: CaseFolder) -> str:
     return folder.case.id if folder.path.parent.absolute() == default else os.path.relpath(folder.path)
 
 
-def _finish(cases: list[Caught], deadline: float, workers: str | None) -> list[Caught]:
-    """Tries each case's script, finds who is at fault, makes it small and looks for a way around it.
+def _finish(cases: list[Caught], ended: float, deadline: float, workers: str | None) -> list[Caught]:
+    """Shows what is known of each case at once; then tries its script, finds who is at fault, makes it small and looks
+    for a way around it, with the first look kept up to date.
 
     An interrupt leaves what was done so far.
     """
     from torchsleuth.front.cli.output import StatusLine
+    from torchsleuth.front.report.terminal import first_look
     from torchsleuth.front.supervise.program_blame import KnownRuns
     from torchsleuth.front.supervise.road import investigate
 
     done, runs = list(cases), KnownRuns()
     for position, (folder, process) in enumerate(cases):
         line = StatusLine(max(1.0, deadline - time.monotonic()))
+
+        def look(known: CaseFolder) -> list[str]:
+            seconds, columns = time.monotonic() - ended, shutil.get_terminal_size((100, 24)).columns
+            return first_look(known, _name(known), seconds, searching=workers is not None, width=columns)
+
         try:
-            for known in investigate(folder, process, deadline, workers, say, line.update, runs):
-                line.end()
+            line.hold(look(folder))
+            for known in investigate(folder, process, deadline, workers, line.say, line.update, runs):
                 done[position] = (known, process)
+                line.hold(look(known))
+            line.end(leave=False)
         except CaseInUse as why:
             say(str(why))
         except Exception as error:  # of this case; the others have their turn
@@ -410,7 +422,7 @@ def _whole_program(
     case: list[Caught] = []
     line = StatusLine(max(1.0, deadline - time.monotonic()))
     try:
-        for folder in investigate_own_error(found, cases_dir, workers, deadline, say, line.update):
+        for folder in investigate_own_error(found, cases_dir, workers, deadline, line.say, line.update):
             line.end()
             case = [(folder, found.process)]
     except (KeyboardInterrupt, AskedToEnd):

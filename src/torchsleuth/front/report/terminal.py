@@ -7,6 +7,7 @@ helps, how do I show it, how sure is that, what now. Plain lines where there is 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
@@ -191,9 +192,10 @@ def ending(
     page = _Page(max(20, width))
     case = folder.case
     page.put(f"{WHOSE}case {case.id}", style="bold")
-    page.say("what happened", words.what_happened(case, _said(folder)), style="red", most=2)
-    _your_line(page, case)
-    page.say("whose bug", words.whose_bug(case), most=2)
+    said = _said(folder)
+    page.say("what happened", words.what_happened(case, said), style="red", most=page.several)
+    _your_line(page, case, said)
+    page.say("whose bug", words.whose_bug(case), most=page.several)
     _workaround(page, case, name)
     shown = _repro(page, folder)
     page.say("how sure", words.how_sure(case), most=2)
@@ -203,6 +205,37 @@ def ending(
     if len(others) > _MOST_OTHERS:
         page.say("also", f"{len(others) - _MOST_OTHERS} more cases: torchsleuth list", most=1)
     return page.filled(shown, max(HEIGHT - 4, height - 1))
+
+
+def first_look(
+    folder: CaseFolder, name: str, seconds: float, *, searching: bool = True, width: int = WIDTH
+) -> list[str]:
+    """The answer as far as it is known, `seconds` after the program's end: what, which line, which part, what to do.
+
+    Used as `print("\\n".join(first_look(open_case("cases", "last"), "last", 2.0)))`.
+    """
+    page, case = _Page(max(20, width)), folder.case
+    said = _said(folder)
+    known = case.triage is not None and case.triage.component is not None
+    page.put(f"{WHOSE}case {case.id}, first look, {seconds:.0f} s after the program's end")
+    page.say("what happened", words.what_happened(case, said), most=2)
+    _your_line(page, case, said)
+    page.say(
+        "whose bug" if known else "likely part",
+        words.whose_bug(case) if known else words.likely_part(case),
+        most=2,
+    )
+    works = best_workaround(case.workarounds or ())
+    if works is not None:
+        _workaround(page, case, name)
+    elif words.is_the_programs(case) and case.triage is not None and case.triage.user_line:
+        page.say("what to do", f"fix {case.triage.user_line}: it fails without the compiler, too", most=2)
+    else:
+        how = "TORCH_COMPILE_DISABLE=1 in its environment"
+        page.say("what to do", f"to go on at once, uncompiled: {how} (an idea, not tried)", most=2)
+    if searching:
+        page.say("", "more is being found out; Ctrl-C stops that and keeps what is known", most=2)
+    return [line.text for line in page.lines]
 
 
 def show_ending(folders: Sequence[tuple[CaseFolder, str]]) -> None:
@@ -229,6 +262,7 @@ class _Page:
         self.width = width
         self.beside = width >= _NARROW
         self.indent = " " * _LABELS if self.beside else "  "
+        self.several = 3 if self.beside else 2
         self.lines: list[Line] = []
         self.elastic = 0
 
@@ -276,8 +310,10 @@ class _Page:
         return [*self.lines, *after]
 
 
-def _your_line(page: _Page, case: Case) -> None:
+def _your_line(page: _Page, case: Case, said: str) -> None:
     triage = case.triage or Triage()
+    if triage.user_line is None and (likely := words.likely_line(case, said)) is not None:
+        triage = dataclasses.replace(triage, user_line=likely[0], code=likely[1])
     if triage.user_line is None:
         lines = case.graph.source_lines if case.graph is not None else ()
         page.say("your line", triage.not_narrowed or words.one_of(lines, 6), most=2)
@@ -299,7 +335,7 @@ def _workaround(page: _Page, case: Case, name: str) -> None:
     if works is None:
         page.say("workaround", words.no_workaround(case), most=1)
         return
-    page.say("workaround", words.about_workaround(works), style="green", most=2)
+    page.say("workaround", words.about_workaround(works), style="green", most=page.several)
     lines = works.how.splitlines()
     if len(lines) > _MOST_PASTED:
         page.say("", f"{len(lines)} lines to paste: torchsleuth show {name}", most=1)
@@ -338,7 +374,7 @@ def _next(folder: CaseFolder, name: str) -> list[str]:
     case = folder.case
     found = [f"torchsleuth show {name}"]
     if words.is_the_programs(case) and case.triage is not None and case.triage.user_line:
-        found.insert(0, f"mend {case.triage.user_line}: it fails without the compiler, too")
+        found.insert(0, f"fix {case.triage.user_line}: it fails without the compiler, too")
     if case.no_repro is None and case.minified is None and not words.is_the_programs(case):
         found.append(f"torchsleuth minify {name}")
     if folder.has("report.html"):

@@ -81,6 +81,76 @@ def whose_bug(case: Case) -> str:
     return text + part + at
 
 
+# Of the compiler's innermost frames, the first that lies in one of these; what all parts share says nothing.
+_FRAMES = (
+    ("torch/_inductor/fx_passes/", "inductor", "graph patterns"),
+    ("torch/_inductor/pattern_matcher", "inductor", "graph patterns"),
+    ("torch/_inductor/decomposition", "decompositions", ""),
+    ("torch/_inductor/lowering", "inductor", "lowering"),
+    ("torch/_inductor/graph", "inductor", "lowering"),
+    ("torch/_inductor/kernel/", "inductor", "lowering"),
+    ("torch/_inductor/scheduler", "inductor", "scheduling"),
+    ("torch/_inductor/codegen/", "inductor", "code generation"),
+    ("torch/_inductor/cpp_builder", "inductor", "code generation"),
+    ("torch/_inductor/codecache", "inductor", "code generation"),
+    ("torch/_inductor/", "inductor", ""),
+    ("<generated>:", "inductor", "the code that was generated"),
+    ("torch/_decomp/", "decompositions", ""),
+    ("torch/_refs/", "decompositions", ""),
+    ("torch/_functorch/", "aot_autograd", ""),
+    ("torch/_dynamo/", "dynamo", ""),
+)
+# Torch raises these for what the program itself does, compiled or not.
+_MAYBE_THE_PROGRAMS = ("TorchRuntimeError", "ObservedException", "ObservedUserStopIteration")
+
+
+def likely_part(case: Case) -> str:
+    """Where the failure came up, before anything was tried: a first guess, and said to be one.
+
+    `"Inductor, which generates the code: lowering (where it came up; nothing was tried yet)"`.
+    """
+    signature = case.signature
+    if any(name.rpartition(".")[2] in _MAYBE_THE_PROGRAMS for name in signature.exceptions):
+        return "your program itself, or Dynamo: whether it fails without the compiler, too, is tried next"
+    if case.kind in ("crash", "hang") and not signature.frames:
+        doing = "the compiler" if case.phase == "compile" else "the compiled code"
+        return f"{doing}; which part of it is being found out"
+    if case.kind == "accuracy":
+        return COMPONENTS["dynamo"] if case.graph is None else "not known yet: parts are left out one by one"
+    for frame in signature.frames:
+        for start, component, part in _FRAMES:
+            if frame.startswith(start):
+                where = COMPONENTS[component] + (f": {part}" if part else "")
+                return f"{where} (where it came up; nothing was tried yet)"
+    return COMPONENTS["dynamo"] if case.kind == "capture_error" else "not known yet"
+
+
+_FRAME_OF_TRACEBACK = re.compile(r'File "([^"\n]{1,400})", line (\d{1,7})[^\n]*(?:\n\s*([^\n]{1,400}))?')
+_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3|<")
+
+
+def likely_line(case: Case, error: str) -> tuple[str, str] | None:
+    """The user's line that an error names, with its code, before anything was tried.
+
+    >>> from types import SimpleNamespace
+    >>> error = 'from user code:\\n  File "/home/me/model.py", line 7, in forward\\n    return self.b(h)\\n'
+    >>> likely_line(SimpleNamespace(graph=None), error)
+    ('model.py:7', 'return self.b(h)')
+    """
+    _, mark, after = error[-_MOST_LOOKED_AT:].rpartition("from user code:")
+    named = _FRAME_OF_TRACEBACK.findall(after if mark else error[-_MOST_LOOKED_AT:])
+    places = [
+        (f"{path.replace(chr(92), '/').rpartition('/')[2]}:{line}", code.strip())
+        for path, line, code in named
+        if not _LIBRARIES.search(path)
+    ]
+    if case.graph is not None:
+        places = [each for each in places if each[0] in case.graph.source_lines]
+    elif not mark:
+        return None
+    return places[-1] if places else None
+
+
 def how_sure(case: Case) -> str:
     """How often the script failed the same way, and what of it was not tried."""
     if case.no_repro is not None:
@@ -204,11 +274,17 @@ def said(case: Case, error: str) -> str:
     if not signature.message or not signature.exceptions:
         return one_line(signature.summary)
     known = "".join(f"{re.escape(part)}.*?" for part in signature.message.split("#")).removesuffix(".*?")
-    name = signature.exceptions[-1].rpartition(".")[2]
-    found = re.findall(
-        rf"^(?:[\w.]*\.)?{re.escape(name)}: ({known}.*)$", error[-_MOST_LOOKED_AT:], re.MULTILINE
-    )
-    return f"{name}: {one_line(found[-1])}"[:_MOST_SAID] if found else one_line(signature.summary)
+    name = re.escape(signature.exceptions[-1].rpartition(".")[2])
+    text = error[-_MOST_LOOKED_AT:]
+    # As the error it was, as one that another carried, or quoted in the message of another.
+    for pattern in (
+        rf"^(?:[\w.]*\.)?{name}: ({known}.*)$",
+        rf"\b{name}: ({known}.*)$",
+        rf"({known}[^'\"\n]*)",
+    ):
+        if found := re.findall(pattern, text, re.MULTILINE):
+            return f"{signature.exceptions[-1].rpartition('.')[2]}: {one_line(found[-1])}"[:_MOST_SAID]
+    return one_line(signature.summary)
 
 
 def _wrong_number(case: Case) -> str | None:

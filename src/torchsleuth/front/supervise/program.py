@@ -246,4 +246,7 @@ def resolve_command(module: str | None, words: Sequence[str]) -> list[str] | Non
         return [sys.executable, *words] if first.is_file() else None
     if first.is_dir() and (first / "__main__.py").is_file():
         return [sys.executable, *words]
-    return list(words) if shutil.which(words[0]) else None
+    if shutil.which(words[0]):
+        return list(words)
+    beside = Path(sys.executable).parent / words[0]  # torchrun of an environment that nobody activated
+    return [str(beside), *words[1:]] if os.access(beside, os.X_OK) and beside.is_file() else None
