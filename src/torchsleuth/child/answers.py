@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -22,10 +22,18 @@ from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.runner import CannotTell
 from torchsleuth.torch_core.graphs.printer import print_graph, structural_hash
 from torchsleuth.torch_core.graphs.recording import describe_values, record_values, recording_to_json
-from torchsleuth.torch_core.tensors import ContentStoreWriter, Unsupported, describe_inputs
+from torchsleuth.torch_core.tensors import (
+    ContentStoreWriter,
+    InputsDescription,
+    ScalarSpec,
+    SymbolSpec,
+    TensorSpec,
+    Unsupported,
+    describe_inputs,
+)
 from torchsleuth.torch_internals.configuration import global_state, versions
 from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
-from torchsleuth.torch_internals.minifier_scripts import read_foreign
+from torchsleuth.torch_internals.minifier_scripts import ForeignScript, NotHeld, read_foreign
 from torchsleuth.torch_internals.schemas import operator_schemas
 
 Announce = Callable[[str], None]
@@ -131,27 +139,46 @@ def _divergence(trial: Trial) -> dict[str, object]:
 
 def _foreign_script(trial: Trial) -> dict[str, object]:
     """A script of PyTorch's own minifier, executed and taken apart; `trial.graph` is its path."""
-    foreign = read_foreign(Path(trial.graph))
-    graph = torch.fx.symbolic_trace(foreign.module)
-    printed = print_graph(graph)
     try:
-        inputs = describe_inputs(foreign.inputs, None, ContentStoreWriter(str(trial.store))).to_json()
+        foreign = read_foreign(Path(trial.graph))
+        inputs = describe_inputs(foreign.inputs, None, ContentStoreWriter(str(trial.store)))
+    except NotHeld as what:
+        raise CannotTell(str(what)) from what
     except Unsupported as reason:
         raise CannotTell(f"it has inputs that cannot be kept: {reason}") from reason
+    graph, state = foreign.graph, global_state() | {"grad": foreign.level == "dynamo"}
+    if foreign.autocast:  # torch writes no other
+        state["autocast"] = {"cuda": "torch.float16"}
+    printed = print_graph(graph)
     return {
         "graph": printed.source,
         "imports": list(printed.imports),
         "calls": printed.calls,
         "hash": structural_hash(graph),
         "placeholders": [n.name for n in graph.graph.nodes if n.op == "placeholder"],
-        "inputs": inputs,
+        "inputs": _with_symbols(inputs, foreign).to_json(),
         "level": foreign.level,
         "backend": foreign.backend,
         "accuracy": foreign.accuracy,
         "config": foreign.config,
-        "state": global_state() | {"grad": foreign.level == "dynamo"},
+        "inference": foreign.inference,
+        "state": state,
         "versions": versions(),
     }
+
+
+def _with_symbols(inputs: InputsDescription, foreign: ForeignScript) -> InputsDescription:
+    """The inputs with the symbolic sizes that the script was written with."""
+    specs: list[TensorSpec | ScalarSpec] = list(inputs.inputs)
+    for place, sizes in foreign.sizes.items():
+        spec = specs[place]
+        if isinstance(spec, ScalarSpec):
+            specs[place] = replace(spec, kind="symint", expr=str(sizes))
+        elif spec.storage_offset == 0 and spec.stride == torch.empty(spec.shape, device="meta").stride():
+            steps = ["*".join(f"({size})" for size in sizes[dim + 1 :]) or "1" for dim in range(len(sizes))]
+            specs[place] = replace(spec, shape_expr=tuple(sizes), stride_expr=tuple(steps))
+    symbols = {name: SymbolSpec(value) for name, value in foreign.symbols.items()}
+    return replace(inputs, inputs=tuple(specs), symbols=symbols)
 
 
 _ANSWERS: dict[Question, Callable[[Trial], dict[str, object]]] = {

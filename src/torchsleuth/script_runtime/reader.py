@@ -23,7 +23,7 @@ _GRAPH_SIGNS = (
 _GRAPH_FUNCTIONS = [
     (a, getattr(operator, b), sign) for a, b, sign in map(str.split, _GRAPH_SIGNS.split(", "))
 ]
-_GRAPH_INFIX = {getattr(ast, name): function for name, function, _ in _GRAPH_FUNCTIONS}
+GRAPH_INFIX = {getattr(ast, name): function for name, function, _ in _GRAPH_FUNCTIONS}
 # The other way round, for whoever prints a graph.
 GRAPH_SIGN_OF = {function: sign for _, function, sign in _GRAPH_FUNCTIONS}
 
@@ -93,9 +93,9 @@ def _graph_read_call(made: Any, nodes: dict, scope: dict) -> tuple:
         return "get_attr", path, (), {}
     match made:
         case ast.BinOp(left=a, op=sign, right=b) | ast.Compare(left=a, ops=[sign], comparators=[b]):
-            return "call_function", _GRAPH_INFIX[type(sign)], (value(a), value(b)), {}
+            return "call_function", GRAPH_INFIX[type(sign)], (value(a), value(b)), {}
         case ast.UnaryOp(op=sign, operand=a):
-            return "call_function", _GRAPH_INFIX[type(sign)], (value(a),), {}
+            return "call_function", GRAPH_INFIX[type(sign)], (value(a),), {}
         case ast.Subscript(value=a, slice=b):
             return "call_function", operator.getitem, (value(a), value(b)), {}
     args = tuple(value(item) for item in made.args)

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 # The functions that sympy's printer leaves in a size's expression.
-_SYMBOLIC_FUNCTIONS = {
+SYMBOLIC_FUNCTIONS = {
     "Max": torch.sym_max,
     "Min": torch.sym_min,
     "Mod": operator.mod,
@@ -101,7 +101,7 @@ def symbolic_number(expression: str | None, names: dict, otherwise: Any) -> Any:
     if expression is None:
         return otherwise
     try:
-        return eval(expression, {"__builtins__": {}}, {**_SYMBOLIC_FUNCTIONS, **names})
+        return eval(expression, {"__builtins__": {}}, {**SYMBOLIC_FUNCTIONS, **names})
     except (NameError, SyntaxError, TypeError) as error:
         raise ValueError(f"The symbolic size {expression} cannot be computed here: {error}.") from error
 

@@ -59,7 +59,12 @@ def case_of_script(
         text = script.read_text(encoding="utf-8")
         literals = _literals(text)
     except (OSError, ValueError, SyntaxError) as error:
-        raise CannotMinify(f"{script} cannot be read as a Python program: {error}") from error
+        # torch before 2.14 writes such of graphs with nested graphs: `self.true_graph_0 = <lambda>()`.
+        foreign = isinstance(error, SyntaxError) and is_foreign(text)
+        instead = (
+            "; PyTorch wrote none, so run the program itself: torchsleuth run train.py" if foreign else ""
+        )
+        raise CannotMinify(f"{script} cannot be read as a Python program: {error}{instead}") from error
     if is_foreign(text):
         return _adopt_foreign(script, cases_dir, questions)
     if "FACTS" not in literals or "EXPECTED" not in literals:
@@ -79,11 +84,16 @@ def _adopt_foreign(script: Path, cases_dir: Path, questions: Questions) -> CaseF
             found = questions.foreign_script(script, store)
         except NoAnswer as why:
             raise CannotMinify(f"{script} cannot be read as a script of PyTorch's minifier ({why})") from why
-        record = GraphRecord.from_json({**found, "options": {}, "direction": "forward"})
-        expected = _observed(record, found["graph"], store, questions.workers, found["accuracy"])
-        if expected is None:
-            raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
-        return _write(cases_dir, record, found["graph"], expected, store)
+        # Before 2.15 a script does not say whether the graph was compiled for inference; torch runs it as for training.
+        said = found["inference"]
+        for inference in (False, True) if said is None and found["level"] == "aot" else (bool(said),):
+            kwargs = {"is_inference": True} if inference else {}
+            how = {"options": {}, "direction": "forward", "compile_kwargs": kwargs}
+            record = GraphRecord.from_json({**found, **how})
+            expected = _observed(record, found["graph"], store, questions.workers, found["accuracy"])
+            if expected is not None:
+                return _write(cases_dir, record, found["graph"], expected, store)
+        raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
 
 
 def _observed(
