@@ -9,6 +9,7 @@ signatures itself; it names its rule here.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -181,6 +182,21 @@ def difference_to_eager(
     if compiled is None or expected in (None, compiled) or uncompiled(0xAA) != expected:
         return None
     return compiled, str(expected)
+
+
+def first_difference(compiled: str, uncompiled: str) -> tuple[str, str]:
+    """Of two lists of results, as programs show them, the first that differ; with the type of what they begin with.
+
+    >>> first_difference(str(["str '[3]'", "str '[None]'"]), str(["str '[3]'", "str '[tensor(1.)]'"]))
+    ("['None 0']", "['tensor 0']")
+    """
+    try:
+        pairs = zip(*(ast.literal_eval(each) for each in (compiled, uncompiled)))
+    except (SyntaxError, ValueError):
+        return compiled, uncompiled
+    one, other = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    begins = [re.sub(r"^str .\[([a-zA-Z_]*).*", r"\1", each, flags=re.DOTALL) for each in (one, other)]
+    return f"['{begins[0]} 0']", f"['{begins[1]} 0']"
 
 
 def types_shown(held: str) -> list[str]:

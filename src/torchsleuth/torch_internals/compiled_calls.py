@@ -17,6 +17,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -61,6 +62,26 @@ def call_under_way() -> CallUnderWay | None:
     return None
 
 
+def place_of_call() -> tuple[str, int, int, int, int] | None:
+    """Where the program calls the compiled function that is under way: file, lines and columns of the call's text.
+
+    >>> place_of_call() is None
+    True
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != _WRAPPER:
+        frame = frame.f_back
+    inside = str(Path(torch.__file__).parent)
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    first, last, begin, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    if first is None or last is None or begin is None or end is None:
+        return None
+    return frame.f_code.co_filename, first, last, begin, end
+
+
 def call_of_wrapper(local: Mapping[str, Any]) -> CallUnderWay:
     """The call that a wrapper of `torch.compile` makes, by its local variables."""
     context = local["self"]
@@ -98,9 +119,6 @@ def _as_the_user_gave_it(function: Any) -> Any:
     if called and inspect.ismethod(function) and isinstance(function.__self__, torch.nn.Module):
         return function.__self__
     return function
-
-
-WRAPPER = "compile_wrapper"
 
 
 @dataclass(frozen=True)
@@ -152,7 +170,7 @@ def hook_compiled_calls(begin: Callable[[CompiledCall], End | None]) -> Callable
     def callback_from_stance(callback: Any) -> Any:
         chosen = choose(callback)
         frame = _caller()
-        if callable(chosen) and frame.f_code.co_name == WRAPPER and not open_calls:
+        if callable(chosen) and frame.f_code.co_name == _WRAPPER and not open_calls:
             seen = frame.f_locals
             if seen.get("prior") in (None, False) and {"self", "fn", "args", "kwargs"} <= seen.keys():
                 under_way = call_of_wrapper(seen)

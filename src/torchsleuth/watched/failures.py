@@ -184,7 +184,11 @@ def report_capture_error(
 
 
 def report_wrong_call(
-    flight: Flight, place: tuple[str, str, int], component: str, verdict: CallVerdict
+    flight: Flight,
+    place: tuple[str, str, int],
+    component: str,
+    verdict: CallVerdict,
+    called_at: tuple[str, int, int, int, int] | None = None,
 ) -> None:
     """A call that differs from its eager one by the fault of `component`, though each of its graphs does not."""
     file, function, line = place
@@ -201,7 +205,7 @@ def report_wrong_call(
             function=function,
             frames=((file, line, function),),
             call=verdict.call,
-            capture=WrongCall(tuple(verdict.sentences), place, component),
+            capture=WrongCall(tuple(verdict.sentences), place, component, called_at),
         ),
         (file, line),
     )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, Remark
-from torchsleuth.torch_internals.compiled_calls import CompiledCall
+from torchsleuth.torch_internals.compiled_calls import CompiledCall, place_of_call
 from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.watched import failures, rewritten
 from torchsleuth.watched.call_difference import COMPILED, CallVerdict
@@ -99,7 +99,7 @@ def begin(watch: Watch, flight: Flight, call: CompiledCall) -> Callable[[tuple[A
     known.checked += 1
     started = time.monotonic()
     state.merged.clear()
-    between = Between()
+    between, called_at = Between(), place_of_call()
     judge = fork_judge(watch, call, between)
 
     def end(returned: tuple[Any, ...]) -> None:
@@ -112,7 +112,7 @@ def begin(watch: Watch, flight: Flight, call: CompiledCall) -> Callable[[tuple[A
             deadline = max(started + seconds, time.monotonic() + LAST_SECONDS)
         with watch.budget.spending():
             verdict = _verdict(judge, between, deadline)
-        _conclude(watch, flight, function, known, verdict, failed)
+        _conclude(watch, flight, function, known, verdict, failed, called_at)
 
     return end
 
@@ -148,6 +148,7 @@ def _conclude(
     known: _Function,
     verdict: CallVerdict,
     failed_before: int,
+    called_at: tuple[str, int, int, int, int] | None,
 ) -> None:
     code = function.__code__
     if verdict.why_not is not None:
@@ -164,7 +165,7 @@ def _conclude(
     if verdict.how == COMPILED:
         component, line = component_of(watch.whole_calls.merged, code.co_filename)
     place = (code.co_filename, code.co_name, line or _line_of_definition(code))
-    failures.report_wrong_call(flight, place, component, verdict)
+    failures.report_wrong_call(flight, place, component, verdict, called_at)
 
 
 def _line_of_definition(code: CodeType) -> int:

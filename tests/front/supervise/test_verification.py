@@ -131,6 +131,13 @@ def test_random_inputs_stand_in_where_eager_refuses_plain_ones(folder, late):
     assert found.holds and folder.file("repro.py").read_text() == "fails / passes"
 
 
+def test_a_wrong_result_that_other_numbers_do_not_show_is_shown_by_those_of_the_search(tmp_path):
+    folder = write_case(tmp_path, make(kind="accuracy"), {})
+    found, runner = verified(folder, ["passes", "fails / passes"] * 2, scripts=WITH_RANDOM)
+    assert (found.script.form, found.script.random, found.holds) == ("function", True, True)
+    assert [name for _, name in runner.ran] == ["function.py", *["function_random.py"] * 3]
+
+
 def test_random_inputs_are_not_tried_where_eager_takes_plain_ones(folder):
     _, runner = verified(folder, ["passes"] * 4, scripts=WITH_RANDOM)
     assert [name for _, name in runner.ran] == ["function.py", "nodes.py"]

@@ -7,6 +7,9 @@ from concurrent.futures import Future
 
 import pytest
 
+from made import make
+from torchsleuth.core.cases.folder import write_case
+from torchsleuth.core.criteria import difference_to_eager, first_difference
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
@@ -15,7 +18,13 @@ from torchsleuth.search.minify.contract import Listener
 from torchsleuth.search.minify.minify_program import minify_program
 from torchsleuth.search.minify.python.oracle import DifferenceOracle, ProgramOracle
 from torchsleuth.search.minify.python.program import parsed
-from torchsleuth.search.minify.script_cases import FirstRun, case_of_program, standing_alone
+from torchsleuth.search.minify.script_cases import (
+    FirstRun,
+    case_of_program,
+    program_of_case,
+    standing_alone,
+    with_results,
+)
 from torchsleuth.search.workers.pool import Workers
 
 
@@ -229,3 +238,103 @@ def test_a_tensor_that_is_wrong_does_not_become_a_function_that_is_called_otherw
     signature = Signature("accuracy", "capture", outputs=("result",))
     oracle = DifferenceOracle(Knowing(), signature, tmp_path, shows="wrong = [result]")
     assert [oracle([each]) for each in (whole, other, small)] == [[True], [False], [True]]
+
+
+# -- the program of a case whose graph or call does not fail by itself
+
+
+AFTER_ARGUMENTS = """
+    import sys
+    import torch
+
+    def backend(gm, inputs):
+        def run(*args):
+            if len(sys.argv) > 1:  # nothing that a graph would know of
+                raise RuntimeError("the kernel has lost its state")
+            return gm(*args)
+        return run
+
+    @torch.compile(backend=backend)
+    def f(x):
+        return x.sin() + 1
+
+    print(f(torch.ones(3)))
+"""
+LOST = Signature("runtime_error", "run", ("RuntimeError",), "the kernel has lost its state")
+FLIPPED = """
+    import torch
+
+    class Memory:
+        on = False
+
+    memory = Memory()
+
+    def f(x):
+        return x + 1 if memory.on else x - 1
+
+    compiled = torch.compile(f, options={"guard_filter_fn": lambda guards: [False for _ in guards]})
+    for step in range(6):
+        print("step", step)
+        y = compiled(torch.ones(3))
+        memory.on = step % 2 == 1
+"""
+
+
+def program_in_case(workers, tmp_path, text, case, **how):
+    """The case once its program stands for it."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(text))
+    folder = write_case(tmp_path / "cases", case, {"graph.py": "", "record.json": "{}"})
+    questions = CaseQuestions(workers, tmp_path / "values")
+    return program_of_case(folder, script, questions, FirstRun(**how))
+
+
+def test_a_program_of_which_no_graph_fails_by_itself_becomes_the_repro_of_its_case(workers, tmp_path):
+    case = make(kind="runtime_error", phase="run", signature=LOST)
+    folder = program_in_case(workers, tmp_path, AFTER_ARGUMENTS, case, arguments=("go",))
+    assert folder.case.id == case.id and folder.case.graph == case.graph
+    assert "sys.argv[1:] = ['go']" in folder.text("original.py") and folder.case.extra["eager_passes"]
+    assert "REPRODUCED: RuntimeError: the kernel has lost its state" in folder.text("original.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import torch", "run again, does not fail"),
+        ("raise KeyError('x')", "run again, fails differently"),
+        ("raise RuntimeError('the kernel has lost its state')", "fails without the compiler, too"),
+    ],
+)
+def test_a_program_that_does_not_show_the_failure_is_no_repro(workers, tmp_path, text, said):
+    case = make(kind="runtime_error", phase="run", signature=LOST)
+    with pytest.raises(CannotMinify, match=said):
+        program_in_case(workers, tmp_path, text, case)
+
+
+@pytest.mark.slow
+def test_calls_that_are_wrong_only_after_others_are_recorded_where_the_program_makes_them(workers, tmp_path):
+    line = next(n for n, text in enumerate(textwrap.dedent(FLIPPED).splitlines(), 1) if "  y = " in text)
+    capture = {"called_at": ["train.py", line, line, 8, 31], "component": "dynamo"}
+    wrong = Signature("accuracy", "capture", outputs=("result",))
+    case = make(kind="accuracy", phase="capture", signature=wrong, graph=None, extra={"capture": capture})
+    folder = program_in_case(workers, tmp_path, FLIPPED, case)
+    workers.log = type(workers.log)(folder.file("minify/trials.jsonl"))
+    questions = CaseQuestions(workers, tmp_path / "values")
+    found = minify_program(folder, questions, Nobody(), budget_seconds=200).reduction
+    assert "guard_filter_fn" in found.text and ".on = " in found.text
+    assert "print" not in found.text and found.text.rstrip().endswith("wrong = results")
+
+
+def test_a_call_whose_place_is_not_known_cannot_be_recorded(tmp_path):
+    with pytest.raises(CannotMinify, match="does not show what is wrong"):
+        with_results("f(3)", tmp_path / "a.py", {"called_at": None}, ["result"])
+    with pytest.raises(CannotMinify, match="does not show what is wrong"):
+        with_results("f(3)", tmp_path / "a.py", {"called_at": ["b.py", 1, 1, 0, 4]}, ["result"])
+
+
+def test_of_recorded_calls_the_first_that_is_wrong_keeps_its_type():
+    compiled, eager = str(["str '[3]'", "str '[tensor(1.)]'"]), str(["str '[3]'", "str '[tensor(2.)]'"])
+    fewer = str(["str '[tensor(7.)]'"]), str(["str '[tensor(8.)]'"])
+    assert difference_to_eager(compiled, lambda fill: eager) == (compiled, eager)
+    assert first_difference(compiled, eager) == first_difference(*fewer)
+    assert first_difference(*fewer) != first_difference(str(["str '[<function f>]'"]), fewer[1])

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsleuth.core.cases.record import CompileSettings, Embedded
+from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.repro.small import small_scripts
 from torchsleuth.torch_core.repro.small_graph import SmallGraph, SmallInput
@@ -528,6 +529,23 @@ def test_what_eager_refuses_for_ones_is_also_written_with_random_inputs(monkeypa
     assert said["function", True] == said["nodes", True] == "NOT REPRODUCED"
 
 
+def test_a_wrong_result_is_also_written_with_the_numbers_of_the_search():
+    """Which of some numbers is the greatest depends on all: with others a wrong argmax may be right."""
+    value = torch.rand(2, 3).t()
+    graph = small(lambda x: (torch.argmax(x),), value, signature=WRONG)
+    plain, drawn = [s.text for s in small_scripts(graph) if s.form == "function"]
+    assert "torch.randn(" in plain and "torch.randn(" not in drawn
+    scope = {}
+    exec(drawn.partition('print("torchsleuth: compiling"')[0], scope)
+    in_trials = load_inputs(describe_inputs([value]).to_json())[0]
+    assert torch.equal(scope["x"], in_trials) and scope["x"].stride() == in_trials.stride()
+
+
+def test_many_numbers_are_not_written_for_a_wrong_result():
+    graph = small(lambda x: (torch.argmax(x),), torch.rand(200), signature=WRONG)
+    assert all("torch.tensor(" not in script.text for script in small_scripts(graph))
+
+
 def test_a_body_of_pythons_own_operators_stands_alone(monkeypatch, capsys):
     def function(x, y):
         kept = operator.iadd(x, y)
@@ -541,7 +559,7 @@ def test_a_body_of_pythons_own_operators_stands_alone(monkeypatch, capsys):
 def test_what_was_compiled_for_other_inputs_is_compiled_for_them_first():
     memory = torch.arange(6.0)
     given = small(writes_into_first, memory[1:4], memory[2:5], signature=WRONG, parted=True)
-    assert [script.form for script in small_scripts(given)] == ["function", "operators"]
+    assert [script.form for script in with_plain_inputs(given)] == ["function", "operators"]
     calls = []
     scope = {"spy": lambda f: lambda *a: calls.append([t.untyped_storage().data_ptr() for t in a]) or f(*a)}
     exec(first(given).replace("torch.compile(f)", "spy(f)"), scope)

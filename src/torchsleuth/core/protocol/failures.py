@@ -36,11 +36,15 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class WrongCall:
-    """Where a whole call differs from eager: in words, in which (file, function, line), and by whose doing."""
+    """Where a whole call differs from eager: in words, in which (file, function, line), and by whose doing.
+
+    `called_at` is the text of the call in the program: the file, first and last line, first and last column.
+    """
 
     sentences: tuple[str, ...]
     place: tuple[str, str, int]
     component: str = "dynamo"
+    called_at: tuple[str, int, int, int, int] | None = None
 
 
 @dataclass(frozen=True)

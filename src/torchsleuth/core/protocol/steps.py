@@ -37,7 +37,8 @@ class Order:
 class AdoptOrder(Order):
     """A script becomes one of the `cases`: it gets `arguments`, and is given up after `timeout` seconds.
 
-    `uncollected` says that Python's garbage collector may be what decides whether it fails.
+    `uncollected` says that Python's garbage collector may be what decides whether it fails. With `known` it becomes no
+    case of its own but the program of that one, of which no graph and no call fails by itself.
     """
 
     script: str
@@ -45,10 +46,11 @@ class AdoptOrder(Order):
     arguments: tuple[str, ...] = ()
     timeout: float | None = None
     uncollected: bool = False
+    known: str = ""
 
     @property
     def folder(self) -> str:
-        return self.cases
+        return self.known or self.cases
 
 
 @dataclass(frozen=True)

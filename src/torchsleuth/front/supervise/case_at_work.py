@@ -22,6 +22,7 @@ from torchsleuth.core.protocol.steps import Done, Order, Seen
 from torchsleuth.front.supervise.host import SearchHost
 from torchsleuth.front.supervise.program_runs import Program, Say, program_of
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
+from torchsleuth.torch_core.repro.program import PROGRAM
 
 # In a case, where all steps that try something keep kernels and answers, so that each finds those of the others.
 WORK = "minify"
@@ -119,7 +120,7 @@ class CaseAtWork:
         Of a graph's own script, what without the compiler runs is the graph alone.
         """
         uncompiled = change is not NOTHING
-        of_graph = uncompiled and self.case.graph is not None and name in (ORIGINAL, OTHER_LEVEL)
+        of_graph = uncompiled and not self.is_a_program and name in (ORIGINAL, OTHER_LEVEL)
         return self.processes.scripts.run(
             self.folder.file(name),
             self.case.signature,
@@ -154,6 +155,11 @@ class CaseAtWork:
     def fails_here(self) -> bool:
         """Whether a script of it was seen to fail by itself."""
         return self.case.verified is not None and bool(self.case.verified.reproduced)
+
+    @property
+    def is_a_program(self) -> bool:
+        """Whether a program stands for it, and no graph."""
+        return self.case.graph is None or self.folder.has(PROGRAM)
 
     @property
     def is_the_programs(self) -> bool:

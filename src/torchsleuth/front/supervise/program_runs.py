@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -75,6 +76,18 @@ class Program:
         """
         words = [word for word in self.command[1:] if word == "-" or not word.startswith("-")]
         return not words[:1] or words[0] == "-"
+
+    @property
+    def script(self) -> Path | None:
+        """Its file, where it is a script that this Python runs.
+
+        >>> Program(("pytest", "test_a.py"), "/home/me").script is None
+        True
+        """
+        words = self.command
+        if len(words) < 2 or words[0] != sys.executable or not words[1].endswith(".py"):
+            return None
+        return (Path(self.cwd or ".") / words[1]).absolute()
 
 
 @dataclass(frozen=True)

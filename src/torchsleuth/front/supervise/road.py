@@ -14,12 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.core.cases.model import Minified, Triage, best_workaround
+from torchsleuth.core.cases.model import Minified, Triage, Verified, best_workaround
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.protocol.steps import (
     CHECKPOINTS,
     REPRO,
+    AdoptOrder,
     AnalyzeOrder,
     Asked,
     Done,
@@ -86,13 +87,8 @@ def investigate(
     work = CaseAtWork(folder, nothing, deadline, note, follow, change)
     if work.case.no_repro is not None:
         work.note(f"case {work.case.id} has no repro: {work.case.no_repro}")
-        if workers is not None and work.case.graph is not None:
-            blame_by_program(work, known)
-            yield work.folder
-        elif workers is not None and not work.is_the_programs:
-            cure_program(work)
-            yield work.folder
-        return
+        if workers is None or (work.case.graph is None and work.is_the_programs):
+            return
     with processes_for(folder, workers, process.facts.get("executable")) as processes:
         work.processes = processes
         if work.case.graph is None:
@@ -102,12 +98,17 @@ def investigate(
 
 
 def _investigate_graph(work: CaseAtWork, process: WatchedProcess, known: KnownRuns) -> Iterator[CaseFolder]:
-    settle_graph(work, process)
-    yield work.folder
+    if work.case.no_repro is None:
+        settle_graph(work, process)
+        yield work.folder
     if work.processes.host is None:
         return
-    if not work.fails_here:
-        blame_by_program(work, known)
+    if not work.fails_here or work.is_a_program:  # that it is one an earlier run found out
+        kept = SHARE_FOR_THE_PROGRAM * max(0.0, work.left)
+        blame_by_program(dataclasses.replace(work, deadline=work.deadline - kept), known)
+        work.reopen()
+        yield work.folder
+        take_program(work, work.left)
         yield work.folder
         return
     whole = work.left
@@ -120,8 +121,9 @@ def _investigate_graph(work: CaseAtWork, process: WatchedProcess, known: KnownRu
 
 def _investigate_call(work: CaseAtWork) -> Iterator[CaseFolder]:
     """A call that could not be captured: who is at fault is mostly known, the program tries workarounds."""
-    settle_call(work)
-    yield work.folder
+    if work.case.no_repro is None:
+        settle_call(work)
+        yield work.folder
     if work.processes.host is None or work.is_the_programs:
         return
     if work.fails_here:
@@ -129,8 +131,12 @@ def _investigate_call(work: CaseAtWork) -> Iterator[CaseFolder]:
         if (found := blame_call(work.folder, ORIGINAL, python, work.deadline, work.say)) is not None:
             work.write(triage=found)
         yield work.folder
+    share = 1 - SHARE_FOR_THE_PROGRAM
     if work.fails_here and work.left >= LEAST_SECONDS:
-        shrink(work, work.left * (1 - SHARE_FOR_THE_PROGRAM))
+        shrink(work, work.left * share)
+        yield work.folder
+    if not work.fails_here or work.case.minified is None:
+        take_program(work, work.left * share)
         yield work.folder
     cure_program(work)
     yield work.folder
@@ -235,6 +241,34 @@ def blame_by_program(work: CaseAtWork, known: KnownRuns) -> None:
         for line in each.how.splitlines():
             work.note(f"    {line}")
     work.write(triage=triage, workarounds=found.workarounds)
+
+
+def take_program(work: CaseAtWork, seconds: float) -> None:
+    """The program itself becomes the script, as small as any other, where neither graph nor call fails by itself."""
+    if work.is_the_programs or seconds < LEAST_SECONDS:
+        return
+    until = time.monotonic() + seconds
+    try:
+        program = work.program()
+        if program.script is None:
+            work.say("the program is no script that could be its repro")
+            return
+        work.say("trying the program itself as the script")
+        where, arguments = str(work.folder.path.parent.absolute()), program.command[2:]
+        clock = work.case.extra.get("timeout") if work.case.kind == "hang" else None
+        order = AdoptOrder(str(program.script), where, arguments, clock, known=work.case.id)
+        work.ask_host(order, seconds)
+    except SleuthError as why:
+        work.say(str(why))
+        return
+    work.reopen()
+    run = work.ask(ORIGINAL)
+    work.say(f"the program as a script: {run.words} in {run.seconds:.1f} s")
+    work.write(
+        verified=Verified(1, int(run.reproduced), run.reproduced, None if run.reproduced else run.summary)
+    )
+    if run.reproduced and (left := until - time.monotonic()) >= LEAST_SECONDS:
+        shrink(work, left)
 
 
 # -- minify

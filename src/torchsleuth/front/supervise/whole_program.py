@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -62,14 +61,6 @@ class OnlyCompiled:
     def left_behind(self) -> list[GivenUp]:
         """What was given up and left torch's state changed."""
         return [each for each in self.process.given_up() if each.left]
-
-    @property
-    def script(self) -> Path | None:
-        """Its file, where it is a script that Python runs."""
-        words = self.program.command
-        if len(words) < 2 or words[0] != sys.executable or not words[1].endswith(".py"):
-            return None
-        return (Path(self.program.cwd or ".") / words[1]).absolute()
 
 
 def look_at_own_error(
@@ -176,7 +167,8 @@ def investigate_own_error(
 
     Used as `for folder in investigate_own_error(found, cases_dir, "2", deadline, print, line.hear): ...`.
     """
-    if found.script is None or workers is None:
+    script = found.program.script
+    if script is None or workers is None:
         note("the program fails only when it is compiled; go on with: torchsleuth minify SCRIPT")
         return
     try:
@@ -185,7 +177,7 @@ def investigate_own_error(
             arguments = found.program.command[2:]
             folder = adopt(
                 processes,
-                found.script,
+                script,
                 cases_dir,
                 left,
                 note,

@@ -40,7 +40,7 @@ from torchsleuth.search.minify.case_state import CaseQuestions
 from torchsleuth.search.minify.contract import Listener, Reducible
 from torchsleuth.search.minify.minify_case import MinifyResult, minify_case
 from torchsleuth.search.minify.minify_program import is_program, minify_program
-from torchsleuth.search.minify.script_cases import FirstRun, case_of_script
+from torchsleuth.search.minify.script_cases import FirstRun, case_of_script, program_of_case
 
 
 class Front:
@@ -77,7 +77,12 @@ def adopt(front: Front, questions: CaseQuestions, order: AdoptOrder) -> Done:
     """A script that becomes a case; where it lies."""
     front.begins("running the script")
     how = FirstRun(order.arguments, order.timeout, order.budget, order.uncollected)
-    folder = case_of_script(Path(order.script), Path(order.cases), questions, how)
+    if order.known:
+        folder = program_of_case(
+            open_case(Path(order.cases), order.known), Path(order.script), questions, how
+        )
+    else:
+        folder = case_of_script(Path(order.script), Path(order.cases), questions, how)
     return Done(case=str(folder.path))
 
 

@@ -16,6 +16,7 @@ from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.criteria import SAME, difference_to_eager
 from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
 from torchsleuth.core.protocol.trials import Outcome
+from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.contract import Listener
 from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, MinifyResult
@@ -37,8 +38,8 @@ from torchsleuth.torch_core.repro.program import PROGRAM, program_script
 
 
 def is_program(folder: CaseFolder) -> bool:
-    """Whether a case is a whole program rather than a graph."""
-    return folder.case.graph is None and folder.file(PROGRAM).is_file()
+    """Whether a program stands for a case, and no graph."""
+    return folder.file(PROGRAM).is_file()
 
 
 def minify_program(
@@ -55,7 +56,7 @@ def minify_program(
         follower.said(f"case {case.id}: the program fails without the compiler, too")
 
     def script(small: str) -> str:
-        return program_script(small, case.signature, oracle.text, case.torch, case.id)
+        return program_script(small, _expected(case), oracle.text, case.torch, case.id)
 
     def keep(state: Program) -> None:
         made = script(state.text)
@@ -96,16 +97,23 @@ def _not_as_it_did(case: Case, seen: str | None, nothing: str) -> CannotMinify:
     return CannotMinify(f"case {case.id} {how}; run its original.py to compare")
 
 
+def _expected(case: Case) -> Signature:
+    """How its program fails: that is not what the compiler saw from inside."""
+    seen = case.extra.get("seen_by_program")
+    return signature_from_json(seen) if seen else case.signature
+
+
 def _oracle_of(case: Case, questions: Questions, text: str, budget: float) -> ProgramOracle:
     """What is asked of programs: whether they fail so, or whether they differ so from eager.
 
     A script that became a case was run for that. A recorded call was seen failing from inside the compiler: it is run
     here, to see it as the program sees it.
     """
-    oracle = ProgramOracle(questions.workers, case.signature, questions.store)
+    expected = _expected(case)
+    oracle = ProgramOracle(questions.workers, expected, questions.store)
     if case.kind == "accuracy":
         shown = last_line(parsed(text).text)
-        oracle = DifferenceOracle(questions.workers, case.signature, questions.store, shows=shown)
+        oracle = DifferenceOracle(questions.workers, expected, questions.store, shows=shown)
     if "eager_passes" in case.extra:
         clock = case.extra.get("timeout")
         oracle.eager_passes = bool(case.extra["eager_passes"])

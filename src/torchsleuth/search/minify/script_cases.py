@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import re
 import tempfile
 from collections.abc import Sequence
@@ -14,16 +15,25 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from torchsleuth.core.cases.folder import CaseFolder, now, write_case
+from torchsleuth.core.cases.folder import CaseFolder, now, update_case, write_case
 from torchsleuth.core.cases.model import Case, GraphFacts, case_id
-from torchsleuth.core.cases.record import Embedded, GraphRecord
+from torchsleuth.core.cases.record import WRONG, Embedded, GraphRecord
 from torchsleuth.core.change_table import UNCOMPILED
+from torchsleuth.core.changes import NOTHING, Change
+from torchsleuth.core.criteria import SAME_BUG
 from torchsleuth.core.protocol.codec import Document
-from torchsleuth.core.protocol.trials import Trial
+from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.oracle import NoAnswer, Questions
-from torchsleuth.search.minify.python.oracle import FIRST_RUN, LEAST_CLOCK, SLACK, cpu_for, run_whole
+from torchsleuth.search.minify.python.oracle import (
+    FIRST_RUN,
+    LEAST_CLOCK,
+    RESULTS,
+    SLACK,
+    cpu_for,
+    run_whole,
+)
 from torchsleuth.search.minify.python.program import parsed
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.repro.assemble import graph_files
@@ -169,16 +179,11 @@ def case_of_program(
         text = standing_alone(text, script.absolute(), how.arguments, uncollected=how.uncollected)
     except (SyntaxError, ValueError) as error:
         raise CannotMinify(f"{script} is not a Python program: {error}") from error
-    clock = how.timeout or FIRST_RUN * how.budget
-    first = run_whole(questions, text, clock)
+    first = run_whole(questions, text, _clock(how))
     seen = first.signature
     if seen is None:
         raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
-    uncompiled = run_whole(questions, text, clock, UNCOMPILED)
-    passes = uncompiled.signature is None
-    # A hang takes its clock in each trial that shows it, and nothing else should take much longer than the whole did.
-    slowest = uncompiled.seconds if passes or seen.kind == "hang" else max(first.seconds, uncompiled.seconds)
-    usual = min(clock, max(LEAST_CLOCK, SLACK * slowest))
+    uncompiled = run_whole(questions, text, _clock(how), UNCOMPILED)
     torch = version("torch")
     case = Case(
         id=case_id(fingerprint(seen), hashlib.sha256(text.encode()).hexdigest(), None, torch),
@@ -192,15 +197,116 @@ def case_of_program(
         after=None,
         signature=seen,
         script=(str(script), *how.arguments),
-        extra={
-            "eager_passes": passes,
-            "timeout": how.timeout or usual,
-            "cpu": None if seen.kind == "hang" else cpu_for([first, uncompiled]),
-        },
+        extra=_what_runs_take(seen, first, uncompiled, how),
     )
     original = program_script(parsed(text).text, seen, first.text, torch, case.id)
     files = {PROGRAM: text, "original.py": original, "traceback.txt": first.text}
     return write_case(cases_dir, case, files)
+
+
+def program_of_case(folder: CaseFolder, script: Path, questions: Questions, how: FirstRun) -> CaseFolder:
+    """A case whose graph or call does not fail by itself, with the program that it was seen in as what does.
+
+    Raises `CannotMinify` where the program passes when it is run again, or fails uncompiled as well.
+    """
+    case = folder.case
+    wrong = case.kind == "accuracy"
+    how_seen = Change(capture_only=True) if wrong else NOTHING
+    try:
+        text = script.read_text(encoding="utf-8")
+        if wrong:
+            text = with_results(text, script, case.extra.get("capture", {}), case.signature.outputs)
+        text = standing_alone(text, script, how.arguments)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise CannotMinify(f"{script} cannot be read as a Python program: {error}") from error
+    first = run_whole(questions, text, _clock(how), how_seen)
+    uncompiled = run_whole(questions, text, _clock(how), UNCOMPILED)
+    seen = first.signature
+    if wrong and seen is None:
+        if uncompiled.seen.wrong in (None, first.seen.wrong):
+            raise CannotMinify("the program, run again, does not differ from eager")
+    elif seen is None or not SAME_BUG.same(case.signature, seen):
+        raise CannotMinify(f"the program, run again, {'fails differently' if seen else 'does not fail'}")
+    elif uncompiled.signature is not None:
+        raise CannotMinify("the program fails without the compiler, too")
+    seen = seen or case.signature
+    original = program_script(parsed(text).text, seen, first.text, case.torch, case.id)
+    extra = {**_what_runs_take(seen, first, uncompiled, how), "seen_by_program": seen.to_json()}
+    extra |= {"timeout": case.extra.get("timeout", extra["timeout"])}
+    sections = {"signature": seen, "phase": seen.phase} if seen.kind in ("crash", "hang") else {}
+    files = {PROGRAM: text, "original.py": original}
+    return update_case(folder, files, extra=extra, no_repro=None, **sections)
+
+
+def _clock(how: FirstRun) -> float:
+    return how.timeout or FIRST_RUN * how.budget
+
+
+def _what_runs_take(seen: Signature, first: Outcome, uncompiled: Outcome, how: FirstRun) -> Document:
+    """What a case says of its program: whether it passes uncompiled, and what a run of it may take."""
+    passes = uncompiled.signature is None
+    # A hang takes its clock in each trial that shows it, and nothing else should take much longer than the whole did.
+    slowest = uncompiled.seconds if passes or seen.kind == "hang" else max(first.seconds, uncompiled.seconds)
+    return {
+        "eager_passes": passes,
+        "timeout": how.timeout or min(_clock(how), max(LEAST_CLOCK, SLACK * slowest)),
+        "cpu": None if seen.kind == "hang" else cpu_for([first, uncompiled]),
+    }
+
+
+def with_results(text: str, script: Path, capture: Document, paths: Sequence[str]) -> str:
+    """The program with what each run of one call leaves at these paths: that call was captured wrong.
+
+    >>> print(with_results("print(f(3))", Path("a.py"), {"called_at": ["a.py", 1, 1, 6, 10]}, ["result[0]"]))
+    results = []
+    def recorded(function, *args, **kwargs):
+        result = function(*args, **kwargs)
+        results.append(str([result]))
+        return result
+    print(recorded(f, 3))
+    wrong = results
+    """
+    place = capture.get("called_at") or ["", 0, 0, 0, 0]
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    at = [n for n in calls if [n.lineno, n.end_lineno, n.col_offset, n.end_col_offset] == place[1:]]
+    shown = list(dict.fromkeys(filter(None, map(_in_recorded, paths))))
+    if (
+        not at
+        or Path(place[0]).name != script.name
+        or not shown
+        or capture.get("component", "dynamo") != "dynamo"
+    ):
+        raise CannotMinify("the program does not show what is wrong by itself")
+    plain = ast.Call(ast.Name("recorded"), [at[0].func, *at[0].args], at[0].keywords)
+    lines = text.splitlines()
+    first, last = lines[place[1] - 1].encode(), lines[place[2] - 1].encode()
+    begin, end = first[: place[3]].decode(), last[place[4] :].decode()
+    lines[place[1] - 1 : place[2]] = [begin + ast.unparse(plain) + end]
+    recorded = [
+        f"{RESULTS} = []",
+        "def recorded(function, *args, **kwargs):",
+        "    result = function(*args, **kwargs)",
+        f"    {RESULTS}.append(str([{', '.join(shown)}]))",
+        "    return result",
+    ]
+    heads = (ast.Import, ast.ImportFrom, ast.Expr)
+    leading = itertools.takewhile(
+        lambda n: isinstance(n, heads) and n.end_lineno < place[1], ast.parse(text).body
+    )
+    behind = max((node.end_lineno or 0 for node in leading), default=0)
+    return "\n".join([*lines[:behind], *recorded, *lines[behind:], f"{WRONG} = {RESULTS}"])
+
+
+def _in_recorded(path: str) -> str | None:
+    """The expression for what differs where the function and its arguments have those names; None where there is none.
+
+    >>> _in_recorded("self.seen"), _in_recorded("args[1].shape"), _in_recorded("count (global)")
+    ("getattr(function, '__self__', function).seen", 'args[1]', 'count')
+    """
+    if path.startswith("self."):
+        return f"getattr(function, '__self__', function){path.removeprefix('self')}"
+    found = re.match(r"result|args\[\d+\]|kwargs\['\w+'\]|\w+(?= \(global\))", path)
+    return found[0] if found else None
 
 
 def standing_alone(
@@ -221,12 +327,15 @@ def standing_alone(
     lines += [f"sys.path.insert(0, {str(script.parent)!r})"] if beside else []
     if any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(tree)):
         lines.append(f"__file__ = {str(script)!r}")
-    if not lines:
-        return text
-    first = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
-    place = max((n.end_lineno or 0 for n in first), default=0)
+    return _begun(text, lines)
+
+
+def _begun(text: str, lines: Sequence[str]) -> str:
+    """The program with these lines before all others that may stand behind something."""
+    future = (n for n in ast.parse(text).body if isinstance(n, ast.ImportFrom) and n.module == "__future__")
+    place = max((n.end_lineno or 0 for n in future), default=0)
     given = text.splitlines()
-    return "\n".join([*given[:place], *lines, *given[place:]])
+    return "\n".join([*given[:place], *lines, *given[place:]]) if lines else text
 
 
 def _imported(node: ast.AST) -> list[str]:

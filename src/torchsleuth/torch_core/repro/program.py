@@ -52,6 +52,7 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
         body=lines[_begin(rest[0]) :] if rest else ["pass"],
         fullgraph=fullgraph,
         wrong=WRONG if wrong else "",
+        seeded="manual_seed" not in program,
         no_matter=f"r{NO_MATTER!r}".replace("\\\\", "\\"),
         marks=marks.expression if marks else "",
         reproduced=repr(f"REPRODUCED: {signature.summary}"),

@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING, Change
-from torchsleuth.core.criteria import SAME_PLACE, difference_to_eager, types_shown
+from torchsleuth.core.criteria import SAME_PLACE, difference_to_eager, first_difference, types_shown
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature
@@ -29,6 +30,8 @@ LEAST_CPU = 0.5
 CPU_SLACK = 4.0
 # Of the time for everything, what the first run may take before it counts as a hang.
 FIRST_RUN = 0.25
+# In a program whose calls are recorded: what each run of one call left, as text.
+RESULTS = "results"
 # Where a program seems to lie while it is tried: a name, no file.
 SCRIPT = "program.py"
 
@@ -106,6 +109,8 @@ class DifferenceOracle(ProgramOracle):
         )
         if found is None:
             return False
+        if self.shows == f"{WRONG} = {RESULTS}":  # fewer calls may be left
+            found = first_difference(*found)
         types = types_shown(found[0]), types_shown(found[1])
         self.types = self.types or types
         return types == self.types
