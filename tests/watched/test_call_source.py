@@ -7,6 +7,7 @@ import enum
 import math
 import re
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from torch.testing._internal.two_tensor import TwoTensor
 
 from torchsleuth.torch_core.repro.program import program_of_call
-from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way
+from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way, place_of_call
 from torchsleuth.watched.call_source import Around, EarlierCalls, call_sources
 from torchsleuth.watched.graph_record import state_now
 
@@ -182,6 +183,13 @@ def test_a_module_keeps_its_hooks():
     again.load_state_dict(net.state_dict())
     x = torch.ones(1, 2)
     assert torch.equal(again(x), net(x))
+
+
+def test_an_attribute_in_front_of_a_part_of_a_module_does_not_take_its_place():
+    net = made_net()
+    object.__setattr__(net, "lin", torch.nn.Identity())
+    again = read_back(net)
+    assert type(again.lin) is torch.nn.Identity and type(again._modules["lin"]) is torch.nn.Linear
 
 
 class Stack(torch.nn.Sequential):
@@ -382,12 +390,16 @@ def test_the_call_under_way_is_found_with_its_arguments_and_options():
     seen = []
 
     def backend(graph, inputs):
-        seen.append(call_under_way())
+        seen.append((call_under_way(), place_of_call()))
         return graph.forward
 
     net = torch.nn.Linear(2, 2)
     torch.compile(net, backend=backend, fullgraph=True, dynamic=False)(torch.ones(1, 2))
-    (call,) = seen
+    ((call, (file, first, last, begin, end)),) = seen
+    line = Path(file).read_text().splitlines()[first - 1]
+    assert (
+        first == last and line[begin:end].startswith("torch.compile(net") and line[begin:end].endswith("2))")
+    )
     assert call.function is net and call.backend is backend and call.fullgraph and call.dynamic is False
     assert call.args[0].tolist() == [[1.0, 1.0]]
 

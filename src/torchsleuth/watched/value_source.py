@@ -314,6 +314,12 @@ class ValueSource:
                 self.paste.tail.append(f"{variable}.append({text})")
             elif register == "register_buffer" or (register and not name.isidentifier()):
                 self.paste.tail.append(f"{variable}.{register}({name!r}, {text})")
+            elif not register and any(
+                name in each for each in (module._buffers, module._parameters, module._modules)
+            ):
+                self.paste.tail.append(
+                    f"{variable}.__dict__[{name!r}] = {text}"
+                )  # in front of the part of that name
             elif name.isidentifier():
                 self.paste.tail.append(f"{variable}.{name} = {text}")
         self._hooks(module, variable)
