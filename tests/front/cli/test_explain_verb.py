@@ -50,7 +50,8 @@ def test_each_break_of_a_program_is_told_once_and_its_status_is_passed_on(tmp_pa
     assert item["place"]["code"] == "n = y.sum().item()" and item["runs"] == 3
     assert set(item["functions"]) == {"inner", "outer"} and item["compiles"] == 2
     assert asked["functions"] == ["other"] and asked["compiles"] == 2 and asked["runs"] == 2
-    assert "capture_scalar_outputs" in item["reason"]["fix"]
+    assert item["reason"]["paste"] == ["torch._dynamo.config.capture_scalar_outputs = True"]
+    assert item["cured"] is None and found["tried"] == []  # a program that fails is not run again
     kept = json.loads((tmp_path / "cases" / "runs" / found["run"] / "breaks.json").read_text())
     assert kept["graph_break_count"] == 2
     assert not list((tmp_path / "cases").glob(".spool/*"))
@@ -241,6 +242,40 @@ def test_a_script_that_is_not_there_is_one_sentence(tmp_path):
     ]
 
 
+CURABLE = """
+    import logging
+    import torch
+
+    log = logging.getLogger("me")
+
+    @torch.compile(backend="eager")
+    def f(x):
+        y = x.sin()
+        log.warning("at work")
+        z = y.cos()
+        print("shape", x.shape)
+        return z.tan()
+
+    f(torch.ones(3))
+"""
+
+
+def test_lines_to_paste_are_tried_and_only_those_that_took_their_break_away_are_recommended(tmp_path):
+    write_program(tmp_path, CURABLE)
+    ran = sleuth("explain", "program.py", cwd=tmp_path)
+    assert ran.status == 0, ran.stderr
+    advice = ran.stdout.partition("what to do (tried: graph breaks 2 → 1):\n")[2]
+    lines = [line.strip() for line in advice.splitlines()]
+    ignored = "torch._dynamo.config.ignore_logging_functions.add(logging.Logger.warning)"
+    assert lines == ["import logging", ignored], ran.stdout
+    assert "(tried: it breaks here all the same)" in ran.stdout  # print of a shape cannot be put off
+    program = tmp_path / "program.py"
+    program.write_text(
+        program.read_text().replace("import torch\n", "\n".join(["import torch", *lines, ""]), 1)
+    )
+    assert "1 graph break; " in sleuth("explain", "--no-try", "program.py", cwd=tmp_path).stdout
+
+
 RECOMPILING = """
     import torch
 
@@ -323,12 +358,19 @@ def test_a_cure_helps_only_where_fewer_compiles_are_left_and_all_are_tried_toget
     lines = ran.stdout.splitlines()
     after = lines.index("tried, each in a run of its own:")
     # Under the limit of 8 a cure for the shape alone leaves as many as before, in whatever time.
-    assert [line.split()[0] for line in lines[after + 1 :]] == ["helps", "helps", "no", "no"]
-    setting, together, marks, _ = lines[after + 1 :]
-    assert "allow_unspec_int_on_nn_module = True: recompilations 7 → 4, limits reached 1 → 0" in setting
-    assert "all of these 3 together: recompilations 7 → 3, limits reached 1 → 0" in together
-    assert together.endswith("left: self.mode, ((1 + self.step) % 5) != 0")
+    tried = lines[after + 1 : lines.index("", after)]
+    assert [line.split()[0] for line in tried] == ["helps", "helps", "helps", "no", "no"]
+    together, *_, marks, _ = tried
+    setting = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
+    assert any(f"{setting}: recompilations 7 → 4, limits reached 1 → 0" in line for line in tried)
+    assert f"{setting} and torch.compile(..., dynamic=True): recompilations 7 → 3" in together
+    assert together.endswith("limits reached 1 → 0; left: self.mode")
     assert "mark_dynamic(x, 0) for Net.forward: recompilations 7 → 7, limits reached 1 → 1" in marks
+    assert lines[-3:] == [
+        "what to do (tried: recompilations 7 → 3, limits reached 1 → 0):",
+        f"   {setting}",
+        "   torch.compile(..., dynamic=True)",
+    ]
     # The call that the limit refused has its guards, too; and no compile failed.
     assert any(line.startswith("   0/8: not compiled: self.step is 8, not ") for line in lines)
     assert "      nor 0/1: self.mode is 'train', not 'eval'; self.step is 2, not 1" in lines

@@ -6,6 +6,7 @@ words is followed by a second form of the program, and has to stand in the text.
 
 import logging
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -142,6 +143,7 @@ RECOMPILES = {
     "mark, and a size of 1": (lambda: Calls(sine, sized(8, 1, 9, 10)), with_mark),
     "dynamic for sizes": (lambda: Calls(sine, sized(2, 3, 4)), dynamic),
     "dynamic for whole numbers": (lambda: Calls(scaled, [(ONE, n) for n in (2, 3, 4)]), dynamic),
+    "dynamic for other numbers": (lambda: Calls(scaled, [(ONE, n) for n in (2.5, 3.5)]), dynamic),
     "a number as a tensor": (
         lambda: Calls(scaled, [(ONE, n) for n in (2.5, 3.5)]),
         instead(
@@ -231,18 +233,16 @@ def breaks(x):
     return y.cos()
 
 
-def set_as_printed(text: str) -> None:
-    exec(printed_code(SETTING, text), {"torch": torch})
+def warns(x):
+    y = x.sin()
+    warnings.warn("at work")  # noqa: B028
+    return y.cos()
 
 
-def add_print(text: str) -> None:
-    assert "add print to torch._dynamo.config.reorderable_logging_functions" in text
-    torch._dynamo.config.reorderable_logging_functions.add(print)
-
-
-def ignore_the_logger(text: str) -> None:
-    assert "torch._dynamo.config.ignore_logging_functions" in text
-    torch._dynamo.config.ignore_logging_functions.add(logging.Logger.info)
+def paste_as_printed(text: str) -> None:
+    """The lines after `paste`, which stand below each other up to what came of them."""
+    (lines,) = re.findall(r"^   paste   (.*?)\n +\(not tried\)$", text, re.MULTILINE | re.DOTALL)
+    exec("\n".join(line.strip() for line in lines.splitlines()), {"torch": torch})
 
 
 def says(what: str) -> Callable[[str], None]:
@@ -253,11 +253,12 @@ def says(what: str) -> Callable[[str], None]:
 
 
 BREAKS = {
-    "a number is captured": (computes, set_as_printed, computes),
+    "a number is captured": (computes, paste_as_printed, computes),
     "a branch is chosen with where": (branches, says("choose with torch.where"), chooses),
-    "a size that depends on values": (selects, set_as_printed, selects),
-    "print is put off": (prints, add_print, prints),
-    "a logger is left out": (logs, ignore_the_logger, logs),
+    "a size that depends on values": (selects, paste_as_printed, selects),
+    "print is put off": (prints, paste_as_printed, prints),
+    "a logger is left out": (logs, paste_as_printed, logs),
+    "a warning is put off": (warns, paste_as_printed, warns),
     "a break is taken away": (breaks, says("take the call of torch._dynamo.graph_break away"), sine),
 }
 

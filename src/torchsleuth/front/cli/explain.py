@@ -20,24 +20,47 @@ from torchsleuth.front.cli.observed import (
     program_to_observe,
     say_no_graph,
 )
-from torchsleuth.front.cli.options import ProgramCommand, budget_option
+from torchsleuth.front.cli.options import Function, ProgramCommand, budget_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.observe.breaks import break_lines, breaks_of
 from torchsleuth.front.observe.profile import profile_of
 from torchsleuth.front.observe.profile_text import profile_files, profile_lines
 from torchsleuth.front.observe.recompiles import recompile_lines, recompiles_of
-from torchsleuth.front.supervise.cures import with_tried_cures
+from torchsleuth.front.supervise.cures import TryOut, with_tried_cures, with_tried_lines
+
+
+def try_options(function: Function) -> Function:
+    """`--no-try` and `--budget`, of the verbs that run the program again."""
+    none = click.option(
+        "--no-try", is_flag=True, help="Run the program once; else it is run again with what can be tried."
+    )
+    budget = budget_option(120, "Seconds for trying; a program that takes longer is not run again.", least=0)
+    return none(budget(function))
+
+
+def _try_out(
+    program: ProgramToObserve, run: ObservedRun, change: Change, no_try: bool, budget: float
+) -> TryOut | None:
+    """How to run the program again; None where it is not to be, or cannot in that time, which is said."""
+    if no_try or run.program_status != 0 or run.late:
+        return None
+    if run.seconds > budget:
+        say(f"nothing is tried: the program took {run.seconds:.0f} s, and --budget is {budget:.0f}")
+        return None
+    base, deadline = program.changed(change), time.monotonic() + budget
+    return TryOut(program.line, program.cases_dir, base, deadline, say)
 
 
 @click.command("explain", cls=ProgramCommand)
+@try_options
 @click.option(
     "--fullgraph", is_flag=True, help="Have the program stop at its first graph break, as by fullgraph=True."
 )
 @program_to_observe
-def explain_verb(program: ProgramToObserve, fullgraph: bool) -> int:
-    """Where the graphs of a program break, the dearest break first: line, reason, fix, and what it would gain.
+def explain_verb(program: ProgramToObserve, fullgraph: bool, no_try: bool, budget: float) -> int:
+    """Where the graphs of a program break, the most expensive break first: line, reason, fix, and what it would gain.
 
-    The program runs as it does without torchsleuth and its exit status is passed on.
+    Lines that can be pasted are tried: the program runs again, unseen, with them. Its exit status is passed on.
 
     \b
     torchsleuth explain train.py --epochs 1
@@ -47,6 +70,11 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool) -> int:
     with observed_run(program, ("breaks",), change=Change(fullgraph=fullgraph)) as run:
         found = breaks_of(run.events)
         seen = bool(found.breaks or found.graphs)
+        change = Change(fullgraph=fullgraph)
+        if any(each.reason.paste for each in found.breaks) and (
+            again := _try_out(program, run, change, no_try, budget)
+        ):
+            found = with_tried_lines(found, again)
         lines = break_lines(found, shorter) if seen else ()
         _tell(program, run, "breaks.json", found.to_json(), lines, no_graph=not seen)
     return run.status
@@ -81,12 +109,7 @@ def shorter(path: str) -> str:
 
 
 @click.command("recompiles", cls=ProgramCommand)
-@click.option(
-    "--no-try",
-    is_flag=True,
-    help="Run the program once; else it is run again with each cure that can be tried.",
-)
-@budget_option(120, "Seconds for trying cures; a program that takes longer is not run again.", least=0)
+@try_options
 @program_to_observe
 def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> int:
     """Every recompilation: the guards that failed with expected and actual value, the cause, the seconds, the cure.
@@ -100,18 +123,8 @@ def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> i
     """
     with observed_run(program, ("recompiles",)) as run:
         found = recompiles_of(run.events)
-        if found.count and not no_try and run.program_status == 0 and not run.late:
-            if run.seconds > budget:
-                say(f"no cure is tried: the program took {run.seconds:.0f} s, and --budget is {budget:.0f}")
-            else:
-                found = with_tried_cures(
-                    found,
-                    program.line,
-                    program.cases_dir,
-                    base=program.changed(NOTHING),
-                    deadline=time.monotonic() + budget,
-                    note=say,
-                )
+        if found.count and (again := _try_out(program, run, NOTHING, no_try, budget)):
+            found = with_tried_cures(found, again)
         lines = recompile_lines(found, shorter) if found.compiles else ()
         no_graph = not found.compiles and not found.functions
         _tell(program, run, "recompiles.json", found.to_json(), lines, no_graph=no_graph)

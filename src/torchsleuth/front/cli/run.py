@@ -34,6 +34,7 @@ from torchsleuth.front.cli.options import (
     workers_option,
 )
 from torchsleuth.front.cli.output import print_json, say
+from torchsleuth.front.observe.events import counted
 from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
 from torchsleuth.front.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
 from torchsleuth.front.supervise.program import Supervised, supervise
@@ -277,8 +278,9 @@ def _cases(
     elif troubled:
         say("no case was recorded, and what failed inside torchsleuth may be why; please report it")
     elif graphs:
-        several = "graph" if graphs == 1 else "graphs"
-        say(f"watched {graphs} captured {several} being compiled and run, nothing failed")
+        # `--explain` has counted them, without those that hold no operation.
+        several = "" if run else f"watched {counted(graphs, 'captured graph')} being compiled and run, "
+        say(f"{several}nothing failed")
     elif given_up:
         pass
     elif not processes and (reason := _cannot_record(spool)) is not None:
@@ -337,7 +339,7 @@ def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float)
     try:
         run = run_of(spool, cases_dir, result, seconds)
         for line in write_run(run.folder, run.facts(), run.events, tuple(KINDS)):
-            say(line)
+            say(line.replace(os.getcwd() + os.sep, ""))
         run.keep_logs()
         say(f"see {run.folder / INDEX}")
     except SleuthError as why:

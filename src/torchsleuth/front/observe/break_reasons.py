@@ -26,13 +26,17 @@ ANOTHER = "*** While handling this graph break, another graph break occurred: **
 
 @dataclass(frozen=True)
 class BreakReason:
-    """Why, and what to do; `says` and `hints` are torch's own words, `because` why the function could not go on."""
+    """Why, and what to do; `says` and `hints` are torch's own words, `because` why the function could not go on.
+
+    `paste` are lines for the top of the program, below `import torch`, after which it may not break here any more.
+    """
 
     why: str
     fix: str
     says: str
     hints: tuple[str, ...]
     because: str = ""
+    paste: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.why
@@ -57,7 +61,9 @@ def reason_of(kind: str, text: str, registry_hints: Sequence[str] = (), code: st
     for pattern, why, fix in _WORDS:
         if re.search(pattern, f"{kind}\n{first}"):
             filled = {key: value or "this" for key, value in names.items()}
-            return BreakReason(why.format(**filled), fix.format(**filled), says, hints, _consequence(second))
+            pasted = _paste(kind, first, code)
+            why, fix = why.format(**filled), fix.format(**filled)
+            return BreakReason(why, fix, says, hints, _consequence(second), pasted)
     why = says or kind
     return BreakReason(why, " ".join(useful[:2]), says, hints, _consequence(second))
 
@@ -67,6 +73,30 @@ _NUMBER_TAKEN = (
     "Unsupported Tensor.item() call with capture_scalar_outputs=False",
     "Data dependent operator",
 )
+
+
+_DYNAMO = "torch._dynamo.config"
+
+
+def _paste(kind: str, text: str, code: str) -> tuple[str, ...]:
+    """The settings that Dynamo has for such a break.
+
+    >>> _paste("logging.Logger method not supported", "  method: <Logger me (INFO)>.warning, args: ...", "")
+    ('import logging', 'torch._dynamo.config.ignore_logging_functions.add(logging.Logger.warning)')
+    """
+    if "`print`" in text:
+        return (f"{_DYNAMO}.reorderable_logging_functions.add(print)",)
+    if re.search(r"_?warnings\.warn\b", text):
+        return "import warnings", f"{_DYNAMO}.reorderable_logging_functions.add(warnings.warn)"
+    if kind.startswith(("Logger", "logging.Logger")):
+        method = _find(r"method: .*?>\.(\w+), args", text) or _find(r"\.(\w+)\(", code)
+        found = f"{_DYNAMO}.ignore_logging_functions.add(logging.Logger.{method})"
+        return ("import logging", found) if method else ()
+    if kind in _NUMBER_TAKEN:
+        return (f"{_DYNAMO}.capture_scalar_outputs = True",)
+    if kind.startswith("Dynamic shape operator"):
+        return (f"{_DYNAMO}.capture_dynamic_output_shape_ops = True",)
+    return ()
 
 
 def _decides(code: str) -> bool:
@@ -112,18 +142,17 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"\A(?:Failed to trace builtin operator|Unsupported function call|.*)\n[\s\S]*`print`",
         "`print` has to run in Python, at this very moment",
-        "print after the compiled function, or add print to torch._dynamo.config.reorderable_logging_functions",
+        "print after the compiled function, or have Dynamo put it off until then",
     ),
     (
         r"\ALogger|\Alogging\.Logger",
         "a logger has to run in Python, at this very moment",
-        "log outside of the compiled function, or list the method in torch._dynamo.config.ignore_logging_functions",
+        "log outside of the compiled function, or have Dynamo leave the call out",
     ),
     (
         r"\AUnsupported Tensor\.item\(\)",
         "`.item()` takes a number out of a tensor, and Python has to wait for it",
-        "keep the number a 0-d tensor; where no branch depends on it, "
-        "torch._dynamo.config.capture_scalar_outputs = True",
+        "keep the number a 0-d tensor, or, where no branch depends on it, capture it",
     ),
     (
         r"\AData-dependent branching",
@@ -138,13 +167,12 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"\ADynamic shape operator",
         "the size of the result depends on the values of a tensor",
-        "use a form with a fixed size (torch.where(c, x, 0) for x[c]), or set "
-        "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+        "use a form with a fixed size (torch.where(c, x, 0) for x[c]), or capture it with a size of its own",
     ),
     (
         r"\AData dependent operator",
         "the operator's result is a Python number taken from a tensor",
-        "keep it a tensor; where no branch depends on it, torch._dynamo.config.capture_scalar_outputs = True",
+        "keep it a tensor, or, where no branch depends on it, capture it",
     ),
     (
         r"\ADynamic slicing with Tensor",
@@ -170,6 +198,11 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
         r"\AAttempt to trace generator",
         "the compiled function is a generator, and Python has to leave it at each `yield`",
         "compile a function that calls the generator, or return a list",
+    ),
+    (
+        r"_?warnings\.warn\b",
+        "`warnings.warn` has to run in Python, at this very moment",
+        "warn outside of the compiled function, or have Dynamo put it off until then",
     ),
     (
         r"\A(?:Attempted to (?:call|inline) function marked as skipped|can't handle functions not implemented)",

@@ -35,12 +35,81 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """A run of the program with something changed: what there is to count, and limits reached, before and after.
+
+    `left` are the causes that it still met; `paste` is what a person writes; `why_not` says why the run tells nothing.
+    """
+
+    how: str
+    before: int
+    after: int
+    limits_before: int = 0
+    limits_after: int = 0
+    left: tuple[str, ...] = ()
+    why_not: str = ""
+    paste: tuple[str, ...] = ()
+    counted: str = "recompilations"
+
+    @property
+    def helped(self) -> bool:
+        """Fewer are left; a limit that is not reached any more lets no more of them through.
+
+        >>> Tried("dynamic=True", 7, 7, 1, 1).helped, Tried("dynamic=True", 7, 3).helped
+        (False, True)
+        """
+        better = (self.limits_after, self.after) < (self.limits_before, self.before)
+        return not self.why_not and better and self.limits_after <= self.limits_before
+
+    @property
+    def numbers(self) -> str:
+        limits = f", limits reached {self.limits_before} → {self.limits_after}" if self.limits_before else ""
+        return f"{self.counted} {self.before} → {self.after}{limits}"
+
+    def __str__(self) -> str:
+        if self.why_not:
+            return f"{self.how}: {self.why_not}"
+        return f"{self.how}: {self.numbers}" + (f"; left: {', '.join(self.left)}" if self.left else "")
+
+    def to_json(self) -> dict[str, object]:
+        return {**asdict(self), "helped": self.helped}
+
+
+def best_of(tried: Sequence[Tried]) -> Tried | None:
+    """The one to recommend: it leaves the fewest, and asks for the least.
+
+    >>> best_of([Tried("a", 7, 3, paste=("a",)), Tried("a and b", 7, 3, paste=("a", "b")), Tried("c", 7, 7)]).how
+    'a'
+    """
+    helped = [each for each in tried if each.helped]
+    return min(helped, key=lambda each: (each.limits_after, each.after, len(each.paste)), default=None)
+
+
+def tried_lines(tried: Sequence[Tried]) -> Iterator[str]:
+    """What was tried, what helped first, and at the end the one to do."""
+    if not tried:
+        return
+    yield ""
+    yield "tried, each in a run of its own:"
+    for each in sorted(tried, key=lambda each: (not each.helped, each.limits_after, each.after)):
+        yield f"   {'helps ' if each.helped else 'no    '}  {each}"
+    best = best_of(tried)
+    if best is None:
+        yield "what to do: none of these helps; the ideas above change the program's text, and were not tried"
+    elif best.paste:
+        yield ""
+        yield f"what to do (tried: {best.numbers}):"
+        yield from (f"   {line}" for line in best.paste)
+
+
+@dataclass(frozen=True)
 class GraphBreak:
     """A line at which capture stops. `stack` leads from the program to it; `functions` are the compiled ones it cuts.
 
     `skipped` of them are run by Python as a whole. `compiles` counts how often the compiler met it, `runs` how often
     the program passed it. `ops_before` and `ops_after` are the operations of the graphs on both sides. Where it is
-    `fatal`, the program asked for whole graphs and got an error.
+    `fatal`, the program asked for whole graphs and got an error. `cured` says whether it was gone in a run with the
+    lines to paste; None where that was not tried.
     """
 
     place: Place
@@ -55,6 +124,7 @@ class GraphBreak:
     ops_before: int
     ops_after: int
     fatal: bool = False
+    cured: bool | None = None
 
     @property
     def gain(self) -> str:
@@ -109,6 +179,7 @@ class Breaks:
     graphs: tuple[CapturedGraph, ...]
     functions: int
     recompilations: int
+    tried: tuple[Tried, ...] = ()
 
     @property
     def graph_count(self) -> int:
@@ -131,6 +202,7 @@ class Breaks:
             "recompilations": self.recompilations,
             "breaks": [each.to_json() for each in self.breaks],
             "graphs": [asdict(graph) for graph in self.graphs],
+            "tried": [each.to_json() for each in self.tried],
         }
 
 
@@ -288,6 +360,7 @@ def break_lines(found: Breaks, shorten: Callable[[str], str] = str) -> Iterator[
     for number, each in enumerate(found.breaks, 1):
         yield ""
         yield from _one(number, each, shorten)
+    yield from tried_lines(found.tried)
 
 
 def _headline(found: Breaks) -> str:
@@ -308,6 +381,11 @@ def _one(number: int, each: GraphBreak, shorten: Callable[[str], str]) -> Iterat
         yield f"           and {each.reason.because}"
     if each.reason.fix:
         yield f"   idea    {each.reason.fix}"
+    came = {None: "not tried", True: "tried: this break is gone", False: "tried: it breaks here all the same"}
+    for position, line in enumerate(each.reason.paste):
+        yield f"   {'' if position else 'paste':7} {line}"
+    if each.reason.paste:
+        yield f"           ({came[each.cured]})"
     yield f"   gain    {each.gain}"
     others = [name for name in each.functions if name.rpartition(".")[2] != each.place.function]
     if others:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from torchsleuth.front.observe.breaks import Place
+from torchsleuth.front.observe.breaks import Place, Tried, tried_lines
 from torchsleuth.front.observe.events import Event, Facts, counted
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_.*_at_(\d+)")
@@ -104,46 +104,13 @@ class FunctionRecompiles:
 
 
 @dataclass(frozen=True)
-class TriedCure:
-    """A run of the program with a cure in place: recompilations and limits reached, before and after.
-
-    `left` are the causes that it still met; `why_not` says why the run tells nothing.
-    """
-
-    how: str
-    before: int
-    after: int
-    limits_before: int = 0
-    limits_after: int = 0
-    left: tuple[str, ...] = ()
-    why_not: str = ""
-
-    @property
-    def helped(self) -> bool:
-        """Fewer compiles; a limit that is not reached any more lets no more of them through.
-
-        >>> TriedCure("dynamic=True", 7, 7, 1, 1).helped, TriedCure("dynamic=True", 7, 3).helped
-        (False, True)
-        """
-        better = (self.limits_after, self.after) < (self.limits_before, self.before)
-        return not self.why_not and better and self.limits_after <= self.limits_before
-
-    def __str__(self) -> str:
-        if self.why_not:
-            return f"{self.how}: {self.why_not}"
-        limits = f", limits reached {self.limits_before} → {self.limits_after}" if self.limits_before else ""
-        left = f"; left: {', '.join(self.left)}" if self.left else ""
-        return f"{self.how}: recompilations {self.before} → {self.after}{limits}{left}"
-
-
-@dataclass(frozen=True)
 class Recompiles:
     """What a run shows about recompilations, the function that spent most on them first."""
 
     functions: tuple[FunctionRecompiles, ...]
     compiled_functions: int
     compiles: int
-    tried: tuple[TriedCure, ...] = ()
+    tried: tuple[Tried, ...] = ()
 
     @property
     def count(self) -> int:
@@ -170,7 +137,7 @@ class Recompiles:
             "compiles": self.compiles,
             "compiled_functions": self.compiled_functions,
             "functions": [asdict(function) for function in self.functions],
-            "tried": [{**asdict(each), "helped": each.helped} for each in self.tried],
+            "tried": [each.to_json() for each in self.tried],
         }
 
 
@@ -321,11 +288,7 @@ def recompile_lines(found: Recompiles, shorten: Callable[[str], str] = str) -> I
     for number, function in enumerate(found.functions, 1):
         yield ""
         yield from _function_lines(number, function, shorten)
-    if found.tried:
-        yield ""
-        yield "tried, each in a run of its own:"
-        for tried in sorted(found.tried, key=lambda each: not each.helped):
-            yield f"   {'helps ' if tried.helped else 'no    '}  {tried}"
+    yield from tried_lines(found.tried)
 
 
 def _function_lines(
@@ -405,10 +368,7 @@ def cure_of(
     if cause == "python number":
         tensor = f"give {name} as a tensor: torch.tensor({name})"
         given = [tensor] if name in arguments else []
-        dynamic = ["torch.compile(..., dynamic=True)"] if whole else []
-        return Cure(
-            ", or ".join(dynamic + given) or _EACH_VALUE.format(name=name), "dynamic" if whole else None
-        )
+        return Cure(", or ".join(["torch.compile(..., dynamic=True)", *given]), "dynamic")
     if cause == "module attribute":
         setting = "allow_unspec_int_on_nn_module"
         if whole:

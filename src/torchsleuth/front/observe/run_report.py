@@ -42,7 +42,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def write_run(folder: Path, facts: Facts, events: Sequence[Event], collectors: Sequence[str]) -> list[str]:
-    """Writes the results of a run into its folder; the first line of each, for a person.
+    """Writes the results of a run into its folder; for a person, the first line of each and what it names first.
 
     Used as `write_run(run.folder, run.facts(), run.events, ("breaks", "recompiles"))`.
     """
@@ -54,7 +54,7 @@ def write_run(folder: Path, facts: Facts, events: Sequence[Event], collectors: S
         for name, result in more.items():
             write_result(folder, name, result)
         lines = list(kind.lines(found))
-        headlines.append(lines[0])
+        headlines += [lines[0], *_first(lines[1:])]
         index += [
             f"## {kind.title}",
             "",
@@ -67,3 +67,18 @@ def write_run(folder: Path, facts: Facts, events: Sequence[Event], collectors: S
         ]
     write_result(folder, INDEX, "\n".join(index))
     return headlines
+
+
+_MOST_FIRST = 6
+
+
+def _first(lines: Sequence[str]) -> list[str]:
+    """Of lines that tell one thing after the other, `1. ...`, the first thing.
+
+    >>> _first(["", "1. a.py:3 in f", "   why     print", "", "2. a.py:9 in g"])
+    ['1. a.py:3 in f', '   why     print']
+    """
+    if len(lines) < 2 or not lines[1].startswith("1. "):
+        return []
+    end = next((at for at, line in enumerate(lines) if at and not line), len(lines))
+    return list(lines[1:end][:_MOST_FIRST])
