@@ -1,8 +1,19 @@
 """What counts as the same failure, by who asks."""
 
+from dataclasses import replace
+
 import pytest
 
-from torchsleuth.core.criteria import CURED, ONCE_MORE, PROGRAMS_OWN, SAME, SAME_BUG, SAME_PLACE, Answer
+from torchsleuth.core.criteria import (
+    ACROSS_RELEASES,
+    CURED,
+    ONCE_MORE,
+    PROGRAMS_OWN,
+    SAME,
+    SAME_BUG,
+    SAME_PLACE,
+    Answer,
+)
 from torchsleuth.script_runtime.signature import Signature
 
 WRONG = Signature("accuracy", "run", outputs=("outputs[0]",))
@@ -11,6 +22,9 @@ LOWERING = Signature(
 )
 AT_RUN = Signature("runtime_error", "run", ("KeyError",), "no such thing here", ("program.py:f",))
 ABORT = Signature("crash", "run", signal="SIGABRT")
+BARE = Signature("compile_error", "compile", ("AssertionError",), "", ("torch/_inductor/ir.py:resize",))
+WORDED = replace(BARE, message="expected a static size")
+ELSEWHERE = replace(WORDED, frames=("torch/_inductor/ir.py:other",))
 HANG = Signature("hang", "compile")
 
 
@@ -30,6 +44,15 @@ HANG = Signature("hang", "compile")
         # A program that gets smaller keeps to the place in torch; its own functions may move.
         (SAME_PLACE, WRONG, WRONG, True),
         (SAME_PLACE, ABORT, Signature("crash", "run", signal="SIGSEGV"), False),
+        # Asserts of one release have words in the next; others' words stay what they are, or grow.
+        (SAME, BARE, WORDED, False),
+        (ACROSS_RELEASES, BARE, WORDED, True),
+        (ACROSS_RELEASES, WORDED, BARE, True),
+        (ACROSS_RELEASES, BARE, ELSEWHERE, False),
+        (ACROSS_RELEASES, WORDED, replace(WORDED, message="expected a static size, got s0"), True),
+        (ACROSS_RELEASES, WORDED, replace(WORDED, message="expected a dense layout"), False),
+        (ACROSS_RELEASES, LOWERING, AT_RUN, True),
+        (ACROSS_RELEASES, BARE, WRONG, False),
         # On a busy machine a hang may be found in another phase.
         (ONCE_MORE, HANG, Signature("hang", "run"), True),
         (SAME, HANG, Signature("hang", "run"), False),

@@ -5,11 +5,13 @@ import inspect
 import json
 import subprocess
 import sys
+import traceback
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from torchsleuth.core.protocol.failures import signature_of_text
 from torchsleuth.script_runtime import hiding
 from torchsleuth.script_runtime import signature as module
 from torchsleuth.script_runtime.signature import (
@@ -347,6 +349,19 @@ def test_a_wrapper_of_torch_only_carries(wrapped: object) -> None:
     assert carried.exceptions[-1] == "ValueError"
     assert fails_the_same_way(plain, carried)
     assert fingerprint(plain) == fingerprint(carried)
+
+
+@pytest.mark.parametrize("wrapped", [bare, lowered, backend, forgotten, remote])
+def test_a_printed_failure_has_the_signature_of_the_one_that_was_raised(wrapped: object) -> None:
+    error = raised(wrapped)
+    printed = "a warning\n" + "".join(traceback.format_exception(error))
+    seen = signature_of_text(printed, "compile_error", "compile")
+    caught = signature_of_exception(error, "compile_error", "compile")
+    assert seen is not None and fails_the_same_way(seen, caught)
+    assert seen.exceptions[-1] == caught.exceptions[-1]
+    if wrapped in (bare, remote):  # the others' frames are not printed
+        assert seen.frames == caught.frames
+    assert signature_of_text("NOT REPRODUCED", "compile_error", "compile") is None
 
 
 def test_a_wrapped_failure_has_the_place_of_the_bare_one() -> None:

@@ -67,6 +67,20 @@ def _same_bug(expected: Signature, seen: Signature) -> bool:
     return expected.kind == seen.kind and expected.signal == seen.signal
 
 
+def _same_across_releases(expected: Signature, seen: Signature) -> bool:
+    """Words of torch's come, grow and go from release to release: where one side has none, or the other's and more, an
+    error is known by its type and by where in torch it was raised."""
+    if _same_bug(expected, seen):
+        return True
+    errors = {"compile_error", "runtime_error", "capture_error"}
+    types = {each.rpartition(".")[2] for s in (expected, seen) for each in s.exceptions[-1:]}
+    place = _place_in_torch(expected)
+    if not {expected.kind, seen.kind} <= errors or len(types) != 1 or place != _place_in_torch(seen):
+        return False
+    few, more = sorted((expected.message, seen.message), key=len)
+    return bool(place) and few in more
+
+
 def _place_in_torch(signature: Signature) -> str:
     """The innermost frame where that is torch's; functions of the program may move."""
     innermost = "".join(signature.frames[:1])
@@ -87,6 +101,8 @@ SAME_PLACE = Criterion(
         fails_the_same_way(expected, seen) and _place_in_torch(expected) == _place_in_torch(seen)
     )
 )
+# The same script under another release of torch.
+ACROSS_RELEASES = Criterion(_same_across_releases)
 # The program once more: on a busy machine a hang may be found in another phase.
 ONCE_MORE = Criterion(
     lambda expected, seen: fails_the_same_way(expected, seen) or expected.kind == seen.kind == "hang"

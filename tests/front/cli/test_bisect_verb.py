@@ -16,6 +16,7 @@ from made_index import make_wheel, served
 from program_runs import environment, sleuth
 from torchsleuth.core.cases.folder import open_case, write_case
 from torchsleuth.core.cases.releases import bisection_of, newest_working
+from torchsleuth.script_runtime.signature import Signature
 
 INSTALLED = importlib.metadata.version("torch").partition("+")[0]
 SCRIPT = """
@@ -69,6 +70,29 @@ def test_the_release_that_brought_the_failure_is_found_and_kept(tmp_path, index)
     assert again.status == 0 and "building" not in again.stderr, again.stderr
     assert "broken since 0.4.0 (0.2.0 passes)" in again.stdout and "running the script" not in again.stderr
     assert "0.3.0 could not be tested" in again.stdout and "it lacks what the script needs" in again.stdout
+
+
+# An assert that got words with 0.3: the script, written with 0.2, does not know them.
+GOT_WORDS = """
+    words = ": expected a static size" if version >= (0, 3, 0) else ""
+    frame = '  File "/x/site-packages/torch/_inductor/ir.py", line 7, in resize'
+    if version < (0, 5, 0):
+        sys.stderr.write(f"Traceback (most recent call last):\\n{frame}\\n    check()\\nAssertionError{words}\\n")
+        print("DIFFERENT FAILURE: AssertionError" + words if words else "REPRODUCED: AssertionError")
+        sys.exit(2 if words else 1)
+    print("NOT REPRODUCED")
+"""
+
+
+def test_an_assert_that_got_words_in_a_release_is_the_same_failure(tmp_path, index):
+    expected = Signature(
+        "compile_error", "compile", ("AssertionError",), "", ("torch/_inductor/ir.py:resize",)
+    )
+    text = textwrap.dedent(SCRIPT) + textwrap.dedent(GOT_WORDS)
+    write_case(tmp_path / "cases", make(signature=expected), {"repro.py": text})
+    done = bisect(tmp_path, "last", "--torch", "0.2..0.6", "--index-url", index, "--yes")
+    assert done.status == 0, done.stderr
+    assert "fixed in 0.5.0 (0.4.0 fails)" in done.stdout
 
 
 def test_without_yes_and_without_a_terminal_nothing_is_downloaded(tmp_path, index):

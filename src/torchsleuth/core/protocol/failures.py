@@ -7,10 +7,10 @@ there (`cases/spool.py`).
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchsleuth.core.protocol.codec import Document
-from torchsleuth.script_runtime.signature import Signature
+from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,25 @@ class UncaughtError:
         'ValueError: no'
         """
         return f"{self.type}: {self.message}".splitlines()[0]
+
+
+class SubprocException(Exception):
+    """Carries what another process printed, as torch's of this name does."""
+
+
+def signature_of_text(text: str, kind: str, phase: str) -> Signature | None:
+    """The signature of the traceback that a text ends with, None where it holds none.
+
+    >>> printed = "Traceback (most recent call last):\\nValueError: no such size"
+    >>> signature_of_text(printed, "runtime_error", "run").message
+    'no such size'
+    """
+    head = "Traceback (most recent call last):"
+    causes = [each.partition("\nThe above exception was")[0].rstrip() for each in text.split(head)[1:]]
+    seen = [signature_of_exception(SubprocException(head + each), kind, phase) for each in causes]
+    # Python prints causes first; what carries a cause names it, and has other frames.
+    alike = [s for s in seen if len(s.exceptions) > 1 and s.exceptions[-1].endswith(seen[-1].exceptions[-1])]
+    return replace(alike[0], exceptions=alike[0].exceptions[1:]) if alike else None
 
 
 def signal_of_status(returncode: int) -> str:

@@ -19,6 +19,7 @@ from torchsleuth.core.cases.releases import (
     names_listed,
     range_of,
 )
+from torchsleuth.core.criteria import ACROSS_RELEASES, Answer
 from torchsleuth.front.bisect.index import IndexProvider, installed_cuda, nightly_index
 from torchsleuth.front.bisect.releases import (
     Plan,
@@ -150,7 +151,12 @@ def _runner(folder: CaseFolder | None, script: Path, expected: Signature, times:
     clock = PHASE_SECONDS if folder is None else phase_clock(folder.case)
 
     def once(python: str, deadline: float) -> ScriptRun:
-        return ScriptRunner(python=python).run(script, expected, phase_seconds=clock, deadline=deadline)
+        run = ScriptRunner(python=python).run(script, expected, phase_seconds=clock, deadline=deadline)
+        if (
+            run.answer is Answer.OTHER and run.seen is not None
+        ):  # the script knows the words of its own release
+            run = dataclasses.replace(run, answer=ACROSS_RELEASES.answer(expected, run.seen))
+        return run
 
     return RepeatedScript(script, once, times)
 

@@ -27,7 +27,7 @@ from torchsleuth.core.processes.kernel_caches import hand_probes_to, keep_probes
 from torchsleuth.core.processes.limits import Stopwatch
 from torchsleuth.core.processes.prepared import NotThere, PreparedInterpreter
 from torchsleuth.core.processes.starting import fresh_environment
-from torchsleuth.core.protocol.failures import signature_of_crash
+from torchsleuth.core.protocol.failures import signature_of_crash, signature_of_text
 from torchsleuth.script_runtime.signature import Signature
 
 # Importing torch on a loaded machine with a cold disk, and building the inputs.
@@ -56,7 +56,7 @@ class ScriptRun:
     answer: Answer
     summary: str
     seconds: float
-    # Of a death or a hang, which no last line tells of.
+    # Of a death or a hang, which no last line tells of, and of another error than the one looked for.
     seen: Signature | None = None
 
     @property
@@ -285,7 +285,9 @@ def _answer(
         eager = Answer.OTHER if code else Answer.PASSES
         return ScriptRun(eager, match[5] or match[4], seconds)
     if match is not None:
-        return ScriptRun(_STATUS.get(code or 0, Answer.CANNOT_TELL), match[2] or match[3], seconds)
+        answer = _STATUS.get(code or 0, Answer.CANNOT_TELL)
+        seen = _error_in(err, phase) if answer is Answer.OTHER else None
+        return ScriptRun(answer, match[2] or match[3], seconds, seen)
     if code is None or code < 0 or expected.kind == "crash":
         if phase is not None:
             seen = Signature("hang", phase) if code is None else signature_of_crash(code, phase)
@@ -294,6 +296,15 @@ def _answer(
             how = "took too long to start" if code is None else f"died of signal {-code} before compiling"
             return ScriptRun(Answer.CANNOT_TELL, f"the script {how}", seconds)
     return ScriptRun(Answer.CANNOT_TELL, f"the script ended with status {code}: {_tail(err)}", seconds)
+
+
+def _error_in(err: Path, phase: str | None) -> Signature | None:
+    """The error whose traceback is the last thing that a script wrote."""
+    text = err.read_bytes()[-500_000:].decode("utf-8", errors="replace").rstrip()
+    at_compile = phase in (None, "compile")
+    return signature_of_text(
+        text, *(("compile_error", "compile") if at_compile else ("runtime_error", "run"))
+    )
 
 
 def _tail(path: Path) -> str:
