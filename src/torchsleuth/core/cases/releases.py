@@ -12,31 +12,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 
+from packaging.version import InvalidVersion, Version
+
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.model import Case
 from torchsleuth.core.criteria import Answer
 from torchsleuth.core.protocol.codec import WrongShape, from_json, plain
 
-_NAME = re.compile(r"(\d+(?:\.\d+)*)(?:\.post(\d+)|\.dev(\d{8})|rc(\d+))?", re.ASCII)
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 NIGHTLY = "nightly"
 
 
 class BadRange(SleuthError):
     """What was given as a range or list of releases is none."""
-
-
-@dataclass(frozen=True, order=True)
-class Release:
-    """One release, in the order in which they came: `release_named("2.12.1") > release_named("2.12.0")`."""
-
-    numbers: tuple[int, ...]
-    stage: tuple[int, int]  # (0, date) nightly, (1, n) candidate, (2, 0) the release, (3, n) made again
-
-    @property
-    def night(self) -> date | None:
-        """The date of a nightly, None of a release."""
-        return _day(str(self.stage[1])) if self.stage[0] == 0 else None
 
 
 @dataclass(frozen=True)
@@ -66,19 +54,17 @@ class Range:
         nights = [name for release, name in found if self._holds_night(release)]
         return releases + (nights[-1:] if self.has_releases else nights)
 
-    def _holds_release(self, release: Release) -> bool:
-        if not isinstance(self.first, tuple) or release.stage[0] < 2:
+    def _holds_release(self, name: Version) -> bool:
+        if not isinstance(self.first, tuple) or name.is_prerelease:
             return False
-        started = release.numbers >= self.first
-        return started and (
-            not isinstance(self.last, tuple) or release.numbers[: len(self.last)] <= self.last
-        )
+        started = name.release >= self.first
+        return started and (not isinstance(self.last, tuple) or name.release[: len(self.last)] <= self.last)
 
-    def _holds_night(self, release: Release) -> bool:
-        night = release.night
+    def _holds_night(self, name: Version) -> bool:
+        night = night_of(name)
         if night is None or isinstance(self.last, tuple):
             return False
-        begun = night >= self.first if isinstance(self.first, date) else release.numbers >= self.first
+        begun = night >= self.first if isinstance(self.first, date) else name.release >= self.first
         return begun and (not isinstance(self.last, date) or night <= self.last)
 
 
@@ -96,17 +82,20 @@ def is_name(text: str) -> bool:
     return True
 
 
-def release_named(name: str) -> Release:
+def release_named(name: str) -> Version:
     """The release of a name: `release_named("2.13.0+cpu") == release_named("2.13.0")`."""
-    match = _NAME.fullmatch(public(name))
-    if match is None or (match[3] and _day(match[3]) is None):
+    try:
+        found = Version(public(name))
+    except InvalidVersion:
+        found = None
+    if found is None or (found.is_devrelease and night_of(found) is None):
         raise BadRange(f"{name!r} names no release of torch; write it like 2.13.0 or 2.14.0.dev20261001.")
-    numbers = tuple(int(number) for number in match[1].split("."))
-    if match[3]:
-        return Release(numbers, (0, int(match[3])))
-    if match[4]:
-        return Release(numbers, (1, int(match[4])))
-    return Release(numbers, (3, int(match[2])) if match[2] else (2, 0))
+    return found
+
+
+def night_of(name: Version) -> date | None:
+    """The date of a nightly, None of a release: `night_of(release_named("2.13.0")) is None`."""
+    return _day(str(name.dev)) if name.is_devrelease else None
 
 
 def range_of(text: str) -> Range:

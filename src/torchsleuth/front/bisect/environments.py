@@ -18,13 +18,15 @@ import platform
 import re
 import shutil
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.tags import sys_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.releases import public, release_named
@@ -35,7 +37,6 @@ try:
 except ImportError:  # on Windows two processes may build one environment twice, and the first one stays
     fcntl = None  # type: ignore[assignment]
 
-WHEEL_NAME = re.compile(r"torch-([^-]+)(?:-\d[^-]*)?-([^-]+)-([^-]+)-([^-]+)\.whl")
 READY = "torchsleuth.json"
 POLL_SECONDS = 0.1
 # The 0.19 GB wheel of torch 2.13.0 for the CPU unpacks to 0.70 GB, and both are on the disk for a while.
@@ -74,48 +75,18 @@ class Stopped(Exception):
     """The search was stopped, or its time is over, while an environment was built."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """The Python and machine that wheels must fit: `Target("cp311", "cp311", "linux", "x86_64")`."""
-
-    python: str
-    abi: str
-    system: str
-    machine: str
-
-    def fits(self, wheel: str) -> bool:
-        """Whether the wheel can be installed here, by its name."""
-        match = WHEEL_NAME.fullmatch(wheel)
-        if match is None:
-            return False
-        pythons, abis, places = (set(match[i].split(".")) for i in (2, 3, 4))
-        own = self.python in pythons and self.abi in abis
-        return (own or self._stable(pythons, abis)) and any(self._place(p) for p in places)
-
-    def _stable(self, pythons: set[str], abis: set[str]) -> bool:
-        """Built for this Python's stable interface, or for any Python 3."""
-        minors = [int(p[3:]) for p in pythons if re.fullmatch(r"cp3\d+", p)]
-        stable = "abi3" in abis and self.abi == self.python and bool(minors)
-        return (stable and min(minors) <= int(self.python[3:])) or ("none" in abis and "py3" in pythons)
-
-    def _place(self, place: str) -> bool:
-        if place == "any":
-            return True
-        if self.system == "darwin":
-            return place.startswith("macosx") and place.endswith((self.machine, "universal2"))
-        if self.system == "win32":
-            return place.startswith("win") and place.endswith(self.machine)
-        return place.startswith(("manylinux", "linux")) and place.endswith(self.machine)
-
-    def __str__(self) -> str:
-        return f"Python {self.abi[2:3]}.{self.abi[3:]} on {self.system} {self.machine}"
+def fits(wheel: str) -> bool:
+    """Whether a wheel can be installed in the Python that runs this, by its name."""
+    try:
+        return not _TAGS.isdisjoint(parse_wheel_filename(wheel)[3])
+    except InvalidWheelFilename:
+        return False
 
 
-def this_target() -> Target:
-    """The Python that runs this, on this machine."""
-    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    free = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-    return Target(python, python + free, sys.platform, platform.machine().lower())
+_TAGS = frozenset(sys_tags())
+HERE = (
+    f"Python {sys.version_info.major}.{sys.version_info.minor} on {sys.platform} {platform.machine().lower()}"
+)
 
 
 @dataclass(frozen=True)
@@ -128,9 +99,9 @@ class Recipe:
     @property
     def folder_name(self) -> str:
         """Different for whatever makes a different environment: `torch-2.12.0-cp311-linux-x86_64-default`."""
-        target = this_target()
         source = hashlib.sha256(self.index.encode()).hexdigest()[:8] if self.index else "default"
-        return f"torch-{self.version}-{target.abi}-{target.system}-{target.machine}-{source}"
+        own = next(sys_tags())
+        return f"torch-{self.version}-{own.abi}-{sys.platform}-{platform.machine().lower()}-{source}"
 
 
 def environments_folder() -> Path:
@@ -189,7 +160,7 @@ def _fill(recipe: Recipe, place: Path, deadline: float, stop: threading.Event) -
     source = ["--index-url", recipe.index] if recipe.index else []
     if builder() == "uv":
         run(["uv", "venv", "--quiet", "--no-project", "--python", sys.executable, str(place)])
-        early = ["--prerelease", "allow"] if release_named(recipe.version).stage[0] < 2 else []
+        early = ["--prerelease", "allow"] if release_named(recipe.version).is_prerelease else []
         run(["uv", "pip", "install", "--quiet", "--python", python, *early, *source, *what])
     else:
         run([sys.executable, "-P", "-m", "venv", "--without-pip", str(place)])
@@ -227,10 +198,10 @@ def _failure(text: str, recipe: Recipe) -> Exception:
     if _NO_NETWORK.search(text):
         return NoNetwork(
             f"torch {recipe.version} could not be downloaded, because the index does not answer or has no torch for "
-            f"{this_target()}; see to the network or give --index-url, and the same command goes on."
+            f"{HERE}; see to the network or give --index-url, and the same command goes on."
         )
     if _NO_WHEEL.search(text):
-        return CannotBuild(f"the index has no wheel of it for {this_target()}")
+        return CannotBuild(f"the index has no wheel of it for {HERE}")
     errors = [line for line in lines if re.match(r"error|\w*Error\b", line, re.IGNORECASE)] or lines
     return CannotBuild(f"it could not be installed: {(errors or ['no reason was given'])[-1][:200]}")
 

@@ -27,16 +27,18 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote, urljoin
 
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.releases import Range, is_name, public, release_named
 from torchsleuth.front.bisect.environments import (
-    WHEEL_NAME,
+    HERE,
     CannotBuild,
     Recipe,
     build_environment,
     environments_folder,
+    fits,
     python_of,
-    this_target,
 )
 from torchsleuth.front.bisect.releases import Offer
 
@@ -67,8 +69,11 @@ class Wheel:
     @property
     def version(self) -> str:
         """The release without how it was built: `2.13.0`."""
-        match = WHEEL_NAME.fullmatch(self.name)
-        return public(match[1]) if match else ""
+        try:
+            package, version, _, _ = parse_wheel_filename(self.name)
+        except InvalidWheelFilename:
+            return ""
+        return version.public if package == "torch" else ""
 
     @property
     def for_cpu(self) -> bool:
@@ -201,9 +206,9 @@ class IndexProvider:
         listed = self._of_index(self._source(version))
         if listed is None:
             return Offer(at_hand=False, bytes=self._guess(self._source(version)), exact=False)
-        fitting = [w for w in listed if w.version == version and this_target().fits(w.name)]
+        fitting = [w for w in listed if w.version == version and fits(w.name)]
         if not fitting:
-            return Offer(at_hand=False, refused=f"the index has no wheel of it for {this_target()}")
+            return Offer(at_hand=False, refused=f"the index has no wheel of it for {HERE}")
         size = size_of(fitting[0])
         if size is None:
             return Offer(at_hand=False, bytes=self._guess(fitting[0].name), exact=False)
@@ -233,7 +238,7 @@ class IndexProvider:
         return usual_index()
 
     def _recipe(self, version: str) -> Recipe:
-        night = release_named(version).night is not None
+        night = release_named(version).is_devrelease
         return Recipe(version, self._nightlies if night else self._releases)
 
     def _source(self, version: str) -> str:
