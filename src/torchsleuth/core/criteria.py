@@ -144,7 +144,7 @@ def answer_of_run(first: Run, run: Run) -> Answer:
     return Answer.FAILS if alike else Answer.OTHER
 
 
-def answer_of_watched_run(expected: Signature, run: Run) -> Answer:
+def answer_of_watched_run(expected: Signature, run: Run, criterion: Criterion = SAME) -> Answer:
     """What a run of the program under watch says about the failure of one of its cases.
 
     >>> from torchsleuth.front.supervise.program_runs import ProgramRun
@@ -153,7 +153,7 @@ def answer_of_watched_run(expected: Signature, run: Run) -> Answer:
     """
     if run.timed_out:
         return Answer.CANNOT_TELL
-    if any(SAME.same(expected, seen) for seen in run.signatures):
+    if any(criterion.same(expected, seen) for seen in run.signatures):
         return Answer.FAILS
     return Answer.PASSES if run.healthy and not run.signatures else Answer.OTHER
 

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import signal
+import site
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,10 @@ from made_index import make_wheel, served
 from program_runs import environment, sleuth
 from torchsleuth.core.cases.folder import open_case, write_case
 from torchsleuth.core.cases.releases import bisection_of, newest_working
+from torchsleuth.core.changes import NOTHING
+from torchsleuth.front.bisect.environments import beside_torch
+from torchsleuth.front.bisect.index import IndexProvider
+from torchsleuth.front.supervise.program_runs import Program, run_program
 from torchsleuth.script_runtime.signature import Signature
 
 INSTALLED = importlib.metadata.version("torch").partition("+")[0]
@@ -68,7 +73,7 @@ def test_the_release_that_brought_the_failure_is_found_and_kept(tmp_path, index)
 
     again = bisect(tmp_path, "last", "--torch", "0.1..0.6", "--index-url", index)
     assert again.status == 0 and "building" not in again.stderr, again.stderr
-    assert "broken since 0.4.0 (0.2.0 passes)" in again.stdout and "running the script" not in again.stderr
+    assert "broken since 0.4.0 (0.2.0 passes)" in again.stdout and "running it" not in again.stderr
     assert "0.3.0 could not be tested" in again.stdout and "it lacks what the script needs" in again.stdout
 
 
@@ -95,11 +100,39 @@ def test_an_assert_that_got_words_in_a_release_is_the_same_failure(tmp_path, ind
     assert "fixed in 0.5.0 (0.4.0 fails)" in done.stdout
 
 
+PROGRAM = """
+    import sys, torch
+    import torchsleuth_beside_test
+    version = tuple(int(part) for part in torch.__version__.partition("+")[0].split("."))
+    if (0, 2, 0) <= version < (0, 4, 0):
+        raise ValueError("bad size")
+"""
+
+
+def test_the_program_itself_is_asked_with_the_packages_that_are_here(tmp_path, index, monkeypatch):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "torchsleuth_beside_test.py").write_text("")
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(packages)])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    program = tmp_path / "train.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    provider = IndexProvider(index)
+    ended = {}
+    for version in ("0.1.0", "0.3.0", "0.4.0"):
+        python = provider.python_for(version, time.monotonic() + 100)
+        there = Program((python, str(program)), str(tmp_path), environment=beside_torch())
+        ended[version] = run_program(there, NOTHING, timeout=60)
+    words = [run.last_word for run in ended.values()]
+    assert words == ["", "ValueError", ""], [run.tail for run in ended.values()]
+
+
 def test_without_yes_and_without_a_terminal_nothing_is_downloaded(tmp_path, index):
     case_of(tmp_path, BROKEN_SINCE)
     done = bisect(tmp_path, "last", "--torch", "0.1..0.6", "--index-url", index)
     assert done.status == 2 and done.stdout == ""
-    assert "GB" in done.ours()[-2] and "say --yes" in done.ours()[-1]
+    assert "GB of disk, of which" in done.ours()[-2] and "minutes" in done.ours()[-2]
+    assert "say --yes" in done.ours()[-1]
     assert not (tmp_path / "user" / "torchsleuth" / "environments").exists()
 
 

@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import shutil
+import site
 import sys
 import tempfile
 import threading
@@ -31,6 +32,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.releases import public, release_named
 from torchsleuth.core.processes.child import Child
+from torchsleuth.core.protocol.files import write_whole
 
 try:
     import fcntl
@@ -53,6 +55,12 @@ _NO_WHEEL = re.compile(
     r"no matching distribution|no solution found|no wheels? with a matching", re.IGNORECASE
 )
 _CHECK = "import torch; print(torch.__version__)"
+# What else a script or program imports comes from where torchsleuth runs; the torch of the environment goes first.
+BESIDE_VARIABLE = "SLEUTH_BESIDE_TORCH"
+_BESIDE = (
+    "import os, site; "
+    f"list(map(site.addsitedir, filter(None, os.environ.get({BESIDE_VARIABLE!r}, '').split(os.pathsep))))\n"
+)
 
 
 class NoBuilder(SleuthError):
@@ -110,11 +118,27 @@ def environments_folder() -> Path:
     return Path(base) / "torchsleuth" / "environments"
 
 
+def room_there(folder: Path) -> int:
+    """Bytes that are free on the disk of a folder, which need not be there yet: `room_there(environments_folder())`."""
+    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+
+
 def python_of(recipe: Recipe, folder: Path) -> str | None:
     """The Python of an environment that is there and whole, else None."""
     place = folder / recipe.folder_name
     python = _python_in(place)
-    return str(python) if (place / READY).is_file() and python.exists() else None
+    if not (place / READY).is_file() or not python.exists():
+        return None
+    for packages in place.glob("lib/python*/site-packages"):
+        beside = packages / "torchsleuth_beside.pth"
+        if not beside.exists():
+            write_whole(beside, _BESIDE)
+    return str(python)
+
+
+def beside_torch() -> dict[str, str]:
+    """The variable with which the Python of an environment finds the packages of this one, its own torch first."""
+    return {BESIDE_VARIABLE: os.pathsep.join(site.getsitepackages())}
 
 
 def build_environment(
@@ -136,7 +160,16 @@ def build_environment(
             os.rename(growing, folder / recipe.folder_name)
         finally:
             shutil.rmtree(growing, ignore_errors=True)
-    return str(_python_in(folder / recipe.folder_name))
+        return python_of(recipe, folder) or ""
+
+
+def usual_seconds(folder: Path) -> float:
+    """How long building one took at most of late; where none was built, as measured once (two cores, 2026-11-19)."""
+    seen = []
+    for ready in folder.glob(f"torch-*/{READY}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            seen.append(float(json.loads(ready.read_text(encoding="utf-8"))["seconds"]))
+    return max(seen, default=90.0)
 
 
 def builder() -> str:
@@ -154,6 +187,7 @@ def builder() -> str:
 
 
 def _fill(recipe: Recipe, place: Path, deadline: float, stop: threading.Event) -> None:
+    started = time.monotonic()
     run = functools.partial(_run, recipe=recipe, deadline=deadline, stop=stop)
     python = str(_python_in(place))
     what = [f"torch=={recipe.version}"]
@@ -171,7 +205,8 @@ def _fill(recipe: Recipe, place: Path, deadline: float, stop: threading.Event) -
         raise CannotBuild(
             f"its environment imports torch {version} instead; see that PYTHONPATH names no other torch"
         )
-    (place / READY).write_text(json.dumps({"torch": version, "made": time.time()}), encoding="utf-8")
+    about = {"torch": version, "made": time.time(), "seconds": round(time.monotonic() - started, 1)}
+    (place / READY).write_text(json.dumps(about), encoding="utf-8")
 
 
 def _run(command: Sequence[str], recipe: Recipe, deadline: float, stop: threading.Event) -> str:

@@ -39,6 +39,7 @@ from torchsleuth.front.bisect.environments import (
     environments_folder,
     fits,
     python_of,
+    usual_seconds,
 )
 from torchsleuth.front.bisect.releases import Offer
 
@@ -181,6 +182,10 @@ class IndexProvider:
             return public(importlib.metadata.version("torch"))
         except importlib.metadata.PackageNotFoundError:
             return None
+
+    @property
+    def build_seconds(self) -> float:
+        return usual_seconds(self._folder)
 
     def versions(self, wanted: Range) -> list[str]:
         """The releases of the range, oldest first, from the index or, where it is silent, from memory."""

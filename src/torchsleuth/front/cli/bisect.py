@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import re
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case
 from torchsleuth.core.cases.releases import (
     BadRange,
     Bisection,
@@ -19,7 +23,9 @@ from torchsleuth.core.cases.releases import (
     names_listed,
     range_of,
 )
-from torchsleuth.core.criteria import ACROSS_RELEASES, Answer
+from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.criteria import ACROSS_RELEASES, Answer, answer_of_watched_run
+from torchsleuth.front.bisect.environments import beside_torch, environments_folder, room_there
 from torchsleuth.front.bisect.index import IndexProvider, installed_cuda, nightly_index
 from torchsleuth.front.bisect.releases import (
     Plan,
@@ -35,6 +41,7 @@ from torchsleuth.front.cli.options import budget_option, cases_option, json_opti
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.cli.wanted import NotAgreed, agree_to, script_of
 from torchsleuth.front.supervise.case_at_work import phase_clock
+from torchsleuth.front.supervise.program_runs import program_of, run_program, watch_for
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 from torchsleuth.script_runtime.signature import Signature
 
@@ -61,6 +68,11 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
     show_default=True,
     help="Runs that must all pass, for a failure that comes and goes.",
 )
+@click.option(
+    "--program",
+    is_flag=True,
+    help="Run the whole program of the case in each release instead, with the packages that are here.",
+)
 @budget_option(7200, "Seconds to spend, downloads included.")
 @cases_option
 @json_option
@@ -72,6 +84,7 @@ def bisect_verb(
     yes: bool,
     workers: int,
     times: int,
+    program: bool,
     budget: float,
     cases_dir: Path,
     as_json: bool,
@@ -88,20 +101,21 @@ def bisect_verb(
     torchsleuth bisect repro.py --torch 2026-10-01..2026-11-01
     """
     deadline = time.monotonic() + budget
-    folder, script, expected = script_of(case_or_repro, cases_dir)
+    folder, script, expected = _asked(case_or_repro, cases_dir, program)
     if folder is not None:
         agree_to(folder, yes)
-    script = script.resolve()
     provider = _provider(folder, index_url)
     versions = _versions(provider, torch_range, releases)
     say(f"{len(versions)} {_releases(len(versions))}: {', '.join(versions)}")
-    search = Search(versions, provider, _runner(folder, script, expected, times), deadline, workers)
-    key = _key(script, index_url, times)
+    runner = _runner(folder, script, expected, times, program)
+    search = Search(versions, provider, runner, deadline, workers)
+    key = _key(script, index_url, times, program)
     if folder is not None:
         search.tried = tried_before(bisection_of(folder.case), key, versions)
     plan = plan_of(may_be_tried(search), provider, workers)
     _agree(plan, yes, cheaper=_cheaper(folder, index_url))
-    result = _searched(search, folder, key)
+    about = functools.partial(_about_script, None if program else folder, script)
+    result = _searched(search, folder, key, about)
     if as_json:
         print_json(result.to_json())
     else:
@@ -109,7 +123,9 @@ def bisect_verb(
     return 0 if result.answer in ("broken since", "fixed in", "always") else 1
 
 
-def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
+def _searched(
+    search: Search, folder: CaseFolder | None, key: str, about: Callable[[str], tuple[str, ...]]
+) -> Bisection:
     """The search, with progress on stderr and every answer put into the case at once."""
     started = time.monotonic()
     search.say = say
@@ -129,6 +145,7 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
     search.on_tried = keep_release
     try:
         result = bisect_releases(search)
+        result = dataclasses.replace(result, notes=(*result.notes, *about(result.answer)))
     except KeyboardInterrupt:
         say("stopped; environments and answers so far are kept, and the same command goes on")
         raise
@@ -147,24 +164,65 @@ def _versions(provider: IndexProvider, torch_range: str | None, releases: str | 
     return names_listed(releases) if releases is not None else provider.versions(range_of(torch_range or ""))
 
 
-def _runner(folder: CaseFolder | None, script: Path, expected: Signature, times: int) -> RepeatedScript:
+def _asked(wanted: str, cases_dir: Path, program: bool) -> tuple[CaseFolder | None, Path, Signature]:
+    """The case, what stands for it in a search - its script, or the program itself - and how it fails."""
+    if program:
+        folder = open_case(cases_dir, wanted)
+        return folder, folder.file("case.json"), folder.case.signature
+    case, script, expected = script_of(wanted, cases_dir)
+    return case, script.resolve(), expected
+
+
+def _runner(
+    folder: CaseFolder | None, script: Path, expected: Signature, times: int, program: bool
+) -> RepeatedScript:
     clock = PHASE_SECONDS if folder is None else phase_clock(folder.case)
+    stopped = threading.Event()
 
     def once(python: str, deadline: float) -> ScriptRun:
-        run = ScriptRunner(python=python).run(script, expected, phase_seconds=clock, deadline=deadline)
+        runner = ScriptRunner(python=python, environment=beside_torch(), stopped=stopped)
+        run = runner.run(script, expected, phase_seconds=clock, deadline=deadline)
         if (
             run.answer is Answer.OTHER and run.seen is not None
         ):  # the script knows the words of its own release
             run = dataclasses.replace(run, answer=ACROSS_RELEASES.answer(expected, run.seen))
         return run
 
-    return RepeatedScript(script, once, times)
+    if folder is None or not program:
+        return RepeatedScript(once, stopped, times)
+    started, watch = program_of(folder), watch_for(folder.case)
+
+    def program_once(python: str, deadline: float) -> ScriptRun:
+        there = dataclasses.replace(
+            started, command=(python, *started.command[1:]), environment=beside_torch()
+        )
+        left = deadline - time.monotonic()
+        run = run_program(there, NOTHING, watch=watch, timeout=left, stopped=stopped)
+        answer = answer_of_watched_run(expected, run, ACROSS_RELEASES)
+        missing = re.search(r"(?m)^(?:ModuleNotFoundError|ImportError): .*", run.tail)
+        if missing and answer is Answer.OTHER and not run.signatures:
+            return ScriptRun(Answer.CANNOT_TELL, f"the program does not start: {missing[0]}", run.seconds)
+        seen = run.signatures[0] if run.signatures else None
+        how = f"the program ended with status {run.status}" + (f" ({run.last_word})" if run.last_word else "")
+        return ScriptRun(answer, seen.summary if seen else how, run.seconds, seen)
+
+    return RepeatedScript(program_once, stopped, times)
 
 
-def _key(script: Path, index_url: str | None, times: int) -> str:
+def _key(script: Path, index_url: str | None, times: int, program: bool) -> str:
     """What answers kept in the case must agree on to count again."""
-    about = (script.read_bytes(), (index_url or "").encode(), sys.version.encode(), str(times).encode())
+    asked = b"the program" if program else script.read_bytes()
+    about = (asked, (index_url or "").encode(), sys.version.encode(), str(times).encode())
     return hashlib.sha256(b"\0".join(about)).hexdigest()[:16]
+
+
+def _about_script(folder: CaseFolder | None, script: Path, answer: str) -> tuple[str, ...]:
+    """What is true of a script need not be of the program: another release may capture another graph of it."""
+    captures = "torch.compile(" in script.read_text(encoding="utf-8", errors="replace")
+    if folder is None or (captures and answer not in ("always", "never")):
+        return ()
+    less = "is less than the program" if captures else "is a graph as it was captured, not the program"
+    return (f"{script.name} {less}, which a release may have fixed or broken elsewhere: --program asks that",)
 
 
 def _cheaper(folder: CaseFolder | None, index_url: str | None) -> str:
@@ -179,9 +237,12 @@ def _agree(plan: Plan, yes: bool, cheaper: str) -> None:
     if not plan.count:
         return
     about = "" if plan.exact else ", by estimate"
+    free = room_there(environments_folder())
     say(
         f"this downloads up to {plan.most} {_releases(plan.most)} of torch, {plan.bytes / 1e9:.1f} GB{about} "
-        f"(all {plan.count}, {plan.all_bytes / 1e9:.1f} GB, where many cannot be tested).{cheaper}"
+        f"(all {plan.count}, {plan.all_bytes / 1e9:.1f} GB, where many cannot be tested); environments take some "
+        f"{plan.disk / 1e9:.1f} GB of disk, of which {free / 1e9:.0f} GB are free, and "
+        f"{plan.seconds / 60:.0f} minutes, the runs apart.{cheaper}"
     )
     if yes:
         return

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -61,11 +61,13 @@ class Program:
     """How to start the user's program: `Program(("python", "train.py"), "/home/me")`.
 
     `change` is made in every run of it: a program that fails under some settings (`sweep`) is asked under them.
+    `environment` is what it gets beside ours.
     """
 
     command: tuple[str, ...]
     cwd: str | None = None
     change: Change = NOTHING
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def from_stdin(self) -> bool:
@@ -232,9 +234,8 @@ def recorded(
     started = time.monotonic()
     until = started + timeout if timeout is not None else float("inf")
     with tempfile.TemporaryDirectory(dir=scratch()) as gone, tempfile.TemporaryFile() as err:
-        environment = _changed_environment(change.over(program.change), Path(gone)) | {
-            OBSERVE_VARIABLE: observe
-        }
+        environment = _changed_environment(change.over(program.change), Path(gone))
+        environment |= {OBSERVE_VARIABLE: observe, **program.environment}
         where = (cases_dir or Path(gone)).absolute()
         try:
             spool = new_spool(where)

@@ -87,6 +87,8 @@ class ScriptRunner:
 
     prepared: PreparedInterpreter | None = None
     python: str = sys.executable
+    # What `python script` gets beside our own environment.
+    environment: Mapping[str, str] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
     # Whether a fork that devices are hidden from has answered as the script alone did; None before the first script.
     same_without_devices: bool | None = None
@@ -138,7 +140,11 @@ class ScriptRunner:
         def start(places: Places) -> Process:
             return Child(
                 [self.python, str(script), *arguments],
-                environment={**fresh_environment(os.environ, places.cache), **environment},
+                environment={
+                    **fresh_environment(os.environ, places.cache),
+                    **self.environment,
+                    **environment,
+                },
                 stdout=places.stdout,
                 stderr=places.stderr,
             )
