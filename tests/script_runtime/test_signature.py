@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import traceback
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -240,6 +241,22 @@ def test_a_signature_survives_json(sig: Signature) -> None:
 def test_a_signature_with_wrong_types_is_refused(change: dict) -> None:
     with pytest.raises(TypeError):
         signature_from_json({"kind": "hang", "phase": "run", **change})
+
+
+@pytest.mark.parametrize(("length", "end"), [(0, "the upload was refused"), (40, "the upload was refused")])
+def test_a_case_may_hide_more_of_a_message_than_its_script_does(length: int, end: str) -> None:
+    shown = Signature(
+        "runtime_error",
+        "run",
+        ("RuntimeError",),
+        f"no entry for dop_v1_0a1b2c3d in the store; {end}{' and more' * length}"[:300],
+    )
+    hidden = replace(shown, message=shown.message.replace("dop_v1_0a1b2c3d", "<hidden>"))
+    assert fails_the_same_way(shown, hidden) and fails_the_same_way(hidden, shown)
+    assert not fails_the_same_way(
+        hidden, replace(shown, message=shown.message.replace("the upload", "a download"))
+    )
+    assert not fails_the_same_way(replace(shown, message="<hidden>"), shown)
 
 
 def test_other_type_signal_or_phase_is_another_failure() -> None:

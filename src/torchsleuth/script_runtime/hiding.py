@@ -1,37 +1,82 @@
-"""Takes secrets out of text: what variables and options of a secret name hold, passwords of URLs, tokens by shape.
+"""Takes secrets out of text: what stands where a secret stands, and what is too random to be anything else.
 
-Signatures are made of text without secrets on both sides, in the watched program and in a script, so that they still
-match. This file's text is pasted into standalone repro scripts: standard library only.
+The idea: something of a *secret name* is *given* a *value*, and each of the three comes in many forms - a variable,
+an option, a guard, a key of a document, an element, an argument; assigned, compared, told in a sentence. Names of
+which every value is one (password, api_key, hf_token) are told from those that need a second look at the value
+(token, key, pass). Signatures are made of text without secrets on both sides, in the watched program and in a script,
+so that they still match. This file's text is pasted into standalone repro scripts: standard library only.
 """
 
+import base64
 import json
 import os
 import re
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
+from urllib.parse import quote, quote_plus
 
 HIDDEN_SECRET = "<hidden>"
 _HIDE_VARIABLE = re.compile(
-    r"(?:^|_)KEYS?(?:_|$)|TOKEN(?!IZ|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)|COOKIE"
-    r"|^(?!TORCH|.*GRAD).*(?:^|_)(?:PASS|PWD|PW)$",
+    r"(?:^|_)KEYS?\d*(?:_|$)|API_?KEY|TOKEN(?!IZ|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)|COOKIE|JWT|MNEMONIC"
+    r"|^(?!TORCH|.*GRAD).*(?:^|_|DB|SQL|PG|USER|ROOT|ADMIN)(?:PASS|PWD|PW)\d*$|(?:^|_)(?:PAT|PIN|OTP|DSN|SIG)$",
     re.IGNORECASE,
 )
+# Whose value is a secret whatever it looks like.
 _HIDE_STRONG = (
-    r"(?:passw(?:or)?d|passphrase|secret|credentials?"
-    r"|(?:api|access|account|secret|private|auth|signing|encryption)[_-]?key)"
+    r"(?:passw(?:or)?d|passwort|kennwort|passphrase|pass[_-]?code|contrase[nñ]a|mot[_ ]de[_ ]passe|wachtwoord"
+    r"|пароль|密码|パスワード|(?<!to)(?<!in)secret|credentials?"
+    r"|(?:db|user|usr|sudo|su|ssh|ftp|smtp|imap|root|admin|login|become|http|proxy|mail|redis|sql|pg|ldap|bind)[_-]?"
+    r"(?:pass|pwd|pw)"
+    r"|(?:api|access|account|secret|private|auth|signing|encryption|wandb|openai|hf|hub"
+    r"|comet|neptune|aws|azure|gcp|google|master"
+    r"|licen[cs]e|storage[_-]account|shared(?:access)?|client|consumer"
+    r"|service|subscription|deploy|ssh|host|admin|account)[_ -]?key"
+    r"(?:[_-]data)?(?![_-]?(?:id|path|file|name|type|len|dim|size|hash|state|proj|value|pad|shape|cache|mask|error))"
+    r"|(?:api|hf|hub|access|auth|refresh|session|bearer|personal|bot|csrf|xsrf|jwt|security|oauth|upload|deploy|gitlab"
+    r"|github|huggingface|wandb|slack|login|user|service|private)[_.-]?token(?!s|iz|[_-]?(?:id|type|len|dim|index))"
+    r"|session[_-]?id|otp[_-]?code|mnemonic|(?:seed|recovery)[_ ]phrase|connection[_-]?string)"
 )
-_HIDE_PART = r"[^\s'\"\\,;&)<>]"  # of a value that stands without quotes
+_HIDE_PART = r"(?:(?!%26|&(?:quot|#3[49]|amp);)[^\s'\"\\,;&)<>\]}])"  # of a value that stands without quotes
 _HIDE_MIXED = rf"(?={_HIDE_PART}*\d)(?={_HIDE_PART}*[A-Za-z])"
-_HIDE_GIVEN = r"(?:==|!=|[=:]|\bis(?:\s+not)?\b)\s*"  # a value to something: assigned, or compared by a guard
+_HIDE_QUOTE = r"(?:\\*['\"]|&quot;|&#3[49];|%2[27]|\\+u002[27])"
+# What may stand between a name and what it is given: the end of a name in quotes or brackets, its type.
+_HIDE_CLOSED = rf"[\w-]*{_HIDE_QUOTE}?[\])]?(?: \((?:type: )?\w+\))?(?: (?:provided|given|supplied|used))?"
+_HIDE_GIVEN = (
+    r"(?:[ \t]*(?:==|!=|[=-]>|:?=\s*|:|(?<=[ \t])\|[ \t](?=[^|\n]*\|)|%3[AaDd]|\bis(?:\s+not)?\b)"
+    r"[ \t]*(?:[|>][+-]?[ \t]*(?:\n|\\+n)?\s*)?|(?:\t|\\+t))"
+)
+_HIDE_TYPE = (
+    r"(?!(?:None|True|False|null|true|false|str|int|bool|float|bytes|list|dict|tuple|Optional|Union|object|Any|Tensor"
+    r"|tensor|datetime)\b)"
+)
+# A call, a name of an object's, a number: what a line of source has there.
+_HIDE_CODE = (
+    r"(?!`?[A-Za-z_][\w.]*[(\[]|(?:self|torch|cls|args|cfg|config|os|hf|kwargs|np)\."
+    r"|\$|\{|%[sdr(]|-?\d{1,5}(?:\.\d*)?\b(?![\w-]))"
+)
 _HIDE_OPTION = re.compile(
-    rf"(--[\w-]*(?:{_HIDE_STRONG}|token|auth))(=|\s+)(?!-)([^\s'\"\\,)]+)", re.IGNORECASE
+    rf"(--[\w.-]*(?:{_HIDE_STRONG}|token|auth))(=|\s+|(?:\\*['\"],\s*|=|\s+)\\*['\"])(?!-)([^\s'\"\\,)]+)",
+    re.IGNORECASE,
 )
 _HIDE_LIKELY_OPTION = re.compile(
-    rf"((?<![\w-])(?:--(?:[\w-]*-)?(?:pass|pwd|key)|-p))(=|\s+)(?![\w.]*[/:]){_HIDE_MIXED}({_HIDE_PART}{{6,}})",
+    rf"((?<![\w-])(?:--(?:[\w-]*-)?(?:pass|pwd|pw|key)|-p))(=|\s+)(?![\w.]*[/:]){_HIDE_MIXED}({_HIDE_PART}{{6,}})",
     re.IGNORECASE,
 )
+_HIDE_NO_WORD = (
+    r"(?!(?:not|wrong|required|provided|specified|found|known|stored|saved|valid|accepted|rejected|correct|shown|read|missing|empty"
+    r"|invalid|incorrect|expired|needed|set|unset|too|the|an?|no|never|always|used|only|of|for"
+    r"|is|are|was|were|to|in|by|from|that|this|must|should|cannot|optional|given|hidden|shorter|longer|tensor|None|True|False)\b)"
+)
+
+
+def _hide_rule(before: str, value: str, after: str = "") -> tuple[re.Pattern[str], str]:
+    """What stands before a secret, which stays, and how the secret looks."""
+    return re.compile(rf"(?i)({before}){value}{after}"), rf"\g<1>{HIDDEN_SECRET}"
+
+
 _HIDE_REWRITES = [
-    (re.compile(r"(?<=://)[^/\s@'\"\\]+(?=@)"), HIDDEN_SECRET),  # of a URL: name and password
+    _hide_rule(r"://", r"(?:<hidden>|[^/\s@'\"\\<\[])+(?=@)"),  # of a URL: name and password
     (_HIDE_OPTION, rf"\1\2{HIDDEN_SECRET}"),
     # Of an option that often is none (`mkdir -p x86`): only of programs in Python and of those that ask for passwords.
     (
@@ -42,75 +87,138 @@ _HIDE_REWRITES = [
         ),
         rf"\1\2\3{HIDDEN_SECRET}",
     ),
-    (re.compile(r"(\bsshpass\s+-p\s*|\bmysql\w*\s[^\n|;]*?-p(?=\S))[^\s'\"]+"), rf"\1{HIDDEN_SECRET}"),
-    (re.compile(r"(\bcurl\s[^\n|;]*?(?:-u|--user)[=\s]*['\"]?[^\s:'\"]+:)[^\s'\"]+"), rf"\1{HIDDEN_SECRET}"),
-    (re.compile(r"(\blogin\s+\S+\s+password\s+)\S+"), rf"\1{HIDDEN_SECRET}"),  # .netrc
-    # Something of such a name that is given a value, in quotes or without; a token only where the value could be one.
+    # Programs that are given a password in their own way.
+    _hide_rule(
+        r"\b(?:sshpass\s+-p|redis-cli\b[^\n|;]*?\s-a"
+        r"|docker\s+login\b[^\n|;]*?\s-p|(?:un)?zip\b[^\n|;]*?\s-P"
+        r"|wandb\s+login"
+        r"|smbclient\b[^\n|;]*?-U\s*[\w.]+%|pass(?:in|out)?\s+pass:|htpasswd\s+-b\S*\s+\S+\s+\S+"
+        r"|login\s+\S+\s+password)[ \t]*",
+        r"(?!-)[^\s'\"]+",
+    ),
+    _hide_rule(r"\b(?:mysql\w*\s[^\n|;]*?|7za?\s[^\n|;]*?)-p(?=\S)", r"[^\s'\"]+"),
+    _hide_rule(r"\b(?:curl|https?)\s[^\n|;]*?(?:-u|-a|--user|--auth)[=\s]*['\"]?[^\s:'\"]+:", r"[^\s'\"]+"),
+    _hide_rule(r"\bcurl\s[^\n|;]*?(?:-b|--cookie)[=\s]*['\"]?[^\s='\"]+=", r"[^\s'\"]+"),
+    _hide_rule(r"\becho\s+['\"]?", r"[^\s'\"|]+", r"(?=['\"]?\s*\|\s*(?:sudo|docker\s+login|\S*pass))"),
+    # A value in quotes, also of several words; an element; a pair; the value of a variable in a document of variables.
     (
         re.compile(
-            rf"({_HIDE_STRONG}\\*['\"]?\]?\s*{_HIDE_GIVEN}[rbu]?(\\*['\"]))(?:(?!\2)[^\n])+(?=\2)",
-            re.IGNORECASE,
+            rf"(?i)({_HIDE_STRONG}{_HIDE_CLOSED}{_HIDE_GIVEN}[rbuf]?({_HIDE_QUOTE}))(?:(?!\2)[^\n])+?(?=\2)"
         ),
         rf"\1{HIDDEN_SECRET}",
     ),
+    _hide_rule(rf"<[\w:.-]*{_HIDE_STRONG}[\w:.-]*>", r"[^<\n]+(?=</)"),
     (
         re.compile(
-            rf"({_HIDE_STRONG}\\*['\"]?\]?\s*(?:==|!=|[=:])\s*\\*['\"]?)"
-            rf"(?!(?:None|True|False|null|str|int|bytes)\b){_HIDE_PART}{{3,}}",
-            re.IGNORECASE,
+            rf"(?i)(\(\s*b?({_HIDE_QUOTE})[\w.-]*{_HIDE_STRONG}\2\s*,\s*b?({_HIDE_QUOTE}))(?:(?!\3)[^\n])+(?=\3)"
         ),
         rf"\1{HIDDEN_SECRET}",
     ),
+    _hide_rule(
+        rf"\bname['\"]?\s*[:=]\s*['\"]?[\w.-]*{_HIDE_STRONG}[\w.-]*['\"]?\s*,?(?:\\n)?\s*['\"]?value['\"]?\s*[:=]\s*['\"]?",
+        rf"{_HIDE_PART}+",
+    ),
+    _hide_rule(
+        rf"(?<![\w-])(?P<name>[\w-]*?{_HIDE_STRONG}[\w-]*){_HIDE_CLOSED}(?!\s+is\b){_HIDE_GIVEN}(?:[rbuf]?{_HIDE_QUOTE})?(?:![a-z]+\s+)?",
+        rf"(?!(?:[\w.]+\.)?(?P=name)\b){_HIDE_TYPE}(?!(?:the|an?|password|string|optional|required|to)\b){_HIDE_CODE}{_HIDE_PART}{{3,}}",
+    ),
+    # A key at the beginning of a line holds what follows, also several words.
+    _hide_rule(
+        rf"(?m:^|(?<=['\"]))\s*[\w.-]*{_HIDE_STRONG}\s*:[ \t]+<hidden>", r"(?: [\w-]+){1,24}(?m:$|(?=['\"]))"
+    ),
+    _hide_rule(
+        rf"\b{_HIDE_STRONG}['\"]?\s+(?:is|was|of \w+ is)\s+['\"]?",
+        rf"{_HIDE_NO_WORD}{_HIDE_PART}{{6,}}(?=['\".,;!]?(?:\s*(?m:$)|['\",;]|\.\s))",
+    ),
+    _hide_rule(
+        rf"(?<![A-Za-z]){_HIDE_STRONG}\s+['\"]?",
+        rf"(?={_HIDE_PART}*[\d!$%*+?^~#]){_HIDE_MIXED}(?!\w*\(){_HIDE_PART}{{8,}}",
+    ),
+    _hide_rule(r"\b(?:credentials?|log(?:ged)? in (?:with|as))\s+['\"]?[\w.@-]+[/:]", rf"{_HIDE_PART}{{6,}}"),
+    _hide_rule(r"\b(?:pin|otp|2fa)(?:[_ ]code)?['\"]?\s*[:=]\s*['\"]?", r"\d{4,8}\b"),
+    _hide_rule(
+        r"\b(?:pw|pwd|pass)['\"]?\]?\s*(?:==|[=:])\s*[rb]?['\"]",
+        r"(?!\w+_\w+['\"]|/|~)[^'\"\s/]{6,}(?=['\"])",
+    ),
+    # Of a name that is often no secret's: only where the value could be one.
+    _hide_rule(
+        rf"(?:token|auth|cookie)\\*['\"]?\]?{_HIDE_GIVEN}\\*['\"]?",
+        rf"(?!\w+_token\b){_HIDE_CODE}(?={_HIDE_PART}*\d){_HIDE_PART}{{8,}}",
+    ),
+    _hide_rule(
+        rf"(?:\b|_)(?:pass|pwd)\\*['\"]?\]?{_HIDE_GIVEN}\\*['\"]?",
+        rf"(?![a-z]+(?:_[a-z0-9]+)+\b|[~/.]){_HIDE_MIXED}{_HIDE_PART}{{6,}}",
+    ),
     (
-        re.compile(
-            rf"((?:token|auth|cookie|signature)\\*['\"]?\]?\s*{_HIDE_GIVEN}\\*['\"]?)"
-            rf"(?={_HIDE_PART}*\d){_HIDE_PART}{{8,}}",
-            re.IGNORECASE,
-        ),
+        re.compile(rf"(\b[A-Z0-9_]*_(?:PASS|PWD|PW|TOKEN)=['\"]?)(?![~/$\[<]){_HIDE_PART}{{3,}}"),
         rf"\1{HIDDEN_SECRET}",
     ),
-    (
-        re.compile(
-            rf"((?:\b|_)(?:pass|pwd)\\*['\"]?\]?\s*{_HIDE_GIVEN}\\*['\"]?)(?![a-z]+(?:_[a-z0-9]+)+\b|[~/.])"
-            rf"{_HIDE_MIXED}{_HIDE_PART}{{6,}}",
-            re.IGNORECASE,
-        ),
-        rf"\1{HIDDEN_SECRET}",
+    _hide_rule(r"\bpw=", rf"(?![~/.$]){_HIDE_CODE}{_HIDE_PART}{{6,}}"),
+    _hide_rule(r";\s*(?:pwd|password)=", r"[^;'\"\n]+"),
+    _hide_rule(r"\btoken\s+['\"]", rf"{_HIDE_MIXED}[\w-]{{16,}}"),
+    _hide_rule(
+        r"\bX-(?:Amz|Goog)-(?:Signature|Security-Token|Credential)['\"]?\s*[=:]\s*['\"]?", rf"{_HIDE_PART}+"
     ),
-    (re.compile(rf"(\b[A-Z0-9_]*_(?:PASS|PWD|PW)=['\"]?)(?![~/]){_HIDE_PART}{{3,}}"), rf"\1{HIDDEN_SECRET}"),
-    (re.compile(r"(;\s*(?:pwd|password)=)[^;'\"\n]+", re.IGNORECASE), rf"\1{HIDDEN_SECRET}"),
-    (re.compile(r"([?&;]sig=)[^\s&'\"\\<>]{8,}"), rf"\1{HIDDEN_SECRET}"),
-    (
-        re.compile(
-            r"(\bAuthorization\\*['\"]?\]?\s*[:=]\s*\\*['\"]?(?:[A-Za-z]+\s+)?)(?![A-Za-z]+\s+<)[^\s'\"\\,;<>]{6,}",
-            re.IGNORECASE,
-        ),
-        rf"\1{HIDDEN_SECRET}",
+    _hide_rule(
+        r"[?&;](?:[\w-]*(?:sig|signature|token|secret|password|auth|passwd|pwd|api-?key)|key|sid|session)=",
+        r"[^\s&'\"\\<>]{6,}",
     ),
-    (
-        re.compile(
-            r"(\b(?:Set-)?Cookie\\*['\"]?\s*[:=]\s*\\*['\"]?)(?=[^\n'\"\\]*=)[^\n'\"\\]+", re.IGNORECASE
-        ),
-        rf"\1{HIDDEN_SECRET}",
+    _hide_rule(r"\bjdbc:[\w:]+:\w+/", r"[^\s@'\"]+(?=@)"),
+    # Headers.
+    _hide_rule(r"\bAuthorization\s*[:=]\s*(?:Digest|AWS4-\S+)\s", r"[^\n]+"),
+    _hide_rule(
+        r"\b(?:Proxy-)?Authorization\\*['\"]?\]?\s*[:=]\s*\\*['\"]?(?:[A-Za-z]+\s+)?",
+        rf"{_HIDE_CODE}" + r"(?![A-Za-z]+\s+<)[^\s'\"\\,;<>]{6,}",
     ),
-    (
-        re.compile(
-            r"\b(Bearer|Basic)(\s+)(?:(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}|[\w.~+/=-]{20,})", re.IGNORECASE
-        ),
-        rf"\1\2{HIDDEN_SECRET}",
-    ),
+    _hide_rule(r"\b(?:Set-)?Cookie\\*['\"]?\s*[:=]\s*\\*['\"]?", r"(?=[\w.-]+=)[^\n'\"\\]+"),
+    _hide_rule(r"\b(?:Bearer|Basic)\s+", r"(?:(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}|[\w.~+/=-]{20,})"),
+    # Tokens known by their shape.
     (
         re.compile(
             r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
             r"|sk-(?=[\w-]*\d)[\w-]{16,}|xox[a-z]-(?=[\w-]*\d)[\w-]{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,}"
-            r"|AIza[\w-]{20,}|eyJ[\w-]{10,}\.[\w.-]+|[sr]k_(?:live|test)_[A-Za-z0-9]{10,}|npm_[A-Za-z0-9]{20,}"
-            r"|pypi-[\w-]{16,}|nvapi-[\w-]{16,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{16,})"
+            r"|AIza[\w-]{20,}|eyJ[\w-]{10,}\.[\w.-]+|eyJ[\w-]{40,}|ya29\.[\w-]{20,}|[sr]k_(?:live|test)_[A-Za-z0-9]{10,}|npm_[A-Za-z0-9]{20,}"
+            r"|pypi-[\w-]{16,}|nvapi-[\w-]{16,}"
+            # Of most services since: a short prefix, perhaps its kind, and what was drawn.
+            r"|(?:gsk|r8|wandb_v1|tgp_v1|lsv2_(?:pt|sk)|pcsk|dckr_pat|ntn|figd|rpa|KGAT|sbp|whsec|squ|sqp|sqa|nfp|bkua|glc|napi|fm[12]"
+            r"|pscale_\w+|y0|t1|HRKU|CCIPAT|ops|pnu|sgp|shp\w\w|vcp|cfut|sntrys|dop_v1)[_-](?=[\w-]*\d)[\w-]{16,}"
+            r"|(?:xai|tskey|fw|pplx|AKCp|glrt|csk|ak|as|tk|dp)[_.-](?:[a-z]{2,8}[_.-])?(?=[A-Za-z-]*\d)[A-Za-z0-9-]{20,})"
         ),
         HIDDEN_SECRET,
     ),
-    (re.compile(r"(\bhooks\.slack\.com/(?:services|workflows|triggers)/)[\w/+-]+"), rf"\1{HIDDEN_SECRET}"),
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Za-z0-9+/=\s\\-]*"), HIDDEN_SECRET),
+    _hide_rule(r"\bhooks\.slack\.com/(?:services|workflows|triggers)/", r"[\w/+-]+"),
+    _hide_rule(r"\bdiscord(?:app)?\.com/api/webhooks/", r"[\w/-]+"),
+    _hide_rule(r"\b(?:api\.telegram\.org/)?bot(?=\d)", r"\d{6,}:[\w-]{30,}"),
+    _hide_rule(
+        r"\b(?:wandb|heroku|lightning|api[ _-]?key|token)\b[^\w\n]{1,4}(?:(?:key|login)[^\w\n]{1,4})?",
+        r"(?:[0-9a-f]{32,40}|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})\b",
+    ),
+    (
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?:(?!-----END)[^<])*(?:-----END [A-Z ]*-----)?"),
+        HIDDEN_SECRET,
+    ),
+    _hide_rule(r"\"(?:k|d|p|q|dp|dq|qi)\"\s*:\s*\"", r"[\w-]{43,}"),  # of a key as JSON
 ]
+# Arguments of what is called to log in, or to wrap a secret.
+_HIDE_CALL = re.compile(
+    rf"(?i)(?:{_HIDE_STRONG}s?['\"]?\]?\s*(?:=\s*"
+    r"(?!\w*\.?(?:get|load|read|input|environ|prompt|config|cfg|args))(?:\w+\.)*\w*|:\s*)[\[({]"
+    r"|(?<!def )\b\w*(?:basicauth|digestauth|secretstr|secretbytes|set_?"
+    r"(?:password|secret|token|api_?key)|\blogin|authenticate)\("
+    r"|\bauth\s*=\s*\()[^()\[\]{}\n]*[)\]}]"
+)
+_HIDE_ARGUMENT = re.compile(r"(?<![\w.])([rbu]?)(\\*['\"])((?:(?!\2).)*)\2")
+# One of these is in every text in which a rule above finds something. Most texts hold none, which is seen quickly.
+_HIDE_WORDS = re.split(
+    r"\|",
+    "pass|pwd|pw|wort|wacht|contrase|parol|пароль|密码|パス|secret|credential|key|token|auth|cookie|sig|session|sid=|"
+    "otp|pin|2fa|mnemonic|kty|heroku|lightning|phrase|connection|://|login|curl|http|smbclient|redis|zip|7z|echo|"
+    "mysql|jdbc|bearer|basic|hf_|ghp_|gho_|ghu_|ghs_|ghr_|github|glpat|sk-|sk_|rk_|xox|akia|asia|aiza|eyj|npm_|"
+    "pypi-|nvapi|gsk|r8_|_v1|lsv2|pcsk|dckr|ntn_|figd|rpa_|kgat|sbp_|whsec|squ_|sqp_|sqa_|nfp_|bkua|glc_|napi|"
+    "fm1_|fm2_|pscale|y0_|t1_|hrku|ccipat|ops_|pnu_|sgp_|shp|ya29|vcp_|cfut|sntrys|xai-|tskey|fw_|pplx|akcp|glrt|"
+    "csk-|ak-|as-|tk-|tk_|dp.|slack|discord|bot|wandb|-----|-p|.py|log in|logged in",
+)
+_HIDE_RUN = re.compile(r"(?<![\w/+=.~-])[\w/+-]{20,600}={0,2}(?![\w/+])")
 
 
 def hide_secrets(text: str, values: tuple[str, ...] | None = None) -> str:
@@ -124,13 +232,47 @@ def hide_secrets(text: str, values: tuple[str, ...] | None = None) -> str:
             # A short one could be a part of a word that has nothing to do with it.
             edge = ("", "") if len(value) >= 12 else (r"(?<!\w)", r"(?!\w)")
             text = re.sub(edge[0] + re.escape(value) + edge[1], HIDDEN_SECRET, text)
-    for pattern, replacement in _HIDE_REWRITES:
-        text = pattern.sub(replacement, text)
+    small = text.lower()
+    if any(word in small for word in _HIDE_WORDS):
+        for pattern, replacement in _HIDE_REWRITES:
+            text = pattern.sub(replacement, text)
+        text = _HIDE_CALL.sub(lambda call: _HIDE_ARGUMENT.sub(_hide_argument, call[0]), text)
+    return _HIDE_RUN.sub(_hide_random, text)
+
+
+def _hide_argument(given: re.Match[str]) -> str:
+    return f"{given[1]}{given[2]}{HIDDEN_SECRET}{given[2]}" if given[3] else given[0]
+
+
+def _hide_random(run: re.Match[str]) -> str:
+    """Nothing that people or compilers name goes up and down between small, large and digits so often.
+
+    Numbers that a script reads from its own text stand in a call that says so, or are longer than a token.
+    """
+    text, before = run[0], run.string[max(0, run.start() - 12) : run.start()]
+    if "b64decode(" in before or "base64," in before:
+        return text
+    for part in re.findall(r"[A-Za-z0-9]{20,}", text):
+        kinds = ["0" if c.isdigit() else "A" if c.isupper() else "a" for c in part]
+        turns = sum(a != b for a, b in pairwise(kinds))
+        in_words = sum(map(len, re.findall(r"[a-z]{3,}", part)))
+        most = (0.15, 0.15, 0.25, 0.25, 0.4)[min(4, len(re.findall(r"\d+", part)))]
+        if (
+            len(set(kinds)) == 3
+            and turns >= 0.4 * len(part)
+            and in_words < most * len(part)
+            and "_Z" not in text
+        ):
+            text = text.replace(part, HIDDEN_SECRET) if text.startswith("/") else HIDDEN_SECRET
     return text
 
 
+def _hide_encoded(value: str) -> str:
+    return base64.b64encode(value.encode("utf-8", "replace")).decode().rstrip("=")
+
+
 def hide_in_words(words: list[str]) -> list[str]:
-    """A command line without secrets: `hide_in_words(["--token", "x1"]) == ["--token", "<hidden>"]`."""
+    """A command line less its secrets: `hide_in_words(sys.argv)`."""
     given = secret_values({}, words)
     return [hide_secrets(HIDDEN_SECRET if word in given else word, given) for word in words]
 
@@ -154,6 +296,8 @@ def secret_values(environment: Mapping[str, str], words: list[str]) -> tuple[str
             found.add(match[3])
         if word in ("-u", "--user") and re.fullmatch(r"[^\s:/]+:[^\s/:]+", following):
             found.add(following.partition(":")[2])
-    # As they stand in the text of an error, and in a document.
-    found |= {shown(value)[1:-1] for value in found for shown in (repr, json.dumps)}
+    # As they stand in the text of an error, in a document, in a URL and in a header.
+    found |= {shown(value)[1:-1] for value in found for shown in (repr, json.dumps)} | {
+        shown(value) for value in found if len(value) >= 12 for shown in (quote, quote_plus, _hide_encoded)
+    }
     return tuple(sorted(found - {HIDDEN_SECRET, ""}, key=len, reverse=True))

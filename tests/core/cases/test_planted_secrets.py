@@ -36,6 +36,17 @@ ASSIGNED = [
     '{"password": "$"}', '{\\"password\\": \\"$\\"}', '{\\\\\\"api_key\\\\\\": \\\\\\"$\\\\\\"}',
     "{'secret': '$'}", "Config(password='$', lr=0.1)", "n.api_key is '$'", "n.api_key == '$'",
     "___check_obj_id(L['n'].secret, 7), L['n'].secret == '$'", "G['CFG']['password'] == '$'", "L['cfg'].password != '$'",
+    "<password>$</password>", '{"name": "DB_PASSWORD", "value": "$"}', "- name: DB_PASSWORD\n  value: $", "('password', '$')",
+    "[('api_key', '$'), ('lr', 0.1)]", 'os.environ.setdefault("HF_TOKEN", "$")', "os.environ['WANDB_API_KEY'] = '$'",
+    "SecretStr('$')", "auth=('ada', '$')", "HTTPBasicAuth('ada', '$')", "set_password('$')", "huggingface_hub.login('$')",
+    "client.login('ada', password='$')", "db.password=$", "+auth.token=$", "masterKey: $", "keystorePassword=$", "user_pass=$",
+    "ansible_become_pass=$", "passwort: $", "kennwort=$", "contraseña: $", "mot_de_passe=$", "密码: $", "b'password=$'",
+    "password%3D$%26x", "&quot;password&quot;: &quot;$&quot;", "the secret is $", "Invalid API key provided: $", "ENV API_TOKEN=$",
+    "login failed for ada with password $", "ValueError: wrong password: $", "cannot log in with ada:$", "cfg.hub.token is '$'",
+    "  (api_key): '$'", "password (str): $", "password -> $", "password => '$'", "password := $", "| password | $ |", "password\t$",
+    "password = f'$'", "password = ['$']", "passwords = ['$', 'x']", "api_keys = {'openai': '$'}", "password = str('$')",
+    "password: |\n  $", "['--password', '$']", "('--token', '$')", "Enter passphrase: $", "openai.api_key = \"$\"",
+    "kubectl create secret generic x --from-literal=pw=$", "{'user': 'ada', 'pw': '$'}", "token '$$$' is not valid",
 ]  # fmt: skip
 SAID = [
     "Authorization: Bearer $", "Authorization: Token $", "authorization: Basic $", "'Authorization': 'Bearer $'",
@@ -43,6 +54,10 @@ SAID = [
     "curl -u ada:$ https://h/x", "curl --user ada:$ -X POST https://h", "sshpass -p $ ssh h", "mysql -u root -p$ db",
     "postgres://ada:$@db.example.com/x", "redis://:$@h:6379/0", "https://$@example.com/simple",
     "https://h.blob.core.windows.net/c?sv=2022&sig=$&se=2027", "GET /x?access_key=$&page=2",
+    "redis-cli -a $ ping", "openssl rsa -passin pass:$ -in k", "gpg --batch --passphrase $ -d x", "smbclient //h/s -U ada%$",
+    "http -a ada:$ https://h", "unzip -P $ x.zip", "7z x -p$ x.7z", "docker login -u ada -p $ h", "echo $ | sudo -S ls",
+    "curl -H 'X-Api-Key: $' https://h", "curl -b 'session=$' https://h", "X-Auth-Token: $", "https://h/x?token=$", "?apikey=$",
+    "jdbc:oracle:thin:ada/$@h:1521/x", "Authorization: ApiKey $", 'Authorization: Digest username="ada", response="$"',
 ]  # fmt: skip
 OPTIONS = [
     "--api-key $", "--api-key=$", "--wandb-key $", "--wandb-key=$", "--pass $", "--db-pass=$", "--hub-token $",
@@ -78,6 +93,30 @@ SHAPES = [
     lambda: "PMAK-" + some(24, HEX) + "-" + some(34, HEX),
     lambda: "eyJ" + some(20) + ".eyJ" + some(30) + "." + some(40),
     lambda: "-----BEGIN RSA PRIVATE KEY-----\n" + some(64) + "\n-----END RSA PRIVATE KEY-----",
+    lambda: (
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: x 2.0\n\n"
+        + some(64)
+        + "\n-----END PGP PRIVATE KEY BLOCK-----"
+    ),
+    lambda: (
+        "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n"
+        + some(64)
+        + "\n-----END RSA PRIVATE KEY-----"
+    ),
+    lambda: "wandb_v1_" + some(60) + "1",
+    lambda: "tgp_v1_" + some(40) + "1",
+    lambda: "xai-" + some(79) + "1",
+    lambda: "lsv2_pt_" + some(32, HEX) + "_" + some(10, HEX),
+    lambda: "pcsk_" + some(6) + "_" + some(60),
+    lambda: "dckr_pat_" + some(26) + "1",
+    lambda: "tskey-auth-" + some(12) + "1-" + some(32),
+    lambda: "figd_" + some(40) + "1",
+    lambda: "KGAT_" + some(32, HEX),
+    lambda: "sbp_" + some(40, HEX),
+    lambda: "ya29." + some(60),
+    lambda: "wandb: " + some(40, HEX),
+    lambda: "api key " + some(32, HEX),
+    lambda: "Zq3" + some(37) + "7vB",  # of nobody that we know
 ]
 PLANTED = (
     [(form, word()) for form in ASSIGNED + SAID for _ in range(2)]
@@ -95,14 +134,16 @@ def test_there_are_as_many_as_it_says() -> None:
 def telling(secret: str) -> list[str]:
     """The parts of a secret that would give it away."""
     parts = [
-        part for part in secret.replace("/", "\n").splitlines() if not part.startswith(("-----", "https"))
+        part
+        for part in secret.replace("/", "\n").splitlines()
+        if not part.startswith(("-----", "https", "Proc", "Version"))
     ]
     return [part[6:] for part in parts if len(part) > 8]
 
 
 @pytest.mark.parametrize(("form", "secret"), PLANTED, ids=range(len(PLANTED)))
 def test_a_planted_secret_leaves_by_no_way(form: str, secret: str) -> None:
-    text = form.replace("$", secret)
+    text = form.replace("$$$", secret * 3).replace("$", secret)
     assert secret in text
     document = {"said": [text], "how": {"deep": text}}
     ways = [
@@ -155,6 +196,17 @@ HARMLESS = [
     "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "cookie cutter", "signature: wrong result",
     '"signature": {"summary": "LoweringException: AssertionError", "kind": "compile_error"}',
     "torch.ops.aten._scaled_dot_product_flash_attention.default", "auth = build_auth()", "token_embedding.weight",
+    "self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))", "next_token = next_token.unsqueeze(-1)",
+    "hidden_state, cls_token = hidden_state[0], hidden_state[1]", "one_token = key.size(1) == 1", "self.mask_token = nn.Embedding(2, 8)",
+    "position_ids[:, batch_idx, valid_token_mask] = current_position_ids", "inference_session: Sam2VideoInferenceSession,",
+    "authorization = authorization.split(':')", "forward_hf_token: bool = False,", "if no secret is provided, it stops", "def login(self, user='', passwd='', acct='')",
+    "hf://<repo-id>[@<revision>]/<path/in/repo>", "storage_key.device.type != 'cpu'", "self.storage_to_allocator[storage_key] = node",
+    "from .cpp_micro_gemm import CppMicroGemmWoQInt4Amx", "packed = QConvPointWiseBinaryPT2E(", "perChMaxRingLL128Bws", "WeightInt4PackMatmul",
+    "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferE", "password: str",
+    "__compiled_fn_1_7f9f3f23_8a4b_4df1_bc11_b9d4f7ab2b3f", "torch._dynamo.exc.Unsupported: Attempted to call function marked as skipped",
+    "aten.native_layer_norm_backward.default", "cpp_fused__softmax__to_copy_add_masked_fill_mul_0", "Mixtral8x7BInstructV01ForCausalLM",
+    "torch.frombuffer(bytearray(base64.b64decode('AbC1dEf2GhI3jKl4MnO5pQr6StU7vWx8')), dtype=torch.int64)", "pass 1 of 3: fuse",
+    "secret | mask", "api_key = os.environ['API_KEY']", "password = getpass.getpass()", "get_token(key)", "self.api_key = api_key", "key=lambda x: x[1]",
     "model.layers.0.self_attn.q_proj.weight: f32[4096, 4096]", "is_causal=True, enable_gqa=False", "x.is_cuda is True",
 ]  # fmt: skip
 

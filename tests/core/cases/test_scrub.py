@@ -14,7 +14,7 @@ from torchsleuth.core.cases.record import CompileSettings, GraphRecord
 from torchsleuth.core.cases.scrub import scrubbed
 from torchsleuth.script_runtime.hiding import hide_in_words, hide_secrets, secret_values
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way, signature_of_exception
-from torchsleuth.torch_core.repro.script import script_text
+from torchsleuth.torch_core.repro.script import RUNTIME, runtime_text, script_text
 
 SECRET = "hunter2-tr0ub4dor"
 
@@ -137,6 +137,7 @@ def test_our_own_scripts_are_left_as_they_are() -> None:
     graph = "class Repro(torch.nn.Module):\n    def forward(self, x):\n        return (x,)\n"
     text = script_text(record, graph, make().signature.to_json())
     assert scrubbed("original.py", text) == text
+    assert scrubbed(RUNTIME, runtime_text()) == runtime_text()  # it holds the rules
 
 
 def test_every_text_of_a_case_is_clean(tmp_path: Path, monkeypatch) -> None:

@@ -24,7 +24,7 @@ import sys
 import tokenize
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -54,23 +54,38 @@ def scrubbed(name: str, text: str, *, everywhere: bool = False) -> str:
             doc = json.loads(text)
         except (ValueError, RecursionError):
             return shortened(hidden(text))
-        return json.dumps(_Walk(everywhere, _values_if_any(text)).value(doc, ""), indent=1) + "\n"
+        return json.dumps(_Walk(everywhere, _values_if_any(doc)).value(doc, ""), indent=1) + "\n"
     return shortened(hidden(text))
 
 
 def without_secrets_in(document: object) -> object:
     """A JSON document, its strings free of secrets: `without_secrets_in({"token": "abc"}) == {"token": "<hidden>"}`."""
-    values = _values_if_any(json.dumps(document))
+    values = _values_if_any(document)
     return document if values is None else _Walk(True, values, paths=False).value(document, "")
 
 
-def _values_if_any(text: str) -> tuple[str, ...] | None:
-    """The secrets to take out of a document, of which this is the text; None where there are none in it.
+def _values_if_any(document: object) -> tuple[str, ...] | None:
+    """The secrets to take out of a document; None where there are none in it.
 
-    Most hold none, which is quicker to see in one text than in thousands of strings.
+    Most hold none, which is quicker to see in one text than in thousands of strings, as they are and not as a document
+    escapes them.
     """
     values = secret_values(os.environ, sys.orig_argv)
+    text = "\n".join(_strings(document))
     return values if hidden(text, values) != text else None
+
+
+def _strings(document: object, key: str = "") -> Iterator[str]:
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield from _strings(value, str(name))
+    elif isinstance(document, list):
+        for each in document:
+            yield from _strings(each)
+    elif isinstance(document, str):
+        yield document
+        if _NAMED.search(f"{key}="):
+            yield f"password='{document}'"
 
 
 @dataclass(frozen=True)
