@@ -4,9 +4,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 KIT = Path(__file__).parent / "kit"
 # Some virtual machines announce AMX and trap on its first instruction (a bfloat16 product ends the process); no test
@@ -35,6 +37,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu") is not None and not cuda:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        since = item.get_closest_marker("since_torch")
+        if since is not None and Version(metadata.version("torch")) < Version(since.args[0]):
+            item.add_marker(pytest.mark.skip(reason=f"needs torch {since.args[0]}: make test-torch"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,9 +1,11 @@
 """A call of a compiled function written as a program: what is read back is what was written, and it fails alike."""
 
+import ast
 import collections
 import copy
 import dataclasses
 import enum
+import importlib
 import math
 import re
 import weakref
@@ -18,7 +20,12 @@ from hypothesis import strategies as st
 from torch.testing._internal.two_tensor import TwoTensor
 
 from torchsleuth.torch_core.repro.program import program_of_call
-from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way, place_of_call
+from torchsleuth.torch_internals.compiled_calls import (
+    CallUnderWay,
+    call_of_wrapper,
+    call_under_way,
+    place_of_call,
+)
 from torchsleuth.watched.call_source import Around, EarlierCalls, call_sources
 from torchsleuth.watched.graph_record import state_now
 
@@ -402,6 +409,57 @@ def test_the_call_under_way_is_found_with_its_arguments_and_options():
     )
     assert call.function is net and call.backend is backend and call.fullgraph and call.dynamic is False
     assert call.args[0].tolist() == [[1.0, 1.0]]
+
+
+def my_backend(graph, inputs, **given):
+    return graph.forward
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"backend": my_backend, "mode": "fast"},
+        {"backend": my_backend, "options": {"a": 1, "mode": 2}},
+        {"mode": "max-autotune-no-cudagraphs"},
+        {"options": {"max_fusion_size": 3}},
+        pytest.param(
+            {"backend": my_backend, "name": "r", "mode": "fast"}, marks=pytest.mark.since_torch("2.15")
+        ),
+    ],
+    ids=lambda given: "-".join(key for key in given if key != "backend"),
+)
+def test_how_it_was_compiled_is_written_as_it_was_given(given):
+    compiled = torch.compile(identity, **given)
+    call = call_of_wrapper({"self": context_of(compiled), "fn": identity, "args": (), "kwargs": {}})
+    forms, why = call_sources(call, Around(state_now()))
+    assert why is None
+    written = ast.parse(forms[0].setup[-1]).body[0].value
+    said = {k.arg: ast.literal_eval(k.value) for k in written.keywords if k.arg != "backend"}
+    assert said == {key: value for key, value in given.items() if key != "backend"}
+
+
+def context_of(compiled):
+    """What of torch knows how a function was compiled."""
+    cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__))
+    return cells["self"].cell_contents
+
+
+@pytest.mark.since_torch("2.15")
+def test_the_sizes_that_a_program_promises_are_written():
+    compiled = torch.compile(identity, backend=my_backend, dynamic_shapes={"x": {0: None}})
+    call = call_of_wrapper({"self": context_of(compiled), "fn": identity, "args": (1,), "kwargs": {}})
+    forms, why = call_sources(call, Around(state_now()))
+    assert why is None and "dynamic_shapes=" in forms[0].setup[-1]
+
+
+@pytest.mark.parametrize("key", ["dynamic_sources", "unbacked_sources"])
+def test_settings_of_torch_compiler_and_of_shapes_are_written(key):
+    fx = importlib.import_module("torch.fx.experimental._config")
+    with torch.compiler.config.patch({key: "L['x']"}), fx.patch(use_duck_shape=False):
+        forms, _ = call_sources(CallUnderWay(identity, (1,), {}), Around(state_now()))
+    assert f"torch.compiler.config.{key} = \"L['x']\"" in forms[0].setup
+    assert "torch.fx.experimental._config.use_duck_shape = False" in forms[0].setup
+    assert "import torch.fx.experimental._config" in forms[0].imports
 
 
 def test_modes_of_the_caller_are_written_around_the_call():

@@ -159,6 +159,8 @@ LESS_INLINING = (
 # Optimisations of Inductor that only make things faster, each with the value that leaves it out.
 CAUTIOUS = (
     PRECISION_CASTS,
+    # 2.14 and later; it implies the casts, and divisions and denormal numbers as eager has them.
+    setting("numerics", "'strict'", "rounding and orders of reduction that are not eager's"),
     setting("cpp.simdlen", "1", "vectorised C++ code"),
     setting("cpp.threads", "1", "parallel loops in C++ code"),
     setting("cpp.enable_floating_point_contract_flag", "'off'", "contraction of multiply and add"),
@@ -182,6 +184,9 @@ CAUTIOUS = (
     setting("freezing", "False", "freezing of weights"),
     NO_CUDAGRAPHS,
     setting("triton.persistent_reductions", "False", "persistent reductions"),
+    setting("triton.nested_reduction", "False", "reductions inside of reductions"),
+    setting("triton.scalar_accumulators", "False", "one accumulator for each row of an online softmax"),
+    setting("aten_distributed_optimizations.enable_simple_overlap", "False", "moving collectives ahead"),
     setting("triton.multi_kernel", "0", "choosing between kernels at run time"),
     setting("use_fast_math", "False", "fast mathematics"),
 )
@@ -222,6 +227,7 @@ NEEDED_PASSES = (
     "move_constructors_to_cuda",
     "reinplace_fsdp_all_gather",
     "reinplace_inplaceable_ops",
+    "respecialize_current_device",
     "stable_sort",
 )
 

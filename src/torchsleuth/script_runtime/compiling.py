@@ -16,15 +16,22 @@ from torchsleuth.script_runtime.symbolic_inputs import symbolic_tracing
 
 
 def apply_settings(config, state, namespace):
-    """Puts torch's settings and global switches back to what was recorded; an unknown setting is skipped and said."""
+    """Puts torch's settings and global switches back to what was recorded; an unknown setting is skipped and said.
+
+    From torch 2.15 on a setting may hold others; one that stays as it is would make this another run than it says.
+    """
     # Operators of Inductor's own are known to torch once this is imported.
     importlib.import_module("torch._inductor.compile_fx")
     for module_name, values in config.items():
         for key, text in values.items():
             try:
-                _set(module_name, key, eval(text, dict(namespace)))
-            except AttributeError:
+                value = eval(text, dict(namespace))
+                _set(module_name, key, value)
+            except (AttributeError, ImportError):
                 sys.stderr.write(f"torchsleuth: this torch has no setting {module_name}.{key}; skipped\n")
+                continue
+            if getattr(importlib.import_module(module_name), key) != value:
+                raise ValueError(f"{module_name}.{key} cannot be {text} here: another setting holds it")
     torch.set_default_dtype(getattr(torch, state["default_dtype"].removeprefix("torch.")))
     torch.set_float32_matmul_precision(state["matmul_precision"])
     torch.use_deterministic_algorithms(state["deterministic"])

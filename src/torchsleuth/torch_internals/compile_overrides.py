@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from torchsleuth.torch_internals import hooks
+from torchsleuth.torch_internals.configuration import held_by
 from torchsleuth.torch_internals.places import replaced
 
 INDUCTOR = "torch._inductor.config"
@@ -164,6 +165,10 @@ def put_in_force(wanted: Settings) -> None:
         for key, value in values.items():
             if getattr(module, key) != value:
                 setattr(module, key, value)
+            if getattr(module, key) != value:  # a run without it would be taken for a run with it
+                holder = held_by(module, key)
+                sys.stderr.write(f"torchsleuth: cannot override: {module_name}.{key} is held by {holder}\n")
+                raise SystemExit(2)
 
 
 def force_at_captures(wanted: Settings) -> None:

@@ -45,6 +45,18 @@ class CallUnderWay:
     options: dict[str, Any] = field(default_factory=dict)
     fullgraph: bool = False
     dynamic: bool | None = None
+    # `dynamic_shapes=` under the name that this torch has for it.
+    shapes: dict[str, Any] = field(default_factory=dict)
+
+
+def mode_of(options: Mapping[str, Any], dynamic: bool | None) -> str | None:
+    """The `mode=` of torch.compile that stands for these settings of Inductor, None where none does.
+
+    >>> mode_of({"max_autotune": True}, None) is None
+    True
+    """
+    modes = importlib.import_module("torch._inductor").list_mode_options(None, dynamic)
+    return next((mode for mode, settings in modes.items() if settings and settings == options), None)
 
 
 def call_under_way() -> CallUnderWay | None:
@@ -107,6 +119,12 @@ def call_of_wrapper(local: Mapping[str, Any]) -> CallUnderWay:
             getattr(context, "fullgraph", False) or getattr(context, "error_on_graph_break", False)
         ),
         dynamic=getattr(context, "_dynamic", None),
+        # 2.14 renamed it, or 2.15.
+        shapes={
+            name: value
+            for name in ("dynamic_shapes", "shapes_spec")
+            if (value := getattr(context, f"_{name}", None)) is not None
+        },
     )
 
 

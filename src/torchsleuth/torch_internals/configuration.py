@@ -3,7 +3,8 @@
 Configuration is read where a graph is compiled, so that mode= and options= of torch.compile, which torch
 applies as temporary patches, are part of what is read.
 
-Versions: 2.13 marks deprecated settings; a setting that one of 2.11..2.15 lacks is left alone.
+Versions: 2.13 marks deprecated settings; a setting that one of 2.11..2.15 lacks is left alone. From 2.15 on
+a setting may hold others (`numerics`), whatever these are set to: they are no settings of the user's then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ import torch
 
 from torchsleuth.core.processes.starting import is_compiler_setting
 
-CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
+CONFIG_MODULES = (
+    "torch._dynamo.config",
+    "torch._inductor.config",
+    "torch._functorch.config",
+    "torch.fx.experimental._config",
+    "torch.compiler.config",
+)
 
 # Set by torchsleuth itself, about where files lie, or about logging: none of them changes what is compiled.
 _OURS_OR_HARMLESS = {
@@ -45,17 +52,42 @@ _OURS_OR_HARMLESS = {
         "fx_graph_cache",
         "fx_graph_remote_cache",
     },
+    "torch.fx.experimental._config": {
+        "extended_debug_guard_added",
+        "extended_debug_create_symbol",
+        "extended_debug_cpp",
+        "extended_debug_current_loc",
+        "print_specializations",
+        "enrich_profiler_metadata",
+    },
+    "torch.compiler.config": {
+        "job_id",
+        "pgo_extra_read_key",
+        "pgo_extra_write_key",
+        "cache_key_tag",
+        "force_disable_caches",
+    },
 }
 _HARMLESS_PREFIXES = ("trace.", "_")
 
 
 def changed_settings() -> dict[str, dict[str, Any]]:
-    """Every setting of dynamo, inductor and functorch that is not at its default, by module.
+    """Every setting of the compiler that is not at its default, by module.
 
-    >>> sorted(changed_settings())
-    ['torch._dynamo.config', 'torch._functorch.config', 'torch._inductor.config']
+    >>> "torch._dynamo.config" in changed_settings()
+    True
     """
     return {name: _changed(name) for name in CONFIG_MODULES}
+
+
+def held_by(module: Any, key: str) -> str | None:
+    """The setting that holds another one at its value, whatever that is set to; None where none does.
+
+    >>> held_by(torch._inductor.config, "max_autotune") is None
+    True
+    """
+    rules = getattr(module, "_implications", {}).get(key, ())
+    return next((source for source, value, _ in rules if getattr(module, source) == value), None)
 
 
 def _changed(module_name: str) -> dict[str, Any]:
@@ -66,6 +98,8 @@ def _changed(module_name: str) -> dict[str, Any]:
     for key, entry in module._config.items():
         stands_for_another = entry.alias or getattr(entry, "deprecated", False)
         if key in skipped or key.startswith(_HARMLESS_PREFIXES) or stands_for_another:
+            continue
+        if held_by(module, key) is not None:
             continue
         if not unset and module._is_default(key):
             continue

@@ -23,10 +23,10 @@ from torch.utils import _pytree
 # The namespaces of torch 2.11..2.15 after importing Dynamo, Inductor, distributed and ONNX: listed with
 # `{n.split("::")[0] for n in torch._C._dispatch_get_all_op_names()}` and the TorchScript-only `prim`.
 TORCH_NAMESPACES = frozenset((
-    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native", "_quantized",
-    "_test", "aten", "aten_hop", "c10d", "c10d_functional", "debug_mode_ops", "debugprims", "export",
-    "flex_lib", "fsdp", "higher_order", "inductor", "inductor_prims", "mkl", "mkldnn", "mkldnn_prepacked",
-    "onednn", "onnx", "onnx_symbolic", "prim", "prims", "profiler", "quantization", "quantized",
+    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native", "_native_aot",
+    "_quantized", "_test", "aten", "aten_hop", "c10d", "c10d_functional", "coor", "debug_mode_ops", "debugprims",
+    "export", "flex_gemm", "flex_lib", "fsdp", "higher_order", "inductor", "inductor_prims", "mempool", "mkl", "mkldnn",
+    "mkldnn_prepacked", "onednn", "onnx", "onnx_symbolic", "prim", "prims", "profiler", "quantization", "quantized",
     "quantized_decomposed", "rngprims", "sparse", "static_runtime", "streams", "symm_mem", "xnnpack",
 ))  # fmt: skip
 
@@ -37,6 +37,8 @@ _NAMESPACE_MODULES = {
     "_c10d_functional": "torch.distributed._functional_collectives",
     "streams": "torch._dynamo.variables.streams",
     "flex_lib": "torch._higher_order_ops.flex_attention",
+    "flex_gemm": "torch._higher_order_ops.flex_gemm",
+    "mempool": "torch._dynamo.variables.memory",
     "fsdp": "torch.distributed.fsdp",
     "inductor": "torch._inductor",
     "rngprims": "torch._prims.rng_prims",

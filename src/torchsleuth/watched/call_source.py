@@ -22,7 +22,7 @@ import torch
 
 from torchsleuth.core.cases.record import WRONG, AmbientState
 from torchsleuth.core.protocol.failures import CallForm
-from torchsleuth.torch_internals.compiled_calls import CallUnderWay
+from torchsleuth.torch_internals.compiled_calls import CallUnderWay, mode_of
 from torchsleuth.torch_internals.configuration import changed_settings
 from torchsleuth.watched.call_state import (
     CALL,
@@ -196,10 +196,13 @@ def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallForm:
     contexts = list(_contexts(around.state))
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
+    settings = list(_settings(call, around.at_limit))
+    # The one module of settings that neither `import torch` nor the first use of Dynamo's brings along.
+    late = ["import torch.fx.experimental._config"] * any(".fx.experimental." in line for line in settings)
     return CallForm(
-        imports=tuple(dict.fromkeys(("import torch", *embedded.imports, *_imports_of(shown)))),
+        imports=tuple(dict.fromkeys(("import torch", *late, *embedded.imports, *_imports_of(shown)))),
         source=embedded.source,
-        setup=(*_settings(call, around.at_limit), f"compiled = torch.compile({', '.join([function, *how])})"),
+        setup=(*settings, f"compiled = torch.compile({', '.join([function, *how])})"),
         call=(*made, *switches, *lines, *holds),
         notes=embedded.notes,
         replaced=tuple(values.replaced),
@@ -316,8 +319,18 @@ def _compile_arguments(call: CallUnderWay, paste: Paste) -> Iterator[str]:
         yield "fullgraph=True"
     if call.dynamic is not None:
         yield f"dynamic={call.dynamic}"
-    if call.options:
-        yield f"options={paste.expression(call.options, 'options')}"
+    options = dict(call.options)
+    if call.backend != "inductor":  # it is called with what torch.compile was given, each by its name
+        given = {key: options.pop(key) for key in ("mode", "name", "options") if key in options}
+        options |= given.pop("options", {})
+        yield from (f"{key}={value!r}" for key, value in given.items())
+    elif options and (mode := mode_of(options, call.dynamic)) is not None:
+        options = {}
+        yield f"mode={mode!r}"
+    if options:
+        yield f"options={paste.expression(options, 'options')}"
+    for key, value in call.shapes.items():
+        yield f"{key}={paste.expression(value, key)}"
 
 
 def _settings(call: CallUnderWay, at_limit: bool) -> Iterator[str]:

@@ -43,7 +43,7 @@ TRACEBACK = "traceback.txt"
 _LIMIT = "LimitHit"
 # "Set `torch._dynamo.config.capture_scalar_outputs = True`"; a value that is only told of is the present one.
 _HINT = re.compile(
-    r"(?i:set|try|enabl\w+|use|using)\b[^.\n]{0,40}?(torch\._\w+\.config)\.(\w+) ?= ?(True|False|\d+)\b"
+    r"(?i:set|try|enabl\w+|use|using)\b[^.\n]{0,40}?(torch\._\w+\.config)\.([\w.]+) ?= ?(True|False|\d+|'\w+')(?!\w)"
 )
 _PRINTS = re.compile(
     r"logging function \(e\.g\. `([\w.]+)`\), you can try adding it to `torch\._dynamo\.config\.reorderable"

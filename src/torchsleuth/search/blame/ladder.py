@@ -26,19 +26,8 @@ from torchsleuth.search.blame.runner import Result, Runner, blamed
 from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON
 from torchsleuth.torch_internals.decompositions import where_registered
-from torchsleuth.torch_internals.operators import short_name
+from torchsleuth.torch_internals.operators import TORCH_NAMESPACES, short_name
 
-# Namespaces of operators.
-_TORCHS_OWN = {
-    "aten",
-    "prims",
-    "inductor",
-    "higher_order",
-    "rngprims",
-    "quantized",
-    "mkldnn",
-    "_c10d_functional",
-}
 # What a traceback shows of a stage of AOTAutograd, the innermost first.
 _STAGES = (
     ("in _engine_run_backward", "joint graph: the backward is traced together with the forward"),
@@ -121,7 +110,7 @@ def has_custom_operator(state: State) -> bool:
         for node in part.graph.nodes
         if node.op == "call_function" and hasattr(node.target, "namespace")
     }
-    return any(name.split(".")[0].split("::")[0] not in _TORCHS_OWN for name in names)
+    return any(name.split(".")[0].split("::")[0] not in TORCH_NAMESPACES for name in names)
 
 
 def misbehaving_operator(runner: Runner, state: State) -> Triage | None:
