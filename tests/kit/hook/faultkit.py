@@ -5,6 +5,7 @@ native_hang (holding the GIL) while compiling; wrong (adds one to the result); r
 run_hang when the compiled code runs.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -83,7 +84,8 @@ def patch(name: str, act: str) -> None:
     lowerings[op] = faulty
 
 
-def after_import(name: str, then) -> None:
+def after_import(name: str, then, around=contextlib.nullcontext) -> None:
+    """Calls `then` when a module has been imported, which is done in the context that `around` makes."""
     if name in sys.modules:
         then()
         return
@@ -97,7 +99,8 @@ def after_import(name: str, then) -> None:
             execute = spec.loader.exec_module
 
             def execute_and_tell(module):
-                execute(module)
+                with around():
+                    execute(module)
                 then()
 
             spec.loader.exec_module = execute_and_tell
