@@ -1,26 +1,34 @@
-"""What a process of the tests need not do again: which is more than half of the time of a small program with one kernel.
+"""What a process of the tests need not do again, which is more than half of the time of a small program with one kernel.
 
-Which vector instructions the C++ compiler and this processor know is asked by six programs, a Python process for each;
-an answer is kept for the session (the builds themselves are: `tests/kit/compiler/g++`), as is the hash of torch's own
-sources. Loading torch makes a million objects and no garbage, which Python looks through again and again: it does not
-while it loads, takes them for old ones then, and does not look through them at the end. A graph that multiplies no
-matrices needs no patterns of attention.
+Kept for a session of tests (the C++ builds themselves are, too: `tests/kit/compiler/g++`): which vector instructions the
+C++ compiler and this processor know, asked by six programs, a Python process for each; the hash of torch's own sources;
+the bytecode of what is written while torch is loaded, a thousand dataclasses and the templates of kernels.
+
+Loading torch makes a million objects and no garbage, which Python looks through again and again: it does not while it
+loads, takes them for old ones then, and does not look through them at the end. A graph that multiplies no matrices
+needs no patterns of attention.
 """
 
 import atexit
 import contextlib
+import dataclasses
 import gc
+import inspect
+import marshal
 import os
 import sys
 
 from faultkit import after_import
 
+LOADED = ("torch", "torch._dynamo", "torch._inductor.compile_fx")
+
 
 def install(folder: str) -> None:
     gc.set_threshold(50_000, 20, 20)
     atexit.register(end_quickly)  # the first to be registered is the last to be called
-    for name in ("torch", "torch._dynamo", "torch._inductor.compile_fx"):
-        after_import(name, lambda: None, around=without_collecting)
+    written = WrittenCode(os.path.join(folder, f"code-{sys.hexversion}"))
+    for name in LOADED:
+        after_import(name, written.keep, around=lambda: loading(written))
     after_import("torch._inductor.cpu_vec_isa", lambda: remember_answers(folder))
     after_import("torch._inductor.codecache", lambda: remember_key(folder))
     after_import("torch._inductor.fx_passes.joint_graph", spare_attention)
@@ -34,16 +42,72 @@ def end_quickly() -> None:
 
 
 @contextlib.contextmanager
-def without_collecting():
-    collecting = gc.isenabled()
+def loading(written: "WrittenCode"):
+    """While torch is imported: no collections, and code that was written before is not compiled again."""
+    if not gc.isenabled():  # within another import
+        yield
+        return
+    describe, compile_template = inspect.getframeinfo, None
     gc.disable()
+    written.read()
+    # Only file and line of who registers an operator are wanted, and not the lines around.
+    inspect.getframeinfo = lambda frame, context=0: describe(frame, 0)
+    dataclasses.exec = written.execute
+    with contextlib.suppress(ImportError):
+        from jinja2 import Environment
+
+        compile_template = Environment.compile
+        Environment.compile = written.templates(compile_template)
     try:
         yield
     finally:
-        if collecting:
-            gc.freeze()
-            gc.unfreeze()  # into the oldest generation
-            gc.enable()
+        inspect.getframeinfo = describe
+        del dataclasses.exec
+        if compile_template is not None:
+            Environment.compile = compile_template
+        gc.freeze()
+        gc.unfreeze()  # into the oldest generation
+        gc.enable()
+
+
+class WrittenCode:
+    """The bytecode of texts, in one file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.known = {}
+        self.new = {}
+
+    def read(self) -> None:
+        with contextlib.suppress(OSError, ValueError, EOFError), open(self.file, "rb") as file:
+            self.known = marshal.load(file)
+
+    def keep(self) -> None:
+        """Writes what is new, where that is much."""
+        if len(self.new) > 100:
+            part = f"{self.file}.{os.getpid()}"
+            with contextlib.suppress(OSError):
+                with open(part, "wb") as file:
+                    marshal.dump(self.known | self.new, file)
+                os.replace(part, self.file)
+        self.known, self.new = {}, {}
+
+    def code_of(self, text: str, make):
+        if text not in self.known:
+            self.known[text] = self.new[text] = make()
+        return self.known[text]
+
+    def execute(self, text: str, variables=None, names=None) -> None:
+        exec(self.code_of(text, lambda: compile(text, "<string>", "exec")), variables, names)
+
+    def templates(self, compile_template):
+        def compiled(environment, source, name=None, filename=None, *more):
+            if not isinstance(source, str) or more or environment.loader is not None:
+                return compile_template(environment, source, name, filename, *more)
+            key = f"template {name} {filename} {source}"
+            return self.code_of(key, lambda: compile_template(environment, source, name, filename))
+
+        return compiled
 
 
 def remember_answers(folder: str) -> None:
