@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from torchsleuth.core.cases.record import Embedded
+from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed
 from torchsleuth.watched.value_source import embed
 
@@ -455,3 +456,37 @@ def test_torch_values_in_a_closure_are_written_out(load: Callable, tmp_path: Pat
     torch = module.torch
     embedded = embed({"f": module.make(torch.float64, torch.device("cpu"))})
     assert run(embedded, "print(f(torch.ones(1)))", tmp_path) == "(torch.float64, device(type='cpu'))"
+
+
+BY_TEXT = """
+    import sys
+    STEPS = {}
+    def step(name):
+        def keep(function):
+            STEPS[name] = function
+            return function
+        return keep
+    @step("double")
+    def double(x):
+        return 2 * x
+    def build(x):
+        return STEPS["double"](x)
+    def other(x):
+        return x + 1
+    def unused(x):
+        return x
+    def run(x):
+        return globals()["other"](sys.modules[__name__].build(x))
+"""
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_names_that_are_written_as_texts_or_registered_come_along_where_asked_for(
+    load: Callable, tmp_path: Path, by_text: bool
+) -> None:
+    paste = Paste(by_text=by_text)
+    paste.bind("run", load("train", BY_TEXT).run)
+    embedded = paste.finish()
+    assert "def unused" not in embedded.source and ("def double" in embedded.source) is by_text
+    if by_text:
+        assert run(embedded, "print(run(3))", tmp_path) == "7"

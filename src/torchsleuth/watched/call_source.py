@@ -148,9 +148,9 @@ def call_sources(call: CallUnderWay, around: Around) -> tuple[list[CallForm], st
     alone = replace(around, earlier=())
     several = [] if not around.earlier else [around]
     for beside in several if around.at_limit else [alone, *several]:
-        for rebuilt in (False, True):
+        for rebuilt, by_text in ((False, False), (True, False), (True, True)):
             try:
-                form = _call_source(call, beside, rebuilt)
+                form = _call_source(call, beside, rebuilt, by_text)
             except CannotEmbed as why:
                 reason = str(why)
             except Exception as why:  # a user's object may raise anything where it is looked at
@@ -160,8 +160,8 @@ def call_sources(call: CallUnderWay, around: Around) -> tuple[list[CallForm], st
     return forms, None if forms else reason
 
 
-def _call_source(call: CallUnderWay, around: Around, rebuilt: bool) -> CallForm:
-    paste = Paste(by_value=(torch.Tensor, torch.nn.Module) if rebuilt else (torch.Tensor,))
+def _call_source(call: CallUnderWay, around: Around, rebuilt: bool, by_text: bool) -> CallForm:
+    paste = Paste(by_value=(torch.Tensor, torch.nn.Module) if rebuilt else (torch.Tensor,), by_text=by_text)
     values = ValueSource(paste)
     function = paste.expression(call.function, _name_of(call.function))
     how = list(_compile_arguments(call, paste))

@@ -68,9 +68,12 @@ class _Slice:
 class Paste:
     """The script part as it grows: folders to import from, slices of files, then what is made from them."""
 
-    def __init__(self, by_value: tuple[type, ...] = ()) -> None:
-        """Objects of the classes `by_value` are written as what they are, though a name of a file may hold them."""
-        self.by_value = by_value
+    def __init__(self, by_value: tuple[type, ...] = (), by_text: bool = False) -> None:
+        """Objects of the classes `by_value` are written as what they are, though a name of a file may hold them.
+
+        With `by_text` names of a file are also found where they are written as a text.
+        """
+        self.by_value, self.by_text = by_value, by_text
         # Asked for what has no source of its own, before it is refused; see `value_source.py`.
         self.write_value: Callable[[Any, str], str | None] = lambda value, hint: None
         self.slices: dict[str, _Slice] = {}
@@ -283,7 +286,7 @@ class Paste:
 
     def _close(self, part: _Slice) -> None:
         """Brings a slice up to date with what is wanted of it, and asks other files for what it takes."""
-        part.kept, missing = closed_slice(part.file, part.names, part.ops, part.live)
+        part.kept, missing = closed_slice(part.file, part.names, part.ops, part.live, self.by_text)
         used = part.names.union(*(s.uses for s in part.kept))
         for statement in part.kept:
             if isinstance(statement.node, ast.ImportFrom):

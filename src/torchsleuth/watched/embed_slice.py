@@ -214,26 +214,44 @@ def _parsed(path: str, text: str) -> SourceFile:
 
 
 def closed_slice(
-    file: SourceFile, names: set[str], ops: set[str], live: Mapping[str, Any]
+    file: SourceFile, names: set[str], ops: set[str], live: Mapping[str, Any], by_text: bool = False
 ) -> tuple[list[Statement], set[str]]:
-    """The statements that `names` and the custom ops need, and the names that no statement binds."""
+    """The statements that `names` and the custom ops need, and the names that no statement binds.
+
+    With `by_text` a name is needed as well where it is written as a text or an attribute (`globals()["build"]`,
+    `sys.modules[__name__].build`), and so is what a decorator of the file registers somewhere.
+    """
     needed, chosen = set(names), set[int]()
+    own_statements = [s for s in file.statements if by_text and not s.guarded and not s.imports]
+    defined = {name: s.uses for s in own_statements for name in s.binds}
     grew = True
     while grew:
         grew = False
         own = {n for i in chosen if not file.statements[i].imports for n in file.statements[i].binds}
         for i, statement in enumerate(file.statements):
             binds = bool(_given_by(statement, live) & needed) and not statement.guarded
-            if i in chosen or not (binds or _configures(statement.node, own, ops, live)):
+            registers_it = (defined[n] for n in _decorators(statement.node) if n in defined)
+            registered = not statement.guarded and any(uses & own for uses in registers_it)
+            if i in chosen or not (binds or registered or _configures(statement.node, own, ops, live)):
                 continue
             chosen.add(i)
-            needed |= statement.uses
+            needed |= statement.uses | (_written(statement.node) & defined.keys())
             grew = True
     kept = [file.statements[i] for i in sorted(chosen)]
     bound = {name for statement in kept for name in statement.binds}
     return kept, {
         name for name in needed - bound if not hasattr(builtins, name) and not name.startswith("__")
     }
+
+
+def _written(node: ast.stmt) -> set[str]:
+    """The texts and attributes in a statement: `_written(ast.parse("a.b['c']").body[0]) == {"b", "c"}`."""
+    texts = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return texts | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+
+
+def _decorators(node: ast.stmt) -> set[str]:
+    return {_root(each) for each in getattr(node, "decorator_list", ())}
 
 
 def _given_by(statement: Statement, live: Mapping[str, Any]) -> set[str]:
