@@ -468,6 +468,35 @@ def test_inputs_that_share_memory_share_it_in_both_runs(keep, compiled, status):
     assert (scope["x"].storage_offset(), scope["y"].storage_offset()) == (1, 2)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("compiled", "status"), [("f", 0), ("lambda x, y: f(x.clone(), y)", 1)])
+def test_inputs_of_two_dtypes_share_one_memory(keep, compiled, status):
+    """As a function has them that writes to a tensor and reads it through a view of another dtype."""
+    memory = torch.zeros(6, dtype=torch.int64)
+
+    def writes(x, y):
+        aten.fill_.Scalar(x, 7)
+        return (aten.clone.default(y),)
+
+    given = small(writes, memory[:3], memory.view(torch.int32)[2:8], signature=WRONG, keep=keep)
+    text, scope = first(given), {}
+    with pytest.raises(SystemExit) if status else contextlib.nullcontext():
+        exec(text.replace("torch.compile(f)", f"({compiled})"), scope)
+    assert scope["x"].untyped_storage().data_ptr() == scope["y"].untyped_storage().data_ptr()
+    assert (scope["x"].dtype, scope["y"].dtype) == (torch.int64, torch.int32)
+    assert "torch.compile(f)" in text and scope["y"].storage_offset() == 2
+
+
+def test_a_gradient_that_is_lost_is_a_wrong_result(monkeypatch, capsys):
+    """Nothing is compared with what is not there: the results alone agree."""
+    value = torch.ones(5, requires_grad=True)
+    text = first(small(lambda x: (aten.sin.default(x), aten.cos.default(x.detach())), value, signature=WRONG))
+    lost = text.replace("torch.compile(f)", "(lambda x: [out.detach() for out in f(x)])")
+    with pytest.raises(SystemExit) as ended:
+        exec(lost, {})
+    assert ended.value.code == 1 and "REPRODUCED: wrong result" in capsys.readouterr().out
+
+
 def adds_and_reads(x):
     x.add_(1)
     return (torch.as_strided_copy(x, (3,), (2,)),)

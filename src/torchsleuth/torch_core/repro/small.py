@@ -151,15 +151,17 @@ def _made_inputs(small: SmallGraph, random: bool) -> tuple[list[str], _Kept]:
     """The lines that make the inputs, those that share memory over a tensor of its own; and what they keep."""
     kept, names = _Kept(), list(small.names.values())
     lines: list[str] = []
+    elements: dict[int, str] = {}
     for number, sharing in small.shared_memory.items():
         form, value = memory_of([g.spec for g in sharing], [g.value for g in sharing])  # type: ignore[misc]
+        elements[number] = form.dtype
         lines.append(f"memory{number} = {_made(random, form, value, f'memory{number}', kept)}")
     for name, given in zip(names, small.inputs):
         spec = given.spec
         if isinstance(spec, TensorSpec) and spec.same_as is not None:
             text = names[spec.same_as]
-        elif isinstance(spec, TensorSpec) and spec.alias_of in small.shared_memory:
-            text = view_expression(spec, f"memory{spec.alias_of}")
+        elif isinstance(spec, TensorSpec) and spec.alias_of in elements:
+            text = view_expression(spec, f"memory{spec.alias_of}", elements[spec.alias_of])
         else:
             text = _made(random, spec, given.value, name, kept)
         lines.append(f"{name} = {text}")

@@ -92,24 +92,32 @@ def memory_of(
     >>> memory_of([describe_tensor(torch.ones(2, 3)[1])], [None])[0].shape
     (6,)
     """
-    first = specs[0]
-    if any((spec.dtype, spec.device) != (first.dtype, first.device) for spec in specs):
-        raise TooLarge("inputs of several dtypes on one memory")
-    length = max(spec.storage_offset + reach(spec.shape, spec.stride) for spec in specs)
+    # A view of larger elements needs whole ones.
+    first = max(specs, key=lambda spec: getattr(torch, spec.dtype).itemsize)
+    size = getattr(torch, first.dtype).itemsize
+    if any(spec.device != first.device for spec in specs):
+        raise TooLarge("inputs of several devices on one memory")
+    reaches = ((spec.storage_offset + reach(spec.shape, spec.stride), spec.dtype) for spec in specs)
+    length = max(-(-count * getattr(torch, dtype).itemsize // size) for count, dtype in reaches)
     form = replace(first, shape=(length,), stride=(1,), storage_offset=0, alias_of=None, requires_grad=False)
     kept = next((value for value in values if value is not None), None)
     if kept is None:
         return form, None
-    flat = torch.empty(0, dtype=kept.dtype, device="cpu").set_(kept.detach().untyped_storage())
+    flat = torch.empty(0, dtype=getattr(torch, first.dtype), device="cpu").set_(
+        kept.detach().untyped_storage()
+    )
+    if flat.numel() < length:
+        raise TooLarge("a part of an element on memory that inputs share")
     return form, flat[:length]
 
 
-def view_expression(spec: TensorSpec, memory: str) -> str:
-    """A tensor laid over memory that has a name.
+def view_expression(spec: TensorSpec, memory: str, dtype: str | None = None) -> str:
+    """A tensor laid over memory that has a name, and elements of a `dtype` where those are not its own.
 
-    >>> view_expression(describe_tensor(torch.ones(2, 3)[1]), "base")
-    'base.as_strided((3,), (1,), 3)'
+    >>> view_expression(describe_tensor(torch.ones(2, 3)[1]), "base", "int64")
+    'base.view(torch.float32).as_strided((3,), (1,), 3)'
     """
+    memory = memory if dtype in (None, spec.dtype) else f"{memory}.view(torch.{spec.dtype})"
     place = f", {spec.storage_offset}" if spec.storage_offset else ""
     return f"{memory}.as_strided({tuple(spec.shape)}, {tuple(spec.stride)}{place}){_gradient(spec)}"
 
