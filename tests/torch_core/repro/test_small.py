@@ -25,6 +25,7 @@ aten = torch.ops.aten
 ERROR = Signature("compile_error", "compile", ("faults.Fault",), "no lowering for # things", ("a.py:die",))
 WRONG = Signature("accuracy", "run", outputs=("outputs[0]",))
 CRASH = Signature("crash", "run", signal="SIGSEGV")
+HANG = Signature("hang", "compile")
 
 
 def small(function, *values, signature=ERROR, level="dynamo", backend="inductor", keep=False, **more):
@@ -619,3 +620,15 @@ def test_a_graph_by_itself_is_compiled_and_run_with_sizes_that_change(level, for
     exec(script.text, {"__name__": "__main__"})
     assert capsys.readouterr().out == "NOT REPRODUCED\n"
     assert form == "graph" or "fakes[0] = fakes[1].shape[0]" in script.text
+
+
+@pytest.mark.parametrize(
+    ("compiled", "said"),
+    [("any(n for n in iter(int, 1))", "REPRODUCED: hang while compiling"), ("f", "NOT REPRODUCED")],
+)
+def test_a_script_of_a_hang_ends_by_itself_after_the_clock_of_the_search(compiled, said, tmp_path):
+    graph = replace(small(lambda x: (x.sin(),), torch.ones(2), signature=HANG), hung_after=1)
+    script = tmp_path / "repro.py"
+    script.write_text(first(graph).replace("torch.compile(f)", compiled))
+    ended = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, timeout=100)
+    assert ended.stdout.splitlines()[-1] == said and ended.returncode == (said != "NOT REPRODUCED")

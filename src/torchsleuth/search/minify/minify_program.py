@@ -56,7 +56,7 @@ def minify_program(
         follower.said(f"case {case.id}: the program fails without the compiler, too")
 
     def script(small: str) -> str:
-        return program_script(small, _expected(case), oracle.text, case.torch, case.id)
+        return program_script(small, _expected(case), oracle.text, case.torch, case.id, oracle.clock)
 
     def keep(state: Program) -> None:
         made = script(state.text)

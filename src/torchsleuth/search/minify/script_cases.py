@@ -184,7 +184,7 @@ def case_of_program(
     if seen is None:
         raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
     uncompiled = run_whole(questions, text, _clock(how), UNCOMPILED)
-    torch = version("torch")
+    torch, extra = version("torch"), _what_runs_take(seen, first, uncompiled, how)
     case = Case(
         id=case_id(fingerprint(seen), hashlib.sha256(text.encode()).hexdigest(), None, torch),
         created=now(),
@@ -197,9 +197,9 @@ def case_of_program(
         after=None,
         signature=seen,
         script=(str(script), *how.arguments),
-        extra=_what_runs_take(seen, first, uncompiled, how),
+        extra=extra,
     )
-    original = program_script(parsed(text).text, seen, first.text, torch, case.id)
+    original = program_script(parsed(text).text, seen, first.text, torch, case.id, extra["timeout"])
     files = {PROGRAM: text, "original.py": original, "traceback.txt": first.text}
     return write_case(cases_dir, case, files)
 
@@ -230,9 +230,9 @@ def program_of_case(folder: CaseFolder, script: Path, questions: Questions, how:
     elif uncompiled.signature is not None:
         raise CannotMinify("the program fails without the compiler, too")
     seen = seen or case.signature
-    original = program_script(parsed(text).text, seen, first.text, case.torch, case.id)
     extra = {**_what_runs_take(seen, first, uncompiled, how), "seen_by_program": seen.to_json()}
     extra |= {"timeout": case.extra.get("timeout", extra["timeout"])}
+    original = program_script(parsed(text).text, seen, first.text, case.torch, case.id, extra["timeout"])
     sections = {"signature": seen, "phase": seen.phase} if seen.kind in ("crash", "hang") else {}
     files = {PROGRAM: text, "original.py": original}
     return update_case(folder, files, extra=extra, no_repro=None, **sections)

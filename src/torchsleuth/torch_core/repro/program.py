@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.protocol.failures import CallForm
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.torch_core.repro.script import Marks, expected_literal, holds, marks_of, one_line, template
+from torchsleuth.torch_core.repro.script import (
+    Marks,
+    clock_of_hang,
+    expected_literal,
+    holds,
+    marks_of,
+    modules_of_clock,
+    one_line,
+    template,
+)
 
 # In a case: the program as it was given or recorded, standing alone.
 PROGRAM = "program.py"
@@ -19,8 +29,17 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
-def program_script(program: str, signature: Signature, text: str, torch: str, case: str | None = None) -> str:
+def program_script(
+    program: str,
+    signature: Signature,
+    text: str,
+    torch: str,
+    case: str | None = None,
+    hung_after: float | None = None,
+) -> str:
     """The script of a program that fails as `signature` says; `text` is the traceback of its failure.
+
+    One that hangs ends by itself where it was not done after `hung_after` seconds.
 
     >>> failure = Signature("runtime_error", "run", ("ValueError",), "no")
     >>> "raise ValueError('no')" in program_script("raise ValueError('no')", failure, "", "2.13.0")
@@ -35,7 +54,15 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
     marks = None if signature.kind in ("crash", "hang", "accuracy") else _marks_of_the_last(signature, text)
     # Without the compiler a script must pass; torch calls it an error that nothing was compiled.
     fullgraph = "fullgraph" in program
-    standard = sorted({"sys", *["os"] * fullgraph, *([*marks.modules, "traceback"] if marks else [])})
+    clock = clock_of_hang(replace(signature, phase="compile"), hung_after)
+    standard = sorted(
+        {
+            "sys",
+            *modules_of_clock(clock),
+            *["os"] * fullgraph,
+            *([*marks.modules, "traceback"] if marks else []),
+        }
+    )
     standard = sorted({*standard, "os", "re", "subprocess"}) if wrong else standard
     written = [line for node in imports for line in _text(lines, node)]
     future = [line for line in written if line.startswith("from __future__")]
@@ -51,6 +78,7 @@ def program_script(program: str, signature: Signature, text: str, torch: str, ca
         definitions="\n".join(lines[first:last]) if definitions else "",
         body=lines[_begin(rest[0]) :] if rest else ["pass"],
         fullgraph=fullgraph,
+        clock=clock,
         wrong=WRONG if wrong else "",
         seeded="manual_seed" not in program,
         no_matter=f"r{NO_MATTER!r}".replace("\\\\", "\\"),

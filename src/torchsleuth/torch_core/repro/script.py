@@ -135,6 +135,41 @@ def _literal(value: object) -> str:
     return pprint.pformat(value, width=110, compact=True, sort_dicts=False)
 
 
+def clock_of_hang(signature: Signature, seconds: float | None) -> list[str]:
+    """The lines with which a script of a hang ends by itself, after the clock that it was searched with.
+
+    A wait for a core is no hang, so what counts is what the process computes, or four times that in all. A kernel that
+    hangs holds Python's lock: only `faulthandler` can end it, with the same status.
+
+    >>> clock_of_hang(Signature("hang", "run"), 10)[-1]
+    'faulthandler.dump_traceback_later(70, exit=True)  # status 1: REPRODUCED'
+    """
+    if signature.kind != "hang" or not seconds:
+        return []
+    if signature.phase == "run":  # it has to be compiled first
+        in_all = seconds + max(3 * seconds, 60)
+        return [f"faulthandler.dump_traceback_later({in_all:.0f}, exit=True)  # status 1: REPRODUCED"]
+    return [
+        "",
+        "",
+        "def give_up(computed=time.process_time(), began=time.monotonic()):",
+        f"    while min(time.process_time() - computed, time.monotonic() - began) < {seconds:.0f}:",
+        f"        if time.monotonic() - began > {4 * seconds:.0f}:",
+        "            break",
+        "        time.sleep(0.1)",
+        f"    print({f'REPRODUCED: {signature.summary}'!r}, flush=True)",
+        "    os._exit(1)",
+        "",
+        "",
+        "threading.Thread(target=give_up, daemon=True).start()",
+    ]
+
+
+def modules_of_clock(lines: Sequence[str]) -> list[str]:
+    """What those lines import: `modules_of_clock([]) == []`."""
+    return ["faulthandler"] if len(lines) == 1 else ["os", "threading", "time"] if lines else []
+
+
 def one_line(text: str) -> str:
     """Text from a failure inside a docstring: no line ends, nothing that could close the docstring."""
     seen = "".join(char if char.isprintable() else " " for char in str(text))

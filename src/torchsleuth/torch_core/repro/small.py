@@ -20,7 +20,14 @@ from torchsleuth.script_runtime.inputs import load_inputs
 from torchsleuth.torch_core.graphs.attributes import INLINE_ELEMENTS
 from torchsleuth.torch_core.graphs.spelling import Unprintable
 from torchsleuth.torch_core.repro.loops import made_together, rolled
-from torchsleuth.torch_core.repro.script import expected_literal, marks_of, one_line, template
+from torchsleuth.torch_core.repro.script import (
+    clock_of_hang,
+    expected_literal,
+    marks_of,
+    modules_of_clock,
+    one_line,
+    template,
+)
 from torchsleuth.torch_core.repro.small_body import body_lines, node_lines
 from torchsleuth.torch_core.repro.small_graph import (
     FUNCTION,
@@ -103,11 +110,12 @@ def _script(small: SmallGraph, form: str, random: bool) -> SmallScript:
     setup += made_together(made)
     setup += [f"torch._dynamo.mark_dynamic({name}, {d})" for name, d in marked_sizes(small, form)]
     marks = None if small.signature.kind in _WITHOUT_TEXT else marks_of(small.signature, small.text)
+    clock = clock_of_hang(small.signature, small.hung_after)
     statements = body.lines
     if form != NODES and len(statements) > READABLE:
         statements = rolled(statements, {*names.values(), *calls.define, "f", "torch"})
     lines = [*statements, *setup, *calls.define, *calls.lines]
-    standard = {"sys", *([*marks.modules, "traceback"] if marks else [])}
+    standard = {"sys", *modules_of_clock(clock), *([*marks.modules, "traceback"] if marks else [])}
     imports = [*_standard_imports(standard, lines), "import torch"]
     imports += [f"import {module}" for module in small.settings.config]
     imports += [*calls.imports, *small.embedded.imports, *body.imports]
@@ -121,6 +129,7 @@ def _script(small: SmallGraph, form: str, random: bool) -> SmallScript:
         body=statements,
         built=form == NODES,
         setup=setup,
+        clock=clock,
         define=calls.define,
         calls=calls.lines,
         marks=marks.expression if marks else "",
