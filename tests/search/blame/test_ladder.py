@@ -2,8 +2,8 @@
 
 import torch
 
-from torchsleuth.core.change_table import AOT
-from torchsleuth.core.criteria import Answer
+from torchsleuth.core.change_table import AOT, DECOMPOSED
+from torchsleuth.core.criteria import SAME_BUG, Answer
 from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.blame.ladder import _stage, climb
@@ -69,6 +69,29 @@ def test_what_fails_in_another_way_with_eager_kernels_is_not_the_backends():
 
     found = climb(Runner(answer), captured())
     assert found.component == "aot_autograd" and "in another way: " in found.detail
+
+
+def test_a_gradient_that_eager_kernels_lose_in_another_place_is_not_the_backends():
+    lost = Signature(
+        "runtime_error",
+        "run",
+        ("RuntimeError",),
+        "element # of tensors does not require grad and does not have a grad_fn",
+    )
+    wrong = Signature("accuracy", "run", outputs=("gradients[0]",))
+
+    def answer(experiment):
+        seen = (
+            lost
+            if experiment.backend == DECOMPOSED.backend
+            else None
+            if experiment.backend == AOT.backend
+            else wrong
+        )
+        return Result(experiment, SAME_BUG.answer(wrong, seen), Outcome(seen, 0.1))
+
+    found = climb(Runner(answer), captured())
+    assert (found.component, found.part) == ("aot_autograd", "partitioner")
 
 
 def test_the_stage_of_aot_autograd_is_read_off_the_traceback():
