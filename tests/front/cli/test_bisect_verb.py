@@ -127,6 +127,33 @@ def test_the_program_itself_is_asked_with_the_packages_that_are_here(tmp_path, i
     assert words == ["", "ValueError", ""], [run.tail for run in ended.values()]
 
 
+COMPILES = """
+    import torch
+
+    def bad(graph, inputs):
+        raise ValueError("bad size")
+
+    torch.compile(torch.sin, backend=bad)(torch.ones(2))
+"""
+
+
+def test_where_the_repro_does_not_fail_the_program_is_asked(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(textwrap.dedent(COMPILES))
+    chain = ("torch._dynamo.exc.BackendCompilerFailed", "ValueError")
+    write_case(
+        tmp_path / "cases",
+        make(
+            signature=Signature("compile_error", "compile", chain, "bad size"),
+            extra={"program": {"command": [sys.executable, str(program)], "cwd": str(tmp_path)}},
+        ),
+        {"repro.py": textwrap.dedent(SCRIPT) + "print('NOT REPRODUCED')\n"},
+    )
+    done = bisect(tmp_path, "last", "--releases", INSTALLED)
+    assert "never: it fails in none" in done.stderr and "asked as well" in done.stderr, done.stderr
+    assert done.status == 0 and f"always: it fails in the 1 release tested ({INSTALLED})" in done.stdout
+
+
 def test_without_yes_and_without_a_terminal_nothing_is_downloaded(tmp_path, index):
     case_of(tmp_path, BROKEN_SINCE)
     done = bisect(tmp_path, "last", "--torch", "0.1..0.6", "--index-url", index)

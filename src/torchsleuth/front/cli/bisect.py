@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -39,9 +37,15 @@ from torchsleuth.front.bisect.releases import (
 )
 from torchsleuth.front.cli.options import budget_option, cases_option, json_option
 from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.cli.wanted import NotAgreed, agree_to, script_of
+from torchsleuth.front.cli.wanted import NoRepro, NotAgreed, agree_to, script_of
 from torchsleuth.front.supervise.case_at_work import phase_clock
-from torchsleuth.front.supervise.program_runs import program_of, run_program, watch_for
+from torchsleuth.front.supervise.program_runs import (
+    CannotRunProgram,
+    Program,
+    program_of,
+    run_program,
+    watch_for,
+)
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 from torchsleuth.script_runtime.signature import Signature
 
@@ -100,22 +104,25 @@ def bisect_verb(
     torchsleuth bisect 3f9a --torch 2.11..2.15 --index-url https://download.pytorch.org/whl/cpu --yes
     torchsleuth bisect repro.py --torch 2026-10-01..2026-11-01
     """
-    deadline = time.monotonic() + budget
-    folder, script, expected = _asked(case_or_repro, cases_dir, program)
+    asked = _Asked(case_or_repro, cases_dir, index_url, workers, times, yes, time.monotonic() + budget)
+    folder, script, expected = _subject(asked, program)
     if folder is not None:
         agree_to(folder, yes)
     provider = _provider(folder, index_url)
     versions = _versions(provider, torch_range, releases)
     say(f"{len(versions)} {_releases(len(versions))}: {', '.join(versions)}")
-    runner = _runner(folder, script, expected, times, program)
-    search = Search(versions, provider, runner, deadline, workers)
-    key = _key(script, index_url, times, program)
-    if folder is not None:
-        search.tried = tried_before(bisection_of(folder.case), key, versions)
-    plan = plan_of(may_be_tried(search), provider, workers)
-    _agree(plan, yes, cheaper=_cheaper(folder, index_url))
-    about = functools.partial(_about_script, None if program else folder, script)
-    result = _searched(search, folder, key, about)
+    result = _found(asked, folder, script, expected, provider, versions)
+    if script is not None and folder is not None and result.error is None and result.version is None:
+        # A graph by itself says nothing of what another release captures, and a repro may not fail by itself at all.
+        try:
+            _program_of(folder)
+        except CannotRunProgram as why:
+            result = dataclasses.replace(
+                result, notes=(*result.notes, f"this is about {script.name} alone: {why}")
+            )
+        else:
+            say(f"{script.name}: {sentence_of(result)}; its program may know more and is asked as well")
+            result = _found(asked, folder, None, expected, provider, versions)
     if as_json:
         print_json(result.to_json())
     else:
@@ -123,9 +130,65 @@ def bisect_verb(
     return 0 if result.answer in ("broken since", "fixed in", "always") else 1
 
 
-def _searched(
-    search: Search, folder: CaseFolder | None, key: str, about: Callable[[str], tuple[str, ...]]
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What a person asked for, less the releases."""
+
+    wanted: str
+    cases_dir: Path
+    index_url: str | None
+    workers: int
+    times: int
+    yes: bool
+    deadline: float
+
+
+def _subject(asked: _Asked, program: bool) -> tuple[CaseFolder | None, Path | None, Signature]:
+    """The case, its script - None where its program is to be run, or is all there is - and how it fails."""
+    if not program:
+        try:
+            case, script, expected = script_of(asked.wanted, asked.cases_dir)
+            return case, script.resolve(), expected
+        except NoRepro as none:
+            folder = open_case(asked.cases_dir, asked.wanted)
+            try:
+                _program_of(folder)
+            except CannotRunProgram:
+                raise none from None
+            say(f"{none}; its program is asked instead")
+            return folder, None, folder.case.signature
+    folder = open_case(asked.cases_dir, asked.wanted)
+    _program_of(folder)
+    return folder, None, folder.case.signature
+
+
+def _program_of(folder: CaseFolder) -> Program:
+    program = program_of(folder)
+    if not Path(program.command[0]).name.startswith("python"):
+        raise CannotRunProgram(f"{program.command[0]} is no Python, so it cannot be run with another torch")
+    return program
+
+
+def _found(
+    asked: _Asked,
+    folder: CaseFolder | None,
+    script: Path | None,
+    expected: Signature,
+    provider: IndexProvider,
+    versions: list[str],
 ) -> Bisection:
+    """What a search with the script, or with the program of the case, finds."""
+    runner = _runner(folder, script, expected, asked.times)
+    search = Search(versions, provider, runner, asked.deadline, asked.workers)
+    key = _key(script, asked.index_url, asked.times)
+    if folder is not None:
+        search.tried = tried_before(bisection_of(folder.case), key, versions)
+    plan = plan_of(may_be_tried(search), provider, asked.workers)
+    _agree(plan, asked.yes, cheaper=_cheaper(folder, asked.index_url))
+    return _searched(search, folder, key)
+
+
+def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
     """The search, with progress on stderr and every answer put into the case at once."""
     started = time.monotonic()
     search.say = say
@@ -145,7 +208,6 @@ def _searched(
     search.on_tried = keep_release
     try:
         result = bisect_releases(search)
-        result = dataclasses.replace(result, notes=(*result.notes, *about(result.answer)))
     except KeyboardInterrupt:
         say("stopped; environments and answers so far are kept, and the same command goes on")
         raise
@@ -164,33 +226,24 @@ def _versions(provider: IndexProvider, torch_range: str | None, releases: str | 
     return names_listed(releases) if releases is not None else provider.versions(range_of(torch_range or ""))
 
 
-def _asked(wanted: str, cases_dir: Path, program: bool) -> tuple[CaseFolder | None, Path, Signature]:
-    """The case, what stands for it in a search - its script, or the program itself - and how it fails."""
-    if program:
-        folder = open_case(cases_dir, wanted)
-        return folder, folder.file("case.json"), folder.case.signature
-    case, script, expected = script_of(wanted, cases_dir)
-    return case, script.resolve(), expected
-
-
 def _runner(
-    folder: CaseFolder | None, script: Path, expected: Signature, times: int, program: bool
+    folder: CaseFolder | None, script: Path | None, expected: Signature, times: int
 ) -> RepeatedScript:
     clock = PHASE_SECONDS if folder is None else phase_clock(folder.case)
     stopped = threading.Event()
 
-    def once(python: str, deadline: float) -> ScriptRun:
+    def script_once(python: str, deadline: float) -> ScriptRun:
+        assert script is not None
         runner = ScriptRunner(python=python, environment=beside_torch(), stopped=stopped)
         run = runner.run(script, expected, phase_seconds=clock, deadline=deadline)
-        if (
-            run.answer is Answer.OTHER and run.seen is not None
-        ):  # the script knows the words of its own release
+        # The script knows the words of its own release.
+        if run.answer is Answer.OTHER and run.seen is not None:
             run = dataclasses.replace(run, answer=ACROSS_RELEASES.answer(expected, run.seen))
         return run
 
-    if folder is None or not program:
-        return RepeatedScript(once, stopped, times)
-    started, watch = program_of(folder), watch_for(folder.case)
+    if folder is None or script is not None:
+        return RepeatedScript(script_once, stopped, times)
+    started, watch = _program_of(folder), watch_for(folder.case)
 
     def program_once(python: str, deadline: float) -> ScriptRun:
         there = dataclasses.replace(
@@ -209,20 +262,11 @@ def _runner(
     return RepeatedScript(program_once, stopped, times)
 
 
-def _key(script: Path, index_url: str | None, times: int, program: bool) -> str:
+def _key(script: Path | None, index_url: str | None, times: int) -> str:
     """What answers kept in the case must agree on to count again."""
-    asked = b"the program" if program else script.read_bytes()
+    asked = b"the program" if script is None else script.read_bytes()
     about = (asked, (index_url or "").encode(), sys.version.encode(), str(times).encode())
     return hashlib.sha256(b"\0".join(about)).hexdigest()[:16]
-
-
-def _about_script(folder: CaseFolder | None, script: Path, answer: str) -> tuple[str, ...]:
-    """What is true of a script need not be of the program: another release may capture another graph of it."""
-    captures = "torch.compile(" in script.read_text(encoding="utf-8", errors="replace")
-    if folder is None or (captures and answer not in ("always", "never")):
-        return ()
-    less = "is less than the program" if captures else "is a graph as it was captured, not the program"
-    return (f"{script.name} {less}, which a release may have fixed or broken elsewhere: --program asks that",)
 
 
 def _cheaper(folder: CaseFolder | None, index_url: str | None) -> str:
