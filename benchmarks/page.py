@@ -18,7 +18,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "BENCHMARKS.md"
-PRINTERS = {"guests": "print_rows", "frames": "print_rows", "real": "print_bugs", "healthy": "print_table"}
+PRINTERS = {
+    "guests": "print_rows",
+    "frames": "print_rows",
+    "advice": "print_rows",
+    "first_look": "print_rows",
+    "real": "print_bugs",
+    "healthy": "print_table",
+}
 BLOCK = re.compile(r"(<!-- (?!end )(\S+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 

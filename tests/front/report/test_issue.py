@@ -1,15 +1,16 @@
 """issue.md: PyTorch's own headings, the evidence, marks on what a machine wrote, and nothing private."""
 
+import contextlib
 import re
 import socket
 from dataclasses import replace
 
 import pytest
 from golden_files import agreed
-from made_cases import KINDS, accuracy, capture_error, hang
+from made_cases import KINDS, REPRO, accuracy, capture_error, hang
 
 from torchsleuth.front.report.evidence import gather
-from torchsleuth.front.report.issue import MOST, issue
+from torchsleuth.front.report.issue import MOST, as_maintainers_write_it, issue
 from torchsleuth.script_runtime.signature import Signature
 
 # As the form that PyTorch offers for torch.compile renders them.
@@ -37,10 +38,54 @@ def test_the_text_of_a_case_of_which_all_is_known(tmp_path):
     assert text == wanted
 
 
-def test_the_repro_in_it_is_the_repro(tmp_path):
+def test_the_repro_ends_in_an_assertion_of_the_same_calls_and_tolerance(tmp_path):
+    block = re.search(r"(?s)```python\n(.*?)\n```", text_of(accuracy(tmp_path)))[1]
+    assert block.splitlines()[0] == "import torch" and "REPRODUCED" not in block
+    assert block.splitlines()[-2:] == [
+        "wanted, got = f(x), torch.compile(f)(x)",
+        "torch.testing.assert_close(got, wanted, rtol=0, atol=1e-06, equal_nan=True)",
+    ]
+
+
+def test_a_repro_that_has_a_wrong_result_fails_as_maintainers_write_it_and_a_right_one_passes(tmp_path):
+    compiled = "torch.compile(f)"
+    for said, raises in (
+        ("lambda x: f(x) + 1", pytest.raises(AssertionError)),
+        ("f", contextlib.nullcontext()),
+    ):
+        with raises:
+            exec(as_maintainers_write_it(REPRO).replace(compiled, f"({said})"), {})
+
+
+def test_several_results_are_compared_one_by_one():
+    wrong = "not torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True) for a, b in zip(wanted, got) if torch.is_tensor(a))"
+    script = REPRO.replace(
+        "not torch.allclose(wanted, got, rtol=0, atol=1e-06, equal_nan=True)", f"any({wrong}"
+    )
+    short = as_maintainers_write_it(script)
+    assert short.endswith(
+        "for a, b in zip(wanted, got):\n    if torch.is_tensor(a):\n"
+        "        torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-3, equal_nan=True)"
+    )
+
+
+def test_a_script_of_another_form_is_left_as_it_is(tmp_path):
+    assert as_maintainers_write_it("import torch\nprint(1)\n") is None
     folder = accuracy(tmp_path)
-    block = re.search(r"(?s)```python\n(.*?)\n```", text_of(folder))[1]
-    assert block == folder.text("repro.py").rstrip()
+    (folder.path / "repro.py").write_text("import torch\nprint(1)\n")
+    assert "import torch\nprint(1)\n```" in text_of(folder)
+
+
+def test_a_title_names_what_is_at_fault_and_known_issues_are_searched_for_it(tmp_path):
+    text = text_of(accuracy(tmp_path))
+    assert (
+        "A title: [aot_autograd] functionalization gives wrong results for torch.nn.functional.interpolate"
+        in text
+    )
+    assert (
+        "https://github.com/pytorch/pytorch/issues?q=is%3Aissue+functionalization+interpolate+wrong+results"
+        in text
+    )
 
 
 def test_a_repro_that_is_missing_is_said_to_be(tmp_path):

@@ -29,7 +29,7 @@ from torchsleuth.front.report import words
 from torchsleuth.front.report.drawing import Drawing
 from torchsleuth.front.report.evidence import OBSERVED, Evidence, gather
 from torchsleuth.front.report.graph_reading import Call, Graph
-from torchsleuth.front.report.issue import issue
+from torchsleuth.front.report.issue import issue, search_link, search_words
 from torchsleuth.script_runtime.hiding import secret_values
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -77,6 +77,9 @@ def page(evidence: Evidence) -> str:
             policy=Markup(_policy(style, script)),
             code=(code[:start], code[start:end], code[end:]),
             works=best_workaround(case.workarounds or ()),
+            programs=words.is_the_programs(case),
+            search=search_link(case),
+            search_words=search_words(case),
             repro=_head(evidence.repro.thing, _MOST_SCRIPT),
             traceback=_tail(evidence.traceback.thing, _MOST_TRACEBACK),
             log=_tail(evidence.log.thing, _MOST_LOG),
@@ -84,7 +87,7 @@ def page(evidence: Evidence) -> str:
             rungs=triage.rungs[:_MOST_ROWS],
             tried=(case.workarounds or ())[:_MOST_ROWS],
             outline=None if graph is None else outline(graph, case.triage),
-            picture=_picture(evidence.picture.thing),
+            picture=_picture(evidence.picture.thing) if _grows(evidence.analysis.thing) else None,
             analysis=json_tables(evidence.analysis.thing) if evidence.analysis.thing is not None else [],
             observed=_observed(evidence),
             begins=_told(case.to_json().get("analysis"), "words"),
@@ -157,6 +160,12 @@ def _tail(text: str | None, most: int) -> _Long:
     if text is None or len(text) <= most:
         return _Long(text or "")
     return _Long(f"… {len(text) - most} characters before\n{text[-most:]}")
+
+
+def _grows(analysis: object) -> bool:
+    """Whether an analysis has points enough for a line: two are told better by the table."""
+    values = analysis.get("values") if isinstance(analysis, dict) else None
+    return not isinstance(values, list) or len(values) >= 3
 
 
 def _picture(svg: str | None) -> Markup | None:

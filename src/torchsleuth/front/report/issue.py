@@ -6,12 +6,14 @@ it. Text of the case stays text: in fences longer than any in it, or with what M
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import socket
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import jinja2
 
@@ -74,6 +76,7 @@ def _issue(evidence: Evidence, most_error: int) -> str:
         no_rungs="" if triage.component else taken.prose(triage.error or "it was not looked into"),
         workaround=taken.prose(words.about_workaround(shown) if shown else words.no_workaround(case)),
         paste=taken.text("paste.py", shown.how, _MOST_PASTED) if shown else "",
+        search=taken.text("search", search_link(case), _MOST_LINE).replace("--", "%2D%2D"),
         labels=", ".join(taken.prose(each, _MOST_CELL) for each in triage.labels[:10]),
         error=_error(evidence, taken, most_error),
         versions=_versions(evidence, taken),
@@ -146,15 +149,97 @@ def _user() -> str:
 
 
 def _title(evidence: Evidence, taken: _Taken) -> str:
-    triage = evidence.folder.case.triage
-    component = f"[{triage.component}] " if triage is not None and triage.component else ""
-    text = taken.text(
-        "title",
-        component + words.what_happened(evidence.folder.case, evidence.traceback.thing or ""),
-        _MOST_LINE,
-    )
+    case = evidence.folder.case
+    text = taken.text("title", title(case, evidence.traceback.thing or ""), _MOST_LINE)
     # It stands in a comment, which nothing in it may end.
     return textwrap.shorten(text.translate({ord("<"): "‹", ord(">"): "›"}), _MOST_CELL, placeholder=" …")
+
+
+_DOES = {
+    "accuracy": "gives wrong results",
+    "compile_error": "stops",
+    "runtime_error": "makes code that raises an error",
+    "crash": "crashes",
+    "hang": "does not come to an end",
+    "capture_error": "fails to capture",
+}
+
+
+def title(case: Case, error: str = "") -> str:
+    """What is at fault, what it does, and with which operators: a title for those who know that part.
+
+    >>> from torchsleuth.core.cases.model import Triage
+    >>> from types import SimpleNamespace as Of
+    >>> blamed = Triage("inductor", "fuse_attention: _sfdp_pattern_2", ops=("operator.matmul",))
+    >>> title(Of(triage=blamed, kind="accuracy", minified=None))
+    '[inductor] fuse_attention: _sfdp_pattern_2 gives wrong results for operator.matmul'
+    """
+    triage = case.triage
+    if triage is None or triage.component is None:
+        return words.what_happened(case, error)
+    part = triage.part if triage.part and triage.part != triage.component else triage.component
+    ops = min((triage.ops, case.minified.ops if case.minified else ()), key=lambda found: len(found) or 99)
+    for_ops = f" for {words.some(ops, 3)}" if ops else ""
+    said = "" if case.kind in ("accuracy", "crash", "hang") else f": {words.said(case, error)}"
+    return f"[{triage.component}] {part} {_DOES.get(case.kind, 'fails')}{for_ops}{said}"
+
+
+def search_words(case: Case) -> str:
+    """What to look for among known issues: `"_sfdp_pattern_2 wrong results torch.compile"`."""
+    triage = case.triage or Triage()
+    part = (triage.part or "").rpartition(": ")[2]
+    named = [part] if part and part not in (triage.component, "capture") else []
+    ops = [op.removesuffix(".default").rpartition(".")[2] for op in triage.ops[:2]]
+    message = case.signature.message.replace("#", " ") if case.kind != "accuracy" else "wrong results"
+    return " ".join(dict.fromkeys([*named, *ops, *message.split()[:8]]))[:120]
+
+
+def search_link(case: Case) -> str:
+    """Where PyTorch's known issues with these words are: an address to open."""
+    return f"https://github.com/pytorch/pytorch/issues?q={quote_plus('is:issue ' + search_words(case))}"
+
+
+_COMPARES = re.compile(r"torch\.allclose\((\w+), (\w+), (.*?), equal_nan=True\)")
+
+
+def as_maintainers_write_it(script: str) -> str | None:
+    """A repro without what gives a verdict on it: the same calls, in the end the error itself or `assert_close`.
+
+    None where the script is none that can be told so.
+    """
+    lines = script.splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("EXPECTED = ")), None)
+    after = next((i for i, line in enumerate(lines) if line.startswith('print("torchsleuth: ')), None)
+    tries = next((i for i, line in enumerate(lines) if i > (after or 0) and line == "try:"), None)
+    end = next((i for i, line in enumerate(lines) if i > (tries or 0) and line.startswith("except ")), None)
+    if first is None or after is None or tries is None or end is None or not first < after < tries < end:
+        return None
+    calls = [
+        line
+        for line in textwrap.dedent("\n".join(lines[tries + 1 : end])).splitlines()
+        if "torchsleuth: " not in line
+    ]
+    compared = _COMPARES.search("\n".join(lines[end:]))
+    wrong = "wrong" in "\n".join(lines[:first]).partition("\n")[0]
+    if wrong != bool(compared):
+        return None
+    if compared is not None:
+        calls.append(
+            f"torch.testing.assert_close({compared[2]}, {compared[1]}, {compared[3]}, equal_nan=True)"
+        )
+    imports = [line for line in lines[:first] if line.startswith(("import ", "from "))]
+    rest = [*lines[first + 1 : after], *calls]
+    kept = [
+        line
+        for line in imports
+        if line not in ("import sys", "import sys, traceback") or "sys." in "\n".join(rest)
+    ]
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join([*kept, "", *rest])).strip()
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    return text
 
 
 def _files_of(case: Case) -> tuple[str, ...]:
@@ -173,7 +258,7 @@ def _repro(evidence: Evidence, taken: _Taken) -> str:
         return ""
     for name in dict.fromkeys(_VALUES.findall(text)):
         taken.count(f"values in {_plain(name)}, which the script reads: attach the file if you may", 1)
-    return taken.text("repro.py", text, _MOST_REPRO)
+    return taken.text("repro.py", as_maintainers_write_it(text) or text, _MOST_REPRO)
 
 
 def _no_repro(evidence: Evidence) -> str:

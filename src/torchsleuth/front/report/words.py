@@ -94,7 +94,6 @@ _FRAMES = (
     ("torch/_inductor/cpp_builder", "inductor", "code generation"),
     ("torch/_inductor/codecache", "inductor", "code generation"),
     ("torch/_inductor/", "inductor", ""),
-    ("<generated>:", "inductor", "the code that was generated"),
     ("torch/_decomp/", "decompositions", ""),
     ("torch/_refs/", "decompositions", ""),
     ("torch/_functorch/", "aot_autograd", ""),
@@ -117,6 +116,8 @@ def likely_part(case: Case) -> str:
         return f"{doing}; which part of it is being found out"
     if case.kind == "accuracy":
         return COMPONENTS["dynamo"] if case.graph is None else "not known yet: parts are left out one by one"
+    if case.kind == "runtime_error":
+        return "it came up in compiled code; which part of the compiler made it so is being found out"
     for frame in signature.frames:
         for start, component, part in _FRAMES:
             if frame.startswith(start):
