@@ -120,6 +120,20 @@ ONCE_MORE = Criterion(
 )
 
 
+def last_word_of(text: str) -> str:
+    """The type of the error that a program ended with, by what it wrote last; empty where there is none.
+
+    >>> last_word_of("Traceback ...\\nmy.ValueError: no")
+    'ValueError'
+    """
+    for line in reversed(text.splitlines()):
+        head = line.partition(":")[0].strip()
+        named = head != "torchsleuth" and head.replace(".", "").isidentifier() and head[-1:].isalnum()
+        if line[:1].isalpha() and named:
+            return head.rpartition(".")[2]
+    return ""
+
+
 class Run(Protocol):
     """How a run of a whole program ended: `front.supervise.program_runs.ProgramRun` is one."""
 

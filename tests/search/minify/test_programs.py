@@ -1,5 +1,6 @@
 """Whole programs made small: each candidate runs in a process of its own, captured and not compiled."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,11 +12,12 @@ from made import make
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.criteria import difference_to_eager, first_difference
 from torchsleuth.core.processes.limits import Limits
+from torchsleuth.core.protocol.steps import CheckOrder
 from torchsleuth.core.protocol.trials import Outcome, Seen
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
 from torchsleuth.search.minify.contract import Listener
-from torchsleuth.search.minify.minify_program import minify_program
+from torchsleuth.search.minify.minify_program import minify_checked, minify_program
 from torchsleuth.search.minify.python.oracle import DifferenceOracle, ProgramOracle
 from torchsleuth.search.minify.python.program import parsed
 from torchsleuth.search.minify.script_cases import (
@@ -338,3 +340,57 @@ def test_of_recorded_calls_the_first_that_is_wrong_keeps_its_type():
     assert difference_to_eager(compiled, lambda fill: eager) == (compiled, eager)
     assert first_difference(compiled, eager) == first_difference(*fewer)
     assert first_difference(*fewer) != first_difference(str(["str '[<function f>]'"]), fewer[1])
+
+
+# -- whatever a person calls a failure
+
+
+HOLDS_NEEDLE = """
+    import math
+
+    def unused():
+        return 1
+
+    def area(radius):
+        needle = radius * 2  # the word that is looked for
+        return math.pi * needle
+
+    print(area(3))
+"""
+FINDS = ("sh", "-c", '! grep -q needle "$1"', "check", "{}")
+
+
+def checked(tmp_path, command, **how):
+    script, out = tmp_path / "train.py", tmp_path / "small.py"
+    script.write_text(textwrap.dedent(HOLDS_NEEDLE))
+    order = CheckOrder(str(script), command, str(out), str(tmp_path), dict(os.environ), budget=100, **how)
+    minify_checked(order, tmp_path, 2, Nobody())
+    return out.read_text()
+
+
+@pytest.mark.parametrize(("command", "how"), [(FINDS, {}), (("cat",), {"fails_with": "need.e"})])
+def test_a_command_of_the_persons_says_what_fails(tmp_path, command, how):
+    """By its status, or by what it prints; a program that Python cannot read is not tried."""
+    assert checked(tmp_path, command, **how).split() in (["needle", "=", each] for each in ("0", "1", "2"))
+
+
+def test_another_error_of_the_command_is_another_failure(tmp_path):
+    """The status alone would be 1 for an undefined name, too."""
+    script, out = tmp_path / "train.py", tmp_path / "small.py"
+    script.write_text("x = {}\ny = 1\nprint(x['a'])\n")
+    order = CheckOrder(str(script), (sys.executable,), str(out), str(tmp_path), dict(os.environ), budget=60)
+    minify_checked(order, tmp_path, 1, Nobody())
+    assert "'a']" in out.read_text() and "y" not in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "how", "said"),
+    [
+        (("true",), {}, "ends with status 0"),
+        (("cat",), {"fails_with": "haystack"}, "does not match 'haystack'"),
+        (("/nowhere/to/be/found",), {}, "cannot be started"),
+    ],
+)
+def test_a_command_that_does_not_fail_is_said_in_a_sentence(tmp_path, command, how, said):
+    with pytest.raises(CannotMinify, match=said):
+        checked(tmp_path, command, **how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torchsleuth.core.changes import Change
 from torchsleuth.core.protocol.codec import Document
@@ -89,7 +90,29 @@ class WorkaroundOrder(CaseOrder):
     """What makes the graph pass."""
 
 
-TO_HOST = (AdoptOrder, TriageOrder, MinifyOrder, AnalyzeOrder, WorkaroundOrder)
+@dataclass(frozen=True)
+class CheckOrder(Order):
+    """A program made small for as long as a person's `command` fails on it, whatever that means; written to `out`.
+
+    Each candidate lies in a file: `{}` in the command, or its last word. It fails where `fails_with` is found in what
+    the command prints; without that where the command ends as it does for the whole program. It runs where the person
+    is, in their environment.
+    """
+
+    script: str
+    command: tuple[str, ...]
+    out: str
+    cwd: str
+    environment: Mapping[str, str]
+    fails_with: str | None = None
+    timeout: float | None = None
+
+    @property
+    def folder(self) -> str:
+        return str(Path(self.out).parent)
+
+
+TO_HOST = (AdoptOrder, TriageOrder, MinifyOrder, AnalyzeOrder, WorkaroundOrder, CheckOrder)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +13,7 @@ import click
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.core.protocol.steps import REPRO
+from torchsleuth.core.protocol.steps import REPRO, CheckOrder
 from torchsleuth.front.cli.options import (
     budget_option,
     cases_option,
@@ -40,6 +44,12 @@ class NotWritten(SleuthError):
 @yes_option
 @seconds_option("--timeout", "Seconds that a run of a program may take before it is a hang.")
 @path_option("--out", about="Also write the small script here.")
+@click.option(
+    "--check", metavar="COMMAND", help="Make SCRIPT small for as long as COMMAND fails on it ({}: its file)."
+)
+@click.option(
+    "--fails-with", metavar="REGEX", help="It fails where this is printed (with COMMAND, or python SCRIPT)."
+)
 @workers_option
 @cases_option
 @json_option
@@ -50,6 +60,8 @@ def minify_verb(
     yes: bool,
     timeout: float | None,
     out: Path | None,
+    check: str | None,
+    fails_with: str | None,
     workers: str,
     cases_dir: Path,
     as_json: bool,
@@ -65,8 +77,13 @@ def minify_verb(
     torchsleuth minify 3f9a --budget 60
     torchsleuth minify train.py --out repro.py
     torchsleuth minify minifier_launcher.py
+    torchsleuth minify train.py --check "python compare.py {}"
+    torchsleuth minify train.py --fails-with "loss is nan"
     """
     started = time.monotonic()
+    if check is not None or fails_with is not None:
+        order = _checked(Path(case_or_script), check, fails_with, out, arguments, timeout)
+        return _minify_checked(order, budget, workers, as_json)
     folder = known_case(case_or_script, cases_dir)
     if folder is not None and arguments:
         raise click.UsageError(f"a case takes no arguments, and {case_or_script} is one")
@@ -102,6 +119,64 @@ def minify_verb(
     else:
         show_result(outcome)
     return 0 if outcome.verified else 1
+
+
+def _checked(
+    script: Path,
+    check: str | None,
+    fails_with: str | None,
+    out: Path | None,
+    arguments: tuple[str, ...],
+    timeout: float | None,
+) -> CheckOrder:
+    """What is asked for with a command of the person's; raises `UsageError` where that makes no sense."""
+    if not script.is_file():
+        raise click.UsageError(
+            f"--check and --fails-with are about a script, and {script} is none that is here"
+        )
+    if check is not None and arguments:
+        raise click.UsageError("arguments of the script belong into the command of --check")
+    try:
+        re.compile(fails_with or "")
+        words = tuple(shlex.split(check)) if check is not None else (sys.executable, "{}", *arguments)
+    except (re.error, ValueError) as error:
+        raise click.UsageError(f"it cannot be read: {error}") from error
+    if not words:
+        raise click.UsageError("the command of --check is empty")
+    small = (out or script.with_name(f"{script.stem}.small.py")).absolute()
+    paths = str(script.absolute()), words, str(small), str(Path.cwd())
+    return CheckOrder(*paths, dict(os.environ), fails_with, timeout)
+
+
+def _minify_checked(order: CheckOrder, budget: float, workers: str, as_json: bool) -> int:
+    """A program made small by a command, shown."""
+    line = StatusLine(budget)
+    try:
+        with processes_for(None, workers) as processes:
+            assert processes.host is not None
+            done = processes.host.ask(order, budget, said=say, heard=line.update)
+    except KeyboardInterrupt:
+        line.end()
+        say(f"stopped; the best program so far is {order.out}" if Path(order.out).is_file() else "stopped")
+        raise
+    finally:
+        line.end()
+    text = Path(order.out).read_text(encoding="utf-8")
+    if as_json:
+        print_json(
+            {
+                "program": order.out,
+                "text": text,
+                "reducers": list(done.reducers),
+                "seconds": dict(done.seconds),
+            }
+        )
+        return 0
+    show(text.rstrip(), lines=True)
+    show()
+    count = len(text.splitlines())
+    show(f"{count} {'line' if count == 1 else 'lines'}, {done.explanation[0]}: {order.out}")
+    return 0
 
 
 def _put_out(folder: CaseFolder, out: Path) -> None:

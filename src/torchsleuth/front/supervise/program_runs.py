@@ -29,6 +29,7 @@ from torchsleuth.core.cases.model import Case
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.changes import NOTHING, Change, change_from_environment
+from torchsleuth.core.criteria import last_word_of
 from torchsleuth.core.processes.child import scratch
 from torchsleuth.core.processes.kernel_caches import hand_probes_to
 from torchsleuth.core.processes.limits import hang_seconds
@@ -125,16 +126,7 @@ class ProgramRun:
         >>> ProgramRun(1, 0.1, tail="Traceback ...\\nValueError: no").last_word
         'ValueError'
         """
-        for line in reversed(self.tail.splitlines()):
-            head = line.partition(":")[0].strip()
-            if (
-                line[:1].isalpha()
-                and head != "torchsleuth"
-                and head.replace(".", "").isidentifier()
-                and head[-1:].isalnum()
-            ):
-                return head.rpartition(".")[2]
-        return ""
+        return last_word_of(self.tail)
 
     @property
     def cannot_override(self) -> str:

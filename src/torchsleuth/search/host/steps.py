@@ -23,6 +23,7 @@ from torchsleuth.core.protocol.steps import (
     Asked,
     Begins,
     CaseOrder,
+    CheckOrder,
     Done,
     MinifyOrder,
     Order,
@@ -39,7 +40,7 @@ from torchsleuth.search.cure.find import find_workarounds
 from torchsleuth.search.minify.case_state import CaseQuestions
 from torchsleuth.search.minify.contract import Listener, Reducible
 from torchsleuth.search.minify.minify_case import MinifyResult, minify_case
-from torchsleuth.search.minify.minify_program import is_program, minify_program
+from torchsleuth.search.minify.minify_program import is_program, minify_checked, minify_program
 from torchsleuth.search.minify.script_cases import FirstRun, case_of_script, program_of_case
 
 
@@ -138,12 +139,26 @@ def workaround(front: Front, questions: CaseQuestions, order: WorkaroundOrder) -
     return Done(changes=tuple(found))
 
 
+def check(front: Front, questions: CaseQuestions, order: CheckOrder) -> Done:
+    """The smallest program on which a command of the person's still fails; it is where the order wants it."""
+    front.begins("running the command on the whole program")
+    reduced = minify_checked(order, questions.store, questions.workers.count, _Told(front))
+    return Done(
+        reducers=tuple(map(plain, reduced.statistics)),
+        seconds={"search": reduced.seconds},
+        explanation=(
+            f"{reduced.queries} trials{'' if reduced.complete else ', not to the end: the time is used up'}",
+        ),
+    )
+
+
 STEPS: dict[type[Order], Callable[..., Done]] = {
     AdoptOrder: adopt,
     TriageOrder: triage,
     MinifyOrder: minify,
     AnalyzeOrder: analyze,
     WorkaroundOrder: workaround,
+    CheckOrder: check,
 }
 
 
