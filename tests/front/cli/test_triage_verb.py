@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from program_runs import Ran, environment, run_watched, sleuth
+from torchsleuth.core.cases.folder import open_case
+from torchsleuth.core.cases.model import Triage
+from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
+from torchsleuth.front.supervise.host import SearchHost
+from torchsleuth.front.supervise.road import blame
+from torchsleuth.front.supervise.scripts import ScriptRunner
 
 HEAD = """
     import torch
@@ -43,14 +52,108 @@ def line_of(folder: Path, text: str) -> str:
     return f"program.py:{next(n for n, line in enumerate(lines, 1) if text in line)}"
 
 
-def test_a_bad_decomposition_is_named_with_its_operator(tmp_path):
-    source = program("torch.nn.functional.silu(y) * 2 + x")
-    found, ran = triaged(tmp_path, source, SLEUTH_TEST_ROW="bad_decomposition")
+SEVERAL = """
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self, last):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+            self.last = last
+
+        def forward(self, x):
+            return self.last(torch.tanh(self.linear(x))) * 2 + x
+
+    def silu(y): return torch.nn.functional.silu(y)
+    def tan(y): return torch.tan(y)
+    def atan(y): return torch.atan(y)
+    def cos(y): return torch.cos(y)
+    def sin(y): return torch.sin(y)
+
+    torch.manual_seed(0)
+    for last in (silu, tan, atan, cos, sin):
+        torch.compiler.reset()
+        try:
+            with torch.no_grad():
+                torch.compile(Model(last))(torch.randn(4, 8))
+        except Exception as error:
+            print(type(error))
+"""
+FAULTS = {
+    "fault": "aten.tan.default:wrong,aten.atan.default:raise",
+    "SLEUTH_TEST_ROW": "bad_decomposition,code_that_does_not_compile,without_casts",
+}
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory) -> Ran:
+    """A case for each of five functions, recorded in one run: in each of them another part of the compiler fails."""
+    return run_watched(
+        tmp_path_factory.mktemp("several"), SEVERAL, "--record-only", "--check-accuracy", **FAULTS
+    )
+
+
+@pytest.fixture(scope="module")
+def loaded(several):
+    with PreparedInterpreter(environment(several.folder, **FAULTS)) as made:
+        yield made
+
+
+def case_of(several: Ran, function: str) -> str:
+    line = line_of(several.folder, f"def {function}(y)")
+    (found,) = [case["id"] for case in several.cases if line in case["graph"]["source_lines"]]
+    return found
+
+
+@pytest.fixture
+def blamed(several, loaded, request):
+    """What triage finds about one of the functions."""
+
+    def blamed(function: str) -> Triage:
+        folder = open_case(several.folder / "cases", case_of(several, function))
+        with SearchHost(loaded, "1", folder.path / "minify") as host:
+            at_work = CaseAtWork(folder, Processes(ScriptRunner(loaded), host), time.monotonic() + 200, print)
+            blame(at_work, 200)
+        found = at_work.case.triage
+        assert found.user_line == line_of(several.folder, f"def {function}(y)")
+        return found
+
+    return blamed
+
+
+def test_a_bad_decomposition_is_named_with_its_operator(several):
+    env = environment(several.folder, **FAULTS)
+    ran = sleuth("triage", case_of(several, "silu"), "--json", cwd=several.folder, env=env)
     assert ran.status == 0, ran.stderr
+    found = json.loads(ran.stdout)["triage"]
     assert (found["component"], found["part"]) == ("decompositions", "decomposition"), ran.stderr
     assert found["ops"] == ["aten.silu.default"]
-    assert found["user_line"] == line_of(tmp_path, "silu") and "silu(y)" in found["code"]
+    assert found["user_line"] == line_of(several.folder, "def silu(y)") and "silu(y)" in found["code"]
     assert "module: decompositions" in found["labels"]
+
+
+def test_a_bad_lowering_is_told_from_bad_code_by_interpreting_what_was_lowered(blamed):
+    found = blamed("tan")
+    assert (found.component, found.part, found.ops) == ("inductor", "lowering", ("aten.tan.default",))
+    assert "interpreted" in found.detail
+
+
+def test_where_a_compile_stopped_is_told_and_confirmed_by_a_run_without_it(blamed):
+    found = blamed("atan")
+    assert (found.component, found.part, found.ops) == ("inductor", "lowering", ("aten.atan.default",))
+    assert "it passes when that operator is kept" in found.detail
+    assert found.trials <= 12
+
+
+def test_generated_code_that_does_not_compile_is_code_generation(blamed):
+    found = blamed("cos")
+    assert (found.component, found.part, found.ops) == ("inductor", "codegen", ("aten.cos.default",))
+
+
+def test_a_setting_that_makes_it_vanish_is_named(blamed):
+    found = blamed("sin")
+    assert found.part == "precision casts"
+    assert found.flags == ("torch._inductor.config.emulate_precision_casts = True",)
 
 
 PASS = """
@@ -89,34 +192,22 @@ def test_a_bad_pass_is_named_with_the_number_of_its_application(tmp_path, key, s
     assert found["labels"] == []  # the pass is the user's own
 
 
-@pytest.mark.parametrize(
-    "fault", ["aten.sin.default:wrong", pytest.param("aten.sin.default:run_raise", marks=pytest.mark.slow)]
-)
-def test_a_bad_lowering_is_told_from_bad_code_by_interpreting_what_was_lowered(tmp_path, fault):
-    found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x"), fault=fault)
+@pytest.mark.slow
+def test_a_lowering_whose_code_raises_is_told_from_bad_code_by_interpreting_what_was_lowered(tmp_path):
+    found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x"), fault="aten.sin.default:run_raise")
     assert ran.status == 0, ran.stderr
     assert (found["component"], found["part"], found["ops"]) == ("inductor", "lowering", ["aten.sin.default"])
     assert found["user_line"] == line_of(tmp_path, "torch.sin(y)")
     assert "interpreted" in found["detail"]
 
 
-@pytest.mark.parametrize(
-    "fault", ["aten.sin.default:raise", pytest.param("aten.sin.default:segv", marks=pytest.mark.slow)]
-)
-def test_where_a_compile_stopped_is_told_and_confirmed_by_a_run_without_it(tmp_path, fault):
-    found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x"), fault=fault)
+@pytest.mark.slow
+def test_where_a_compile_crashed_is_told_and_confirmed_by_a_run_without_it(tmp_path):
+    found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x"), fault="aten.sin.default:segv")
     assert (found["component"], found["part"], found["ops"]) == ("inductor", "lowering", ["aten.sin.default"])
     assert found["user_line"] == line_of(tmp_path, "torch.sin(y)"), ran.stderr
     assert "it passes when that operator is kept" in found["detail"]
     assert found["trials"] <= 12
-
-
-def test_generated_code_that_does_not_compile_is_code_generation(tmp_path):
-    found, ran = triaged(
-        tmp_path, program("torch.sin(y) * 2 + x"), SLEUTH_TEST_ROW="code_that_does_not_compile"
-    )
-    assert (found["component"], found["part"], found["ops"]) == ("inductor", "codegen", ["aten.sin.default"])
-    assert found["user_line"] == line_of(tmp_path, "torch.sin(y)"), ran.stderr
 
 
 @pytest.mark.slow
@@ -124,12 +215,6 @@ def test_generated_code_that_is_wrong_is_code_generation(tmp_path):
     found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x"), SLEUTH_TEST_ROW="wrong_code")
     assert (found["component"], found["part"], found["ops"]) == ("inductor", "codegen", ["aten.sin.default"])
     assert "interpreted" in found["detail"], ran.stderr
-
-
-def test_a_setting_that_makes_it_vanish_is_named(tmp_path):
-    found, ran = triaged(tmp_path, program("torch.sin(y) * 2 + x"), SLEUTH_TEST_ROW="without_casts")
-    assert found["part"] == "precision casts", ran.stderr
-    assert found["flags"] == ["torch._inductor.config.emulate_precision_casts = True"]
 
 
 @pytest.mark.slow

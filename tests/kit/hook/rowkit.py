@@ -1,4 +1,4 @@
-"""One compiler fault per part of the compiler, for the tests of triage: SLEUTH_TEST_ROW names one.
+"""One compiler fault per part of the compiler, for the tests of triage: SLEUTH_TEST_ROW names some.
 
 Each is put into every Python process, as a bug of the installed torch would be.
 """
@@ -67,7 +67,7 @@ def wrong_code() -> None:
 
 
 def code_that_does_not_compile() -> None:
-    wrap_code("sin", lambda code: f"no_such_function({code})")
+    wrap_code("cos", lambda code: f"no_such_function({code})")
 
 
 def wrong_vector_code() -> None:

@@ -1,4 +1,4 @@
-"""On PYTHONPATH in tests: puts the compiler fault named by SLEUTH_TEST_FAULT or SLEUTH_TEST_ROW into every process.
+"""On PYTHONPATH in tests: puts the compiler faults that SLEUTH_TEST_FAULT and SLEUTH_TEST_ROW name into every process.
 
 SLEUTH_TEST_DISK and SLEUTH_TEST_PAUSE are faults of the disk below the cases (`diskkit`). SLEUTH_TEST_BUILDS is where a
 session of tests keeps what the C++ compiler said and made (`sparing`).
@@ -14,12 +14,14 @@ if os.environ.get("SLEUTH_TEST_BUILDS"):
 if os.environ.get("SLEUTH_TEST_FAULT"):
     import faultkit
 
-    faultkit.install(os.environ["SLEUTH_TEST_FAULT"])
+    for fault in os.environ["SLEUTH_TEST_FAULT"].split(","):
+        faultkit.install(fault)
 
 if os.environ.get("SLEUTH_TEST_ROW"):
     import rowkit
 
-    rowkit.install(os.environ["SLEUTH_TEST_ROW"])
+    for row in os.environ["SLEUTH_TEST_ROW"].split(","):
+        rowkit.install(row)
 
 if os.environ.get("SLEUTH_TEST_DISK") or os.environ.get("SLEUTH_TEST_PAUSE"):
     import diskkit
