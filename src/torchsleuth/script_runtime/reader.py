@@ -44,6 +44,10 @@ def read_graph(
         "inf": math.inf,
         "nan": math.nan,
     }
+    if "kernel_side_table" in source:  # where graphs have the Triton kernels that they call
+        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+        scope["kernel_side_table"] = kernel_side_table
     scope.update(namespace or {})
     exec(compile(tree, "<graph>", "exec"), scope)
     classes = {item.name: item for item in tree.body if isinstance(item, ast.ClassDef)}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -100,20 +101,55 @@ def _defined_inside_torch(qualified: str) -> bool:
     return module.partition(".")[0] in ("torch", "functorch")
 
 
-def triton_kernel_name(target: object, kwargs: dict[str, object]) -> str | None:
-    """The name of the user's Triton kernel where the target calls one, else None."""
+@dataclass(frozen=True)
+class TritonLaunch:
+    """A call of a Triton kernel of the user's in a graph: the kernel, a name for it, its constant arguments."""
+
+    kernel: object
+    name: str
+    constants: Mapping[str, object]
+
+
+def triton_launch(target: object, kwargs: Mapping[str, object]) -> TritonLaunch | None:
+    """The user's Triton kernel that a node calls, else None; raises `LookupError` where this process does not know it.
+
+    2.11..2.15: kernels and constants lie in one table of the process, and nodes hold their places in it.
+    """
     if not isinstance(target, HigherOrderOperator) or not target.name().startswith("triton_kernel_wrapper"):
         return None
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
-    index = kwargs.get("kernel_idx")
+    index, place = kwargs.get("kernel_idx"), kwargs.get("constant_args_idx")
     try:
-        kernel = kernel_side_table.get_kernel(index)
-    except Exception:  # a side table of another process: the index alone is left
-        return f"number {index}"
-    while not hasattr(kernel, "__name__") and hasattr(kernel, "fn"):
-        kernel = kernel.fn
-    return str(getattr(kernel, "__name__", f"number {index}"))
+        kernel = kernel_side_table.get_kernel(index)  # type: ignore[arg-type]
+        constants = kernel_side_table.get_constant_args(place)  # type: ignore[arg-type]
+    except (AssertionError, TypeError, KeyError) as error:
+        raise LookupError(f"number {index}") from error
+    return TritonLaunch(kernel, _kernel_name(kernel), constants)
+
+
+def _kernel_name(kernel: object) -> str:
+    """The name of a kernel's function; one that Dynamo wrapped anew, and no name of the program holds, has its own."""
+    function = kernel
+    while not isinstance(getattr(function, "__name__", None), str) and hasattr(function, "fn"):
+        function = function.fn
+    name = str(getattr(function, "__name__", "kernel"))
+    home = vars(sys.modules.get(str(getattr(function, "__module__", ""))) or sys)
+    return name if function is kernel or home.get(name) is kernel else f"{name}_configured"
+
+
+def triton_value(value: object) -> tuple[str, tuple[object] | None] | None:
+    """A value of Triton's own by its name in `triton.language`, and what that is called with, if it is.
+
+    For `tl.float32` that is `("float32", None)`, for `tl.constexpr(4)` it is `("constexpr", (4,))`.
+    """
+    if not type(value).__module__.startswith("triton."):
+        return None
+    language = vars(sys.modules.get("triton.language") or sys)
+    if type(value) is language.get("constexpr"):
+        return "constexpr", (value.value,)  # type: ignore[attr-defined]
+    names = [name for name, held in language.items() if held is value and name.isidentifier()]
+    return (names[0], None) if names else None
 
 
 def numpy_wrapper(target: object) -> tuple[str, object] | None:

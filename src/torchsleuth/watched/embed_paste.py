@@ -33,6 +33,7 @@ from torchsleuth.watched.embed_slice import (
     has_source,
     importable_from,
     installed,
+    is_kernel,
     maker_of,
     names_used,
     package_of,
@@ -163,6 +164,8 @@ class Paste:
             return self._named(*named, defined_in(value))
         if isinstance(value, types.FunctionType):
             return self._made_again(value) or self._rebuilt(value, hint)
+        if is_kernel(value):
+            return self._kernel(value, hint)
         if isinstance(value, type) and defined_in(value):
             return self._rebuilt_class(value, hint)
         if (written := self.write_value(value, hint)) is not None:
@@ -217,7 +220,7 @@ class Paste:
                 given.append(by_name + self.expression(value, name))
         return f"{self.imported(factory.__module__)}.{factory.__qualname__}({', '.join(given)})"
 
-    def _rebuilt(self, function: types.FunctionType, hint: str) -> str:
+    def _rebuilt(self, function: types.FunctionType, hint: str, annotated: bool = False) -> str:
         """A nested function or lambda: its definition inside a factory that takes its free variables.
 
         They are arguments, because a value is often found under its own name: `torch = torch` inside binds nothing.
@@ -226,8 +229,8 @@ class Paste:
         file = source_file(code.co_filename)
         node = copy.deepcopy(find_function(file, code))
         bare = copy.deepcopy(node)  # whose defaults are names of ours
-        _plain_signature(bare, function, lambda value: "None")
-        _plain_signature(node, function, lambda value: self.expression(value, hint))
+        _plain_signature(bare, function, lambda value: "None", annotated)
+        _plain_signature(node, function, lambda value: self.expression(value, hint), annotated)
         statement = node if isinstance(node, ast.FunctionDef) else ast.Return(node)
         used = names_used(bare if isinstance(bare, ast.FunctionDef) else ast.Expr(bare))
         closure = dict(zip(code.co_freevars, function.__closure__ or ()))
@@ -246,6 +249,31 @@ class Paste:
                 self.tail.append(f"{variable}.{name} = {self.expression(value, name)}")
         self.notes[f"{hint}: rebuilt from line {code.co_firstlineno} of {os.path.basename(file.path)}"] = None
         return variable
+
+    def _kernel(self, kernel: Any, hint: str) -> str:
+        """A Triton kernel that no name holds: defined inside a function, or wrapped anew by Dynamo."""
+        triton = self.imported("triton")
+        if hasattr(kernel, "configs"):
+            configs = ", ".join(self._configuration(each, hint) for each in kernel.configs)
+            more = {name: getattr(kernel, name, None) for name in ("reset_to_zero", "restore_value")}
+            given = "".join(f", {name}={value!r}" for name, value in more.items() if value)
+            made = f"{triton}.autotune(configs=[{configs}], key={list(kernel.keys)!r}{given})"
+            return f"{made}({self.expression(kernel.fn, hint)})"
+        if hasattr(kernel, "values"):
+            values = ", ".join(f"{name!r}: {self.expression(v, name)}" for name, v in kernel.values.items())
+            return f"{triton}.heuristics({{{values}}})({self.expression(kernel.fn, hint)})"
+        options = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline")
+        more = {name: getattr(kernel, name, None) for name in options}
+        given = ", ".join(f"{name}={value!r}" for name, value in more.items() if value)
+        made = f"{triton}.jit({given})" if given else f"{triton}.jit"
+        return f"{made}({self._rebuilt(kernel.fn, hint, annotated=True)})"
+
+    def _configuration(self, config: Any, hint: str) -> str:
+        settings = ("num_warps", "num_stages", "num_ctas", "maxnreg", "pre_hook")
+        more = {name: getattr(config, name, None) for name in settings}
+        given = [f"{k}={self.expression(v, hint)}" for k, v in more.items() if v is not None]
+        constants = ", ".join(f"{k!r}: {self.expression(v, k)}" for k, v in config.kwargs.items())
+        return f"{self.imported('triton')}.Config({', '.join([f'{{{constants}}}', *given])})"
 
     def _given(
         self, used: set[str], held: Mapping[str, Any], live: Mapping[str, Any], filename: str
@@ -392,9 +420,14 @@ class Paste:
 
 
 def _plain_signature(
-    node: ast.FunctionDef | ast.Lambda, function: types.FunctionType, expression: Callable[[Any], str]
+    node: ast.FunctionDef | ast.Lambda,
+    function: types.FunctionType,
+    expression: Callable[[Any], str],
+    annotated: bool = False,
 ) -> None:
     """Defaults become the values they had; annotations and decorators go: they may name locals that are gone.
+
+    Those of a Triton kernel say what is constant, so they stay (`annotated`).
 
     The function at hand is the one the decorators were given, so nothing of it is lost.
     """
@@ -405,7 +438,7 @@ def _plain_signature(
         parse(expression(given[a.arg])).body if a.arg in given else None for a in node.args.kwonlyargs
     ]
     for argument in ast.walk(node.args):
-        if isinstance(argument, ast.arg):
+        if isinstance(argument, ast.arg) and not annotated:
             argument.annotation = None
     if isinstance(node, ast.FunctionDef):
         node.returns = None

@@ -53,7 +53,20 @@ def installed(namespace: Mapping[str, Any]) -> bool:
 
 
 def global_name(value: Any) -> tuple[Mapping[str, Any], str] | None:
-    """The module namespace and dotted name under which a value can be had, if there is one."""
+    """The module namespace and dotted name under which a value can be had, if there is one.
+
+    Triton's kernels wrap each other as `fn`: the name is that of the function, and may hold what wraps the value.
+    """
+    if is_kernel(value):
+        function = value
+        while not hasattr(function, "__qualname__"):
+            function = function.fn
+        space, path = vars(sys.modules.get(function.__module__) or sys), str(function.__qualname__)
+        held: Any = _attribute(space, path)
+        while held is not value and is_kernel(held):
+            held, path = held.fn, f"{path}.fn"
+        if held is value and "<" not in path:
+            return space, path
     home = sys.modules.get(getattr(value, "__module__", None) or "")
     spaces = [getattr(value, "__globals__", None), getattr(home, "__dict__", None)]
     dotted = getattr(value, "__qualname__", None)
@@ -69,6 +82,11 @@ def global_name(value: Any) -> tuple[Mapping[str, Any], str] | None:
             if held is value and not name.startswith("__"):
                 return space, name
     return None
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether this is a kernel of Triton's, or what its decorators made of one: `is_kernel(add_kernel)`."""
+    return type(value).__module__ in ("triton.runtime.jit", "triton.runtime.autotuner") and hasattr(value, "fn")
 
 
 def maker_of(function: types.FunctionType) -> tuple[types.FunctionType | None, dict[str, types.CellType]]:

@@ -200,7 +200,7 @@ def _read(record: GraphRecord, source: str, folder: str | None, questions: Quest
     scope: dict[str, object] = {"torch": torch, "__name__": "torchsleuth_case"}
     for line in (*record.imports, *record.embedded.imports):
         root = line.split()[1].partition(".")[0]
-        if root in ("torch", "functorch") or root in sys.stdlib_module_names:
+        if root in ("torch", "functorch", "triton") or root in sys.stdlib_module_names:
             exec(line, scope)
     if record.constants:
         values = load_inputs(_on_cpu(record.constants["description"]), folder)

@@ -147,6 +147,7 @@ def _completed(recording: Recording, keep: set[str]) -> set[str]:
         if readers and not any(user.name in kept for user in readers):
             best = next((u for u in readers if _kind(recording, u) == "input"), readers[0])
             kept.add(best.name)
+            _pull(recording, [s for s in best.all_input_nodes if s.op in _CALLS], kept)
     return kept
 
 

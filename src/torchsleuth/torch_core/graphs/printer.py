@@ -24,10 +24,11 @@ from torchsleuth.torch_core.graphs.spelling import (
     Unprintable,
     Vocabulary,
     expression,
+    keywords,
     subscript,
     unused_name,
 )
-from torchsleuth.torch_internals.operators import is_operator, triton_kernel_name
+from torchsleuth.torch_internals.operators import is_operator
 
 _LONGEST_CODE = 100  # a comment line stays on one screen line
 
@@ -180,13 +181,12 @@ def _statement(node: torch.fx.Node, gm: torch.fx.GraphModule, variables: Mapping
         called = type(gm.get_submodule(str(node.target)))
         page.ops[f"{called.__module__.partition('.modules')[0]}.{called.__qualname__}"] = None
         return f"{self_path(str(node.target))}({_arguments(node.args, node.kwargs, write)})"
-    return _function_call(node, page, write)
+    return _function_call(node, variables, page, write)
 
 
-def _function_call(node: torch.fx.Node, page: _Page, write: Callable[[object], str]) -> str:
-    kernel = triton_kernel_name(node.target, node.kwargs)
-    if kernel is not None:
-        raise Unprintable(f"it calls the user's Triton kernel {kernel}")
+def _function_call(
+    node: torch.fx.Node, variables: Mapping, page: _Page, write: Callable[[object], str]
+) -> str:
     function = page.words.spell(node.target)
     if function is None:
         raise Unprintable(f"its function {node.target!r} has no name by which it can be found again")
@@ -200,7 +200,8 @@ def _function_call(node: torch.fx.Node, page: _Page, write: Callable[[object], s
     if infix is not None and any(isinstance(arg, torch.fx.Node) for arg in node.args):
         left, right = (f"({text})" if text[0] == "-" else text for text in map(write, node.args))
         return f"{left} {infix} {right}"
-    return f"{function}({_arguments(node.args, node.kwargs, write)})"
+    given = [*map(write, node.args), *(f"{k}={text}" for k, text in keywords(node, variables, page.words).items())]
+    return f"{function}({', '.join(given)})"
 
 
 def _arguments(args: tuple, kwargs: Mapping[str, object], write: Callable[[object], str]) -> str:

@@ -27,12 +27,15 @@ from torchsleuth.torch_internals.operators import (
     numpy_wrapper,
     operator_import,
     operator_path,
+    triton_launch,
+    triton_value,
     writable_treespec,
 )
 
 # Names the printed source gives a meaning to; a graph's variable must not hide them.
 RESERVED = frozenset(
-    {"self", "torch", "operator", "math", "inf", "nan", "constant", *dir(builtins), *keyword.kwlist}
+    {"self", "torch", "operator", "math", "inf", "nan", "constant", "kernel_side_table"}
+    | {*dir(builtins), *keyword.kwlist}
 )
 _ALWAYS_IMPORTED = ("torch", "operator", "math")
 
@@ -60,6 +63,14 @@ class Vocabulary:
                 return None
             known = self._spelled[id(thing)] = (thing, text)
         return known[1]
+
+    def refer(self, thing: object, name: str) -> str:
+        """A name of its own for what only the user's program holds: `words.refer(add_kernel, "add_kernel")`."""
+        if id(thing) not in self._spelled:
+            name = self.fresh(name)
+            self.references[name] = thing
+            self._spelled[id(thing)] = (thing, name)
+        return self._spelled[id(thing)][1]
 
     def fresh(self, wanted: str) -> str:
         """A name close to the wanted one that nothing else in the source has.
@@ -115,9 +126,7 @@ class Vocabulary:
         name = getattr(thing, "__name__", None)
         if not callable(thing) or not isinstance(name, str):
             return None
-        name = self.fresh(name.strip("<>"))
-        self.references[name] = thing
-        return name
+        return self.refer(thing, name.strip("<>"))
 
 
 def unused_name(wanted: str, taken: Iterable[str]) -> str:
@@ -231,6 +240,27 @@ def expression(value: object, variables: Mapping[torch.fx.Node, str], words: Voc
     return text
 
 
+def keywords(
+    node: torch.fx.Node, variables: Mapping[torch.fx.Node, str], words: Vocabulary
+) -> dict[str, str]:
+    """The keyword arguments of a call as source; a Triton kernel and its constants by what their numbers stand for.
+
+    >>> keywords(node, {x: "x"}, Vocabulary(set()))
+    {'dim': '0'}
+    """
+    written = {name: expression(value, variables, words) for name, value in node.kwargs.items()}
+    try:
+        launch = triton_launch(node.target, node.kwargs)
+    except LookupError as missing:
+        raise Unprintable(f"it calls the user's Triton kernel {missing}, which this process does not know") from None
+    if launch is not None:
+        kernel = words.refer(launch.kernel, launch.name)
+        constants = expression(dict(launch.constants), variables, words)
+        written["kernel_idx"] = f"kernel_side_table.add_kernel({kernel})"
+        written["constant_args_idx"] = f"kernel_side_table.add_constant_args({constants})"
+    return written
+
+
 def subscript(index: object, write: Callable[[object], str]) -> str:
     """What stands between the brackets of `x[...]`: slices and bare tuples as people write them.
 
@@ -298,6 +328,11 @@ def _by_kind(value: object, write: _Write, words: Vocabulary) -> str | None:
     if treespec is not None:
         words.imports["import torch.utils._pytree"] = None
         return treespec
+    known = triton_value(value)
+    if known is not None:
+        words.imports["import triton.language"] = None
+        name, inner = known
+        return f"triton.language.{name}" if inner is None else f"triton.language.{name}({write(inner[0])})"
     if callable(value) and not isinstance(value, torch.nn.Module | torch.Tensor):
         return words.spell(value)
     return None

@@ -100,7 +100,7 @@ def _script(small: SmallGraph, form: str, random: bool) -> SmallScript:
     small = _without_unused_source(small)
     names = small.names
     if form == NODES:
-        body = node_lines(small.graph, names, references=bool(small.embedded.source))
+        body = node_lines(small.graph, names, references=small.embedded != Embedded())
     else:
         body = body_lines(small.graph, names, public=form == FUNCTION, boxed=form == GRAPH)
     made, kept = _made_inputs(_as_drawn(small) if random else small, random or small.signature.phase == "run")

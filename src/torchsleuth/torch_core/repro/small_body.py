@@ -17,8 +17,15 @@ import torch
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.torch_core.graphs.attributes import held_value, tensor_expression
 from torchsleuth.torch_core.graphs.printer import print_graph
-from torchsleuth.torch_core.graphs.spelling import RESERVED, Unprintable, Vocabulary, expression, unused_name
-from torchsleuth.torch_internals.operators import aten_name
+from torchsleuth.torch_core.graphs.spelling import (
+    RESERVED,
+    Unprintable,
+    Vocabulary,
+    expression,
+    keywords,
+    unused_name,
+)
+from torchsleuth.torch_internals.operators import aten_name, triton_launch
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
@@ -54,7 +61,9 @@ def body_lines(
             lines.append(f"return {_returned(node.args[0], variables, words, boxed)}")
         elif node.op == "get_attr":
             raise Unprintable("the graph holds constants")
-        else:
+        elif "kernel_idx" in node.kwargs and not boxed:
+            lines += _launch(node, variables, words, taken)
+        elif node not in variables:
             text = _public_call(node, variables, words) if public else None
             variables[node] = unused_name(node.name, taken)
             taken.add(variables[node])
@@ -93,6 +102,34 @@ def _folded(lines: list[str]) -> list[str]:
     if len(lines) >= 2 and lines[-1] == f"return {lines[-2].partition(' = ')[0]}":
         return [*lines[:-2], f"return {lines[-2].partition(' = ')[2]}"]
     return lines
+
+
+def _launch(
+    node: torch.fx.Node, variables: dict[torch.fx.Node, str], words: Vocabulary, taken: set[str]
+) -> list[str]:
+    """A call of the user's Triton kernel as people write it; what it must leave as it is, is copied before.
+
+    What the node yields is read by name, and so are the copies: `variables` gets a name for each reader.
+    """
+    launch = triton_launch(node.target, node.kwargs)
+    grids = {expression(grid, variables, words) for grid in node.kwargs["grid"]}  # type: ignore[union-attr]
+    if launch is None or len(grids) != 1 or node.kwargs.get("tma_descriptor_metadata"):
+        raise Unprintable("each configuration of its kernel has a grid of its own, or it takes descriptors")
+    given: Mapping[str, object] = node.kwargs["kwargs"]  # type: ignore[assignment]
+    written = {name: expression(value, variables, words) for name, value in given.items()}
+    lines = []
+    for name in node.kwargs.get("tensors_to_clone", ()):  # type: ignore[union-attr]
+        copy = unused_name(str(name), taken)
+        taken.add(copy)
+        lines.append(f"{copy} = {written[name]}.clone()")
+        written[name] = copy
+    for reader in node.users:
+        if reader.target is not operator.getitem or reader.args[0] is not node:
+            raise Unprintable("what a Triton kernel yields is read as a whole")
+        variables[reader] = written[reader.args[1]]
+    written |= {name: expression(value, variables, words) for name, value in launch.constants.items()}
+    arguments = ", ".join(f"{name}={text}" for name, text in written.items())
+    return [*lines, f"{words.refer(launch.kernel, launch.name)}[{grids.pop()}]({arguments})"]
 
 
 def _public_call(
@@ -199,5 +236,8 @@ def _statement(
     if node.target is operator.getitem:
         target = "operator.getitem"
     given = [expression(tuple(node.args), variables, words)]
-    given += [expression(dict(node.kwargs), variables, words)] if node.kwargs else []
+    named = ", ".join(f"{name!r}: {text}" for name, text in keywords(node, variables, words).items())
+    given += [f"{{{named}}}"] if named else []
+    if "kernel_idx" in node.kwargs:
+        words.imports["from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table"] = None
     return f"graph.{node.op}({', '.join([target, *given])})"
