@@ -83,6 +83,8 @@ class Change:
     graph_breaks: bool = False
     fullgraph: bool = False
     rewritten: tuple[tuple[str, int, int, str], ...] = ()
+    # `edited` is like `rewritten`, of the script itself and from its start, so for lines outside of functions, too.
+    edited: tuple[tuple[str, int, int, str], ...] = ()
     dynamic_dims: tuple[tuple[str, str, int], ...] = ()
     dtype: str | None = None
     own_cache: bool = False

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_internals.places import UnsupportedTorch, replaced
+from torchsleuth.torch_internals.places import UnsupportedTorch, all_of, replaced
 
 OLDEST = (2, 11)
 # What Dynamo calls for each Python frame that it may look at.
@@ -297,6 +297,58 @@ def backend_options(backend: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     if is_inductor(backend):
         return {**(getattr(backend, "config", None) or {}), **(kwargs.get("options") or {})}
     return {**(getattr(backend, "kwargs", None) or {}), **kwargs}
+
+
+@dataclass(frozen=True)
+class CudaGraphRun:
+    """A function recorded as a CUDA graph is about to run, or the memory of results is about to be taken (`ends`).
+
+    Each step of such a run is an object of torch's, on which `made_by` leaves a note; `held` are the notes of steps of
+    which a result is still alive, with the words in which torch will speak of it.
+    """
+
+    manager: Any
+    run: Callable[[], Any]
+    ends: bool = False
+
+    def as_without_us(self) -> Any:
+        return self.run()
+
+    def made_by(self, note: Any) -> None:
+        step = getattr(self.manager, "current_node", None)
+        if step is not None:
+            step.made_by = note
+
+    def held(self) -> list[tuple[Any, str]]:
+        step, found = getattr(self.manager, "current_node", None), []
+        for each in getattr(step, "_path_from_root", ()):
+            traces = getattr(each, "stack_traces", None) or [""] * len(each.outputs_weakrefs)
+            for alive, trace in zip(each.outputs_weakrefs, traces):
+                if alive is not None and alive() is not None and getattr(each, "made_by", None) is not None:
+                    found.append((each.made_by, trace or ""))
+        return found
+
+
+def hook_cuda_graphs(handler: Callable[[CudaGraphRun], Any]) -> Callable[[], None]:
+    """Shows `handler` each run of a CUDA graph, and each time that results of former runs lose their memory.
+
+    2.11..2.15: both are methods of one class; where they are not there, nothing is seen.
+    """
+
+    def running(original: Any) -> Any:
+        return lambda self, *args: handler(CudaGraphRun(self, lambda: original(self, *args)))
+
+    def ending(original: Any) -> Any:
+        return lambda self: handler(CudaGraphRun(self, lambda: original(self), ends=True))
+
+    place = "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager"
+    return all_of(
+        (replaced(*place, "run", running), replaced(*place, "dealloc_current_path_weakrefs", ending))
+    )
+
+
+# What torch says when such a result is used.
+OVERWRITTEN = "has been overwritten by a subsequent run"
 
 
 def current_compile_id() -> str | None:

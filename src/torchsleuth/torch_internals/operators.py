@@ -121,8 +121,8 @@ def triton_launch(target: object, kwargs: Mapping[str, object]) -> TritonLaunch 
 
     index, place = kwargs.get("kernel_idx"), kwargs.get("constant_args_idx")
     try:
-        kernel = kernel_side_table.get_kernel(index)  # type: ignore[arg-type]
-        constants = kernel_side_table.get_constant_args(place)  # type: ignore[arg-type]
+        kernel = kernel_side_table.get_kernel(index)
+        constants = kernel_side_table.get_constant_args(place)
     except (AssertionError, TypeError, KeyError) as error:
         raise LookupError(f"number {index}") from error
     return TritonLaunch(kernel, _kernel_name(kernel), constants)

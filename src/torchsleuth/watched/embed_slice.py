@@ -86,7 +86,9 @@ def global_name(value: Any) -> tuple[Mapping[str, Any], str] | None:
 
 def is_kernel(value: Any) -> bool:
     """Whether this is a kernel of Triton's, or what its decorators made of one: `is_kernel(add_kernel)`."""
-    return type(value).__module__ in ("triton.runtime.jit", "triton.runtime.autotuner") and hasattr(value, "fn")
+    return type(value).__module__ in ("triton.runtime.jit", "triton.runtime.autotuner") and hasattr(
+        value, "fn"
+    )
 
 
 def maker_of(function: types.FunctionType) -> tuple[types.FunctionType | None, dict[str, types.CellType]]:

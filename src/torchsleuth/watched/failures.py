@@ -15,13 +15,21 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchsleuth.core.cases.record import AmbientState
-from torchsleuth.core.protocol.failures import Failure, GivenUp, RecordedCall, UncaughtError, WrongCall
+from torchsleuth.core.protocol.failures import (
+    CallPlace,
+    Failure,
+    GivenUp,
+    Overwritten,
+    RecordedCall,
+    UncaughtError,
+    WrongCall,
+)
 from torchsleuth.script_runtime.hiding import hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_core.graphs.provenance import calling_line
@@ -99,6 +107,9 @@ def report_failure(
     inputs: Sequence[Any] = (),
 ) -> None:
     """A graph that fails to compile, or to run on `inputs`, becomes a failure on disk."""
+    if (found := watch.overwritten_of(error)) is not None:
+        report_overwritten(flight, error, found)
+        return
     signature = signature_of_exception(error, f"{_KINDS[phase]}_error", phase)
     again = flight.seen_again((record.facts.hash, fingerprint(signature)))
     with contextlib.suppress(AttributeError):
@@ -329,7 +340,59 @@ def _is_ours(tb: TracebackType) -> bool:
     return tb.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER)
 
 
-def attend_uncaught_errors(flight: Callable[[], Flight | None]) -> None:
+def compiled_call_place() -> CallPlace | None:
+    """Where the program makes the call of a compiled function that is under way; else its line that is being run.
+
+    Between the two are the frames of the compiled function itself, then those of the wrapper that torch.compile made.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    innermost = None
+    wrapped = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        wrapped = wrapped or file.endswith("eval_frame.py")
+        if not is_installed(file) and not file.startswith(("<", _OUR_FOLDER)):
+            innermost = innermost or frame
+            if wrapped:
+                return _call_place(frame)
+        frame = frame.f_back
+    return None if innermost is None else _call_place(innermost)
+
+
+def _call_place(frame: FrameType) -> CallPlace:
+    first, last, begin, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    span = (first, last, begin, end) if None not in (first, last, begin, end) else None
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return CallPlace(file, line, frame.f_code.co_name, linecache.getline(file, line).strip(), span)  # type: ignore[arg-type]
+
+
+def report_overwritten(flight: Flight, error: BaseException, found: Overwritten) -> None:
+    """A result of a CUDA graph was used after its memory was taken: by which call, and which one had made it."""
+    signature = signature_of_exception(error, "runtime_error", "run")
+    again = flight.seen_again((found.made.place, found.by.place, fingerprint(signature)))
+    with contextlib.suppress(AttributeError):
+        setattr(error, _MARK, AGAIN if again else True)
+    own = [each for each in traceback.extract_tb(error.__traceback__) if not is_installed(each.filename)]
+    if own:
+        used = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+        found = replace(found, used=used, used_code=own[-1].line)
+    made = found.made
+    if not again:
+        failure = Failure(
+            signature,
+            _traceback_text(error),
+            time.time(),
+            function=made.function,
+            frames=((made.file, made.line, made.function),),
+            call=RecordedCall(why_none="it takes several calls, and a result that is kept between them"),
+            overwritten=found,
+        )
+        _report_call(flight, failure, (made.file, made.line))
+
+
+def attend_uncaught_errors(
+    flight: Callable[[], Flight | None], overwritten_of: Callable[[BaseException], Overwritten | None]
+) -> None:
     """The traceback of an uncaught exception looks as it would without us; what it was is noted in the flight."""
     before = sys.excepthook
 
@@ -337,6 +400,9 @@ def attend_uncaught_errors(flight: Callable[[], Flight | None]) -> None:
         hide_our_frames(error)
         recorder = flight()
         if recorder is not None and isinstance(error, Exception):
+            found = None if already_reported(error) else overwritten_of(error)
+            if found is not None:
+                report_overwritten(recorder, error, found)
             recorder.ended_with(_uncaught(error))
         before(kind, error, error.__traceback__)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import CompileSettings
+from torchsleuth.core.protocol.failures import Overwritten
 from torchsleuth.core.watching import CheckBudget, Settings
 from torchsleuth.script_runtime.compiling import draw_eager_random_numbers, lazy_backward
 from torchsleuth.torch_core.compare.reference.rng import Draw
@@ -98,7 +99,8 @@ class Watch:
         self.judging = False
         self.rerunning = False  # a call that the program made, to look at its gradients
         os.register_at_fork(after_in_child=self._after_fork)
-        failures.attend_uncaught_errors(lambda: self._flight)
+        self.overwritten: list[tuple[Overwritten, str]] = []  # when memory of CUDA graphs was last taken
+        failures.attend_uncaught_errors(lambda: self._flight, self.overwritten_of)
         seams.hook_backward_runs(self.on_backward)
         forget_cached_graphs()
         if settings.checks_accuracy:
@@ -154,7 +156,8 @@ class Watch:
                 yield
         except Exception as error:
             if self._flight is not None:
-                ours = "" if isinstance(error, torch.AcceleratorError) else "internal error: "
+                of_program = isinstance(error, torch.AcceleratorError) or seams.OVERWRITTEN in str(error)
+                ours = "" if of_program else "internal error: "
                 self._flight.log(f"{ours}{failures.describe(error)}")
         finally:
             self.suspended = before
@@ -348,6 +351,13 @@ class Watch:
         finally:
             flight.counters[slot] += 1
 
+    def overwritten_of(self, error: BaseException) -> Overwritten | None:
+        """What an error is about that tells of a result of a CUDA graph whose memory was taken; None for any other."""
+        if seams.OVERWRITTEN not in str(error) or not self.overwritten:
+            return None
+        named = [found for found, trace in self.overwritten if trace and trace.strip() in str(error)]
+        return (named or [found for found, _ in self.overwritten])[0]
+
     # ---- code that was compiled before, and what backends run by themselves
 
     def on_saved_code(self, code: SavedCode) -> Any:
@@ -386,6 +396,19 @@ class Watch:
         record = self._captured.get(compile_id or "", latest.record)
         record.update(settings=replace(record.facts.settings, direction="backward"))
         failures.report_failure(self, latest.flight, record, error, "compile" if compiling else "run")
+
+    def on_cuda_graph(self, run: seams.CudaGraphRun) -> Any:
+        """A recorded CUDA graph runs, or takes the memory of results that are still held: who made those is noted."""
+        if run.ends:
+            with self.our_own_work():
+                by = failures.compiled_call_place()
+                held = run.held() if by is not None else []
+                self.overwritten = [(Overwritten(made, by), trace) for made, trace in held if by is not None]
+            return run.as_without_us()
+        result = run.as_without_us()
+        with contextlib.suppress(Exception):
+            run.made_by(failures.compiled_call_place())
+        return result
 
     def with_outer(self, record: RecordedGraph) -> list[RecordedGraph]:
         """A graph, and the one that Dynamo captured and that it is part of."""

@@ -48,6 +48,43 @@ class WrongCall:
 
 
 @dataclass(frozen=True)
+class CallPlace:
+    """A call in the user's program: its line, and where the expression begins and ends (lines, then bytes of them)."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+    span: tuple[int, int, int, int] | None = None
+
+    @property
+    def place(self) -> str:
+        """As people write it.
+
+        >>> CallPlace("/home/me/train.py", 7, "main", "y = f(x)").place
+        'train.py:7'
+        """
+        return f"{self.file.replace(chr(92), '/').rpartition('/')[2]}:{self.line}"
+
+
+# Of a failure that is the program's own: what it is about.
+KEPT_RESULT = "it keeps a result of a CUDA graph without a copy"
+
+
+@dataclass(frozen=True)
+class Overwritten:
+    """A result in the memory of a CUDA graph that was still held when a later call took the memory, and was used then.
+
+    `made` is the call that made it, `by` the one that overwrote it, `used` the line that read it afterwards.
+    """
+
+    made: CallPlace
+    by: CallPlace
+    used: str | None = None
+    used_code: str | None = None
+
+
+@dataclass(frozen=True)
 class Failure:
     """One failure, at `time`, seen `count` times: of a graph whose record lies in the folder `record`, or of a call.
 
@@ -75,6 +112,7 @@ class Failure:
     op: str | None = None
     fails_in_eager: str | None = None
     capture: WrongCall | None = None
+    overwritten: Overwritten | None = None
 
 
 # Kinds of remarks that are no verdicts: what nobody looked at.

@@ -120,9 +120,7 @@ def _blame(case: Case) -> list[tuple[str, str]]:
     triage = case.triage
     if triage is not None and triage.component:
         part = f", {triage.part}" if triage.part and triage.component != "program" else ""
-        what = {"program": "the program itself: it fails without the compiler, too"}.get(
-            triage.component, triage.component
-        )
+        what = words.whose_bug(case) if triage.component == "program" else triage.component
         if triage.user_line:
             found.append(("your line", f"{triage.user_line}: {triage.code or ''}".rstrip(": ")))
         elif triage.not_narrowed:

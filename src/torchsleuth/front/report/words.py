@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from torchsleuth.core.cases.model import Case, Triage, Workaround
+from torchsleuth.core.protocol.failures import KEPT_RESULT
 
 KINDS = {
     "compile_error": "the compiler stopped with an error",
@@ -74,7 +75,7 @@ def whose_bug(case: Case) -> str:
         return f"not known: {one_line(triage.error)}" if triage.error else "not known"
     text = COMPONENTS.get(triage.component, triage.component)
     if triage.component == "program":
-        return text
+        return f"the program itself: {KEPT_RESULT}" if triage.part == KEPT_RESULT else text
     part = f": {triage.part}" if triage.part and triage.part != triage.component else ""
     ops = min((triage.ops, case.minified.ops if case.minified else ()), key=lambda found: len(found) or 99)
     at = f"{',' if part else ':'} at {some(ops, 3)}" if ops else ""
@@ -188,7 +189,7 @@ def about_workaround(found: Workaround) -> str:
 
 def no_workaround(case: Case) -> str:
     """Why there is no workaround to show."""
-    if case.triage is not None and case.triage.component == "program":
+    if is_the_programs(case) and not case.workarounds:
         return "none looked for, as the compiler is not at fault"
     if case.workarounds is None:
         return "none tried"

@@ -19,9 +19,18 @@ from textwrap import dedent
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Case, Workaround
 from torchsleuth.core.cases.record import read_record
-from torchsleuth.core.change_table import BREAKS_ALLOWED, DYNAMIC, ERRORS_SUPPRESSED, MORE_COMPILES, setting
-from torchsleuth.core.changes import Change, Place
+from torchsleuth.core.change_table import (
+    BREAKS_ALLOWED,
+    DYNAMIC,
+    ERRORS_SUPPRESSED,
+    MORE_COMPILES,
+    NO_CUDAGRAPHS,
+    setting,
+)
+from torchsleuth.core.changes import Change, Place, with_lines
 from torchsleuth.core.criteria import Answer, answer_of_watched_run, why_not_cured
+from torchsleuth.core.protocol.codec import from_json
+from torchsleuth.core.protocol.failures import CallPlace, Overwritten
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_runs import (
     CannotRunProgram,
@@ -125,6 +134,9 @@ def _says_nothing(case: Case, run: ProgramRun) -> bool:
 def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
     """What is worth a run of the program, the least harmful first: `next(changes_of_program(folder)).how`."""
     case = folder.case
+    if (kept := case.extra.get("overwritten")) is not None:
+        yield from _not_overwritten(from_json(Overwritten, kept))
+        return
     whole = bool(case.extra.get("fullgraph"))
     if any(_LIMIT in name for name in case.signature.exceptions):
         # It is compiled too often: for all sizes at once, or more often still.
@@ -148,6 +160,66 @@ def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
     if case.kind in ("capture_error", "compile_error"):
         how = ERRORS_SUPPRESSED.how + (_AND_BREAKS if whole else "")
         yield replace(ERRORS_SUPPRESSED, how=how, graph_breaks=whole)
+
+
+def _not_overwritten(found: Overwritten) -> Iterator[Change]:
+    """What keeps a result of a CUDA graph: a copy of it, a mark between the calls, no CUDA graphs."""
+    where = f"# {found.made.place}, in place of\n#     {found.made.code}\n"
+    means = "nothing: the copy costs the memory and the time of one"
+    every = "torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, {})"
+    for name, text in (("clone() of what is kept", "{}.clone()"), ("clone() of every tensor", every)):
+        if (lines := _around_call(found.made, text)) is not None:
+            yield Change(name=name, how=where + dedent(lines[-1]), disables=means, edited=(lines,))
+    if (lines := _before_statement(found.by, "torch.compiler.cudagraph_mark_step_begin()")) is not None:
+        yield Change(
+            name="cudagraph_mark_step_begin() before the call",
+            how=f"# {found.by.place}, in place of\n#     {found.by.code}\n{dedent(lines[-1])}",
+            disables="nothing: results of the step before are not used any more, says that line",
+            edited=(lines,),
+        )
+    yield Change(
+        name="another mode",
+        how="torch.compile(..., mode='default')  # in place of mode='reduce-overhead'",
+        disables="CUDA graphs: each kernel is launched by itself again",
+        mode="default",
+    )
+    yield replace(NO_CUDAGRAPHS, what="")
+
+
+def _around_call(call: CallPlace, text: str) -> tuple[str, int, int, str] | None:
+    """The lines of a call with something written around the call; None where they are not known, or no Python then."""
+    try:
+        lines = Path(call.file).read_text(encoding="utf-8").splitlines()
+        first, last, begin, end = call.span or (0, 0, 0, 0)
+        rows = [line.encode() for line in lines[first - 1 : last]]
+        before, after = rows[0][:begin].decode(), rows[-1][end:].decode()
+        rows[-1] = rows[-1][:end]
+        rows[0] = rows[0][begin:]
+        called = "\n".join(row.decode() for row in rows)
+        made = f"{before}{text.format(called)}{after}"
+        ast.parse(with_lines("\n".join(lines), first, last, made))
+    except (OSError, ValueError, SyntaxError, IndexError):
+        return None
+    return call.file, first, last, made
+
+
+def _before_statement(call: CallPlace, text: str) -> tuple[str, int, int, str] | None:
+    """The lines of the statement that makes a call, below another one."""
+    try:
+        source = Path(call.file).read_text(encoding="utf-8")
+        holding = [
+            node
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.stmt) and node.lineno <= call.line <= (node.end_lineno or 0)
+        ]
+    except (OSError, ValueError, SyntaxError):
+        return None
+    inner = max(holding, key=lambda node: node.lineno, default=None)
+    if inner is None or isinstance(inner, (ast.FunctionDef, ast.ClassDef)):
+        return None
+    last = inner.end_lineno if not hasattr(inner, "body") else inner.lineno
+    lines = source.splitlines()[inner.lineno - 1 : last]
+    return call.file, inner.lineno, last or inner.lineno, "\n".join([" " * inner.col_offset + text, *lines])
 
 
 def _hinted_calls(text: str) -> Iterator[Change]:

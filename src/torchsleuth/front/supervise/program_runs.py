@@ -28,7 +28,7 @@ from torchsleuth.core.cases.folder import CaseFolder, update_case
 from torchsleuth.core.cases.model import Case
 from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
-from torchsleuth.core.changes import NOTHING, Change, change_from_environment
+from torchsleuth.core.changes import NOTHING, Change, change_from_environment, with_lines
 from torchsleuth.core.criteria import last_word_of
 from torchsleuth.core.processes.child import scratch
 from torchsleuth.core.processes.kernel_caches import hand_probes_to
@@ -228,6 +228,7 @@ def recorded(
     with tempfile.TemporaryDirectory(dir=scratch()) as gone, tempfile.TemporaryFile() as err:
         environment = _changed_environment(change.over(program.change), Path(gone))
         environment |= {OBSERVE_VARIABLE: observe, **program.environment}
+        program = _edited(program, change, Path(gone))
         where = (cases_dir or Path(gone)).absolute()
         try:
             spool = new_spool(where)
@@ -296,6 +297,28 @@ def run_unseen(
 
 def _say_nothing(_: str) -> None:
     pass
+
+
+# Runs a text as Python would run the script it is of.
+_IN_PLACE_OF_FILE = (
+    "import os, sys; file = sys.argv[1]; del sys.argv[:2]; __file__ = os.path.abspath(sys.argv[0]); "
+    "sys.path[0] = os.path.dirname(__file__); exec(compile(open(file, encoding='utf-8').read(), __file__, 'exec'))"
+)
+
+
+def _edited(program: Program, change: Change, folder: Path) -> Program:
+    """The program with other lines in its script, whose file is left as it is."""
+    script = program.script
+    lines = [each for each in change.edited if script is not None and Path(each[0]) == script]
+    if script is None or not lines:
+        return program
+    text = script.read_text(encoding="utf-8")
+    for _, first, last, after in sorted(lines, reverse=True):
+        text = with_lines(text, first, last, after)
+    changed = folder / script.name
+    changed.write_text(text, encoding="utf-8")
+    python, *rest = program.command
+    return replace(program, command=(python, "-c", _IN_PLACE_OF_FILE, str(changed), *rest))
 
 
 def _changed_environment(change: Change, gone: Path) -> dict[str, str]:

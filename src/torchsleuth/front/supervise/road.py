@@ -87,7 +87,11 @@ def investigate(
     work = CaseAtWork(folder, nothing, deadline, note, follow, change)
     if work.case.no_repro is not None:
         work.note(f"case {work.case.id} has no repro: {work.case.no_repro}")
-        if workers is None or (work.case.graph is None and work.is_the_programs):
+        kept = work.case.extra.get("overwritten") is not None
+        if kept and workers is not None:
+            cure_program(work)
+            yield work.folder
+        if kept or workers is None or (work.case.graph is None and work.is_the_programs):
             return
     with processes_for(folder, workers, process.facts.get("executable")) as processes:
         work.processes = processes

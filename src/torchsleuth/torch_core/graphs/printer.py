@@ -200,7 +200,10 @@ def _function_call(
     if infix is not None and any(isinstance(arg, torch.fx.Node) for arg in node.args):
         left, right = (f"({text})" if text[0] == "-" else text for text in map(write, node.args))
         return f"{left} {infix} {right}"
-    given = [*map(write, node.args), *(f"{k}={text}" for k, text in keywords(node, variables, page.words).items())]
+    given = [
+        *map(write, node.args),
+        *(f"{k}={text}" for k, text in keywords(node, variables, page.words).items()),
+    ]
     return f"{function}({', '.join(given)})"
 
 

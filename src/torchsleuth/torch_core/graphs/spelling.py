@@ -252,7 +252,9 @@ def keywords(
     try:
         launch = triton_launch(node.target, node.kwargs)
     except LookupError as missing:
-        raise Unprintable(f"it calls the user's Triton kernel {missing}, which this process does not know") from None
+        raise Unprintable(
+            f"it calls the user's Triton kernel {missing}, which this process does not know"
+        ) from None
     if launch is not None:
         kernel = words.refer(launch.kernel, launch.name)
         constants = expression(dict(launch.constants), variables, words)

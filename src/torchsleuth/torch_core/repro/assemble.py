@@ -19,7 +19,7 @@ from torchsleuth.core.cases.record import GraphRecord, read_record
 from torchsleuth.core.cases.scrub import environment_of
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.protocol.codec import Document, to_json
-from torchsleuth.core.protocol.failures import Failure, RecordedCall
+from torchsleuth.core.protocol.failures import KEPT_RESULT, Failure, Overwritten, RecordedCall
 from torchsleuth.script_runtime.signature import fingerprint
 from torchsleuth.torch_core.repro.program import PROGRAM, program_of_call, program_script
 from torchsleuth.torch_core.repro.script import RUNTIME, runtime_text, script_text
@@ -138,7 +138,7 @@ def _case(process: WatchedProcess, failure: Failure, record: GraphRecord | None)
     if record:
         extra = {k: doc[k] for k in ("timeout", "accuracy", "calls") if doc[k]}
         return replace(case, graph=_graph_facts(record), kept=_kept(inputs), extra=extra)
-    extra = {k: doc[k] for k in ("frames", "program", "capture") if doc[k] is not None}
+    extra = {k: doc[k] for k in ("frames", "program", "capture", "overwritten") if doc[k] is not None}
     if failure.call.fullgraph:
         extra["fullgraph"] = True
     return replace(case, triage=_capture_triage(failure), extra=extra)
@@ -166,6 +166,8 @@ def _no_call(failure: Failure) -> str | None:
     if failure.call.forms:
         return None
     why = failure.call.why_none or "it was not found on the stack"
+    if failure.overwritten is not None:
+        return why
     return f"{NO_CALL if failure.capture is None else WRONG_CAPTURE}: {why}"
 
 
@@ -173,6 +175,8 @@ def _capture_triage(failure: Failure) -> Triage | None:
     """An operator that fails on real tensors of the same shapes is the program's own bug."""
     ops = (failure.op,) if failure.op else ()
     code = failure.user_line[2] or None if failure.user_line else None
+    if failure.overwritten is not None:
+        return _overwritten(failure.overwritten)
     found = Triage(component="dynamo", part="capture", ops=ops, user_line=_place(failure), code=code)
     if failure.fails_in_eager:
         return replace(found, component="program", part="operator")
@@ -183,6 +187,21 @@ def _capture_triage(failure: Failure) -> Triage | None:
         found = replace(found, detail=detail, pinned=True, function=failure.function)
         return _merging(found, failure.capture.component)
     return found
+
+
+def _overwritten(found: Overwritten) -> Triage:
+    """CUDA graphs give the same memory at each run: who keeps a result has to copy it."""
+    same = found.made.place == found.by.place
+    taken = "the next call there" if same else f"the call in {found.by.place} ({found.by.code})"
+    used = f", and it was used in {found.used} after that" if found.used else ""
+    why = (
+        f"with CUDA graphs (mode='reduce-overhead') every call writes its results into the same memory: {taken} "
+        f"overwrote what the call in {found.made.place} gave, which was still held{used}; "
+        "results that are kept have to be copied, which is how CUDA graphs are meant to be used"
+    )
+    return Triage(
+        "program", KEPT_RESULT, user_line=found.made.place, code=found.made.code, detail=why, pinned=True
+    )
 
 
 def _merging(found: Triage, component: str) -> Triage:

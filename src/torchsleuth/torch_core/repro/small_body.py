@@ -112,13 +112,13 @@ def _launch(
     What the node yields is read by name, and so are the copies: `variables` gets a name for each reader.
     """
     launch = triton_launch(node.target, node.kwargs)
-    grids = {expression(grid, variables, words) for grid in node.kwargs["grid"]}  # type: ignore[union-attr]
+    grids = {expression(grid, variables, words) for grid in node.kwargs["grid"]}
     if launch is None or len(grids) != 1 or node.kwargs.get("tma_descriptor_metadata"):
         raise Unprintable("each configuration of its kernel has a grid of its own, or it takes descriptors")
-    given: Mapping[str, object] = node.kwargs["kwargs"]  # type: ignore[assignment]
+    given: Mapping[str, object] = node.kwargs["kwargs"]
     written = {name: expression(value, variables, words) for name, value in given.items()}
     lines = []
-    for name in node.kwargs.get("tensors_to_clone", ()):  # type: ignore[union-attr]
+    for name in node.kwargs.get("tensors_to_clone", ()):
         copy = unused_name(str(name), taken)
         taken.add(copy)
         lines.append(f"{copy} = {written[name]}.clone()")
