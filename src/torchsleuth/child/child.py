@@ -15,6 +15,7 @@ import faulthandler
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -70,6 +71,10 @@ def trials_from(commands: int) -> Iterator[Trial]:
             yield from_json(Trial, json.loads(message.trial))
 
 
+# What a process can do once: an operator is known to all of torch by its name.
+_REGISTERS = re.compile(r"custom_op|triton_op|\blibrary\b|Library\(|register_")
+
+
 def run_and_tell(call: str, trial: Trial, results: int) -> None:
     """Runs the named function on the trial and writes its outcome to the descriptor `results`."""
 
@@ -101,7 +106,9 @@ def main(arguments: list[str]) -> None:
     for trial in trials_from(commands):
         run_and_tell(call, trial, results)
         # Shapes are asked for often, by trials that all bring the same definitions.
-        stays = not trial.embedded or trial.question is Question.SHAPES
+        # So do kernels of Triton's: what is defined once may be defined again, and a device takes seconds to set up.
+        kernels = "@triton." in trial.embedded and not _REGISTERS.search(trial.embedded)
+        stays = not trial.embedded or kernels or trial.question is Question.SHAPES
         stays = stays and trial.question is not Question.PROGRAM
         good = stays and bool(named_function(still_good)())
         write_all(results, frame(Good(good)))

@@ -335,3 +335,19 @@ def test_a_graph_with_a_transform_of_torch_func_is_recorded_to_its_end():
     torch.compile(gradient, backend=backend)(torch.ones(3), weight)
     graph, inputs = captured[0]
     assert record_values(graph, inputs).stopped is None
+
+
+def test_what_is_taken_along_for_a_value_that_nothing_carries_has_its_own_inputs():
+    """Of a graph that stops in eager nothing is known from there on: no such value may stand for an input."""
+
+    def stops(x):
+        raise RuntimeError("no device")
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    first, second = (graph.call_function(stops, (x,), name=name) for name in ("first", "second"))
+    both = graph.call_function(operator.add, (first, second), name="both")
+    graph.output((graph.call_function(torch.neg, (both,), name="last"),))
+    recording = record_values(torch.fx.GraphModule(torch.nn.Module(), graph), [torch.ones(2)])
+    assert recording.stopped == "no device"
+    assert {"first", "second", "both"} <= {n.name for n in cut(recording, {"first"}).graph.graph.nodes}

@@ -6,7 +6,7 @@ from captured import capture
 from same_graph import same_graph
 
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.torch_core.graphs.printer import Unprintable, print_graph
+from torchsleuth.torch_core.graphs.printer import print_graph
 
 try:
     import triton
@@ -60,7 +60,7 @@ def test_a_constant_comes_back_on_its_device():
     assert again.held.tolist()[0] == 1.5 and again.held.isnan().tolist() == [False, True]
 
 
-def test_a_users_triton_kernel_is_refused_by_name():
+def test_a_users_triton_kernel_is_read_back_equal_and_does_the_same():
     pytest.importorskip("triton")
 
     def program(x):
@@ -68,6 +68,9 @@ def test_a_users_triton_kernel_is_refused_by_name():
         my_double[(1,)](x, out, x.numel(), BLOCK=64)
         return out + 1
 
-    for captured in capture(program, torch.randn(50, device="cuda")):
-        with pytest.raises(Unprintable, match="my_double"):
-            print_graph(captured.gm)
+    x = torch.randn(50, device="cuda")
+    for captured in capture(program, x):
+        again = restored(captured.gm)
+        assert print_graph(again).source == print_graph(captured.gm).source
+        [result] = again(x)
+        assert torch.equal(result, 2 * x + 1)

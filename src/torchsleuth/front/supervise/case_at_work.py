@@ -30,6 +30,10 @@ ORIGINAL = "original.py"
 # The script of another level while it is tried; it finds the kept inputs where it lies.
 OTHER_LEVEL = "original-other-level.py"
 
+# Triton compiles a kernel in half a second. The processes that Inductor keeps for that take longer to start, and to
+# end: 9 of the 27 s of a small program (H200, torch 2.11).
+ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
 Follow = Callable[[Seen], None]
 
 
@@ -54,10 +58,13 @@ def processes_for(
             stack.enter_context(working_on(folder))
         prepared = stack.enter_context(PreparedInterpreter())
         on_cpu = folder is None or folder.case.device == "cpu"
-        runner = ScriptRunner(prepared if on_cpu else None, python or sys.executable)
+        given = {} if on_cpu else ONE_THREAD
+        runner = ScriptRunner(prepared if on_cpu else None, python or sys.executable, given)
         host = None
         if workers is not None:
-            host = stack.enter_context(SearchHost(prepared, workers, folder.path / WORK if folder else None))
+            work = folder.path / WORK if folder else None
+            device = None if on_cpu or folder is None else folder.case.device
+            host = stack.enter_context(SearchHost(prepared, workers, work, device=device))
         yield Processes(runner, host)
 
 

@@ -77,6 +77,8 @@ class SearchHost:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     # What hosts were doing when they ended: the next one leaves it out.
     left_out: list[str] = field(default_factory=list)
+    # Of the trials to come, where that is no CPU: its set-up takes seconds, and is begun at once.
+    device: str | None = None
     memory: int | None = field(default_factory=lambda: fair_memory(1))
 
     def __post_init__(self) -> None:
@@ -137,6 +139,7 @@ class SearchHost:
         environment = fresh_environment(self.environment, self._scratch / "unused")
         arguments = [f"--workers={self.workers}", f"--values={self._values}"]
         arguments += [f"--work={self.work}"] if self.work else []
+        arguments += [f"--device={self.device}"] if self.device else []
         self._process: Process
         try:
             with self.prepared.join() as home:

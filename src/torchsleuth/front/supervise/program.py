@@ -26,6 +26,7 @@ from torchsleuth.core.cases.spool import (
 )
 from torchsleuth.core.processes.child import Child
 from torchsleuth.core.processes.limits import Stopwatch
+from torchsleuth.core.processes.starting import bytecode
 from torchsleuth.core.processes.tree import send
 from torchsleuth.core.protocol.failures import Failure, fatal_signal, signal_of_status
 from torchsleuth.core.watching import Settings
@@ -73,7 +74,8 @@ class RunAgain:
 
 def child_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """The program's environment: as it was, with the hook first on PYTHONPATH and our settings beside it."""
-    changed = {**environment, **settings.to_environment(), "TORCHSLEUTH_HOME": str(PACKAGE.parent)}
+    changed = {**environment, **bytecode(environment), **settings.to_environment()}
+    changed["TORCHSLEUTH_HOME"] = str(PACKAGE.parent)
     for name in ("TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL"):
         changed.pop(name, None)  # asked of us; torch's own tool of that name would step in as well
     paths = [str(PACKAGE / "watched" / "inject"), *filter(None, [environment.get("PYTHONPATH")])]

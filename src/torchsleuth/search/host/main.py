@@ -29,6 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--control", type=int, action="append", required=True)
     parser.add_argument("--workers", required=True)
     parser.add_argument("--work", type=Path)
+    parser.add_argument("--device")
     parser.add_argument("--values", type=Path, required=True)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -51,8 +52,11 @@ def main(arguments: Sequence[str]) -> None:
         refusal = error
     # While the workers load: what a search needs.
     from torchsleuth.search.host.steps import STEPS, CaseQuestions
+    from torchsleuth.torch_core.repro.tiny import tiny_trial
 
     questions = None if workers is None else CaseQuestions(workers, options.values, front.begins)
+    if workers is not None and options.device:
+        workers.submit(tiny_trial(device=options.device, stage="codegen"), fresh=True)  # nobody waits for it
     for order in front.orders():
         if questions is None:
             front.tell(Refused(str(refusal), refusal.exit_status))

@@ -35,6 +35,8 @@ OVERFLOWS = 7 / 8
 KERNEL_ERRORS = (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError)
 """What torch raises for an operation without a float64 kernel; anything else is a bug to be seen."""
 
+KERNEL = "it launches a Triton kernel, which is written for the dtypes it has"
+
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 
 
@@ -275,6 +277,8 @@ class Float64Run(Interpreter):
             return self.given[n.name](*args, **kwargs)
         if keeps_bits(n):
             value = self._fall_back(n, "it reinterprets bits")
+        elif "kernel_idx" in n.kwargs:
+            value = self._launched(n)
         else:
             try:
                 value = getattr(self, n.op)(n.target, args, kwargs)
@@ -285,6 +289,24 @@ class Float64Run(Interpreter):
         if self.notes:
             self._note(n, args, kwargs, value)
         return map_tensors(value, lambda tensor: self._widened(n, tensor))
+
+    def _launched(self, n: Node) -> Any:
+        """A Triton kernel of the user's is written for the dtypes it has; what it wrote is taken over."""
+        given = {arg: self.env[arg] for arg in n.all_input_nodes}
+        if "tensors_to_clone" in n.kwargs:  # it writes into copies, which it returns
+            return self._fall_back(n, KERNEL)
+        narrowed = {
+            arg: clone_inputs(self.places.to_graph(narrow(value, self.dtypes.get(arg.name))))
+            for arg, value in given.items()
+        }
+        before = {arg: clone_inputs(value) for arg, value in narrowed.items()}
+        self.findings.fallbacks[n.name] = KERNEL
+        kwargs = torch.fx.map_arg(n.kwargs, narrowed.__getitem__)
+        n.target(**kwargs)
+        for arg, value in narrowed.items():
+            if isinstance(value, torch.Tensor) and not torch.equal(value, before[arg]):
+                given[arg].copy_(self.places.to_device(value))
+        return None
 
     def _fall_back(self, n: Node, reason: str) -> Any:
         self.findings.fallbacks[n.name] = reason
