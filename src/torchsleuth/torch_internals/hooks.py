@@ -336,10 +336,14 @@ def hook_cuda_graphs(handler: Callable[[CudaGraphRun], Any]) -> Callable[[], Non
     """
 
     def running(original: Any) -> Any:
-        return lambda self, *args: handler(CudaGraphRun(self, lambda: original(self, *args)))
+        return lambda self, *args, **kwargs: handler(
+            CudaGraphRun(self, lambda: original(self, *args, **kwargs))
+        )
 
     def ending(original: Any) -> Any:
-        return lambda self: handler(CudaGraphRun(self, lambda: original(self), ends=True))
+        return lambda self, *args, **kwargs: handler(
+            CudaGraphRun(self, lambda: original(self, *args, **kwargs), ends=True)
+        )
 
     place = "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager"
     return all_of(

@@ -375,7 +375,7 @@ def report_overwritten(flight: Flight, error: BaseException, found: Overwritten)
     own = [each for each in traceback.extract_tb(error.__traceback__) if not is_installed(each.filename)]
     if own:
         used = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
-        found = replace(found, used=used, used_code=own[-1].line)
+        found = replace(found, used=used)
     made = found.made
     if not again:
         failure = Failure(

@@ -81,7 +81,6 @@ class Overwritten:
     made: CallPlace
     by: CallPlace
     used: str | None = None
-    used_code: str | None = None
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ def report_verb(case: str, out: Path | None, cases_dir: Path, as_json: bool) -> 
         raise Packed(f"{case} is a packed case; unpack it first: torchsleuth unpack {case}")
     folder, lost = salvaged_case(cases_dir, case)
     from torchsleuth.front.report.html import write_report
+    from torchsleuth.front.report.words import whose_bug
 
     page, issue = write_report(folder, lost, out)
     if as_json:
@@ -108,7 +109,7 @@ def report_verb(case: str, out: Path | None, cases_dir: Path, as_json: bool) -> 
     if issue is not None:
         show(f"to file:               {issue}")
     else:
-        show("to file:               nothing: the program fails without the compiler, too")
+        show(f"to file:               nothing: {whose_bug(folder.case)}")
     return 0
 
 

@@ -372,7 +372,8 @@ def _next(folder: CaseFolder, name: str) -> list[str]:
     case = folder.case
     found = [f"torchsleuth show {name}"]
     if words.is_the_programs(case) and case.triage is not None and case.triage.user_line:
-        found.insert(0, f"fix {case.triage.user_line}: it fails without the compiler, too")
+        why = words.whose_bug(case).partition(": ")[2]
+        found.insert(0, f"fix {case.triage.user_line}: {why}")
     if case.no_repro is None and case.minified is None and not words.is_the_programs(case):
         found.append(f"torchsleuth minify {name}")
     if folder.has("report.html"):
