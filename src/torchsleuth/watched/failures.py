@@ -34,7 +34,7 @@ from torchsleuth.script_runtime.hiding import hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_core.graphs.provenance import calling_line
 from torchsleuth.torch_internals import hooks as seams
-from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way
+from torchsleuth.torch_internals.compiled_calls import WRAPPER, CallUnderWay, call_under_way
 from torchsleuth.torch_internals.frames import original_function
 from torchsleuth.torch_internals.modes import thread_state
 from torchsleuth.watched.call_difference import CallVerdict
@@ -350,7 +350,7 @@ def compiled_call_place() -> CallPlace | None:
     wrapped = False
     while frame is not None:
         file = frame.f_code.co_filename
-        wrapped = wrapped or file.endswith("eval_frame.py")
+        wrapped = wrapped or frame.f_code.co_name == WRAPPER
         if not is_installed(file) and not file.startswith(("<", _OUR_FOLDER)):
             innermost = innermost or frame
             if wrapped:
