@@ -26,7 +26,7 @@ import torch
 from torchsleuth.torch_internals.hooks import backend_options, is_inductor, ships_with_torch, user_backend
 from torchsleuth.torch_internals.places import UnsupportedTorch
 
-_WRAPPER = "compile_wrapper"
+WRAPPER = "compile_wrapper"
 # The one entry of options= that is Dynamo's and not the backend's.
 GUARD_FILTER = "guard_filter_fn"
 
@@ -67,7 +67,7 @@ def call_under_way() -> CallUnderWay | None:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        local = frame.f_locals if frame.f_code.co_name == _WRAPPER else {}
+        local = frame.f_locals if frame.f_code.co_name == WRAPPER else {}
         if {"self", "fn", "args", "kwargs"} <= local.keys() and hasattr(local["self"], "callback"):
             return call_of_wrapper(local)
         frame = frame.f_back
@@ -81,7 +81,7 @@ def place_of_call() -> tuple[str, int, int, int, int] | None:
     True
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != _WRAPPER:
+    while frame is not None and frame.f_code.co_name != WRAPPER:
         frame = frame.f_back
     inside = str(Path(torch.__file__).parent)
     while frame is not None and frame.f_code.co_filename.startswith(inside):
@@ -188,7 +188,7 @@ def hook_compiled_calls(begin: Callable[[CompiledCall], End | None]) -> Callable
     def callback_from_stance(callback: Any) -> Any:
         chosen = choose(callback)
         frame = _caller()
-        if callable(chosen) and frame.f_code.co_name == _WRAPPER and not open_calls:
+        if callable(chosen) and frame.f_code.co_name == WRAPPER and not open_calls:
             seen = frame.f_locals
             if seen.get("prior") in (None, False) and {"self", "fn", "args", "kwargs"} <= seen.keys():
                 under_way = call_of_wrapper(seen)
