@@ -245,8 +245,7 @@ def keywords(
 ) -> dict[str, str]:
     """The keyword arguments of a call as source; a Triton kernel and its constants by what their numbers stand for.
 
-    >>> keywords(node, {x: "x"}, Vocabulary(set()))
-    {'dim': '0'}
+    For a call with `dim=0` they are `{"dim": "0"}`.
     """
     written = {name: expression(value, variables, words) for name, value in node.kwargs.items()}
     try:
