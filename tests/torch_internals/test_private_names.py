@@ -5,6 +5,7 @@ from textwrap import dedent
 
 import pytest
 
+from program_runs import environment, sleuth
 from torchsleuth.torch_internals.check import ROOM, is_there, missing_of, names_in, names_used
 
 
@@ -80,3 +81,42 @@ def test_a_name_is_found_however_it_is_written(source, found):
 )
 def test_modules_and_classes_are_looked_into_and_other_objects_are_not(name, there):
     assert is_there(name) is there
+
+
+# A stand-in for a release that has moved one of the places that every compile passes, and what is lost with it.
+MOVED = {
+    "torch._dynamo.repro.after_dynamo:WrapBackendDebug": "graphs as Dynamo captured them are not recorded",
+    "torch._dynamo.convert_frame:CatchErrorsWrapper": "failures of graph capture are not seen",
+    "torch._inductor.compile_fx:_compile_fx_inner": "graphs after AOTAutograd are not recorded",
+    "torch._dynamo.convert_frame:_compile": "what Dynamo gives up is not told",
+}
+WATCHED = """
+import sys
+import torch
+torch.__version__ = "2.16.0"
+from torchsleuth.torch_internals import hooks, places, frames
+moved = sys.argv[1].split(":")
+
+def replaced(module, owner, name, make, *, needed=None, put=places.replaced):
+    name = "moved_in_2_16" if [module, owner or name] == moved else name
+    return put(module, owner, name, make, needed=needed)
+
+hooks.replaced = frames.replaced = replaced
+
+def backend(graph, inputs):
+    return graph.forward
+
+print(torch.compile(torch.sin, backend=backend)(torch.zeros(2)).tolist())
+import torch._inductor.compile_fx
+"""
+
+
+@pytest.mark.parametrize("moved", MOVED)
+def test_a_release_that_moved_a_place_is_told_in_a_sentence_and_the_rest_is_watched(moved, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(WATCHED)
+    done = sleuth("run", "--level", "3", script, moved, cwd=tmp_path, env=environment(tmp_path))
+    assert done.status == 0 and done.stdout == "[0.0, 0.0]\n", done.stderr
+    (sentence,) = [line for line in done.ours() if "2.16.0" in line]
+    assert MOVED[moved] in sentence and "the rest is watched" in sentence
+    assert "Traceback" not in done.stderr

@@ -30,6 +30,8 @@ from torchsleuth.torch_internals import module_names
 
 ROOM = Path(__file__).parent
 _MODULE = re.compile(r"(?:torch|functorch)(?:\.\w+)+")
+# What older releases that we know lack, and nothing of ours needs there.
+CAME_WITH = {"torch._dynamo.variables.memory": (2, 14), "torch._higher_order_ops.flex_gemm": (2, 14)}
 _UNDOCUMENTED = ("torch.fx.experimental.", "torch.fx.passes.", "functorch.")
 
 
@@ -40,6 +42,8 @@ class Use:
     file: str
     line: int
     purpose: str
+    # What its file says of releases that lack something.
+    instead: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,13 @@ def names_used(room: Path = ROOM) -> dict[str, tuple[Use, ...]]:
     found: dict[str, tuple[Use, ...]] = {}
     for file in sorted(room.rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        purpose = (ast.get_docstring(tree) or "").partition("\n\n")[0].replace("\n", " ")
+        about = [part.replace("\n", " ") for part in (ast.get_docstring(tree) or "").split("\n\n")]
+        instead = next((part.partition("Versions: ")[2] for part in about if "Versions: " in part), "")
         lines: dict[str, int] = {}
         for name, line in names_in(tree):
             lines.setdefault(name, line)
         for name, line in lines.items():
-            use = Use(file.relative_to(room).as_posix(), line, purpose)
+            use = Use(file.relative_to(room).as_posix(), line, about[0], instead)
             found[name] = (*found.get(name, ()), use)
     return dict(sorted(found.items()))
 
@@ -263,7 +268,10 @@ def _steps(values: ast.AST) -> Sequence[ast.AST]:
 
 def missing_of(names: Mapping[str, tuple[Use, ...]]) -> tuple[Missing, ...]:
     """Those of the names that this torch lacks: `missing_of(names_used())` is empty where all is well."""
-    return tuple(Missing(name, uses) for name, uses in names.items() if not is_there(name))
+    from torchsleuth.torch_internals.hooks import torch_release
+
+    expected = {name: uses for name, uses in names.items() if CAME_WITH.get(name, (0,)) <= torch_release()}
+    return tuple(Missing(name, uses) for name, uses in expected.items() if not is_there(name))
 
 
 def is_there(name: str) -> bool:
@@ -316,12 +324,21 @@ def print_torch() -> None:
     import torch._inductor.compile_fx
 
     from torchsleuth.torch_internals import hooks
+    from torchsleuth.torch_internals.places import UnsupportedTorch
 
-    hooks.hook_backend_calls(lambda call: call.compile(call.graph, call.inputs))()
-    hooks.hook_inner_compiles(lambda call: call.compile(call.graph, call.inputs))()
-    hooks.hook_frame_captures(lambda frame: frame.capture())()
+    unwatched = []
+    for hook, through in (
+        (hooks.hook_backend_calls, lambda call: call.compile(call.graph, call.inputs)),
+        (hooks.hook_inner_compiles, lambda call: call.compile(call.graph, call.inputs)),
+        (hooks.hook_frame_captures, lambda frame: frame.capture()),
+    ):
+        try:
+            hook(through)()
+        except UnsupportedTorch as why:
+            unwatched.append(str(why).partition(";")[0])
     answer = {
         "torch": torch.__version__,
+        "unwatched": unwatched,
         "built_for": torch.version.cuda or torch.version.hip,
         **_device(torch),
         "triton": _triton(),
@@ -353,5 +370,10 @@ def _triton() -> str | None:
         return f"broken: {type(error).__name__}: {error}"
 
 
+def main(arguments: Sequence[str]) -> None:
+    """Answers what is asked for on the command line."""
+    print_names() if arguments == ["names"] else print_torch()
+
+
 if __name__ == "__main__":
-    print_names() if sys.argv[1:] == ["names"] else print_torch()
+    main(sys.argv[1:])

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_internals.hooks import answer_for_disabled
+from torchsleuth.torch_internals.hooks import THE_REST, answer_for_disabled
 from torchsleuth.torch_internals.places import replaced
 
 
@@ -72,7 +72,7 @@ def hook_frame_compiles(handler: Callable[[FrameCompile], Any]) -> Callable[[], 
 
         return compile_frame
 
-    needed = "in torch {} compiles of frames cannot be seen"
+    needed = "in torch {} compiles of frames cannot be seen, and what Dynamo gives up is not told" + THE_REST
     return replaced("torch._dynamo.convert_frame", "", "_compile", routed, needed=needed)
 
 

@@ -24,6 +24,7 @@ import torch
 from torchsleuth.torch_internals.places import UnsupportedTorch, all_of, replaced
 
 OLDEST = (2, 11)
+THE_REST = "; the rest is watched (torchsleuth doctor --torch-names)"
 # What Dynamo calls for each Python frame that it may look at.
 FRAME_CALLBACK = ("torch._dynamo.convert_frame", "CatchErrorsWrapper", "__call__")
 
@@ -109,7 +110,9 @@ def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> 
         return call
 
     # Dynamo wraps every backend it is given, by name or as a callable, in this class.
-    needed = "torch {} has no backend wrapper to hook into"
+    needed = (
+        "torch {} wraps backends in another way: graphs as Dynamo captured them are not recorded" + THE_REST
+    )
     return replaced("torch._dynamo.repro.after_dynamo", "WrapBackendDebug", "__call__", routed, needed=needed)
 
 
@@ -134,10 +137,9 @@ def route_backend_overrides() -> None:
 
     def wrapped(original: Any) -> Any:
         def override(*args: Any, **kwargs: Any) -> Any:
-            from torch._dynamo.repro.after_dynamo import WrapBackendDebug
-
-            backend = original(*args, **kwargs)
-            return None if backend is None else WrapBackendDebug(backend, None)
+            debug = importlib.import_module("torch._dynamo.repro.after_dynamo")
+            wrapper, backend = getattr(debug, "WrapBackendDebug", None), original(*args, **kwargs)
+            return backend if backend is None or wrapper is None else wrapper(backend, None)
 
         return override
 
@@ -154,7 +156,7 @@ def hook_inner_compiles(handler: Callable[[InnerCompile], Any]) -> Callable[[], 
 
         return call
 
-    needed = "torch {} has no inner compile to hook into"
+    needed = "torch {} has another inner compile: graphs after AOTAutograd are not recorded" + THE_REST
     return replaced("torch._inductor.compile_fx", "", "_compile_fx_inner", routed, needed=needed)
 
 
@@ -171,7 +173,7 @@ def hook_frame_captures(handler: Callable[[FrameCapture], Any]) -> Callable[[], 
 
         return call
 
-    needed = "torch {} has no frame callback to hook into"
+    needed = "torch {} looks at frames in another way: failures of graph capture are not seen" + THE_REST
     return replaced(*FRAME_CALLBACK, routed, needed=needed)
 
 

@@ -78,7 +78,9 @@ class _Announcer(importlib.abc.MetaPathFinder):
             try:
                 self.then(module)
             except Exception as error:  # the user's program comes first
-                sys.stderr.write(f"torchsleuth: not watching: {type(error).__name__}: {error}\n")
+                known = type(error).__name__ == "UnsupportedTorch"  # it says what is not watched
+                what = "" if known else f"not watching {self.name}: {type(error).__name__}: "
+                sys.stderr.write(f"torchsleuth: {what}{error}\n")
             return result
 
         spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]

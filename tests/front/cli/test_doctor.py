@@ -4,6 +4,7 @@ import json
 import shutil
 import stat
 import subprocess
+import sys
 
 import pytest
 
@@ -72,6 +73,25 @@ def test_a_torch_that_cannot_be_asked_is_a_sentence(monkeypatch, printed, error,
     assert says in doctor._torch()[0].text and not doctor._torch()[0].good
 
 
+def test_a_newer_torch_is_told_with_what_of_it_cannot_be_watched(monkeypatch):
+    printed = json.dumps({"torch": "2.16.0", "unwatched": ["torch 2.16.0 looks at frames in another way"]})
+    answer = subprocess.CompletedProcess([], 0, printed, "")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: answer)
+    version, frames = doctor._torch()[:2]
+    assert version.good and "newer than 2.15, the last that was tried" in version.text
+    assert not frames.needed and frames.word == "without" and "doctor --torch-names" in frames.text
+
+
+def test_the_torch_of_another_python_is_asked_for_names(tmp_path, capsys):
+    made = tmp_path / "python"
+    made.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    made.chmod(0o755)
+    assert main(["doctor", "--torch-names", "--python", str(made), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == []
+    assert main(["doctor", "--torch-names", "--python", str(tmp_path / "none")]) == 2
+    assert "cannot be started" in capsys.readouterr().err
+
+
 def test_torch_names_asks_the_torch_that_is_here(capsys):
     assert main(["doctor", "--torch-names", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -79,12 +99,18 @@ def test_torch_names_asks_the_torch_that_is_here(capsys):
 
 
 def test_a_missing_torch_name_is_said_with_what_rests_on_it(monkeypatch, capsys):
-    use = {"file": "hooks.py", "line": 7, "purpose": "The places every compile passes."}
+    use = {
+        "file": "hooks.py",
+        "line": 7,
+        "purpose": "The places every compile passes.",
+        "instead": "not watched",
+    }
     answer = {"torch": "9.0", "names": 300, "missing": [{"name": "torch._x.y", "used_by": [use]}]}
-    monkeypatch.setattr(doctor, "ask_torch_names", lambda: answer)
+    monkeypatch.setattr(doctor, "ask_torch_names", lambda _python: answer)
     assert main(["doctor", "--torch-names"]) == 1
     said = capsys.readouterr().out
     assert "MISSING  torch._x.y" in said and "hooks.py:7: The places every compile passes." in said
+    assert "instead: not watched" in said
     assert main(["doctor", "--torch-names", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == answer
 

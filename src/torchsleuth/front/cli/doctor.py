@@ -27,6 +27,7 @@ import torchsleuth
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.child import Child
+from torchsleuth.core.processes.starting import python_command
 from torchsleuth.core.protocol.codec import Document, from_json
 from torchsleuth.front.cli.options import cases_option, json_option
 from torchsleuth.front.cli.output import LiveLine, print_json, show
@@ -67,9 +68,16 @@ class Check:
     is_flag=True,
     help="Instead: which private names of torch are missing here, and what of torchsleuth rests on them.",
 )
+@click.option(
+    "--python",
+    default=sys.executable,
+    metavar="PATH",
+    show_default="this one",
+    help="With --torch-names: the Python whose torch is asked, such as that of another environment.",
+)
 @cases_option
 @json_option
-def doctor_verb(torch_names: bool, cases_dir: Path, as_json: bool) -> int:
+def doctor_verb(torch_names: bool, python: str, cases_dir: Path, as_json: bool) -> int:
     """What of this machine torchsleuth can use, and what is missing, each with the fix.
 
     Status 1 where something is missing that is needed; what is only useful is listed as `without`.
@@ -80,7 +88,7 @@ def doctor_verb(torch_names: bool, cases_dir: Path, as_json: bool) -> int:
     torchsleuth doctor --torch-names    # with a new release of torch
     """
     if torch_names:
-        return _show_torch_names(as_json)
+        return _show_torch_names(python, as_json)
     checks = [
         Check("torchsleuth", True, f"{__version__}, in {Path(torchsleuth.__file__).resolve().parent}"),
         _python(),
@@ -100,10 +108,10 @@ def doctor_verb(torch_names: bool, cases_dir: Path, as_json: bool) -> int:
     return 0 if all(check.good for check in checks if check.needed) else 1
 
 
-def _show_torch_names(as_json: bool) -> int:
+def _show_torch_names(python: str, as_json: bool) -> int:
     """Status 1 where this torch lacks a name."""
     try:
-        answer = ask_torch_names()
+        answer = ask_torch_names(python)
     except TorchUnfit as why:
         raise TorchUnfit(f"torch: {why}") from None
     missing = answer["missing"]
@@ -114,6 +122,8 @@ def _show_torch_names(as_json: bool) -> int:
         show(f"MISSING  {each['name']}")
         for use in each["used_by"]:
             show(f"         {use['file']}:{use['line']}: {use['purpose']}")
+            if use.get("instead"):
+                show(f"         instead: {use['instead']}")
     count = f"{answer['names']} private names of torch that torchsleuth rests on"
     if missing:
         show(f"torch {answer['torch']} lacks {len(missing)} of the {count}; what is named above may not work")
@@ -135,7 +145,10 @@ def _torch() -> list[Check]:
     release = tuple(int(part) for part in torch.torch.split("+")[0].split(".")[:2] if part.isdigit())
     fits = release >= (2, 11)
     remedy = "its compiler can be watched" if fits else "pip install --upgrade 'torch>=2.11'"
-    found = [Check("torch", fits, f"{torch.torch} (2.11 or later is needed); {remedy}")]
+    newer = f", newer than {NEWEST[0]}.{NEWEST[1]}, the last that was tried" if release > NEWEST else ""
+    found = [Check("torch", fits, f"{torch.torch} (2.11 or later is needed{newer}); {remedy}")]
+    asks = "; what it lacks: torchsleuth doctor --torch-names; newer: pip install --upgrade torchsleuth"
+    found += [Check("torch", False, why + asks, needed=False) for why in torch.unwatched]
     found.append(_accelerator(torch))
     if torch.device:
         fix = "not found; Inductor cannot compile for the GPU: pip install triton"
@@ -224,6 +237,8 @@ def _stacks() -> Check:
 
 
 _CHECK = "torchsleuth.torch_internals.check"
+# The last release of torch that the tests were run with.
+NEWEST = (2, 15)
 SECONDS = 300
 
 
@@ -233,9 +248,11 @@ class TorchUnfit(SleuthError):
 
 @dataclass(frozen=True)
 class TorchHere:
-    """What torch says of itself. `built_for` is a CUDA version; `device_error` why no kernel runs on the device."""
+    """What torch says of itself: `unwatched` is what of its compiler cannot be, `built_for` a CUDA version, and
+    `device_error` why no kernel runs on the device."""
 
     torch: str
+    unwatched: tuple[str, ...] = ()
     built_for: str | None = None
     device: str | None = None
     device_error: str | None = None
@@ -249,17 +266,21 @@ def ask_torch() -> TorchHere:
     return from_json(TorchHere, _ask())
 
 
-def ask_torch_names() -> Document:
+def ask_torch_names(python: str = sys.executable) -> Document:
     """How many private names of torch we rest on, and which are missing here: `ask_torch_names()["missing"]`."""
-    return _ask("names")
+    return _ask("names", python=python)
 
 
-def _ask(*arguments: str) -> dict[str, object]:
+def _ask(*arguments: str, python: str = sys.executable) -> dict[str, object]:
     command = [sys.executable, "-P", "-m", _CHECK, *arguments]
-    if importlib.util.find_spec("torch") is None:
+    if python != sys.executable:
+        command = python_command(python, _CHECK, *arguments)
+    elif importlib.util.find_spec("torch") is None:
         raise TorchUnfit("not installed here: pip install 'torch>=2.11'")
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except OSError as why:
+        raise TorchUnfit(f"{python} cannot be started ({why})") from why
     except subprocess.TimeoutExpired:
         raise TorchUnfit(f"its compiler cannot be watched here: no answer in {SECONDS} s") from None
     try:
