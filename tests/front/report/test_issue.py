@@ -105,7 +105,7 @@ def test_a_title_is_cut_between_words_and_what_is_not_known_takes_no_room(tmp_pa
     folder = capture_error(tmp_path)
     long = Signature("capture_error", "capture", ("Unsupported",), "expression x > y (seen: x > y) " * 6)
     text = text_of(replace(folder, case=replace(folder.case, signature=long, backend="none")))
-    title = re.search(r"A title: (.*) -->", text)[1]
+    title = re.search(r"A title: (.*)", text)[1]
     assert len(title) <= 120 and title.endswith(" …") and "x › y" in title and "characters" not in title
     assert "What was tried" not in text and "labels" not in text and "backend none" not in text
 
@@ -120,7 +120,9 @@ def test_nothing_private_is_in_it_and_each_removal_is_told(tmp_path, monkeypatch
         f"on {host} by ada: --api-key=s3cr3ts3cr3t"
     )
     (folder.path / "repro.py").write_text(
-        folder.text("repro.py") + "# see /data/ada/notes\nopen('/data/ada/weights.bin')\n"
+        folder.text("repro.py").replace(
+            "torch.manual_seed(0)", "# see /data/ada/notes\nopen('/data/ada/weights.bin')"
+        )
     )
     text = text_of(folder)
     for private in ("/home", "/scratch", "/data", "/opt", host, "s3cr3t", "lab/"):

@@ -66,7 +66,7 @@ class Check:
 @click.option(
     "--torch-names",
     is_flag=True,
-    help="Instead: which private names of torch are missing here, and what of torchsleuth rests on them.",
+    help="Instead: which private names of torch are missing here, and what in torchsleuth depends on them.",
 )
 @click.option(
     "--python",

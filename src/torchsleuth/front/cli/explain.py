@@ -99,7 +99,7 @@ def _tell(
     else:
         for line in lines:
             show(line)
-    say(f"all of it is in {shorter(str(run.folder / name))}")
+    say(f"details: {shorter(str(run.folder / name))}")
 
 
 def shorter(path: str) -> str:

@@ -29,9 +29,15 @@ from torchsleuth.front.cli.output import say
 # Verb -> the module here that holds it, and the line `--help` shows without importing that module.
 VERBS = {
     "run": ("run", "Run a program under watch; every failure becomes a case."),
-    "list": ("look", "The cases here, newest first."),
     "show": ("look", "One case: what failed, where, and what is known about it."),
-    "triage": ("triage", "Which part of the compiler, which operator and which line of the program."),
+    "explain": ("explain", "Where graphs break, why, what it costs and what to write instead."),
+    "recompiles": ("explain", "What is compiled again, which guards failed, and what fixes it."),
+    "profile": ("explain", "Where compile time goes: by phase, by function, by graph."),
+    "list": ("look", "The cases here, newest first."),
+    "triage": (
+        "triage",
+        "Which part of the compiler, which operator and which line of the program are at fault.",
+    ),
     "workaround": ("triage", "What makes the program pass: tried, verified, mildest first."),
     "analyze": ("analyze", "Where a wrong result begins: the first kernel and node that are off."),
     "minify": ("minify", "The smallest graph, or program, that fails the same way."),
@@ -40,19 +46,20 @@ VERBS = {
     "report": ("look", "report.html to look at and attach, issue.md to file."),
     "pack": ("look", "One file to share, with the list of what is in it."),
     "unpack": ("look", "A packed case among the cases here."),
-    "explain": ("explain", "Where graphs break, why, what it costs and what to write instead."),
-    "recompiles": ("explain", "What is compiled again, which guards say no, and what cures it."),
     "sweep": ("sweep", "Many programs under many settings: failures in buckets, one of each made small."),
     "bisect": ("bisect", "The torch release that brought or fixed the failure."),
-    "profile": ("explain", "Where compile time goes: by phase, by function, by graph."),
     "trace": ("trace", "What the capture did, frame by frame; every graph at every stage."),
     "backends": ("doctor", "The debugging backends."),
     "calibrate": (
         "doctor",
         "Measure the rounding noise of healthy graphs on this machine, for later verdicts.",
     ),
-    "doctor": ("doctor", "What of this machine torchsleuth can use, and what is missing."),
+    "doctor": ("doctor", "What torchsleuth can use on this machine, and what is missing."),
 }
+
+
+# Those that most people need come first.
+FIRST = 5
 
 
 class _Verbs(click.Group):
@@ -79,8 +86,10 @@ class _Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+        lines = [(name, line) for name, (_, line) in VERBS.items()]
+        for title, shown in (("Verbs", lines[:FIRST]), ("More verbs", lines[FIRST:])):
+            with formatter.section(title):
+                formatter.write_dl(shown)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})

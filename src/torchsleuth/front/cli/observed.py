@@ -224,7 +224,7 @@ def _say_how_it_ended(result: Supervised, program: ProgramToObserve) -> None:
         say(f"the program was interrupted; {until}")
     elif result.status > 128 and result.status - 128 in set(signal.Signals):
         name = signal.Signals(result.status - 128).name
-        say(f"the program was ended by {name}; {until}. `torchsleuth run` makes a case of such an end")
+        say(f"the program was ended by {name}; {until}. `torchsleuth run` records such an end as a case")
     elif result.status:
         say(f"the program ended with status {result.status}; {until}")
 

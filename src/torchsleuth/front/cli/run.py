@@ -216,7 +216,9 @@ def run_verb(
         if whole:
             _clear(spool, keep=settings.level == 3)
     except (KeyboardInterrupt, AskedToEnd):
-        say(f"stopped; what is no case yet stays in {spool}, and the next `torchsleuth run` makes one of it")
+        say(
+            f"stopped; what is not a case yet stays in {spool}, and the next `torchsleuth run` turns it into one"
+        )
     except Exception as error:
         our_fault(error)
         say(f"the program's own status stands; what it left stays in {spool}")
@@ -256,7 +258,7 @@ def _cases(
     for why in unwritten:
         say(
             f"a failure could not be made a case ({why}); what is known stays in {spool}, and the next "
-            "`torchsleuth run` makes a case of it"
+            "`torchsleuth run` turns it into one"
         )
     graphs = sum(process.captured_graphs() for process in processes)
     given_up = [function for process in processes for function in process.given_up()]

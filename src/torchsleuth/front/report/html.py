@@ -29,7 +29,7 @@ from torchsleuth.front.report import words
 from torchsleuth.front.report.drawing import Drawing
 from torchsleuth.front.report.evidence import OBSERVED, Evidence, gather
 from torchsleuth.front.report.graph_reading import Call, Graph
-from torchsleuth.front.report.issue import issue, search_link, search_words
+from torchsleuth.front.report.issue import issue, search_link
 from torchsleuth.script_runtime.hiding import secret_values
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -78,8 +78,7 @@ def page(evidence: Evidence) -> str:
             code=(code[:start], code[start:end], code[end:]),
             works=best_workaround(case.workarounds or ()),
             programs=words.is_the_programs(case),
-            search=search_link(case),
-            search_words=search_words(case),
+            search=search_link(case).removeprefix("https://"),
             repro=_head(evidence.repro.thing, _MOST_SCRIPT),
             traceback=_tail(evidence.traceback.thing, _MOST_TRACEBACK),
             log=_tail(evidence.log.thing, _MOST_LOG),

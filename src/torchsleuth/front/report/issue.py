@@ -160,7 +160,7 @@ _DOES = {
     "compile_error": "stops",
     "runtime_error": "makes code that raises an error",
     "crash": "crashes",
-    "hang": "does not come to an end",
+    "hang": "never finishes",
     "capture_error": "fails to capture",
 }
 
@@ -224,9 +224,12 @@ def as_maintainers_write_it(script: str) -> str | None:
     if wrong != bool(compared):
         return None
     if compared is not None:
-        calls.append(
-            f"torch.testing.assert_close({compared[2]}, {compared[1]}, {compared[3]}, equal_nan=True)"
-        )
+        near = compared[3] if "=" in compared[3] else "rtol={}, atol={}".format(*compared[3].split(", "))
+        close = f"torch.testing.assert_close({compared[2]}, {compared[1]}, {near}, equal_nan=True)"
+        if compared[1] == "a":  # of several results
+            tensor = "    if torch.is_tensor(a):\n        " if " if torch.is_tensor(a)" in script else "    "
+            close = f"for a, b in zip(wanted, got):\n{tensor}{close}"
+        calls.append(close)
     imports = [line for line in lines[:first] if line.startswith(("import ", "from "))]
     rest = [*lines[first + 1 : after], *calls]
     kept = [

@@ -13,14 +13,14 @@ KINDS = {
     "runtime_error": "the compiled code raised an error",
     "accuracy": "the compiled code computes wrong numbers",
     "crash": "the process died",
-    "hang": "it does not come to an end",
+    "hang": "it never finishes",
     "capture_error": "the call could not be captured",
 }
 PHASES = {"capture": "capturing a graph", "compile": "compiling", "run": "running a compiled graph"}
 COMPONENTS = {
     "dynamo": "Dynamo, which captures graphs from Python",
-    "aot_autograd": "AOTAutograd, which makes gradients and takes writes out of graphs",
-    "decompositions": "the decompositions, which write operators in terms of simpler ones",
+    "aot_autograd": "AOTAutograd, which derives gradients and removes in-place writes",
+    "decompositions": "the decompositions, which rewrite operators as simpler ones",
     "inductor": "Inductor, which generates the code",
     "backend": "the backend",
     "program": "the program itself: it fails without the compiler, too",
@@ -197,15 +197,16 @@ def no_workaround(case: Case) -> str:
 
 
 def made_small(case: Case) -> str:
-    """`"1 call left of 62, 17 trials, 13 s"`, or why not."""
+    """`"reduced from 62 calls to 1, 17 trials, 13 s"`, or why not."""
     small = case.minified
     if small is None:
         return "not made smaller"
     if small.calls is not None:
-        left = f"{small.calls} {'call' if small.calls == 1 else 'calls'} left"
-        left += f" of {case.graph.calls}" if case.graph is not None else ""
+        calls = "call" if small.calls == 1 else "calls"
+        left = f"reduced to {small.calls} {calls}"
+        left = f"reduced from {case.graph.calls} calls to {small.calls}" if case.graph is not None else left
     elif small.program_lines is not None:
-        left = f"{small.program_lines} lines of program left"
+        left = f"reduced to {small.program_lines} lines of program"
     else:
         return f"not made smaller: {one_line(small.error)}" if small.error else "not made smaller"
     trials = f", {small.queries} trials" if small.queries is not None else ""

@@ -381,7 +381,7 @@ def shrink(work: CaseAtWork, left: float) -> None:
     size = ""
     if small.calls is not None:
         calls = "call" if small.calls == 1 else "calls"
-        size = f"{small.calls} {calls} left of {graph.calls if graph else '?'}, "
+        size = f"reduced{f' from {graph.calls}' if graph else ''} to {small.calls} {calls}, "
     work.say(f"{size}{small.queries} trials, {outcome.seconds:.0f} s; python {work.folder.file(REPRO)}")
 
 
@@ -400,7 +400,7 @@ def cure(work: CaseAtWork, left: float) -> None:
     if work.is_the_programs:
         return
     most = min(WORKAROUND_SECONDS, left)
-    work.say(f"trying workarounds on the whole graph, {most:.0f} s at most")
+    work.say("trying workarounds on the whole graph")
     changes: list[Change] = []
     try:
         changes = find_workarounds(work, most, _nothing)
