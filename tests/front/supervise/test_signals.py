@@ -82,6 +82,40 @@ def test_every_signal_reaches_the_program_once_and_its_status_is_ours(started, n
     assert run.wait(60) == 7
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
+def test_one_that_was_ignored_at_the_start_reaches_a_program_that_handles_it(started, number):
+    """As from `torchsleuth run train.py &` in a script, or under nohup."""
+    run = started(1, lambda: signal.signal(number, signal.SIG_IGN))
+    assert run.stdout.readline() == "ready\n"
+    run.send_signal(number)
+    assert run.stdout.readline() == f"{number.name}\n"
+    run.send_signal(signal.SIGUSR1)
+    assert run.wait(60) == 7
+
+
+def test_a_program_that_leaves_it_ignored_goes_on_and_is_searched_as_ever(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import signal, sys, time\nprint(signal.getsignal(2) is signal.SIG_IGN, flush=True)\n"
+        "sys.stdin.readline()\nprint('went on', flush=True)\n"
+    )
+
+    def before_it_begins():
+        none_ignored()
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    run = subprocess.Popen(
+        [sys.executable, "-m", "torchsleuth", "run", "program.py"],
+        **{"cwd": tmp_path, "text": True, "preexec_fn": before_it_begins},
+        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE},
+    )
+    assert run.stdout.readline() == "True\n"
+    run.send_signal(signal.SIGINT)
+    run.send_signal(signal.SIGHUP)
+    said, noted = run.communicate("\n", timeout=120)
+    assert (run.returncode, said) == (0, "went on\n") and "nterrupt" not in noted, noted
+
+
 def test_ctrl_c_in_a_terminal_is_not_sent_twice(started):
     ours, theirs = pty.openpty()
     # The terminal becomes that of the new session, and its Ctrl-C goes to supervisor and program alike.

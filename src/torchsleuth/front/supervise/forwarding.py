@@ -30,7 +30,8 @@ WAITS = hasattr(signal, "sigtimedwait")
 class Forwarder:
     """While it is open, signals are kept for `pass_on`: `with Forwarder(child) as f: f.pass_on(0.2)`.
 
-    `sent` holds those that reached the program so.
+    `sent` holds those that the program got so. One that the person has us ignore (nohup, a script's `&`) the program was
+    born ignoring as well. It may handle it nevertheless, so it is passed on; but it asks the rest of us for nothing.
     """
 
     def __init__(self, child: Child) -> None:
@@ -38,13 +39,12 @@ class Forwarder:
         self.sent: set[int] = set()
 
     def __enter__(self) -> Self:
-        # One that the person has us ignore (nohup) is not there to be waited for, and the program ignores it, too.
-        wanted = {n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN}
-        self.wanted = wanted | {signal.SIGCHLD}
+        self.ignored = {n for n in FORWARDED if signal.getsignal(n) is signal.SIG_IGN}
+        self.wanted = FORWARDED | {signal.SIGCHLD}
         if WAITS:
             self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.wanted)
         else:
-            self.handlers = {n: signal.signal(n, lambda n, _: self._send(n, _TERMINAL)) for n in wanted}
+            self.handlers = {n: signal.signal(n, lambda n, _: self._send(n, _TERMINAL)) for n in FORWARDED}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -72,6 +72,7 @@ class Forwarder:
         return True
 
     def _send(self, number: int, reached_it: frozenset[int]) -> None:
-        self.sent.add(number)
+        if number not in self.ignored:
+            self.sent.add(number)
         if number not in reached_it and self.child.poll() is None:
             self.child.send(number)
