@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TextIO
 from torchsleuth.core.processes.tree import this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import Failure, GivenUp, Remark, UncaughtError
-from torchsleuth.core.protocol.files import write_whole
+from torchsleuth.core.protocol.files import DISK_ERRORS, write_whole
 from torchsleuth.core.watching import STACKS_SIGNAL
 from torchsleuth.script_runtime.hiding import hide_in_words
 
@@ -33,6 +33,7 @@ from torchsleuth.script_runtime.hiding import hide_in_words
 # its later graphs are recorded but a crash in them is not told apart from one elsewhere.
 MAX_GRAPHS = 16384
 CAPTURE = 0
+UNWRITTEN = 1  # the number of the error with which the first write failed; there is no graph 0
 COUNTERS = "counters"
 DEVICE_FAULT = "device-fault.txt"
 UNCAUGHT = "uncaught.json"
@@ -148,6 +149,13 @@ class Flight:
         with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
+    def went_wrong(self, error: Exception, in_words: str) -> None:
+        """Notes an error in our own work: our mistake, or a disk without room; then also where that takes no room."""
+        ours = "internal error: "
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            self.counters[UNWRITTEN], ours = self.counters[UNWRITTEN] or error.errno or 0, "not recorded: "
+        self.log(f"{ours}{in_words}")
+
     def remark(self, remark: Remark) -> None:
         """Keeps what a check has to say of a graph that is no failure; never raises."""
         self._append(REMARKS, remark)
@@ -159,8 +167,11 @@ class Flight:
     def _append(self, name: str, value: Remark | GivenUp) -> None:
         if self.silent:
             return
-        with contextlib.suppress(OSError), open(self.folder / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(to_json(value)) + "\n")
+        try:
+            with open(self.folder / name, "a", encoding="utf-8") as file:
+                file.write(json.dumps(to_json(value)) + "\n")
+        except OSError as error:
+            self.went_wrong(error, str(error))
 
     def device_failed(self, why: str) -> None:
         """Says that an accelerator had failed by the time the program ended."""

@@ -156,9 +156,10 @@ class Watch:
                 yield
         except Exception as error:
             if self._flight is not None:
-                of_program = isinstance(error, torch.AcceleratorError) or seams.OVERWRITTEN in str(error)
-                ours = "" if of_program else "internal error: "
-                self._flight.log(f"{ours}{failures.describe(error)}")
+                if isinstance(error, torch.AcceleratorError) or seams.OVERWRITTEN in str(error):
+                    self._flight.log(failures.describe(error))  # the program's own
+                else:
+                    self._flight.went_wrong(error, failures.describe(error))
         finally:
             self.suspended = before
 
@@ -173,7 +174,7 @@ class Watch:
             # Not as our own work: what is forked here goes on in the modes of the user's call.
             end = whole_calls.begin(self, flight, call)
         except Exception as error:
-            flight.log(f"internal error: {failures.describe(error)}")
+            flight.went_wrong(error, failures.describe(error))
             return None
         if end is None:
             return None
@@ -306,7 +307,7 @@ class Watch:
             origin = origin_of()  # in the caller's own modes, which it looks at
         except Exception as error:
             if self.flight is not None:
-                self.flight.log(f"internal error: {failures.describe(error)}")
+                self.flight.went_wrong(error, failures.describe(error))
         if origin is None or (flight := self.flight) is None:
             return call.as_without_us()
         with self.our_own_work():

@@ -106,8 +106,12 @@ def test_a_program_that_leaves_it_ignored_goes_on_and_is_searched_as_ever(tmp_pa
 
     run = subprocess.Popen(
         [sys.executable, "-m", "torchsleuth", "run", "program.py"],
-        **{"cwd": tmp_path, "text": True, "preexec_fn": before_it_begins},
-        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE},
+        cwd=tmp_path,
+        text=True,
+        preexec_fn=before_it_begins,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert run.stdout.readline() == "True\n"
     run.send_signal(signal.SIGINT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import struct
 import time
@@ -25,7 +26,9 @@ from torchsleuth.script_runtime.signature import Signature
 
 Told = TypeVar("Told", Remark, GivenUp)
 
-CAPTURE = 0
+CAPTURE, UNWRITTEN = 0, 1
+# Bytes without which a process cannot be watched: its counters.
+LEAST_ROOM = 300_000
 # A program may fork, and its children fork in turn; nobody's records are inherited through more than this.
 MOST_GENERATIONS = 100
 # What led to a failure stands at the end of a log.
@@ -175,6 +178,15 @@ class WatchedProcess:
         except NotRead:
             return 1
         return count if isinstance(count, int) and 0 < count < 1 << 60 else 1
+
+    def unwritten(self) -> str | None:
+        """Why something could not be recorded by this process, in the system's words; None where all was."""
+        try:
+            data = read_inside(self.folder, "counters", 1 << 24)[8 * UNWRITTEN : 8 * UNWRITTEN + 8]
+        except NotRead:
+            return None
+        number = int.from_bytes(data, "little")
+        return os.strerror(number) if 0 < number < 1 << 16 else None
 
     def under_way(self) -> UnderWay | None:
         """Where this process is, or was when it died; None where no compile or compiled call is open."""

@@ -6,6 +6,7 @@ Whoever reads sees the whole file or none, also where the writer is killed or th
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# A disk that takes no more: no bug of anyone's.
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 
 
 @contextlib.contextmanager

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
 from types import FrameType
 from typing import NoReturn
 
+from torchsleuth.core.protocol.files import DISK_ERRORS
 from torchsleuth.front.cli.output import say
-
-# No bug of anyone's.
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 
 
 class AskedToEnd(BaseException):
@@ -64,7 +61,7 @@ def our_fault(error: Exception) -> int:
     """Says what went wrong in torchsleuth's own work, and returns the status for it."""
     import traceback
 
-    if isinstance(error, OSError) and error.errno in _DISK:
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         say(f"stopped: {error}")
         return 2
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchsleuth.core.cases.errors import CaseInUse, DiskFull, SleuthError
+from torchsleuth.core.cases.errors import DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.core.cases.spool import watched_processes
+from torchsleuth.core.cases.spool import LEAST_ROOM, watched_processes
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, NOT_COMPARED, GivenUp, Remark
+from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
 from torchsleuth.front.cli.observed import same_random_option, say_nothing_compiled
@@ -262,6 +263,14 @@ def _cases(
         )
     graphs = sum(process.captured_graphs() for process in processes)
     given_up = [function for process in processes for function in process.given_up()]
+    full = next(filter(None, (process.unwritten() for process in processes)), None)
+    if full is None and not processes:
+        full = _cannot_record(spool)
+    if full is not None:
+        say(
+            f"{'not all' if processes else 'nothing'} was recorded, as {spool} cannot be written ({full}); "
+            f"{'a failure may be missing' if processes else 'the program ran unwatched'}"
+        )
     troubled = [process for process in processes if "internal error" in process.log()]
     for process in troubled:
         say(
@@ -275,7 +284,7 @@ def _cases(
             say(
                 "the program was asked to end, so there is only what it recorded; go on with: torchsleuth minify"
             )
-    elif unwritten:
+    elif unwritten or full is not None:
         pass
     elif troubled:
         say("no case was recorded, and what failed inside torchsleuth may be why; please report it")
@@ -285,8 +294,6 @@ def _cases(
         say(f"{several}nothing failed")
     elif given_up:
         pass
-    elif not processes and (reason := _cannot_record(spool)) is not None:
-        say(f"nothing was recorded, as {spool} cannot be written ({reason}); the program ran unwatched")
     else:
         say_nothing_compiled()
     if not found or any(each.left for each in given_up):
@@ -357,7 +364,10 @@ def _cannot_record(spool: Path) -> str | None:
     """Why a watched process could not have left anything; None where it could."""
     try:
         (spool / "probe").mkdir()
-        (spool / "probe").rmdir()
+        try:
+            write_whole(spool / "probe" / "room", bytes(LEAST_ROOM))
+        finally:
+            shutil.rmtree(spool / "probe", ignore_errors=True)
     except OSError as failure:
         return failure.strerror or str(failure)
     return None
@@ -414,7 +424,8 @@ def _finish(cases: list[Caught], ended: float, deadline: float, workers: str | N
                 done[position] = (known, process)
                 line.hold(look(known))
             line.end(leave=False)
-        except CaseInUse as why:
+        except SleuthError as why:
+            line.end()
             say(str(why))
         except Exception as error:  # of this case; the others have their turn
             line.end()

@@ -30,8 +30,8 @@ WAITS = hasattr(signal, "sigtimedwait")
 class Forwarder:
     """While it is open, signals are kept for `pass_on`: `with Forwarder(child) as f: f.pass_on(0.2)`.
 
-    `sent` holds those that the program got so. One that the person has us ignore (nohup, a script's `&`) the program was
-    born ignoring as well. It may handle it nevertheless, so it is passed on; but it asks the rest of us for nothing.
+    `sent` holds those that the program got so. One that the person has us ignore (nohup, a script's `&`) the program
+    was born ignoring as well. It may handle it nevertheless, so it is passed on, and asks nothing of the rest of us.
     """
 
     def __init__(self, child: Child) -> None:
