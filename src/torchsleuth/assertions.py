@@ -14,8 +14,8 @@ import torch
 from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.compare.reference.rng import Draw, noting_draws
-from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients
 from torchsleuth.torch_core.compare.verdict.judge import judge
+from torchsleuth.torch_core.compare.verdict.look import judge_gradients
 from torchsleuth.torch_core.compare.verdict.verdict import INCONCLUSIVE, Verdict, inconclusive
 from torchsleuth.torch_internals import hooks
 from torchsleuth.torch_internals.compile_events import (

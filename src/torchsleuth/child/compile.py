@@ -28,7 +28,7 @@ from torchsleuth.core.protocol.trials import EAGER, Outcome, Seen, Trial
 from torchsleuth.script_runtime import runner
 from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.torch_core.compare.verdict.gradients import gradient_tolerances
+from torchsleuth.torch_core.compare.verdict.look import joint_graph, path_of_joint
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances, measured_tolerances
 from torchsleuth.torch_core.repro.script import script_facts
 from torchsleuth.torch_core.repro.tiny import tiny_trial
@@ -131,8 +131,18 @@ def noise_of(ready: runner.ReproTrial) -> Tolerances:
     """How far rounding alone moves the results of a trial's graph."""
     if ready.facts["gradients"]:
         with ready.ambient():
-            return gradient_tolerances(ready.graph, ready.inputs())
+            return _gradient_tolerances(ready.graph, ready.inputs())
     return measured_tolerances(with_reshapes(ready.graph), ready.inputs())
+
+
+def _gradient_tolerances(graph: torch.fx.GraphModule, inputs: list[Any]) -> Tolerances:
+    """How far rounding alone moves outputs and inputs' gradients; none where that is not known."""
+    try:
+        joint, everything = joint_graph(graph, inputs)
+    except Exception:  # what cannot be traced together is compared by the script's own rule
+        return Tolerances()
+    found = measured_tolerances(joint, everything)
+    return Tolerances({path_of_joint(path): far for path, far in found.by_path.items()}, found.distance)
 
 
 @contextlib.contextmanager

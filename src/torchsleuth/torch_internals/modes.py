@@ -10,7 +10,9 @@ Versions: `_ForceDispatchKeyGuard` is that of 2.11..2.15, and modes take part in
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -40,29 +42,82 @@ def outside_all_modes() -> AbstractContextManager[object]:
     return stack
 
 
-def switches_of_thread() -> Callable[[], AbstractContextManager[object]]:
-    """Contexts with which another thread runs under the switches of this one: gradients, inference mode, autocast.
+# Of the process: what changes how eager computes, by the name of its getter and of its setter, or of the attribute.
+_OF_PROCESS = (
+    ("get_default_dtype", "set_default_dtype"),
+    ("get_float32_matmul_precision", "set_float32_matmul_precision"),
+    ("are_deterministic_algorithms_enabled", "use_deterministic_algorithms"),
+    ("get_num_threads", "set_num_threads"),
+    *(
+        (f"backends.cuda.{kind}_sdp_enabled", f"backends.cuda.enable_{kind}_sdp")
+        for kind in ("flash", "mem_efficient", "math", "cudnn")
+    ),
+    *((f"backends.cudnn.{name}",) for name in ("enabled", "deterministic", "allow_tf32")),
+    *(
+        (f"backends.cuda.matmul.allow_{name}",)
+        for name in (
+            "fp16_reduced_precision_reduction",
+            "bf16_reduced_precision_reduction",
+            "fp16_accumulation",
+        )
+    ),
+)
 
-    >>> with switches_of_thread()():
+
+@dataclass(frozen=True)
+class Switches:
+    """What holds for operators here beside their arguments, in this thread and in the whole process.
+
+    >>> with Switches.now().of_thread():
     ...     pass
     """
-    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    casts = [
-        (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
-        for device in ("cpu", "cuda")
-    ]
 
-    def entered() -> AbstractContextManager[object]:
+    grad: bool
+    inference: bool
+    casts: tuple[tuple[str, torch.dtype, bool], ...]
+    process: tuple[Any, ...]
+
+    @staticmethod
+    def now() -> Switches:
+        casts = [
+            (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+            for device in ("cpu", "cuda")
+        ]
+        process = [_asked(names[0]) for names in _OF_PROCESS]
+        return Switches(
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), tuple(casts), tuple(process)
+        )
+
+    def of_thread(self) -> AbstractContextManager[object]:
+        """Gradients, inference mode and autocast, for another thread of the process."""
         stack = ExitStack()
-        if inference:
+        if self.inference:
             stack.enter_context(torch.inference_mode())
-        stack.enter_context(torch.set_grad_enabled(grad))
-        for device, dtype, enabled in casts:
+        stack.enter_context(torch.set_grad_enabled(self.grad))
+        for device, dtype, enabled in self.casts:
             if enabled or torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
         return stack
 
-    return entered
+    def set_in_process(self) -> None:
+        """Those of the process, in another one."""
+        for (*of, last), value in zip(_OF_PROCESS, self.process):
+            owner, _, name = last.rpartition(".")
+            with suppress(
+                AttributeError, RuntimeError
+            ):  # of another release, or of a device that is not there
+                if value is not None and value != _asked((of or [last])[0]):
+                    found = attrgetter(owner)(torch) if owner else torch
+                    getattr(found, name)(value) if of else setattr(found, name, value)
+
+
+def _asked(name: str) -> Any:
+    """What a switch of the process stands at; None where this torch has none, or does not say."""
+    try:
+        found = attrgetter(name)(torch)
+        return found() if callable(found) else found
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def thread_state() -> dict[str, str]:

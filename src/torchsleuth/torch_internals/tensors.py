@@ -9,12 +9,19 @@ raises.
 from __future__ import annotations
 
 import contextlib
+import io
+import mmap
+import os
+import pickle
+import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torchsleuth.script_runtime.inputs import as_computed
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_number
 
 
@@ -193,3 +200,135 @@ def number_of(expression: str, hints: Mapping[str, int]) -> int | None:
         return int(symbolic_number(expression, dict(hints), None))
     except (ValueError, ArithmeticError):
         return None
+
+
+def identity_of(device: torch.device) -> str:
+    """A name for a device that no other has, whatever number a process knows it by: `identity_of(x.device)`."""
+    if device.type != "cuda":
+        return str(device)
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", device))
+
+
+# ---- values on their way to another process
+
+
+class CannotHand(Exception):
+    """Values that another process cannot be given, and why."""
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """A storage as it is named to whoever reads: where its bytes lie, and on which device they are to lie."""
+
+    offset: int
+    size: int
+    device: str
+
+
+class _Packer(pickle.Pickler):
+    """Leaves out the bytes of tensors, which are then copied at once; tensors that share memory share it again."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.size = 0
+        self.found: dict[int, tuple[torch.UntypedStorage, _Memory]] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        if type(value) not in plain or value.is_meta or form_of(value) != "strided" or value.is_quantized:
+            return NotImplemented
+        storage = value.untyped_storage()
+        if storage._cdata not in self.found:
+            memory = _Memory(self.size, storage.nbytes(), str(storage.device))
+            self.size += -(-memory.size // _ALIGNED) * _ALIGNED
+            self.found[storage._cdata] = storage, memory
+        where = (value.storage_offset(), tuple(value.shape), value.stride())
+        kind = "computed" if value.requires_grad and not value.is_leaf else type(value).__name__
+        placed = _Placed(self.found[storage._cdata][1])
+        return _tensor_of, (placed, value.dtype, where, kind, value.requires_grad)
+
+    def persistent_id(self, value: Any) -> Any:
+        return value.memory if type(value) is _Placed else None
+
+
+@dataclass(frozen=True)
+class _Placed:
+    memory: _Memory
+
+
+def _tensor_of(
+    storage: torch.UntypedStorage, dtype: torch.dtype, where: tuple[Any, ...], kind: str, wants_gradient: bool
+) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *where)
+    if kind == "computed":
+        return as_computed(tensor)
+    if kind != "Tensor":
+        tensor = getattr(torch.nn, kind)(tensor)
+    return tensor.requires_grad_(wants_gradient)
+
+
+_ALIGNED = 512
+_HEAD = struct.Struct("<QQ")
+
+
+def hand_over(value: object, file: int, most: int) -> None:
+    """Writes a value with its tensors, those of devices too, to memory that another process reads; at most so many
+    bytes. Raises `CannotHand`.
+
+    >>> descriptor = os.memfd_create("values")
+    >>> hand_over([torch.ones(2), 3], descriptor, 1 << 20)
+    >>> taken(descriptor)
+    [tensor([1., 1.]), 3]
+    """
+    text = io.BytesIO()
+    packer = _Packer(text)
+    try:
+        packer.dump(value)
+    except Exception as error:
+        raise CannotHand(
+            f"it holds what no other process can be given ({type(error).__name__}: {error})"
+        ) from error
+    begin = -(-(_HEAD.size + text.tell()) // _ALIGNED) * _ALIGNED
+    if begin + packer.size > most:
+        megabytes = f"{packer.size >> 20} MB, of {most >> 20} that may be copied"
+        raise CannotHand(f"its values are too large for another process to be given: {megabytes}")
+    try:
+        os.posix_fallocate(
+            file, 0, begin + packer.size
+        )  # what is not there when it is written to ends the program
+    except OSError as error:
+        raise CannotHand(f"there is no memory to copy its values to: {error.strerror}") from error
+    with mmap.mmap(file, begin + packer.size) as room:
+        room[: _HEAD.size] = _HEAD.pack(text.tell(), begin)
+        room[_HEAD.size : _HEAD.size + text.tell()] = text.getbuffer()
+        for storage, memory in packer.found.values():
+            if memory.size:
+                source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                place = torch.frombuffer(
+                    room, dtype=torch.uint8, count=memory.size, offset=begin + memory.offset
+                )
+                place.copy_(source)
+                del place
+
+
+def taken(file: int) -> Any:
+    """What `hand_over` wrote, in memory that is this process's own."""
+    room = mmap.mmap(
+        file, os.fstat(file).st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+    )
+    length, begin = _HEAD.unpack_from(room)
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def found(memory: _Memory) -> torch.UntypedStorage:
+        if not memory.size:
+            return torch.UntypedStorage(0, device=memory.device)
+        if memory.offset not in storages:
+            octets = torch.frombuffer(
+                room, dtype=torch.uint8, count=memory.size, offset=begin + memory.offset
+            )
+            storages[memory.offset] = octets.to(memory.device).untyped_storage()
+        return storages[memory.offset]
+
+    unpickler = pickle.Unpickler(io.BytesIO(room[_HEAD.size : _HEAD.size + length]))
+    unpickler.persistent_load = found  # type: ignore[method-assign]
+    return unpickler.load()

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import os
-import pickle
 import re
 import resource
 import select
@@ -32,11 +31,9 @@ from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.core.protocol.codec import from_json, to_json
 from torchsleuth.core.protocol.failures import RecordedCall
 from torchsleuth.core.watching import LOOK_SECONDS
-from torchsleuth.torch_core.compare.reference.float64 import MEMORY_ERRORS
-from torchsleuth.torch_core.compare.reference.memory import memory_left
 from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
 from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCall
-from torchsleuth.torch_internals.modes import outside_all_modes, switches_of_thread
+from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import failures, rewritten
 from torchsleuth.watched.call_difference import CAPTURED, COMPILED, CallVerdict, Difference, differences
 from torchsleuth.watched.call_state import (
@@ -67,6 +64,7 @@ POLL_MILLISECONDS = 1000
 # Sentences that a case keeps.
 MOST_DIFFERENCES = 10
 REMARK = "a remark"
+LITTLE_MEMORY = "there is too little memory for the call to be made twice more"
 SOURCE = "the call as a program"
 _ASKS = {"is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling"}
 _SEALED_OFF = (
@@ -96,9 +94,9 @@ class Between:
     def call_left(self, watch: Watch, call: CompiledCall, result: Any) -> None:
         """To the judge: what the call of the program itself left behind, which a process apart from it looks at."""
         try:
-            looks = _fork_of(watch)
+            looks = fork_of(watch)
             if looks == 0:
-                _as_child(lambda: _left(call, result, [self.left]), self.left)
+                as_child(lambda: _left(call, result, [self.left]), self.left)
             with contextlib.suppress(ChildProcessError):  # the program was waiting for children of its own
                 os.waitpid(looks, 0)
         finally:
@@ -130,10 +128,10 @@ def fork_judge(watch: Watch, call: CompiledCall, between: Between) -> int:
     with outside_all_modes():
         rng = save_rng()
     user = os.getpid()
-    judge = _fork_of(watch)
+    judge = fork_of(watch)
     if judge == 0:
         os.close(between.ended[1])
-        _as_child(lambda: _judge(watch, call, rng, between, user), between.answer)
+        as_child(lambda: _judge(watch, call, rng, between, user), between.answer)
     return judge
 
 
@@ -153,7 +151,7 @@ def why_not_forked() -> str | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         free = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
         if free < used:
-            return "there is too little memory for the call to be made twice more"
+            return LITTLE_MEMORY
     return None
 
 
@@ -173,66 +171,7 @@ def ended_by(process: int, deadline: float, waits: Callable[[], object] = lambda
         waits()
 
 
-def done_apart(watch: Watch, work: Callable[[], T], seconds: float, waits: Callable[[], object]) -> T:
-    """What `work` returns, done in a sealed fork within `seconds`; raises `CannotRepeat` where it gives nothing.
-
-    It is forked in a thread of its own: one that has not run parallel code yet can do so in the fork, too. `waits` is
-    called now and then.
-    """
-    answer = os.memfd_create("torchsleuth-graph")
-    switches, ended = switches_of_thread(), list[int | OSError | None]()
-    most = _data_bytes() + memory_left(torch.device("cpu"))
-
-    def look() -> None:
-        try:
-            process = _fork_of(watch)
-            if process == 0:
-                _as_child(lambda: _alone(watch, work, switches, answer, most), answer, seconds=None)
-            ended.append(ended_by(process, time.monotonic() + seconds, waits))
-        except OSError as why:
-            ended.append(why)
-
-    try:
-        # The program does not wait for it where it is interrupted; the fork ends with the thread.
-        thread = threading.Thread(target=look, name="torchsleuth", daemon=True)
-        thread.start()
-        thread.join()
-        content, status = content_of(answer), ended[0] if ended else None
-    finally:
-        os.close(answer)
-    if isinstance(status, OSError):
-        raise CannotRepeat(f"no process can be started beside the program: {status}")
-    if status is None:
-        raise CannotRepeat(f"the comparison took longer than {seconds:.0f} s")
-    if not content:
-        raise CannotRepeat(how_it_ended(status))
-    if content.startswith(b"{"):
-        raise CannotRepeat(str(from_json(CallVerdict, json.loads(content)).why_not))
-    return pickle.loads(content)
-
-
-def _alone(
-    watch: Watch, work: Callable[[], object], switches: Callable[[], Any], answer: int, most: int
-) -> bytes:
-    watch.is_silent()
-    _no_lock_of_progress_bars()
-    _see_no_devices()
-    seal([answer])
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    try:
-        with switches():
-            return pickle.dumps(work())
-    except MEMORY_ERRORS as error:
-        raise CannotRepeat(f"there is not enough memory: {failures.describe(error)}") from error
-
-
-def _data_bytes() -> int:
-    """What this process holds of memory that it can write to, as the limit on it counts."""
-    found = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else resource.RLIM_INFINITY >> 1
-
-
-def _fork_of(watch: Watch) -> int:
+def fork_of(watch: Watch) -> int:
     """A fork of the user's process that is not part of the program."""
     watch.forks_itself = True
     try:
@@ -264,7 +203,7 @@ def _write(fd: int, content: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _as_child(work: Callable[[], bytes], answer: int, seconds: float | None = CALL_SECONDS) -> NoReturn:
+def as_child(work: Callable[[], bytes], answer: int, seconds: float | None = CALL_SECONDS) -> NoReturn:
     """Does `work`, writes what it returns, and ends this process, which is a copy of the user's."""
     try:
         # What waits in a loop for what never comes would do so beside the user's call, however long that takes.
@@ -286,17 +225,17 @@ def _as_bytes(verdict: CallVerdict) -> bytes:
 def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, user: int) -> bytes:
     """Makes the call as captured, has it made in eager, and compares."""
     watch.judges_captures()
-    _no_lock_of_progress_bars()
-    _see_no_devices()
+    no_lock_of_progress_bars()
+    see_no_devices()
     first, again = (os.memfd_create("torchsleuth-eager") for _ in range(2))
     ready, go = os.pipe()
     eager = _fork()
     if eager == 0:
-        _as_child(lambda: _eager(call, rng, first), first)
+        as_child(lambda: _eager(call, rng, first), first)
     second = _fork()
     if second == 0:
         os.close(go)
-        _as_child(lambda: _eager_again(watch, call, rng, again, ready), again)
+        as_child(lambda: _eager_again(watch, call, rng, again, ready), again)
     os.close(ready)
     seal([between.answer, between.left, between.ended[0], first, again, go])
     captured = leaves_after(call, call.run_captured, rng)
@@ -338,14 +277,14 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
     )
 
 
-def _no_lock_of_progress_bars() -> None:
+def no_lock_of_progress_bars() -> None:
     """tqdm shares one with other processes, which a sealed process may not make; torch.fx has such a bar."""
     lock = getattr(sys.modules.get("tqdm.std"), "TqdmDefaultWriteLock", None)
     if lock is not None and not hasattr(lock, "mp_lock"):
         lock.mp_lock = None
 
 
-def _see_no_devices() -> None:
+def see_no_devices() -> None:
     """Torch asks for devices on many occasions; the first question opens their files, which a sealed process may not.
 
     So it is asked here, and told that there are none: the process that was forked uses none (`whole_calls.py`).

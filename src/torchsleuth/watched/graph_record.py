@@ -200,6 +200,11 @@ def _keep_constants(constants: Mapping[str, torch.Tensor], folder: Path) -> dict
     return {"names": list(constants), "description": description.to_json()}
 
 
+def definitions_of(printed: PrintedGraph) -> Embedded:
+    """What the text of a graph needs of the user's program; raises `CannotEmbed`: `definitions_of(print_graph(gm))`."""
+    return _embedded({}, printed, None)
+
+
 def _embedded(
     wanted: Mapping[str, Any], printed: PrintedGraph | None, groups: Mapping[str, tuple[int, ...]] | None
 ) -> Embedded:

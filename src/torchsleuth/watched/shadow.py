@@ -11,11 +11,10 @@ flag. So that is no finding, but a reason to look at what the call as a whole le
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,29 +22,42 @@ import torch
 from torchsleuth.core.cases.record import GraphRecord
 from torchsleuth.core.protocol.failures import FURTHER_CALLS, NOT_COMPARED, Remark
 from torchsleuth.core.watching import Settings
-from torchsleuth.script_runtime.compiling import with_reshapes
-from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits, tensors_in
-from torchsleuth.torch_core.compare.reference.eager import MUTATED, EagerRun, OtherDraws, handed_over, inlined
-from torchsleuth.torch_core.compare.reference.memory import copies_counted, memory_counted_apart
+from torchsleuth.torch_core.compare.reference.cloning import (
+    clone_inputs,
+    tensors_in,
+)
+from torchsleuth.torch_core.compare.reference.eager import MUTATED
+from torchsleuth.torch_core.compare.reference.float64 import MEMORY_ERRORS
+from torchsleuth.torch_core.compare.reference.memory import (
+    copies_counted,
+    memory_counted_apart,
+)
 from torchsleuth.torch_core.compare.reference.opkinds import may_draw
 from torchsleuth.torch_core.compare.reference.rng import (
-    Draw,
     RngState,
     noting_draws,
     restore_rng,
     rng_kept,
     save_rng,
 )
-from torchsleuth.torch_core.compare.reference.trees import leaves, pieces
-from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients, path_of_joint
-from torchsleuth.torch_core.compare.verdict.judge import judge_results
+from torchsleuth.torch_core.compare.reference.trees import leaves
+from torchsleuth.torch_core.compare.verdict.look import (
+    Called,
+    Differentiated,
+    Look,
+    Numbers,
+    differentiated,
+    firsts,
+    looked_at,
+    path_of_joint,
+)
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
-from torchsleuth.torch_internals.modes import switches_of_thread
-from torchsleuth.torch_internals.schemas import may_write
-from torchsleuth.torch_internals.tensors import transforms_ended
+from torchsleuth.torch_internals.modes import Switches
+from torchsleuth.torch_internals.tensors import CannotHand, transforms_ended
 from torchsleuth.watched import failures
-from torchsleuth.watched.call_judge import done_apart, why_not_forked
+from torchsleuth.watched.call_judge import LITTLE_MEMORY, why_not_forked
 from torchsleuth.watched.call_state import CannotRepeat
+from torchsleuth.watched.checker import done_apart, handed
 
 if TYPE_CHECKING:
     from torchsleuth.watched.guard import GuardedGraph
@@ -53,9 +65,6 @@ if TYPE_CHECKING:
 
 
 # ---- which outputs are one tensor
-
-
-Values = tuple[Any, Any]  # inputs and outputs of one call of a graph
 
 
 @dataclass(frozen=True)
@@ -67,10 +76,9 @@ class MergedOutputs:
 
 
 def merged_outputs(
-    record: GraphRecord, graph: torch.fx.GraphModule, eager: Values, compiled: Values
+    record: GraphRecord, graph: torch.fx.GraphModule, expected: Mapping[str, str], seen: Mapping[str, str]
 ) -> MergedOutputs | None:
-    """What is to know of a graph whose tensors are others than eager's; None where they are the same ones."""
-    expected, seen = _firsts(eager), _firsts(compiled)
+    """What is to know of a graph whose tensors are others than eager's (`firsts`); None where they are the same."""
     if expected == seen:
         return None
     results = {path: str(node) for path, node in leaves(graph.graph.output_node().args[0])}
@@ -81,24 +89,6 @@ def merged_outputs(
     made = [record.nodes[node.name] for node in graph.graph.nodes if node.name in names & record.nodes.keys()]
     line = (made[-1].file, made[-1].line) if made else None
     return MergedOutputs(record.settings.backend, line)
-
-
-def _firsts(values: Values) -> dict[str, str]:
-    """For each tensor among the outputs, where that very tensor is met first.
-
-    >>> x = torch.ones(2)
-    >>> _firsts(([x], (x, x + 1)))
-    {'outputs[0]': 'inputs[0]', 'outputs[1]': 'outputs[1]'}
-    """
-    met: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for label, each in zip(("inputs", "outputs"), values):
-        for path, value in leaves(each, label):
-            if isinstance(value, torch.Tensor):
-                first = met.setdefault(id(value), path)
-                if label == "outputs":
-                    found[path] = first
-    return found
 
 
 def component_of(merged: Sequence[MergedOutputs], file: str) -> tuple[str, int | None]:
@@ -123,8 +113,6 @@ def component_of(merged: Sequence[MergedOutputs], file: str) -> tuple[str, int |
 
 # Some wrong results show from the second call on only: stale buffers, recorded CUDA graphs.
 CHECKED_CALLS = 3
-# Units in the last place that fused and unfused code may differ by; beyond that the graph's noise is measured.
-LAST_BITS = 2
 
 
 def is_due(settings: Settings, calls: int) -> bool:
@@ -174,12 +162,19 @@ def checked_call(
         with memory_counted_apart(held), watch.our_own_work(), watch.budget.spending():
             with rng_kept() as after:
                 numbers = Numbers(state, after, own_draws)
-                look = _apart(graph, lambda: _looked_at(graph, before, numbers, result, held), seconds)
+                # Activations saved for the backward are its own: compiled code may reuse their memory.
+                inputs_after = [] if facts.settings.direction == "backward" else held
+                call = Called(before, result, inputs_after, numbers)
+                look = _apart(graph, lambda: call, Switches.now(), seconds)
+            if look.ones is not None and graph.eager is not None:
+                seen = firsts((inputs_after, result))
+                if merged := merged_outputs(graph.record.facts, graph.eager, look.ones, seen):
+                    watch.whole_calls.merged.append(merged)
             _conclude(graph, look, before, inner)
         unseen = facts.number not in watch.gradients_checked
         if not inner and unseen and graph.flight.failed == failed_before and _training(result):
             watch.awaiting_backward[facts.number] = AwaitingBackward(
-                graph, compiled, before, state, graph.flight.failed, switches_of_thread(), _is_cut_off(result)
+                graph, compiled, before, state, graph.flight.failed, Switches.now(), _is_cut_off(result)
             )
     return result
 
@@ -207,20 +202,10 @@ def rerun(graph: GuardedGraph, compiled: Callable[..., Any], args: Sequence[Any]
         return compiled(*args)
 
 
-@dataclass(frozen=True)
-class Look:
-    """What came of looking at the result of a graph: how far leaves are from eager, and the verdict where any is."""
-
-    apart: Mapping[str, float] = field(default_factory=dict)
-    verdict: Verdict | None = None
-    merged: MergedOutputs | None = None
-    why_not: str | None = None
-
-
-def _apart(graph: GuardedGraph, look: Callable[[], Look], seconds: float) -> Look:
-    """Looks in a process of its own; in this one where it cannot be forked."""
-    if why_not_forked() is not None:
-        return look()
+def _apart(
+    graph: GuardedGraph, call: Callable[[], Called | Differentiated], switches: Switches, seconds: float
+) -> Look:
+    """Looks in a process of its own: a fork of this one, or one that is handed the call where there can be none."""
     counters, slot = graph.flight.counters, graph.flight.run_slot(graph.record.facts.number)
     beats = 0
 
@@ -229,19 +214,44 @@ def _apart(graph: GuardedGraph, look: Callable[[], Look], seconds: float) -> Loo
         beats += 1
         counters[slot] += 2
 
+    def look() -> Look:
+        assert graph.eager is not None
+        try:
+            with switches.of_thread():
+                return looked_at(graph.eager, call())
+        except (CannotRepeat, *MEMORY_ERRORS):
+            raise
+        except Exception as error:
+            return Look(why_not=f"it does not run here: {failures.describe(error)}")
+
+    def beside() -> Look:
+        assert graph.eager is not None
+        given = handed(graph.eager, call(), switches)
+        return graph.watch.checker.asked(given, graph.flight.folder, seconds, still_here)
+
     try:
-        return done_apart(graph.watch, look, seconds, still_here)
-    except CannotRepeat as why:
-        return Look(why_not=str(why))
+        if (why := why_not_forked()) == LITTLE_MEMORY:
+            return Look(why_not=why)
+        if why is None:
+            found = _or_why_not(lambda: done_apart(graph.watch, look, seconds, still_here))
+            # Torch that is built for CUDA runs no backward in a fork.
+            if "threading in combination with fork" not in (found.why_not or ""):
+                return found
+        return _or_why_not(beside)
     finally:
         counters[slot] -= 2 * beats
+
+
+def _or_why_not(look: Callable[[], Look]) -> Look:
+    try:
+        return look()
+    except (CannotRepeat, CannotHand) as why:
+        return Look(why_not=str(why))
 
 
 def _conclude(graph: GuardedGraph, look: Look, before: list[Any], inner: bool) -> None:
     if look.why_not is not None:
         _not_compared(graph, look.why_not)
-    if look.merged is not None:
-        graph.watch.whole_calls.merged.append(look.merged)
     if look.verdict is None:
         return
     _note(graph, look.verdict)
@@ -288,49 +298,6 @@ def _note(graph: GuardedGraph, verdict: Verdict) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """The random numbers of one call: where the generators stood before and after it, and what graphs of it drew."""
-
-    before: RngState
-    after: RngState
-    drawn: list[Draw]
-
-
-def _looked_at(
-    graph: GuardedGraph, before: list[Any], numbers: Numbers, result: Any, after: Sequence[Any]
-) -> Look:
-    """How far a result is from the graph run in eager, judged against float64 where that is more than the last bits."""
-    assert graph.eager is not None
-    if graph.record.facts.settings.direction == "backward":
-        after = ()  # activations saved for the backward are its own: compiled code may reuse their memory
-    eager = with_reshapes(graph.eager)
-    try:
-        expected, values = _in_eager(eager, before, numbers)
-    except Exception as error:  # a hook on a gradient, say: this run is without any
-        return Look(why_not=f"it does not run here: {failures.describe(error)}")
-    merged = (
-        merged_outputs(graph.record.facts, graph.eager, (values, expected), (after, result))
-        if after
-        else None
-    )
-    apart = _differences((expected, values if after else ()), (result, after))
-    del values
-    if not apart:
-        return Look(merged=merged)
-    verdict = judge_results(
-        eager,
-        before,
-        expected,
-        result,
-        mutated_inputs_after=after or None,
-        rng_state=numbers.before,
-        rng_after=numbers.after,
-        drawn=numbers.drawn,
-    )
-    return Look(apart, verdict, merged)
-
-
 def _diverged(verdict: Verdict) -> list[str]:
     return [leaf.path for leaf in verdict.leaves if leaf.kind == DIVERGED]
 
@@ -351,19 +318,6 @@ def _report(
     failures.report_wrong_result(graph.watch, graph.flight, graph.record, wrong, detail, before)
 
 
-def _in_eager(graph: torch.fx.GraphModule, before: list[Any], numbers: Numbers) -> tuple[Any, list[Any]]:
-    """What the graph gives in eager, with the random numbers of the compiled code, and the inputs after it."""
-    writes = any(may_write(n) for n in graph.graph.nodes)
-    if numbers.drawn:
-        flat, values = inlined(graph), clone_inputs(before) if writes else before
-        with suppress(OtherDraws):
-            return EagerRun(flat, handed_over(flat, numbers.drawn)).run(*values), values
-    values = clone_inputs(before) if writes else before
-    restore_rng(numbers.before)
-    with transforms_ended():
-        return graph(*values), values
-
-
 def tolerances_again(apart: Mapping[str, float], wrong: Sequence[str]) -> dict[str, float]:
     """How far from eager each leaf may be where the graph runs again, from how far it was here.
 
@@ -374,42 +328,6 @@ def tolerances_again(apart: Mapping[str, float], wrong: Sequence[str]) -> dict[s
     """
     places = {path.removesuffix(MUTATED) for path in wrong}
     return {path: far * (0.5 if path in places else 4.0) for path, far in apart.items()}
-
-
-def _differences(expected: tuple[Any, Any], got: tuple[Any, Any]) -> dict[str, float]:
-    """How far each leaf of outputs and inputs is from eager's, where that is more than the last bits."""
-    found: dict[str, float] = {}
-    for label, want, have in zip(("outputs", "inputs"), expected, got):
-        wanted, had = dict(leaves(want, label)), dict(leaves(have, label))
-        for path in wanted.keys() | had.keys():
-            far = _distance(wanted.get(path), had.get(path))
-            if far > 0:
-                found[path] = far
-    return found
-
-
-def _distance(a: Any, b: Any) -> float:
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return 0.0 if isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor) else 1.0
-    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
-        return 1.0
-    if a.numel() == 0 or same_bits(a, b):
-        return 0.0
-    if not (a.is_floating_point() or a.is_complex()):
-        return float((a != b).sum())
-    if a.layout != torch.strided or b.layout != torch.strided:
-        a, b = a.to_dense(), b.to_dense()
-    return max(_beyond_last_bits(*pair) for pair in pieces(a.detach(), b.detach()))
-
-
-def _beyond_last_bits(a: torch.Tensor, b: torch.Tensor) -> float:
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    far = (a.to(wide) - b.to(wide)).abs()
-    last_bits = LAST_BITS * torch.finfo(a.dtype).eps * a.to(wide).abs()
-    beyond = torch.where(far <= last_bits, torch.zeros_like(far), far)
-    agree = (a == b) | (torch.isnan(a) & torch.isnan(b))
-    beyond = torch.where(agree, torch.zeros_like(far), torch.nan_to_num(beyond, nan=float("inf")))
-    return min(float(beyond.max()), 1e300)
 
 
 def _is_cut_off(result: Any) -> bool:
@@ -434,7 +352,7 @@ class AwaitingBackward:
     before: list[Any]
     state: RngState
     failed: int
-    switches: Callable[[], AbstractContextManager[object]]
+    switches: Switches
     cut_off: bool
 
 
@@ -453,9 +371,7 @@ def check_gradients(watch: Watch) -> None:
         with watch.our_own_work(), watch.budget.spending():
             look = Look(why_not="the time for it is spent (--check-budget)")
             if seconds := watch.budget.seconds_for(first=True):
-                look = _apart(graph, functools.partial(_gradients_looked_at, call), seconds)
-                if "threading in combination with fork" in (look.why_not or ""):  # as in torch built for CUDA
-                    look = _gradients_looked_at(call)
+                look = _apart(graph, functools.partial(_made_again, call), call.switches, seconds)
             if look.why_not is not None:
                 graph.flight.log(f"graph {graph.record.facts.number}: gradients not compared: {look.why_not}")
             elif look.verdict is not None:
@@ -473,15 +389,22 @@ def _backward_to_come(call: AwaitingBackward) -> bool:
     return found is not None and "backward" not in found
 
 
-def _gradients_looked_at(call: AwaitingBackward) -> Look:
+def _made_again(call: AwaitingBackward) -> Differentiated:
+    """The call and its backward once more, on copies, as the program has compiled and run them."""
     graph, watch = call.graph, call.graph.watch
     assert graph.eager is not None
     watch.rerunning = True
     try:
-        with call.switches(), rng_kept(), torch.enable_grad(), graph.held.kept(), transforms_ended():
+        with (
+            call.switches.of_thread(),
+            rng_kept(),
+            torch.enable_grad(),
+            graph.held.kept(),
+            transforms_ended(),
+        ):
             restore_rng(call.state)
             watch.drawn.clear()
-            verdict = judge_gradients(
+            return differentiated(
                 graph.eager,
                 call.before,
                 lambda *args: call.compiled(list(args)),
@@ -489,12 +412,6 @@ def _gradients_looked_at(call: AwaitingBackward) -> Look:
                 parameters_of_compiled=graph.held.of_program(),
             )
     except Exception as error:
-        return Look(why_not=failures.describe(error))
+        raise CannotRepeat(failures.describe(error)) from error
     finally:
         watch.rerunning = False
-    far = {
-        path_of_joint(leaf.path): abs(leaf.compiled - leaf.eager)
-        for leaf in verdict.leaves
-        if leaf.kind == DIVERGED and leaf.compiled is not None and leaf.eager is not None
-    }
-    return Look({path: each for path, each in far.items() if 0 < each < math.inf}, verdict)

@@ -35,6 +35,7 @@ from torchsleuth.torch_internals.saved_code import (
 )
 from torchsleuth.watched import failures, shadow, whole_calls
 from torchsleuth.watched.call_source import EarlierCalls
+from torchsleuth.watched.checker import Checker
 from torchsleuth.watched.flight import CAPTURE, Flight
 from torchsleuth.watched.graph_record import (
     GraphOrigin,
@@ -97,6 +98,7 @@ class Watch:
         self.earlier_calls = EarlierCalls()
         self.forks_itself = False
         self.judging = False
+        self.checker = Checker()
         self.rerunning = False  # a call that the program made, to look at its gradients
         os.register_at_fork(after_in_child=self._after_fork)
         self.overwritten: list[tuple[Overwritten, str]] = []  # when memory of CUDA graphs was last taken
@@ -316,6 +318,8 @@ class Watch:
             wants_eager = self.settings.checks_accuracy or self.settings.keep_going
             if wants_eager and not keeps_state(call.graph):
                 eager = runnable_copy(call.graph)  # the compiler takes the graph over and changes it
+            if eager is not None and self.settings.checks_accuracy:
+                self.checker.get_ready(flight.folder)
             if eager is not None and origin.settings.level == "dynamo":
                 held = HeldTensors.between(eager, call.graph)
         if record is None:

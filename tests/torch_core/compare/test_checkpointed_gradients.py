@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients
+from torchsleuth.torch_core.compare.verdict.look import judge_gradients
 
 
 def captured(function, *inputs):

@@ -44,7 +44,7 @@ from torchsleuth.torch_core.compare.divergence.parts import (
 from torchsleuth.torch_core.compare.divergence.steps import EagerSteps, Float64Steps, writes_what_is_read
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
 from torchsleuth.torch_core.compare.reference.eager import EagerRun
-from torchsleuth.torch_core.compare.verdict.gradients import judge_gradients
+from torchsleuth.torch_core.compare.verdict.look import judge_gradients
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, LeafVerdict
 from torchsleuth.torch_internals.hooks import target_name
 

@@ -40,6 +40,7 @@ UNUSED = 32 << 20
 _program: dict[torch.device, int] = {}
 _copied: dict[torch.device, int] = {}
 _checking: set[torch.device] = set()
+_elsewhere: dict[torch.device, int] = {}
 
 
 @contextlib.contextmanager
@@ -108,6 +109,32 @@ def memory_counted_apart(inputs: Any) -> Iterator[None]:
                 _give_back(device)
 
 
+def program_bytes(tree: Any) -> dict[str, int]:
+    """What this program takes at most of the devices of these values and of main memory: `program_bytes([x])`."""
+    return {str(device): _program.get(device) or _peak_bytes(device) for device in _bytes_by_device(tree)}
+
+
+@contextlib.contextmanager
+def beside_program(memory: dict[str, int]) -> Iterator[None]:
+    """In a process that checks for another one, which takes so much of each device at most: what is left is so much
+    again and a gibibyte, less what is held here."""
+    given = {torch.device(name): size for name, size in memory.items()}
+    _program.update(given)
+    _elsewhere.update(given)
+    _checking.update(given)
+    for device, size in given.items():
+        if device.type == "cuda":
+            share = (size + EXTRA) / torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    try:
+        yield
+    finally:
+        _checking.difference_update(given)
+        gc.collect()
+        if any(device.type == "cuda" for device in given):
+            _empty_cache()
+
+
 def _note_program(device: torch.device) -> None:
     if device in _checking:
         return
@@ -123,7 +150,7 @@ def trim(device: torch.device) -> None:
     """
     if device.type != "cuda" or device not in _checking:
         return
-    limit = 2 * _program[device] + EXTRA
+    limit = 2 * _program[device] + EXTRA - _elsewhere.get(device, 0)
     if torch.cuda.memory_reserved(device) > BLOCKS * limit and _unused(device) > UNUSED:
         _empty_cache()
 
@@ -146,9 +173,10 @@ def memory_left(device: torch.device) -> int:
     True
     """
     program = _program.get(device) or _peak_bytes(device)
-    left = 2 * program + EXTRA - _bytes_now(device)
+    most = 2 * program + EXTRA - _elsewhere.get(device, 0)
+    left = most - _bytes_now(device)
     if device.type == "cuda":
-        left = int(BLOCKS * (2 * program + EXTRA)) - _bytes_now(device)
+        left = int(BLOCKS * most) - _bytes_now(device)
         left = min(left, torch.cuda.mem_get_info(device)[0] + _unused(device))
     return max(LEAST, left)
 
