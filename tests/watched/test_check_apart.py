@@ -27,24 +27,43 @@ def odd(x: torch.Tensor) -> torch.Tensor:
 odd.register_fake(lambda x: torch.empty_like(x))
 f = torch.compile(lambda x: odd(x).cos(), backend="eager")
 def program():
-    print(f(torch.ones(3)), runs)
+    print(f(torch.ones(3, device="{device}")).cpu(), runs)
 {run}
 """
-FORK = {"watched": False, "run": "program()"}
-BESIDE = {"watched": True, "run": "thread = threading.Thread(target=program); thread.start(); thread.join()"}
+FORK = {"watched": False, "run": "program()", "device": "cpu"}
+BESIDE = {
+    "watched": True,
+    "run": "thread = threading.Thread(target=program); thread.start(); thread.join()",
+    "device": "cpu",
+}
+ON_GPU = {"watched": True, "run": "program()", "device": "cuda"}
+FILLS_MEMORY = "kept = [bytearray(64 << 20) for _ in range(1 << 16)]"
 
 
 @pytest.mark.parametrize(
     "road, act, why",
     [
         (FORK, "ctypes.string_at(0)", "status -11"),
-        (FORK, "kept = [bytearray(64 << 20) for _ in range(1 << 16)]", "MemoryError"),
+        (FORK, FILLS_MEMORY, "MemoryError"),
         (FORK, "open('made-by-the-check', 'w')", "writes a file"),
         pytest.param(FORK, "time.sleep(1000)", "took longer than", marks=pytest.mark.slow),
         (BESIDE, "ctypes.string_at(0)", "has ended: Segmentation fault"),
-        (BESIDE, "kept = [bytearray(64 << 20) for _ in range(1 << 16)]", "it took more than"),
+        (BESIDE, FILLS_MEMORY, "it took more than"),
         (BESIDE, "raise ValueError('no')", "it does not run there: ValueError: no"),
         pytest.param(BESIDE, "time.sleep(1000)", "took longer than", marks=pytest.mark.slow),
+        *(
+            pytest.param(ON_GPU, act, why, marks=pytest.mark.gpu)
+            for act, why in [
+                ("ctypes.string_at(0)", "has ended: Segmentation fault"),
+                (FILLS_MEMORY, "it took more than"),
+                ("kept = torch.empty(1 << 36, device='cuda')", "OutOfMemoryError"),
+                (
+                    "torch._assert_async(torch.zeros((), device='cuda')); torch.cuda.synchronize()",
+                    "AcceleratorError",
+                ),
+                ("time.sleep(1000)", "took longer than"),
+            ]
+        ),
     ],
 )
 def test_what_happens_to_the_check_is_one_line_and_nothing_to_the_program(tmp_path, road, act, why):

@@ -203,8 +203,8 @@ class Checker:
             self._start(folder)
 
     def asked(self, handed: Handed, folder: Path, seconds: float, waits: Callable[[], object]) -> Look:
-        """What it finds within so many seconds; raises `CannotRepeat` where that is nothing, `CannotHand` where it cannot
-        be given the values."""
+        """What it finds within so many seconds; raises `CannotRepeat` where that is nothing, `CannotHand` where the
+        values cannot be handed over."""
         if self.owner not in (0, os.getpid()):  # we are a fork, and the process is our parent's
             self.__init__()  # type: ignore[misc]
         with self.lock:

@@ -3,8 +3,8 @@ import torch
 from torch import fx
 
 from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED
-from torchsleuth.torch_core.compare.verdict.look import judge_gradients
 from torchsleuth.torch_core.compare.verdict.judge import judge
+from torchsleuth.torch_core.compare.verdict.look import judge_gradients
 from torchsleuth.torch_core.compare.verdict.verdict import WITHIN_NOISE
 
 
