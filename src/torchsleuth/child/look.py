@@ -26,13 +26,14 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.reference.memory import beside_program
 from torchsleuth.torch_core.compare.verdict.look import (
     HEAD,
+    NOT_SHARED,
     Differentiated,
     Handed,
     Look,
     looked_at,
     parameters_of,
 )
-from torchsleuth.torch_internals.tensors import identity_of, taken
+from torchsleuth.torch_internals.tensors import CannotOpen, identity_of, taken
 
 # Whoever asked ends this process in time; the kernel does where nobody is left who could.
 LAST_SECONDS = 30
@@ -78,19 +79,25 @@ def _tell(answers: int, look: Look) -> None:
 
 def _look(values: int) -> Look:
     try:
-        handed: Handed = taken(values)
-        for device, name in handed.devices.items():
-            if identity_of(torch.device(device)) != name:
-                return Look(why_not=f"the process beside the program sees another device as {device}")
-        graph = _graph(handed)
-        if tuple(parameters_of(graph)) != handed.parameters and isinstance(handed.call, Differentiated):
-            return Look(why_not="its parameters come in another order in a copy of it")
-        handed.switches.set_in_process()
-        with beside_program(handed.memory), handed.switches.of_thread():
-            return looked_at(graph, handed.call)
+        with taken(values) as handed:
+            return _looked(handed)
+    except CannotOpen:
+        return Look(why_not=NOT_SHARED)
     except Exception as error:
         said = (str(error).strip().splitlines() or [""])[0][:300]
         return Look(why_not=f"it does not run there: {type(error).__name__}: {said}")
+
+
+def _looked(handed: Handed) -> Look:
+    for device, name in handed.devices.items():
+        if identity_of(torch.device(device)) != name:
+            return Look(why_not=f"the process beside the program sees another device as {device}")
+    graph = _graph(handed)
+    if tuple(parameters_of(graph)) != handed.parameters and isinstance(handed.call, Differentiated):
+        return Look(why_not="its parameters come in another order in a copy of it")
+    handed.switches.set_in_process()
+    with beside_program(handed.memory, handed.copies), handed.switches.of_thread():
+        return looked_at(graph, handed.call)
 
 
 def _graph(handed: Handed) -> torch.fx.GraphModule:

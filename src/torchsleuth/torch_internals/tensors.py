@@ -9,6 +9,8 @@ raises.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import io
 import mmap
 import os
@@ -216,20 +218,60 @@ class CannotHand(Exception):
     """Values that another process cannot be given, and why."""
 
 
+class CannotOpen(Exception):
+    """Memory of a device that another process shared cannot be opened here."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("content", ctypes.c_ubyte * 64)]
+
+
 @dataclass(frozen=True)
 class _Memory:
-    """A storage as it is named to whoever reads: where its bytes lie, and on which device they are to lie."""
+    """A storage as it is named to whoever reads: where its bytes lie among those that were copied, and on which device
+    they are to lie; or by what handle that device gives them to other processes, and how far behind its beginning."""
 
     offset: int
     size: int
     device: str
+    handle: bytes | None = None
+
+
+@dataclass(frozen=True)
+class _Placed:
+    memory: _Memory
+
+
+@functools.cache
+def _driver() -> Any:
+    """CUDA's driver; None where there is none, or another one."""
+    with contextlib.suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, _Handle, ctypes.c_uint]
+        return driver
+    return None
+
+
+def _shared(storage: torch.UntypedStorage) -> _Memory | None:
+    """The storage by a handle of its device, which copies nothing; None where there is no such handle."""
+    if storage.device.type != "cuda" or not storage.nbytes() or torch.version.hip or not _driver():
+        return None
+    base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
+    with torch.cuda.device(storage.device):
+        refused = _driver().cuMemGetAddressRange_v2(
+            ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(storage.data_ptr())
+        ) or _driver().cuIpcGetMemHandle(ctypes.byref(handle), base)
+    if refused:  # memory that can grow has none, say
+        return None
+    return _Memory(storage.data_ptr() - base.value, storage.nbytes(), str(storage.device), bytes(handle))
 
 
 class _Packer(pickle.Pickler):
-    """Leaves out the bytes of tensors, which are then copied at once; tensors that share memory share it again."""
+    """Leaves out the bytes of tensors; tensors that share memory share it again."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, shares: bool) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.shares = shares
         self.size = 0
         self.found: dict[int, tuple[torch.UntypedStorage, _Memory]] = {}
 
@@ -239,8 +281,10 @@ class _Packer(pickle.Pickler):
             return NotImplemented
         storage = value.untyped_storage()
         if storage._cdata not in self.found:
-            memory = _Memory(self.size, storage.nbytes(), str(storage.device))
-            self.size += -(-memory.size // _ALIGNED) * _ALIGNED
+            memory = _shared(storage) if self.shares else None
+            if memory is None:
+                memory = _Memory(self.size, storage.nbytes(), str(storage.device))
+                self.size += -(-memory.size // _ALIGNED) * _ALIGNED
             self.found[storage._cdata] = storage, memory
         where = (value.storage_offset(), tuple(value.shape), value.stride())
         kind = "computed" if value.requires_grad and not value.is_leaf else type(value).__name__
@@ -249,11 +293,6 @@ class _Packer(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> Any:
         return value.memory if type(value) is _Placed else None
-
-
-@dataclass(frozen=True)
-class _Placed:
-    memory: _Memory
 
 
 def _tensor_of(
@@ -271,64 +310,102 @@ _ALIGNED = 512
 _HEAD = struct.Struct("<QQ")
 
 
-def hand_over(value: object, file: int, most: int) -> None:
-    """Writes a value with its tensors, those of devices too, to memory that another process reads; at most so many
-    bytes. Raises `CannotHand`.
+def hand_over(value: object, file: int, most: int, shares: bool = True) -> None:
+    """Writes a value with its tensors to memory that another process reads, at most so many bytes; raises `CannotHand`.
+    Memory of a device is not copied where it can be shared: whoever asks waits until it was read.
 
     >>> descriptor = os.memfd_create("values")
     >>> hand_over([torch.ones(2), 3], descriptor, 1 << 20)
-    >>> taken(descriptor)
+    >>> with taken(descriptor) as values:
+    ...     values
     [tensor([1., 1.]), 3]
     """
     text = io.BytesIO()
-    packer = _Packer(text)
+    packer = _Packer(text, shares)
     try:
         packer.dump(value)
     except Exception as error:
-        raise CannotHand(
-            f"it holds what no other process can be given ({type(error).__name__}: {error})"
-        ) from error
+        why = f"it holds what no other process can be given ({type(error).__name__}: {error})"
+        raise CannotHand(why) from error
     begin = -(-(_HEAD.size + text.tell()) // _ALIGNED) * _ALIGNED
     if begin + packer.size > most:
         megabytes = f"{packer.size >> 20} MB, of {most >> 20} that may be copied"
         raise CannotHand(f"its values are too large for another process to be given: {megabytes}")
-    try:
-        os.posix_fallocate(
-            file, 0, begin + packer.size
-        )  # what is not there when it is written to ends the program
+    try:  # what is not there when it is written to ends the program
+        os.posix_fallocate(file, 0, begin + packer.size)
     except OSError as error:
         raise CannotHand(f"there is no memory to copy its values to: {error.strerror}") from error
+    for device in {memory.device for _, memory in packer.found.values() if memory.handle}:
+        torch.cuda.synchronize(device)
     with mmap.mmap(file, begin + packer.size) as room:
         room[: _HEAD.size] = _HEAD.pack(text.tell(), begin)
         room[_HEAD.size : _HEAD.size + text.tell()] = text.getbuffer()
         for storage, memory in packer.found.values():
-            if memory.size:
+            if memory.size and memory.handle is None:
                 source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-                place = torch.frombuffer(
-                    room, dtype=torch.uint8, count=memory.size, offset=begin + memory.offset
-                )
-                place.copy_(source)
-                del place
+                _octets(room, begin, memory).copy_(source)
+                _let_go(room, begin, memory)
 
 
-def taken(file: int) -> Any:
-    """What `hand_over` wrote, in memory that is this process's own."""
+def _octets(room: mmap.mmap, begin: int, memory: _Memory) -> torch.Tensor:
+    return torch.frombuffer(room, dtype=torch.uint8, count=memory.size, offset=begin + memory.offset)
+
+
+def _let_go(room: mmap.mmap, begin: int, memory: _Memory) -> None:
+    """What was read or written stays where it lies, and does not count as this process's memory any more."""
+    first = -(-(begin + memory.offset) // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = begin + memory.offset + memory.size - first
+    if length >= mmap.PAGESIZE and hasattr(mmap, "MADV_DONTNEED"):
+        room.madvise(mmap.MADV_DONTNEED, first, length // mmap.PAGESIZE * mmap.PAGESIZE)
+
+
+@contextlib.contextmanager
+def taken(file: int) -> Iterator[Any]:
+    """What `hand_over` wrote, to be read inside; what was copied is this process's own. Raises `CannotOpen`."""
     room = mmap.mmap(
         file, os.fstat(file).st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
     )
     length, begin = _HEAD.unpack_from(room)
-    storages: dict[int, torch.UntypedStorage] = {}
+    storages: dict[_Memory, torch.UntypedStorage] = {}
+    opened: dict[bytes, int] = {}
 
     def found(memory: _Memory) -> torch.UntypedStorage:
         if not memory.size:
             return torch.UntypedStorage(0, device=memory.device)
-        if memory.offset not in storages:
-            octets = torch.frombuffer(
-                room, dtype=torch.uint8, count=memory.size, offset=begin + memory.offset
-            )
-            storages[memory.offset] = octets.to(memory.device).untyped_storage()
-        return storages[memory.offset]
+        if memory not in storages:
+            storages[memory] = _copied(memory) if memory.handle is None else _opened(memory, memory.handle)
+        return storages[memory]
+
+    def _copied(memory: _Memory) -> torch.UntypedStorage:
+        octets = _octets(room, begin, memory)
+        if memory.device == "cpu":
+            return octets.untyped_storage()
+        octets = octets.to(memory.device)
+        _let_go(room, begin, memory)
+        return octets.untyped_storage()
+
+    def _opened(memory: _Memory, handle: bytes) -> torch.UntypedStorage:
+        if handle not in opened:
+            address = ctypes.c_uint64()
+            with torch.cuda.device(memory.device):
+                torch.cuda.current_stream().synchronize()
+                refused = _driver().cuIpcOpenMemHandle_v2(
+                    ctypes.byref(address), _Handle.from_buffer_copy(handle), 1
+                )
+            if refused:
+                raise CannotOpen(f"memory of {memory.device} cannot be shared (error {refused} of CUDA)")
+            opened[handle] = address.value
+        device = torch.device(memory.device)
+        return torch._C._construct_storage_from_data_pointer(
+            opened[handle] + memory.offset, device, memory.size
+        )
 
     unpickler = pickle.Unpickler(io.BytesIO(room[_HEAD.size : _HEAD.size + length]))
     unpickler.persistent_load = found  # type: ignore[method-assign]
-    return unpickler.load()
+    try:
+        yield unpickler.load()
+    finally:
+        if opened:
+            torch.cuda.synchronize()
+        for address in opened.values():
+            _driver().cuIpcCloseMemHandle(ctypes.c_uint64(address))

@@ -38,9 +38,10 @@ from torchsleuth.torch_core.compare.reference.cloning import (
     tensors_in,
 )
 from torchsleuth.torch_core.compare.reference.float64 import MEMORY_ERRORS
-from torchsleuth.torch_core.compare.reference.memory import EXTRA, memory_left, program_bytes
+from torchsleuth.torch_core.compare.reference.memory import EXTRA, bytes_of, memory_left, program_bytes
 from torchsleuth.torch_core.compare.verdict.look import (
     HEAD,
+    NOT_SHARED,
     Called,
     Differentiated,
     Handed,
@@ -179,6 +180,7 @@ def handed(eager: torch.fx.GraphModule, call: Called | Differentiated, switches:
         switches,
         {str(t.device): identity_of(t.device) for t in tensors_in(values)},
         program_bytes(values),
+        bytes_of(values[0]),
     )
 
 
@@ -196,6 +198,7 @@ class Checker:
         self.received = b""
         self.ready = False
         self.embedded = ""
+        self.shares = True
 
     def get_ready(self, folder: Path) -> None:
         """Starts it while there is other work to wait for; `folder` is where it may write."""
@@ -221,9 +224,14 @@ class Checker:
                 if not self.ready:
                     self._next(START_SECONDS, most, waits)
                     self.ready = True
-                hand_over(handed, values, memory_left(torch.device("cpu")))
-                os.write(orders, b"%d\n" % math.ceil(seconds))
-                return self._next(seconds, most, waits)
+                for shares in (True, False) if self.shares else (False,):
+                    self.shares = shares
+                    hand_over(handed, values, memory_left(torch.device("cpu")), shares)
+                    os.write(orders, b"%d\n" % math.ceil(seconds))
+                    look = self._next(seconds, most, waits)
+                    if look.why_not != NOT_SHARED:
+                        break
+                return look
             except CannotHand:
                 raise
             except _Ended as how:

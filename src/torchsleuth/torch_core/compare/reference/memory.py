@@ -114,17 +114,26 @@ def program_bytes(tree: Any) -> dict[str, int]:
     return {str(device): _program.get(device) or _peak_bytes(device) for device in _bytes_by_device(tree)}
 
 
+def bytes_of(tree: Any) -> dict[str, int]:
+    """What the tensors of a tree take of each device: `bytes_of([torch.ones(2)])["cpu"] == 8`."""
+    return {str(device): size for device, size in _bytes_by_device(tree).items()}
+
+
 @contextlib.contextmanager
-def beside_program(memory: dict[str, int]) -> Iterator[None]:
-    """In a process that checks for another one, which takes so much of each device at most: what is left is so much
-    again and a gibibyte, less what is held here."""
+def beside_program(memory: dict[str, int], copies: dict[str, int]) -> Iterator[None]:
+    """In a process that checks for another one, which takes so much of each device at most and holds copies there: what
+    is left is so much again and a gibibyte, less those copies and what is held here."""
     given = {torch.device(name): size for name, size in memory.items()}
+    held = {device: copies.get(str(device), 0) * (device.type == "cuda") for device in given}
     _program.update(given)
-    _elsewhere.update(given)
+    _elsewhere.update({device: size + held[device] for device, size in given.items()})
     _checking.update(given)
     for device, size in given.items():
         if device.type == "cuda":
-            share = (size + EXTRA) / torch.cuda.get_device_properties(device).total_memory
+            share = (
+                max(LEAST, size + EXTRA - held[device])
+                / torch.cuda.get_device_properties(device).total_memory
+            )
             torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
     try:
         yield

@@ -12,7 +12,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ Values = tuple[Any, Any]  # inputs and outputs of one call of a graph
 
 # Before a look, as a process tells it to another: how many bytes follow.
 HEAD = struct.Struct("<I")
+# Why a look came to nothing that is to be asked for again, with copies of what devices hold.
+NOT_SHARED = "the memory of its values cannot be shared with another process"
 # Units in the last place that fused and unfused code may differ by; beyond that the graph's noise is measured.
 LAST_BITS = 2
 
@@ -63,7 +65,7 @@ class Handed:
     """A call and its graph as another process is given them; the graph as text, with what that text needs.
 
     `parameters` are those that want gradients; of each device in use there is a name that no other has (`devices`), and
-    what the program had of it at most (`memory`).
+    what the program had of it at most (`memory`) beside the `copies` of inputs that we hold there.
     """
 
     call: Called | Differentiated
@@ -75,6 +77,7 @@ class Handed:
     switches: Switches
     devices: Mapping[str, str]
     memory: dict[str, int]
+    copies: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -215,12 +218,9 @@ def judge_gradients(
     graph's own. `draws` is the list that fills with what it draws, if somebody notes that.
     Example: `judge_gradients(graph, [x.requires_grad_()], torch.compile(graph)).kind`.
     """
-    return judge_differentiated(
-        graph,
-        differentiated(graph, inputs, compiled, parameters_of_compiled=parameters_of_compiled, draws=draws),
-        rng_matched=rng_matched,
-        calibration=calibration,
-    )
+    call = differentiated(graph, inputs, compiled, parameters_of_compiled=parameters_of_compiled, draws=draws)
+    call = replace(call, results=clone_inputs(call.results))  # which another run may overwrite
+    return judge_differentiated(graph, call, rng_matched=rng_matched, calibration=calibration)
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def differentiated(
         after, drawn = save_rng(), tuple(draws)
         weights = _output_gradients(outputs)
         used = [(parameters_of_compiled or {}).get(id(p), p) for p in parameters_of(graph).values()]
-        results = clone_inputs((outputs, _gradients(outputs, weights, given, used)))
+        results = outputs, _gradients(outputs, weights, given, used)
     return Differentiated(inputs, weights, results, start, after, drawn)
 
 
