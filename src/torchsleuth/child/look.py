@@ -96,7 +96,7 @@ def _looked(handed: Handed) -> Look:
     if tuple(parameters_of(graph)) != handed.parameters and isinstance(handed.call, Differentiated):
         return Look(why_not="its parameters come in another order in a copy of it")
     handed.switches.set_in_process()
-    with beside_program(handed.memory, handed.copies), handed.switches.of_thread():
+    with beside_program(handed.memory, handed.held), handed.switches.of_thread():
         return looked_at(graph, handed.call)
 
 

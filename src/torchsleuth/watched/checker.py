@@ -38,7 +38,7 @@ from torchsleuth.torch_core.compare.reference.cloning import (
     tensors_in,
 )
 from torchsleuth.torch_core.compare.reference.float64 import MEMORY_ERRORS
-from torchsleuth.torch_core.compare.reference.memory import EXTRA, bytes_of, memory_left, program_bytes
+from torchsleuth.torch_core.compare.reference.memory import EXTRA, held_now, memory_left, program_bytes
 from torchsleuth.torch_core.compare.verdict.look import (
     HEAD,
     NOT_SHARED,
@@ -180,7 +180,7 @@ def handed(eager: torch.fx.GraphModule, call: Called | Differentiated, switches:
         switches,
         {str(t.device): identity_of(t.device) for t in tensors_in(values)},
         program_bytes(values),
-        bytes_of(values[0]),
+        held_now(values),
     )
 
 

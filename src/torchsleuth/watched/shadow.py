@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -173,8 +173,19 @@ def checked_call(
             _conclude(graph, look, before, inner)
         unseen = facts.number not in watch.gradients_checked
         if not inner and unseen and graph.flight.failed == failed_before and _training(result):
+            if earlier := watch.awaiting_backward.get(facts.number):
+                earlier.counted.close()
+            counted = ExitStack()
+            counted.enter_context(copies_counted(before))
             watch.awaiting_backward[facts.number] = AwaitingBackward(
-                graph, compiled, before, state, graph.flight.failed, Switches.now(), _is_cut_off(result)
+                graph,
+                compiled,
+                before,
+                state,
+                graph.flight.failed,
+                Switches.now(),
+                _is_cut_off(result),
+                counted,
             )
     return result
 
@@ -344,7 +355,8 @@ class AwaitingBackward:
     """A call whose gradients are looked at once the program has run a backward: then it has compiled what that needs.
 
     `before` are copies of what the call was given, `failed` is how many failures there were by then; `switches` are its
-    own: a backward mostly runs outside of autocast. Where the result is `cut_off`, no backward of it will come.
+    own: a backward mostly runs outside of autocast. The copies are `counted` as ours. Where the result is `cut_off`, no
+    backward of it will come.
     """
 
     graph: GuardedGraph
@@ -354,6 +366,7 @@ class AwaitingBackward:
     failed: int
     switches: Switches
     cut_off: bool
+    counted: ExitStack
 
 
 def check_gradients(watch: Watch) -> None:
@@ -362,6 +375,7 @@ def check_gradients(watch: Watch) -> None:
     for call in [call for call in watch.awaiting_backward.values() if not _backward_to_come(call)]:
         graph = call.graph
         del watch.awaiting_backward[graph.record.facts.number]
+        call.counted.close()
         # A CUDA graph's outputs live in memory that its next run overwrites: it must not be run on the side.
         if graph.record.facts.settings.options.get("triton.cudagraphs") == "True":
             continue

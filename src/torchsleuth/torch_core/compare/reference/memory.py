@@ -114,19 +114,21 @@ def program_bytes(tree: Any) -> dict[str, int]:
     return {str(device): _program.get(device) or _peak_bytes(device) for device in _bytes_by_device(tree)}
 
 
-def bytes_of(tree: Any) -> dict[str, int]:
-    """What the tensors of a tree take of each device: `bytes_of([torch.ones(2)])["cpu"] == 8`."""
-    return {str(device): size for device, size in _bytes_by_device(tree).items()}
+def held_now(tree: Any) -> dict[str, int]:
+    """What this process holds of each device of these values, our copies among it, less blocks that nobody uses."""
+    devices = [device for device in _bytes_by_device(tree) if device.type == "cuda"]
+    for device in devices:
+        _give_back(device)
+    return {str(device): torch.cuda.memory_reserved(device) for device in devices}
 
 
 @contextlib.contextmanager
-def beside_program(memory: dict[str, int], copies: dict[str, int]) -> Iterator[None]:
-    """In a process that checks for another one, which takes so much of each device at most and holds copies there: what
-    is left is so much again and a gibibyte, less those copies and what is held here."""
+def beside_program(memory: dict[str, int], held: dict[str, int]) -> Iterator[None]:
+    """In a process that checks for another one, which by itself takes so much of each device at most and holds so much
+    now: what is left is twice the former and a gibibyte, less the latter and what is held here."""
     given = {torch.device(name): size for name, size in memory.items()}
-    held = {device: copies.get(str(device), 0) * (device.type == "cuda") for device in given}
     _program.update(given)
-    _elsewhere.update({device: size + held[device] for device, size in given.items()})
+    _elsewhere.update({device: held.get(str(device), size) for device, size in given.items()})
     _checking.update(given)
     for device, size in given.items():
         if device.type == "cuda":

@@ -65,7 +65,7 @@ class Handed:
     """A call and its graph as another process is given them; the graph as text, with what that text needs.
 
     `parameters` are those that want gradients; of each device in use there is a name that no other has (`devices`), and
-    what the program had of it at most (`memory`) beside the `copies` of inputs that we hold there.
+    what the program took of it at most (`memory`), and what its process holds there now, our copies among it (`held`).
     """
 
     call: Called | Differentiated
@@ -77,7 +77,7 @@ class Handed:
     switches: Switches
     devices: Mapping[str, str]
     memory: dict[str, int]
-    copies: dict[str, int]
+    held: dict[str, int]
 
 
 @dataclass(frozen=True)
