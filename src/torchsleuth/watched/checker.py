@@ -50,7 +50,7 @@ from torchsleuth.torch_core.compare.verdict.look import (
 )
 from torchsleuth.torch_core.graphs.printer import Unprintable, print_graph
 from torchsleuth.torch_internals.modes import Switches
-from torchsleuth.torch_internals.process_groups import groups_of
+from torchsleuth.torch_internals.operators import groups_of
 from torchsleuth.torch_internals.tensors import CannotHand, hand_over, identity_of
 from torchsleuth.watched import failures
 from torchsleuth.watched.call_difference import CallVerdict

@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchsleuth.script_runtime.relaxed import with_reshapes
+from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, same_bits
 from torchsleuth.torch_core.compare.reference.eager import EagerRun, OtherDraws, handed_over, inlined
 from torchsleuth.torch_core.compare.reference.rng import Draw, RngState, restore_rng, rng_kept, save_rng
