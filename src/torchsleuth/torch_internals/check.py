@@ -31,7 +31,12 @@ from torchsleuth.torch_internals import module_names
 ROOM = Path(__file__).parent
 _MODULE = re.compile(r"(?:torch|functorch)(?:\.\w+)+")
 # What older releases that we know lack, and nothing of ours needs there.
-CAME_WITH = {"torch._dynamo.variables.memory": (2, 14), "torch._higher_order_ops.flex_gemm": (2, 14)}
+CAME_WITH = {
+    "torch._dynamo.variables.memory": (2, 14),
+    "torch._higher_order_ops.flex_gemm": (2, 14),
+    "torch._precompile": (2, 14),
+    "torch._precompile._runnable_from_pair": (2, 15),
+}
 _UNDOCUMENTED = ("torch.fx.experimental.", "torch.fx.passes.", "functorch.")
 
 
@@ -76,7 +81,7 @@ def names_used(room: Path = ROOM) -> dict[str, tuple[Use, ...]]:
         for name, line in names_in(tree):
             lines.setdefault(name, line)
         for name, line in lines.items():
-            use = Use(file.relative_to(room).as_posix(), line, about[0], instead)
+            use = Use(file.relative_to(room).as_posix(), line, purpose=about[0], instead=instead)
             found[name] = (*found.get(name, ()), use)
     return dict(sorted(found.items()))
 

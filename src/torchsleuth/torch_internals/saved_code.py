@@ -1,7 +1,8 @@
-"""Compiled code that is saved and loaded again, perhaps by another process: packages of AOTInductor, and what
-`aot_compile` and its like bundle.
+"""Compiled code that is saved and loaded again, perhaps by another process: packages of AOTInductor, what
+`aot_compile` and its like bundle, and artefacts of `torch.compiler.precompile`.
 
-Versions: 2.11 may lack one of the two places that are hooked; code loaded there runs unwatched.
+Versions: `precompile` is there from 2.15 on, and 2.11 may lack one of the other two places that are hooked; code loaded
+at a place that is not there runs unwatched.
 """
 
 from __future__ import annotations
@@ -145,6 +146,41 @@ def hook_bundles(handler: Callable[[SavedCode], Any]) -> Callable[[], None]:
         "post_compile",
     )
     return replaced(*place, routed)
+
+
+def hook_precompiled(handler: Callable[[SavedCode], Any]) -> Callable[[], None]:
+    """Routes every artefact of `torch.compiler.precompile` that is loaded through `handler`; returns the undo."""
+
+    def routed(original: Any) -> Any:
+        def load(*args: Any, **kwargs: Any) -> Any:
+            made = lambda: original(*args, **kwargs)  # noqa: E731
+            return handler(SavedCode("precompiled artefact", (), False, made, _Precompiled))
+
+        return load
+
+    return replaced("torch._precompile", "", "_runnable_from_pair", routed)
+
+
+class _Precompiled:
+    """A loaded artefact, as torch's own is, with something around its calls."""
+
+    def __init__(self, runnable: Any, wrap: Callable[[Run], Run]) -> None:
+        self._runnable = runnable
+        self._run = wrap(self._called)
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[misc]
+        return type(self._runnable)
+
+    def _called(self, given: list[Any]) -> Any:
+        args, kwargs = given[0]
+        return self._runnable(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run([(args, kwargs)])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runnable, name)
 
 
 @functools.cache

@@ -102,6 +102,7 @@ def _watch_for_failures(settings: Settings, begun: Callable[[], Any]) -> None:
     after_import(module_names.DECOMPOSITIONS, remember_decompositions)
     hook(module_names.PACKAGES, "hook_packages", "on_saved_code")
     hook(module_names.BUNDLES, "hook_bundles", "on_saved_code")
+    hook(module_names.PRECOMPILED, "hook_precompiled", "on_saved_code")
     hook(module_names.CUDA_GRAPHS, "hook_cuda_graphs", "on_cuda_graph")
     if settings.checks_accuracy:
         after_import(module_names.COMPILED_CALL, watch_calls)

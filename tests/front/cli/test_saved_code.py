@@ -100,3 +100,25 @@ def test_weights_that_freezing_puts_into_the_graph_do_not_look_like_wrong_gradie
     ran = run_watched(tmp_path / "watched", source, "--check-accuracy")
     assert (ran.status, ran.cases) == (0, []), ran.stderr
     assert ran.stdout == bare.stdout
+
+
+PRECOMPILED = """
+    import torch
+
+    precompile, x = torch.compiler.precompile, torch.ones(3)
+    places = {"artifact_path": "m.py", "cache_path": "m.cache"}
+    with precompile.capture(lambda x: x.sinh() + 1, **places) as captured:
+        captured(x)
+    loaded = precompile.load("m.py", "m.cache")
+    print(isinstance(loaded, precompile.PrecompiledRunnable), loaded(x))
+    loaded(torch.ones(5))
+"""
+
+
+@pytest.mark.since_torch("2.15")
+def test_what_fails_in_a_precompiled_artefact_is_a_case(tmp_path):
+    done = run_watched(tmp_path, PRECOMPILED, "--record-only")
+    assert done.stdout.startswith("True tensor([2.1752"), done.stderr
+    (case,) = done.cases
+    assert case["kind"] == "runtime_error" and "PrecompileError" in case["signature"]["summary"]
+    assert "the precompiled artefact was compiled by another process" in case["no_repro"]
