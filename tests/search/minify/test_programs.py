@@ -23,6 +23,7 @@ from torchsleuth.search.minify.python.program import parsed
 from torchsleuth.search.minify.script_cases import (
     FirstRun,
     case_of_program,
+    joined,
     program_of_case,
     standing_alone,
     with_results,
@@ -218,6 +219,76 @@ def test_what_a_program_gets_from_its_place_is_written_into_it(tmp_path):
         "import helper",
     ]
     assert standing_alone("import torch\n", script) == "import torch\n"
+
+
+NETS = """
+    from __future__ import annotations
+    import torch
+    from sizes import WIDTH as width
+
+    class Net(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(width, 2)
+
+    def build():
+        return Net()
+"""
+USES = "import torch\n{}\n\nprint(tuple({}build()(torch.ones(3)).shape))\n"
+
+
+@pytest.fixture
+def beside(tmp_path):
+    (tmp_path / "nets.py").write_text(textwrap.dedent(NETS))
+    (tmp_path / "sizes.py").write_text("WIDTH = 3\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("imports", "prefix"),
+    [
+        ("from nets import build", ""),
+        ("import nets", "nets."),
+        ("import nets as n", "n."),
+        ("from nets import *", ""),
+    ],
+)
+def test_the_files_of_a_program_become_one(beside, imports, prefix, capsys):
+    text = joined(USES.format(imports, prefix), beside)
+    assert "nets" not in text and "sizes" not in text and text.startswith("from __future__")
+    exec(compile(text, "one.py", "exec"), {})
+    assert capsys.readouterr().out == "(2,)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\n",
+        "from nets import build\ndef Net(): pass\n",
+        "import nets\nprint(vars(nets))\n",
+        "import nets\ndef f(build): return nets.build()\n",
+        "def f():\n    import nets\n    return nets.build()\n",
+        "import nets\nnets.Net = None\n",
+    ],
+    ids=[
+        "no files",
+        "a clash",
+        "the module itself",
+        "a parameter of that name",
+        "in a function",
+        "written to",
+    ],
+)
+def test_files_whose_names_would_not_mean_the_same_stay_apart(beside, text):
+    assert joined(text, beside) is None
+
+
+def test_the_script_of_a_program_of_several_files_needs_none_of_them(workers, tmp_path):
+    (tmp_path / "nets.py").write_text("def run(x):\n    raise ValueError(f'no {x}')\n")
+    script = tmp_path / "train.py"
+    script.write_text("import nets\nnets.run(3)\n")
+    folder = case_of_program(script, tmp_path / "cases", CaseQuestions(workers, tmp_path / "values"))
+    original = folder.text("original.py")
+    assert "def run" in original and "sys.path" not in original and "import nets" not in original
 
 
 def test_a_tensor_that_is_wrong_does_not_become_a_function_that_is_called_otherwise(tmp_path):

@@ -6,6 +6,8 @@ A script of ours says what it expects; another is tried once, and how it fails i
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import hashlib
 import itertools
 import re
@@ -20,7 +22,7 @@ from torchsleuth.core.cases.model import Case, GraphFacts, case_id
 from torchsleuth.core.cases.record import WRONG, Embedded, GraphRecord
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING, Change
-from torchsleuth.core.criteria import SAME_BUG
+from torchsleuth.core.criteria import SAME, SAME_BUG
 from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
@@ -34,7 +36,7 @@ from torchsleuth.search.minify.python.oracle import (
     cpu_for,
     run_whole,
 )
-from torchsleuth.search.minify.python.program import parsed
+from torchsleuth.search.minify.python.program import is_name, parsed, replace_each
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.repro.assemble import graph_files
 from torchsleuth.torch_core.repro.program import PROGRAM, program_script
@@ -183,6 +185,7 @@ def case_of_program(
     seen = first.signature
     if seen is None:
         raise CannotMinify(f"{script} does not fail here, so there is nothing to make smaller")
+    text = _as_one_file(text, script, seen, questions, how)
     uncompiled = run_whole(questions, text, _clock(how), UNCOMPILED)
     torch, extra = version("torch"), _what_runs_take(seen, first, uncompiled, how)
     case = Case(
@@ -220,8 +223,10 @@ def program_of_case(folder: CaseFolder, script: Path, questions: Questions, how:
     except (OSError, SyntaxError, ValueError) as error:
         raise CannotMinify(f"{script} cannot be read as a Python program: {error}") from error
     first = run_whole(questions, text, _clock(how), how_seen)
-    uncompiled = run_whole(questions, text, _clock(how), UNCOMPILED)
     seen = first.signature
+    if seen is not None:
+        text = _as_one_file(text, script, seen, questions, how)
+    uncompiled = run_whole(questions, text, _clock(how), UNCOMPILED)
     if wrong and seen is None:
         if uncompiled.seen.wrong in (None, first.seen.wrong):
             raise CannotMinify("the program, run again, does not differ from eager")
@@ -328,6 +333,96 @@ def standing_alone(
     if any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(tree)):
         lines.append(f"__file__ = {str(script)!r}")
     return _begun(text, lines)
+
+
+def _as_one_file(text: str, script: Path, seen: Signature, questions: Questions, how: FirstRun) -> str:
+    """The program with what it takes from files beside it written into it, where it then fails as was `seen`."""
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        one = joined(text, script.parent)
+        if one is not None:
+            again = run_whole(questions, one, _clock(how)).signature
+            return one if again is not None and SAME.same(seen, again) else text
+    return text
+
+
+def joined(text: str, folder: Path) -> str | None:
+    """A program with the files beside it that it imports from; None where there are none, or names would clash.
+
+    What `from nets import Net` and `import nets` lead to is written where they stand, each file once.
+    """
+    done: dict[str, set[str]] = {}
+    tree = _with_files(ast.parse(text), folder, done)
+    if tree is None or not done:
+        return None
+    # Where the folder itself was made known for that, nothing needs it any more.
+    tree.body = [n for n in tree.body if ast.unparse(n) != f"sys.path.insert(0, {str(folder)!r})"]
+    futures = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    rest = [node for node in tree.body if node not in futures]
+    tree.body = [*{ast.unparse(node): node for node in futures}.values(), *rest]
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+def _with_files(tree: ast.Module, folder: Path, done: dict[str, set[str]]) -> ast.Module | None:
+    """A file with those it imports in their places; `done` are the names that each of them binds."""
+    body: list[ast.stmt] = []
+    for node in tree.body:
+        names = [name for name in _imported(node) if (folder / f"{name}.py").is_file()]
+        if any(_lies_in(folder, name.partition(".")[0]) for name in _imported(node)) and len(names) != 1:
+            return None  # a package, or several at once
+        if not names:
+            body.append(node)
+            continue
+        if names[0] not in done:
+            other = ast.parse((folder / f"{names[0]}.py").read_text(encoding="utf-8"))
+            own = {name for each in other.body for name in _bound_by(each)}
+            clashes = {name for kept in (*done.values(), *map(_bound_by, tree.body)) for name in kept} & own
+            shown = ast.unparse(other)
+            if clashes - {names[0]} or own & {*dir(builtins)} or "__file__" in shown or "__name__" in shown:
+                return None
+            done[names[0]] = own
+            inner = _with_files(other, folder, done)
+            if inner is None:
+                return None
+            body += inner.body
+        if isinstance(node, ast.Import):
+            known = node.names[0].asname or names[0]
+            if not _without_module(tree, known, done[names[0]]):
+                return None
+        elif isinstance(node, ast.ImportFrom):
+            renamed = [alias for alias in node.names if alias.asname and alias.asname != alias.name]
+            body += [ast.parse(f"{alias.asname} = {alias.name}").body[0] for alias in renamed]
+    nested = [
+        node for node in body for inner in ast.walk(node) if inner is not node and _from_beside(inner, folder)
+    ]
+    return None if nested else ast.Module(body, [])
+
+
+def _from_beside(node: ast.AST, folder: Path) -> bool:
+    return any(_lies_in(folder, name.partition(".")[0]) for name in _imported(node))
+
+
+def _bound_by(node: ast.stmt) -> set[str]:
+    """The names that a top-level statement binds; imports of other packages may be made twice."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return set()
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _without_module(tree: ast.Module, name: str, own: set[str]) -> bool:
+    """Takes `nets.Net` for `Net` everywhere; False where the module is used in another way, or a name would clash."""
+    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and is_name(n.value, name)]
+    taken = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    taken |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    if len(uses) < sum(is_name(n, name) for n in ast.walk(tree)) or any(
+        use.attr not in own or use.attr in taken or not isinstance(use.ctx, ast.Load) for use in uses
+    ):
+        return False
+    replace_each(
+        tree, lambda n: ast.Name(n.attr, ast.Load()) if n in uses and isinstance(n, ast.Attribute) else n
+    )
+    return True
 
 
 def _begun(text: str, lines: Sequence[str]) -> str:
