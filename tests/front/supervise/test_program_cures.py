@@ -60,6 +60,23 @@ def test_functions_are_tried_from_the_innermost_outwards_and_then_errors_are_pas
     assert "graph break" in found[0].disables
 
 
+def test_of_a_library_the_innermost_functions_are_left_eager_before_those_of_the_program(capture_case):
+    library = "/usr/lib/python3/site-packages/metrics/utilities.py"
+    torchs = "/usr/lib/python3/site-packages/torch/nn/modules/module.py"
+    calls = [
+        [torchs, 9, "_call_impl"],
+        [library, 30, "update"],
+        [library, 12, "format"],
+        [library, 5, "version"],
+    ]
+    frames = [*capture_case.case.extra["frames"], *calls]
+    with_library = update_case(capture_case, extra={**capture_case.case.extra, "frames": frames})
+    found = [each.how for each in changes_of_program(with_library)]
+    of_library = "metrics.utilities.{0} = torch.compiler.disable(metrics.utilities.{0})"
+    assert found[:2] == [of_library.format("version"), of_library.format("format")]
+    assert "above `def inner`" in found[2] and not any("_call_impl" in each for each in found)
+
+
 def test_a_setting_that_torch_advises_is_tried_first_and_one_it_only_tells_of_is_not(capture_case):
     hints = (
         "Explanation: no numpy with torch._dynamo.config.trace_numpy=False\n"

@@ -29,6 +29,7 @@ class Runner:
     def __init__(self, longest_alone: float = 0.0) -> None:
         self.ran: list[tuple[str, str]] = []
         self.longest_alone = longest_alone
+        self.longest = 0.0
         self.seconds: float | None = None
 
     def run_times(self, script, expected, times, *, at_once, phase_seconds, deadline):
@@ -51,11 +52,12 @@ def folder(tmp_path):
     return write_case(tmp_path, make(), {"repro.py": "best so far"})
 
 
-def verified(folder, answers, deadline=None, scripts=SCRIPTS, longest_alone=0.0, **how):
+def verified(folder, answers, deadline=None, scripts=SCRIPTS, longest_alone=0.0, longest=0.0, **how):
     (folder.path / "checkpoints").mkdir()
     for script, answer in zip(scripts, answers):
         (folder.path / script.name).write_text(answer)
     runner = Runner(longest_alone)
+    runner.longest = longest
     case = CaseAtWork(folder, Processes(runner), float("inf") if deadline is None else deadline)
     return verified_repro(case, Verification(tuple(scripts), times=3, **how)), runner
 
@@ -82,6 +84,12 @@ def test_with_no_time_left_the_most_exact_small_one_is_still_run(folder):
 def test_on_a_machine_where_an_interpreter_takes_a_minute_to_start_each_run_gets_its_minute(folder):
     _, runner = verified(folder, ["fails"] * 4, deadline=time.monotonic() - 1, longest_alone=60.0)
     assert runner.seconds == pytest.approx(90, abs=5)
+
+
+@pytest.mark.parametrize(("longest", "seconds"), [(5, 20), (30, 45), (400, 60)])
+def test_on_a_busy_machine_the_last_script_gets_what_the_runs_before_it_took(folder, longest, seconds):
+    _, runner = verified(folder, ["fails"] * 4, deadline=time.monotonic() - 1, longest=longest)
+    assert runner.seconds == pytest.approx(seconds, abs=5)
 
 
 def test_where_a_run_could_tell_nothing_for_want_of_time_the_most_readable_one_stays(folder):

@@ -48,6 +48,8 @@ LEAST_SECONDS = 15.0
 # Of the functions around a fault, how many are tried as one step of the graph; rewrites that are tried.
 MOST_TRACED = 2
 MOST_REWRITTEN = 2
+# Of a library's functions around a fault, the innermost that are tried eager before those of the program.
+MOST_IN_LIBRARIES = 2
 TRACEBACK = "traceback.txt"
 _LIMIT = "LimitHit"
 # "Set `torch._dynamo.config.capture_scalar_outputs = True`"; a value that is only told of is the present one.
@@ -155,7 +157,9 @@ def changes_of_program(folder: CaseFolder) -> Iterator[Change]:
             yield _traced_whole(*place)
     if whole:  # nothing can stay eager in the midst of a graph that must not break
         yield BREAKS_ALLOWED
-    for file, function, line in own:
+    # A function of a library that cannot be captured leaves the program's own compiled; torch's are of no use eager.
+    of_libraries = [place for place in places if "-packages" in place[0] and "/torch/" not in place[0]]
+    for file, function, line in dict.fromkeys((*of_libraries[:MOST_IN_LIBRARIES], *own)):
         yield _left_eager(file, function, line, whole)
     if case.kind in ("capture_error", "compile_error"):
         how = ERRORS_SUPPRESSED.how + (_AND_BREAKS if whole else "")

@@ -94,6 +94,8 @@ class ScriptRunner:
     same_without_devices: bool | None = None
     # The longest that `python script` took until it answered: to load torch from a cold disk may take a minute.
     longest_alone: float = 0.0
+    # The longest of all that answered: on a busy machine each takes a while.
+    longest: float = 0.0
 
     @property
     def may_fork(self) -> bool:
@@ -151,6 +153,8 @@ class ScriptRunner:
 
         def one_run(begin: Callable[[Places], Process]) -> ScriptRun:
             run = watched_run(begin, expected, self.stopped, phase_seconds, deadline)
+            if run.answer is not Answer.CANNOT_TELL:
+                self.longest = max(self.longest, run.seconds)
             if begin is start and run.answer is not Answer.CANNOT_TELL:
                 self.longest_alone = max(self.longest_alone, run.seconds)
             return run

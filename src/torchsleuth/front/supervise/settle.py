@@ -54,6 +54,8 @@ from torchsleuth.torch_core.repro.assemble import (
 NO_GRAPH_FAILS = "no graph of the program fails by itself"
 # What the verification gets in any case: a search that used up its time still ends with an answer.
 LEAST_SECONDS = 20.0
+# It gets what earlier runs of scripts took, each, up to so much.
+MOST_SECONDS = 40.0
 # Several at once share the cores.
 ROOM_FOR_OTHERS = 1.5
 # A run of the program with nothing compiled has this long at least.
@@ -336,7 +338,9 @@ def verified_repro(work: CaseAtWork, wanted: Verification) -> VerifiedRepro:
     best: VerifiedRepro | None = None
     # With no time left only these are tried after the first: the small ones that do what the trials did.
     most_exact = [each.form for each in wanted.scripts if not each.needs_inputs][-1:]
-    longest = phase_clock(work.case) if work.case.kind == "hang" else work.processes.scripts.longest_alone
+    scripts = work.processes.scripts
+    longest = max(scripts.longest_alone, min(scripts.longest, MOST_SECONDS))
+    longest = phase_clock(work.case) if work.case.kind == "hang" else longest
     refused = (
         False  # by eager: plain inputs, for which random ones stand in; or a wrong result needs other numbers
     )
