@@ -168,8 +168,8 @@ class _Precompiled:
         self._runnable = runnable
         self._run = wrap(self._called)
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         return type(self._runnable)
 
     def _called(self, given: list[Any]) -> Any:

@@ -119,6 +119,5 @@ PRECOMPILED = """
 def test_what_fails_in_a_precompiled_artefact_is_a_case(tmp_path):
     done = run_watched(tmp_path, PRECOMPILED, "--record-only")
     assert done.stdout.startswith("True tensor([2.1752"), done.stderr
-    (case,) = done.cases
-    assert case["kind"] == "runtime_error" and "PrecompileError" in case["signature"]["summary"]
-    assert "the precompiled artefact was compiled by another process" in case["no_repro"]
+    assert done.case["kind"] == "runtime_error" and "PrecompileError" in done.case["signature"]["summary"]
+    assert "the precompiled artefact was compiled by another process" in done.case["no_repro"]
