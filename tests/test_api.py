@@ -148,3 +148,31 @@ def test_a_graph_at_hand_is_written_as_a_script_that_runs_with_and_without_its_v
             text=True,
         )
         assert (ran.returncode, ran.stdout.splitlines()[-1].split(":")[0]) == answer, ran.stderr
+
+
+def test_the_repro_of_an_exception_that_was_caught_can_be_saved(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import torch, torchsleuth
+
+        def refuse(graph, inputs):
+            raise ValueError("no code for this")
+
+        try:
+            torchsleuth.save_repro("early")
+        except LookupError as why:
+            print(why)
+        try:
+            torch.compile(lambda x: x.sin(), backend=torchsleuth.watch(refuse, cases="cases"))(torch.ones(2))
+        except Exception:
+            print(torchsleuth.save_repro("saved"))
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    early, path = done.stdout.splitlines()
+    assert early.startswith("no failure was recorded in this process") and path == "saved/original.py"
+    ran = subprocess.run(
+        [sys.executable, path], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
+    )
+    assert ran.returncode == 1 and "REPRODUCED" in ran.stdout, ran.stderr

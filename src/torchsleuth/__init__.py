@@ -12,6 +12,7 @@ _WHERE = {
     "watch": "torchsleuth.api",
     "wrap_compiler_debug": "torchsleuth.api",
     "save_graph_repro": "torchsleuth.api",
+    "save_repro": "torchsleuth.api",
     "record_frame": "torchsleuth.api",
     "replay": "torchsleuth.api",
     "explain": "torchsleuth.explained",
@@ -43,15 +44,18 @@ _WHERE = {
     "minify": "torchsleuth.search.minify.driver",
     "Reduction": "torchsleuth.search.minify.contract",
 }
+# What `%load_ext torchsleuth` looks for.
+_OF_IPYTHON = {"load_ipython_extension": "torchsleuth.notebook"}
 __all__ = ["__version__", *_WHERE]
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name not in _WHERE:
+    where = {**_WHERE, **_OF_IPYTHON}
+    if name not in where:
         raise AttributeError(f"module 'torchsleuth' has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(importlib.import_module(where[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 
 import torch
 
-from torchsleuth.core.cases.folder import open_case
+from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.cases.spool import read_process
 from torchsleuth.core.watching import Settings, settings_from_environment
@@ -203,6 +204,29 @@ def _watch_for(cases: str, level: int, after: str) -> Watch:
     return watcher
 
 
+# The cases of this process, in order.
+_made: list[CaseFolder] = []
+
+
+def save_repro(into: str | os.PathLike[str]) -> Path:
+    """Copies the script of the last failure that this process met, and what it needs, into a new folder; says where.
+
+    For an `except` of a program that goes on: the failure must have come from a backend of `watch`, or after `start()`.
+    Under `torchsleuth run` cases are made at the program's end.
+
+    Used as `except Exception: print(torchsleuth.save_repro("repro"))`.
+    """
+    if not _made:
+        raise LookupError(
+            "no failure was recorded in this process: compile with backend=torchsleuth.watch(...), or call "
+            "torchsleuth.start() before anything is compiled"
+        )
+    last = _made[-1]
+    if last.case.no_repro is not None:
+        raise LookupError(f"the last failure has no script: {last.case.no_repro}")
+    return Path(shutil.copytree(last.path, into)) / "original.py"
+
+
 def make_cases(cases: Path, flight: Flight) -> list[Path]:
     """Makes cases of what this process has reported so far, and says in one line where they are.
 
@@ -214,6 +238,7 @@ def make_cases(cases: Path, flight: Flight) -> list[Path]:
         folder = make_case(cases, process, failure, os.environ)
         flight.finished += 1
         made.append(folder.path)
+        _made.append(folder)
         log.warning(
             "torchsleuth: case %s: %s; next: torchsleuth show %s",
             folder.case.id,

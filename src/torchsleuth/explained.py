@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 
 from torchsleuth.front.observe.breaks import Breaks, GraphBreak, break_lines, breaks_of
-from torchsleuth.front.observe.events import Event
+from torchsleuth.front.observe.events import Event, Shown
 from torchsleuth.front.observe.profile import Profile, phase_of, profile_of
 from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
 from torchsleuth.torch_internals import frames, hooks
@@ -100,8 +100,8 @@ def _put_in() -> None:
     frames.hook_frame_refusals(on_break)
 
 
-@dataclass(frozen=True)
-class ExplainOutput:
+@dataclass(frozen=True, repr=False)
+class ExplainOutput(Shown):
     """What capture made of the calls: the graphs, the breaks between them, guards, and the time it took.
 
     `print` shows it as `torchsleuth explain` does.
@@ -182,13 +182,15 @@ class ExplainWithBackend(Listener):
 
 
 def explain(
-    function: Callable[..., Any], *, backend: str | Callable[..., Any] = "eager"
+    function: Callable[..., Any], *arguments: object, backend: str | Callable[..., Any] = "eager"
 ) -> Callable[..., ExplainOutput]:
     """A function that calls `function` under torch.compile and explains how it was captured: `explain(f)(x).graphs`.
 
     Compiled code of this process is forgotten before and after, so that everything is captured anew. An exception of
     the function's own goes its way.
     """
+    if arguments:
+        raise TypeError("explain(f, x) is the old form of torch._dynamo.explain: write explain(f)(x)")
 
     @functools.wraps(function, assigned=("__name__", "__doc__"), updated=())
     def explained(*args: object, **kwargs: object) -> ExplainOutput:

@@ -1,5 +1,6 @@
 """The documentation builds, says what is there, and its examples run."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 import torchsleuth
+from made import make
 from program_runs import run_typed
+from torchsleuth.core.cases.folder import write_case
+from torchsleuth.core.cases.model import Rung, Triage
 from torchsleuth.front.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,3 +98,24 @@ def complete(what: str, **env: str) -> str:
     if what == "bash_source" and not Path("/bin/bash").exists():
         pytest.skip("no bash here")
     return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True).stdout
+
+
+def test_what_json_prints_is_what_the_schemas_say(tmp_path):
+    sys.path.insert(0, str(ROOT / "docs"))
+    import schemas
+
+    assert json.loads(schemas.FILE.read_text()) == schemas.schemas(), "python docs/schemas.py"
+    jsonschema = pytest.importorskip("jsonschema")
+    write_case(tmp_path / "cases", make(triage=Triage("inductor", rungs=(Rung("eager", "passes", 0.2),))), {})
+    (tmp_path / "program.py").write_text(
+        "import torch\ndef f(x):\n    print(x.sum().item())\n    return x\n"
+        "g = torch.compile(f, backend='eager')\nfor n in (2, 3, 4):\n    g(torch.ones(n))\n"
+    )
+    for verb, words in (
+        ("show", "last"),
+        ("explain", "--no-try program.py"),
+        ("recompiles", "--no-try program.py"),
+    ):
+        ran = run_typed(f"torchsleuth {verb} --json --cases cases {words}", tmp_path)
+        document = json.loads(ran.stdout[ran.stdout.index("{") :].partition("\ntorchsleuth: ")[0])
+        jsonschema.validate(document, {**schemas.schemas(), "$ref": f"#/$defs/{verb}"})

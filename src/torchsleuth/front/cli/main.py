@@ -49,6 +49,7 @@ VERBS = {
     "sweep": ("sweep", "Many programs under many settings: failures in buckets, one of each made small."),
     "bisect": ("bisect", "The torch release that brought or fixed the failure."),
     "trace": ("trace", "What the capture did, frame by frame; every graph at every stage."),
+    "mcp": ("agent", "The verbs for editors and agents, as an MCP server."),
     "backends": ("doctor", "The debugging backends."),
     "calibrate": (
         "doctor",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from torchsleuth.front.observe.break_reasons import ANOTHER, BreakReason, reason_of
-from torchsleuth.front.observe.events import Event, Facts, counted
+from torchsleuth.front.observe.events import Event, Facts, Shown, counted
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.*)_at_\d+")
 # Process, and number of the frame that it compiled.
@@ -171,8 +171,8 @@ class CapturedGraph:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Breaks:
+@dataclass(frozen=True, repr=False)
+class Breaks(Shown):
     """What a run shows about graph breaks: the breaks, dearest first, and the graphs between them."""
 
     breaks: tuple[GraphBreak, ...]
@@ -180,6 +180,9 @@ class Breaks:
     functions: int
     recompilations: int
     tried: tuple[Tried, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(break_lines(self))
 
     @property
     def graph_count(self) -> int:

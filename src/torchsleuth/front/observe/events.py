@@ -6,6 +6,7 @@ And what every reader of events asks of them: which compiles failed, and which o
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import re
 from collections import Counter
@@ -67,6 +68,22 @@ def parse_events(lines: Iterable[bytes | str], pid: int = 0) -> list[Event]:
             continue
         found.append(Event(kind, at, pid, given))
     return found
+
+
+class Shown:
+    """What is printed for a person: a notebook shows the same text, and `repr` is its first line.
+
+    >>> class Two(Shown):
+    ...     __str__ = lambda self: "2 breaks\\n1. a.py:3"
+    >>> Two(), Two()._repr_html_()
+    (<Two: 2 breaks>, '<pre>2 breaks\\n1. a.py:3</pre>')
+    """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {str(self).partition(chr(10))[0]}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def was_cut(events: Iterable[Event]) -> bool:

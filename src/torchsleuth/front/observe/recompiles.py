@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from torchsleuth.front.observe.breaks import Place, Tried, tried_lines
-from torchsleuth.front.observe.events import Event, Facts, counted
+from torchsleuth.front.observe.events import Event, Facts, Shown, counted
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_.*_at_(\d+)")
 
@@ -103,14 +103,17 @@ class FunctionRecompiles:
         return self.place.function
 
 
-@dataclass(frozen=True)
-class Recompiles:
+@dataclass(frozen=True, repr=False)
+class Recompiles(Shown):
     """What a run shows about recompilations, the function that spent most on them first."""
 
     functions: tuple[FunctionRecompiles, ...]
     compiled_functions: int
     compiles: int
     tried: tuple[Tried, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(recompile_lines(self))
 
     @property
     def count(self) -> int:
