@@ -225,19 +225,19 @@ def difference_to_eager(
     return compiled, str(expected)
 
 
-def first_difference(compiled: str, uncompiled: str) -> tuple[str, str]:
-    """Of two lists of results, as programs show them, the first that differ; with the type of what they begin with.
+def first_difference(compiled: str, uncompiled: str) -> tuple[int, tuple[str, str]]:
+    """Of two lists of results, as programs show them, the first that differ: which, and the types they begin with.
 
     >>> first_difference(str(["str '[3]'", "str '[None]'"]), str(["str '[3]'", "str '[tensor(1.)]'"]))
-    ("['None 0']", "['tensor 0']")
+    (2, ("['None 0']", "['tensor 0']"))
     """
     try:
         pairs = zip(*(ast.literal_eval(each) for each in (compiled, uncompiled)))
     except (SyntaxError, ValueError):
-        return compiled, uncompiled
-    one, other = next(((a, b) for a, b in pairs if a != b), ("", ""))
+        return 1, (compiled, uncompiled)
+    number, one, other = next(((n, a, b) for n, (a, b) in enumerate(pairs, 1) if a != b), (1, "", ""))
     begins = [re.sub(r"^str .\[([a-zA-Z_]*).*", r"\1", each, flags=re.DOTALL) for each in (one, other)]
-    return f"['{begins[0]} 0']", f"['{begins[1]} 0']"
+    return number, (f"['{begins[0]} 0']", f"['{begins[1]} 0']")
 
 
 def types_shown(held: str) -> list[str]:

@@ -5,15 +5,18 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
 from made import make
 from torchsleuth.core.cases.folder import write_case
+from torchsleuth.core.cases.model import Verified, read_case
 from torchsleuth.core.criteria import difference_to_eager, first_difference
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.steps import CheckOrder
 from torchsleuth.core.protocol.trials import Outcome, Seen
+from torchsleuth.front.report.words import how_sure
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
 from torchsleuth.search.minify.contract import Listener
@@ -396,6 +399,9 @@ def test_calls_that_are_wrong_only_after_others_are_recorded_where_the_program_m
     found = minify_program(folder, questions, Nobody(), budget_seconds=200).reduction
     assert "guard_filter_fn" in found.text and ".on = " in found.text
     assert "print" not in found.text and found.text.rstrip().endswith("wrong = results")
+    # The third where the sixth was in the given one.
+    said = how_sure(replace(read_case(folder.path), verified=Verified(3, 3, True)))
+    assert said.endswith(("; wrong from call 2 on", "; wrong from call 3 on"))
 
 
 def test_a_call_whose_place_is_not_known_cannot_be_recorded(tmp_path):
@@ -409,8 +415,9 @@ def test_of_recorded_calls_the_first_that_is_wrong_keeps_its_type():
     compiled, eager = str(["str '[3]'", "str '[tensor(1.)]'"]), str(["str '[3]'", "str '[tensor(2.)]'"])
     fewer = str(["str '[tensor(7.)]'"]), str(["str '[tensor(8.)]'"])
     assert difference_to_eager(compiled, lambda fill: eager) == (compiled, eager)
-    assert first_difference(compiled, eager) == first_difference(*fewer)
-    assert first_difference(*fewer) != first_difference(str(["str '[<function f>]'"]), fewer[1])
+    assert [first_difference(*each)[0] for each in ((compiled, eager), fewer)] == [2, 1]
+    assert first_difference(compiled, eager)[1] == first_difference(*fewer)[1]
+    assert first_difference(*fewer)[1] != first_difference(str(["str '[<function f>]'"]), fewer[1])[1]
 
 
 # -- whatever a person calls a failure

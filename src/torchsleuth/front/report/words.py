@@ -166,7 +166,8 @@ def how_sure(case: Case) -> str:
     text = f"{yes}: failed the same way in {verified.reproduced} of {verified.times} fresh processes"
     if verified.eager_passes is not None:
         text += "; passes without the compiler" if verified.eager_passes else "; fails without it, too"
-    return text
+    number = case.extra.get("wrong_from_call")
+    return f"{text}; wrong from call {number} on" if isinstance(number, int) and number > 1 else text
 
 
 def nothing_tried(triage: Triage) -> str:

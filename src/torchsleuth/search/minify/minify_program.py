@@ -88,9 +88,9 @@ def minify_program(
     }
     before, after = lines_of(text), lines_of(reduced.text)
     seconds = round(time.monotonic() - started, 2)
-    update_case(
-        folder, files, minified=Minified(queries=reduced.queries, seconds=seconds, program_lines=after)
-    )
+    small_case = Minified(queries=reduced.queries, seconds=seconds, program_lines=after)
+    number = oracle.numbers.get(reduced.state.text) if isinstance(oracle, DifferenceOracle) else None
+    update_case(folder, files, minified=small_case, extra={"wrong_from_call": number} if number else {})
     follower.said(
         f"{before} → {after} lines after {reduced.queries} trials, {reduced.seconds:.0f} s"
         + ("" if reduced.complete else "; the time is used up, so it may not be minimal")

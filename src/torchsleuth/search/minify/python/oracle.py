@@ -99,6 +99,8 @@ class DifferenceOracle(ProgramOracle):
     shows: str = ""
     # As the first program had them, which is the whole one.
     types: tuple[list[str], list[str]] | None = None
+    # Of programs whose calls are recorded, which of these is the first that is wrong.
+    numbers: dict[str, int] = field(default_factory=dict)
 
     def holds(self, program: Program, outcome: Outcome) -> bool:
         """Whether what a program holds as wrong is different without the compiler, and of the same types."""
@@ -110,7 +112,8 @@ class DifferenceOracle(ProgramOracle):
         if found is None:
             return False
         if self.shows == f"{WRONG} = {RESULTS}":  # fewer calls may be left
-            found = first_difference(*found)
+            number, found = first_difference(*found)
+            self.numbers[program.text] = number
         types = types_shown(found[0]), types_shown(found[1])
         self.types = self.types or types
         return types == self.types
