@@ -87,10 +87,29 @@ class Program:
         >>> Program(("pytest", "test_a.py"), "/home/me").script is None
         True
         """
-        words = self.command
-        if len(words) < 2 or words[0] != sys.executable or not words[1].endswith(".py"):
+        place = self._place_of_script
+        return None if place is None else (Path(self.cwd or ".") / self.command[place]).absolute()
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What its script is given.
+
+        >>> Program((sys.executable, "-u", "-X", "dev", "train.py", "--epochs", "1")).arguments
+        ('--epochs', '1')
+        """
+        place = self._place_of_script
+        return () if place is None else self.command[place + 1 :]
+
+    @property
+    def _place_of_script(self) -> int | None:
+        words, place = self.command, 1
+        while place < len(words) and re.fullmatch(r"-[bBdEiIOPqsSuvx]+|-[XW].*", words[place]):
+            place += 2 if words[place] in ("-X", "-W") else 1
+        if place >= len(words) or not words[place].endswith(".py"):
             return None
-        return (Path(self.cwd or ".") / words[1]).absolute()
+        python, ours = Path(shutil.which(words[0]) or words[0]), Path(sys.executable)
+        named = python.name.startswith("python") and python.parent == ours.parent
+        return place if python == ours or named else None
 
 
 @dataclass(frozen=True)

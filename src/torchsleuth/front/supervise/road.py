@@ -258,7 +258,7 @@ def take_program(work: CaseAtWork, seconds: float) -> None:
             work.say("the program is no script that could be its repro")
             return
         work.say("trying the program itself as the script")
-        where, arguments = str(work.folder.path.parent.absolute()), program.command[2:]
+        where, arguments = str(work.folder.path.parent.absolute()), program.arguments
         clock = work.case.extra.get("timeout") if work.case.kind == "hang" else None
         order = AdoptOrder(str(program.script), where, arguments, clock, known=work.case.id)
         work.ask_host(order, seconds)

@@ -174,7 +174,7 @@ def investigate_own_error(
     try:
         with processes_for(None, workers) as processes:
             left = deadline - time.monotonic()
-            arguments = found.program.command[2:]
+            arguments = found.program.arguments
             folder = adopt(
                 processes,
                 script,
