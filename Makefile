@@ -15,7 +15,7 @@ TORCH ?= 2.15.0
 TORCH_TESTS ?= tests/torch_internals tests/torch_core tests/script_runtime tests/watched tests/child tests/front/cli
 ELSEWHERE := build/torch-$(TORCH)
 
-.PHONY: demo quick test test-all test-torch coverage lint docs bench clean
+.PHONY: demo quick test test-all test-torch goldens coverage lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -34,6 +34,12 @@ test-all: $(READY) lint
 # In an environment for that release, which stays in build/ (its first run downloads torch).
 test-torch: $(ELSEWHERE)/.ready
 	OMP_NUM_THREADS=1 $(ELSEWHERE)/bin/python -m pytest -n $(WORKERS) --dist worksteal -p no:cacheprovider -m "not slow and not gpu" --hypothesis-profile=ci $(TORCH_TESTS)
+
+# What is asked, and in which order, written down anew: where a decision is changed on purpose. CORPUS=FOLDER has the planted faults.
+CORPUS ?=
+ONLY ?=
+goldens: $(READY)
+	$(BIN)/python benchmarks/decisions.py $(if $(CORPUS),--corpus $(CORPUS)) $(if $(ONLY),--only $(ONLY))
 
 # Which lines the pure tests reach; what runs in processes of its own is not counted.
 coverage: $(READY)

@@ -23,6 +23,7 @@ PRINTERS = {
     "frames": "print_rows",
     "advice": "print_rows",
     "first_look": "print_rows",
+    "decisions": "print_rows",
     "real": "print_bugs",
     "healthy": "print_table",
 }

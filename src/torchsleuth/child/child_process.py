@@ -8,7 +8,6 @@ milliseconds where much is loaded, so the server makes the next process while th
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 import traceback
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from torchsleuth.child.child import isolate
+from torchsleuth.core.processes.child import Child
 from torchsleuth.core.processes.limits import Limits, Stopwatch
 from torchsleuth.core.processes.starting import python_command
 from torchsleuth.core.protocol.failures import signature_of_crash
@@ -229,17 +229,16 @@ def spawn_child(environment: Mapping[str, str], call: str, still_good: str) -> C
     ours_results, results = os.pipe()
     ours_output, output = os.pipe()
     numbers = (os.getpid(), commands, results)
-    process = subprocess.Popen(
+    child = Child(
         python_command(sys.executable, "torchsleuth.child.child", *numbers, call, still_good),
-        stdin=subprocess.DEVNULL,
+        environment=environment,
         stdout=output,
         stderr=output,
-        env=dict(environment),
-        start_new_session=True,
-        pass_fds=(commands, results),
+        handed=(commands, results),
+        tied=False,
     )
-    process.returncode = 0  # the server reaps all its children itself
-    return _child(process.pid, ours_commands, ours_results, ours_output, (commands, results, output), DEVICE)
+    pid = child.reaped_by_us()
+    return _child(pid, ours_commands, ours_results, ours_output, (commands, results, output), DEVICE)
 
 
 def _child(

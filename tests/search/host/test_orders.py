@@ -1,5 +1,8 @@
 """What the front orders of the search host."""
 
+import subprocess
+import sys
+
 from torchsleuth.core.protocol.frames import Frames, frame
 from torchsleuth.core.protocol.steps import (
     TO_HOST,
@@ -27,3 +30,9 @@ def test_an_order_arrives_as_it_was_sent_and_there_is_a_step_for_each():
 
 def test_an_order_names_the_folder_in_which_it_may_write():
     assert {order.folder for order in SENT} == {"cases", "cases/3f9a0000"}
+
+
+def test_a_host_says_that_it_is_there_before_it_loads_what_a_search_needs():
+    look = "import sys, torchsleuth.search.host.main; print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"

@@ -97,3 +97,11 @@ def test_a_backward_that_eager_has_none_of_is_no_part_of_a_failure_before_it(
     }
     start = search_start(write_case(tmp_path / "cases", case, files), questions)
     assert start.state.settings.forward_only is forward_only
+
+
+def test_what_was_measured_once_is_not_measured_again(tmp_path, questions):
+    record = replace(RECORD, settings=CompileSettings(state=AmbientState(grad=False)))
+    state = state_of_record(record, GRAPH, described(), tmp_path, IN_THE_RUN, questions)
+    assert questions.tolerances(state) == questions.tolerances(state)
+    assert questions.eager_seconds(state) == questions.eager_seconds(state) is not None
+    assert len(questions.workers.trials) == 2

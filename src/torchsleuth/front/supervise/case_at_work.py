@@ -154,9 +154,12 @@ class CaseAtWork:
         return str(self.folder.path.absolute())
 
     def ask_host(self, order: Order, seconds: float, follow: Follow | None = None) -> Done:
-        """What came of a step of the search host; raises `StepRefused` or `HostLost`."""
+        """What came of a step of the search host; raises `StepRefused` or `HostLost`. What it wrote is known then."""
         assert self.processes.host is not None
-        return self.processes.host.ask(order, seconds, said=self.note, heard=follow or self.follow)
+        try:
+            return self.processes.host.ask(order, seconds, said=self.note, heard=follow or self.follow)
+        finally:
+            self.reopen()
 
     @property
     def fails_here(self) -> bool:

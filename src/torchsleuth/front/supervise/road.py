@@ -170,7 +170,6 @@ def blame(
         work.say(str(why))
         work.write(triage=Triage(error=str(why)))
         return
-    work.reopen()
     check_blame_of_program(work, seconds)
 
 
@@ -310,7 +309,6 @@ def minify(work: CaseAtWork, seconds: float) -> MinifyOutcome:
             error = why
         repro = search.repro()
     took = round(time.monotonic() - started, 2)
-    work.reopen()
     minified = work.case.minified
     if error is not None:
         minified = Minified(calls=search.calls, queries=search.trials or None, seconds=took, error=str(error))
@@ -373,7 +371,6 @@ def shrink(work: CaseAtWork, left: float) -> None:
         outcome = minify(work, left)
     except (StepRefused, HostLost) as why:
         work.note(f"case {work.case.id} was not made smaller: {why}")
-        work.reopen()
         return
     small, graph = work.case.minified, work.case.graph
     if small is None or outcome.repro is None:
@@ -390,9 +387,7 @@ def shrink(work: CaseAtWork, left: float) -> None:
 
 def find_workarounds(work: CaseAtWork, seconds: float, follow: Follow | None = None) -> list[Change]:
     """What makes the graph pass, written into the case, and how to run a whole program so; may raise `StepRefused`."""
-    done = work.ask_host(WorkaroundOrder(work.place), seconds, follow)
-    work.reopen()
-    return list(done.changes)
+    return list(work.ask_host(WorkaroundOrder(work.place), seconds, follow).changes)
 
 
 def cure(work: CaseAtWork, left: float) -> None:
@@ -406,7 +401,6 @@ def cure(work: CaseAtWork, left: float) -> None:
         changes = find_workarounds(work, most, _nothing)
     except (StepRefused, HostLost) as why:
         work.say(f"not every workaround was tried: {why}")
-        work.reopen()
     if changes and not gives_up(work.case.workarounds or ()):
         _try_best_on_program(work, changes)
     if gives_up(work.case.workarounds or ()):
@@ -460,7 +454,6 @@ def find_divergence(
         work.ask_host(AnalyzeOrder(work.place, without, save), seconds, follow)
     except HostLost as why:
         work.say(str(why))
-    work.reopen()
 
 
 def analyze(work: CaseAtWork, left: float) -> None:
@@ -472,7 +465,6 @@ def analyze(work: CaseAtWork, left: float) -> None:
         find_divergence(work, min(ANALYZE_SECONDS, left), _nothing)
     except StepRefused as why:
         work.note(f"case {work.case.id} was not analysed: {why}")
-        work.reopen()
         return
     if work.case.analysis is not None:
         work.say(work.case.analysis.words)

@@ -12,15 +12,45 @@ import signal
 import socket
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.processes.starting import without_devices
-from torchsleuth.core.protocol.steps import Done, HostStarted, Order, Refused
-from torchsleuth.search.host.steps import Front
+from torchsleuth.core.protocol.frames import Frames, frame
+from torchsleuth.core.protocol.steps import TO_HOST, Begins, Done, HostStarted, Order, Refused, Says
 from torchsleuth.search.workers.cluster import open_workers
+
+
+class Front:
+    """Someone to tell things to, who may have said what to leave out."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._frames: Frames[Order] = Frames(*TO_HOST)
+        self.leave_out: frozenset[str] = frozenset()
+
+    def orders(self) -> Iterator[Order]:
+        """The orders as they come, until nobody is there any more."""
+        while data := self._control.recv(1 << 18):
+            yield from self._frames.feed(data)
+
+    def tell(self, message: object) -> None:
+        """Sends one message; a front that is gone ends this process."""
+        try:
+            self._control.sendall(frame(message))
+        except OSError:
+            os._exit(0)
+
+    def said(self, text: str) -> None:
+        """A sentence for the person."""
+        self.tell(Says(text))
+
+    def begins(self, doing: str) -> bool:
+        """Says what comes next; False where it is to be left out, because a host ended in it."""
+        self.tell(Begins(doing))
+        return doing not in self.leave_out
 
 
 def main(arguments: Sequence[str]) -> None:

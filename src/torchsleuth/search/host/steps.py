@@ -6,28 +6,22 @@ case.
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.protocol.codec import plain
-from torchsleuth.core.protocol.frames import Frames, frame
 from torchsleuth.core.protocol.steps import (
-    TO_HOST,
     AdoptOrder,
     AnalyzeOrder,
     Analyzing,
     Asked,
-    Begins,
     CaseOrder,
     CheckOrder,
     Done,
     MinifyOrder,
     Order,
-    Says,
     SearchBegins,
     Smaller,
     TriageOrder,
@@ -43,35 +37,8 @@ from torchsleuth.search.minify.minify_case import MinifyResult, minify_case
 from torchsleuth.search.minify.minify_program import is_program, minify_checked, minify_program
 from torchsleuth.search.minify.script_cases import FirstRun, case_of_script, program_of_case
 
-
-class Front:
-    """Someone to tell things to, who may have said what to leave out."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._frames: Frames[Order] = Frames(*TO_HOST)
-        self.leave_out: frozenset[str] = frozenset()
-
-    def orders(self) -> Iterator[Order]:
-        """The orders as they come, until nobody is there any more."""
-        while data := self._control.recv(1 << 18):
-            yield from self._frames.feed(data)
-
-    def tell(self, message: object) -> None:
-        """Sends one message; a front that is gone ends this process."""
-        try:
-            self._control.sendall(frame(message))
-        except OSError:
-            os._exit(0)
-
-    def said(self, text: str) -> None:
-        """A sentence for the person."""
-        self.tell(Says(text))
-
-    def begins(self, doing: str) -> bool:
-        """Says what comes next; False where it is to be left out, because a host ended in it."""
-        self.tell(Begins(doing))
-        return doing not in self.leave_out
+if TYPE_CHECKING:
+    from torchsleuth.search.host.main import Front
 
 
 def adopt(front: Front, questions: CaseQuestions, order: AdoptOrder) -> Done:

@@ -80,6 +80,7 @@ class Questions:
     deadline: float | None = None
     _recordings: dict[str, Recording] = field(default_factory=dict)
     _shapes: dict[str, Shapes] = field(default_factory=dict)
+    _told: dict[tuple[str, str | None], Document] = field(default_factory=dict)
 
     def recording(self, state: State) -> Recording:
         """What every node of a state's graph yields in eager; raises `NoAnswer` where that cannot be found out.
@@ -152,11 +153,15 @@ class Questions:
 
     def _asked(self, trial: Trial, question: Question, seconds: float | None = None) -> Document:
         limits = self._limits(seconds)
-        outcome = self.workers.run(replace(trial, question=question), limits=limits, fresh=True)
-        if outcome.error is not None or outcome.signature is not None:
-            died = outcome.signature is not None
-            raise NoAnswer(f"{question.value}: {_how(outcome, limits)}", died=died)
-        return outcome.value
+        asked = replace(trial, question=question)
+        known = asked.key, asked.store
+        if known not in self._told:
+            outcome = self.workers.run(asked, limits=limits, fresh=True)
+            if outcome.error is not None or outcome.signature is not None:
+                died = outcome.signature is not None
+                raise NoAnswer(f"{question.value}: {_how(outcome, limits)}", died=died)
+            self._told[known] = outcome.value
+        return self._told[known]
 
     def _limits(self, seconds: float | None) -> Limits:
         limits = within(self.workers.limits, self.deadline)
