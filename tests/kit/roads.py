@@ -26,6 +26,7 @@ from unittest import mock
 
 import torchsleuth
 from torchsleuth.core.cases.spool import watched_processes
+from torchsleuth.core.change_table import NEEDED_PASSES
 from torchsleuth.core.changes import CHANGE_VARIABLE
 from torchsleuth.core.criteria import Answer
 from torchsleuth.core.processes.limits import Limits
@@ -90,10 +91,12 @@ class Decisions:
         packages = site.getsitepackages()[0]
         ours = str(Path(torchsleuth.__file__).resolve().parent)
         known = [(str(self.folder), "@folder@"), (str(self.scratch), "@scratch@"), (packages, "@packages@")]
-        return [*known, (ours, "@torchsleuth@"), (sys.executable, "@python@"), (sys.base_prefix, "@base@")]
+        known += [(ours, "@torchsleuth@"), (sys.executable, "@python@"), (sys.base_prefix, "@base@")]
+        # What a row of the table holds may grow: that is no other decision.
+        return [*known, (json.dumps(NEEDED_PASSES), '["@needed passes@"]')]
 
     def anywhere(self, text: str) -> str:
-        """A text with names in place of this machine's paths."""
+        """A text with names in place of this machine's paths, and of a list in the table of changes."""
         for path, name in self._places:
             text = text.replace(path, name)
         return text
@@ -103,6 +106,10 @@ class Decisions:
         for path, name in self._places:
             text = text.replace(name, path)
         return text
+
+    def mark(self, doc: str) -> str:
+        """A short name for a question."""
+        return hashlib.sha256(self.anywhere(doc).encode()).hexdigest()[:12]
 
     def keep(self, files: Path, name: str) -> None:
         """Keeps what lies in a folder, under a name."""
@@ -201,7 +208,7 @@ class AnsweredTrials(TrialQueue):
     def _begin(self, ticket: Ticket) -> None:
         trial, decisions = ticket.trial, self._decisions
         words, doc = words_of(trial, decisions)
-        mark = hashlib.sha256(decisions.anywhere(doc).encode()).hexdigest()[:12]
+        mark = decisions.mark(doc)
 
         def really(_: str) -> dict[str, Any]:
             outcome = self._workers.run(trial, limits=ticket.limits, fresh=True)

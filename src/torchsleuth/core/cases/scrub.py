@@ -212,7 +212,8 @@ def _user() -> str:
 def _python(source: str, paths: str) -> str:
     """Only strings and comments change, so that the rest stays the program it was; `paths` that are shortened: all,
     those in prose, none."""
-    if hidden(source) == source and (paths == "none" or shortened(source) == source):
+    values = secret_values(os.environ, sys.orig_argv)
+    if hidden(source, values) == source and (paths == "none" or shortened(source) == source):
         return source
     lines = source.splitlines(keepends=True)
     edits: list[tuple[tuple[int, int], tuple[int, int], str]] = []
@@ -221,7 +222,7 @@ def _python(source: str, paths: str) -> str:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type in _STRINGS or token.type == tokenize.COMMENT:
                 old = _slice(lines, token.start, token.end)
-                new = hidden(old)
+                new = hidden(old, values)
                 prefix = lines[token.start[0] - 1][: token.start[1]]
                 if token.type == tokenize.STRING and _NAMED.search(prefix):
                     new = re.sub(r"(?s)^(\w*)('''|\"\"\"|'|\").+\2$", rf"\1\2{HIDDEN_SECRET}\2", new)

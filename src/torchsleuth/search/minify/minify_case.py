@@ -206,8 +206,11 @@ class _Scripts:
         small = small_script(self._small(state))
         text = small.text if small is not None and not small.files else self._exact(state)
         files = {f"{CHECKPOINTS}/{calls_of(state.graph)}.py": text, REPRO: text}
-        runtime = {RUNTIME: runtime_text(), f"{CHECKPOINTS}/{RUNTIME}": runtime_text()}
-        update_case(self.folder, {**files, **runtime})
+        for place in (RUNTIME, f"{CHECKPOINTS}/{RUNTIME}"):
+            # It is long, and looking for secrets in it takes half a second.
+            if not self.folder.has(place) or self.folder.text(place) != runtime_text():
+                files[place] = runtime_text()
+        update_case(self.folder, files)
 
     def write(self, state: State, complete: bool) -> list[ScriptToVerify]:
         """Puts every form of the state under checkpoints/, with its data where it will look for it.
