@@ -59,4 +59,5 @@ def test_only_these_import_by_string():
         "torch_core/backends/catalog.py",  # the same for backends, which torch finds by entry points
         "front/cli/main.py",  # verbs, on first use
         "child/child.py",  # what a server was told to run
+        "child/look.py",  # a part of torch that it waits for
     }

@@ -8,6 +8,7 @@ from torchsleuth.core.protocol.steps import (
     TO_HOST,
     AdoptOrder,
     AnalyzeOrder,
+    CheckOrder,
     MinifyOrder,
     TriageOrder,
     WorkaroundOrder,
@@ -20,6 +21,7 @@ SENT = [
     MinifyOrder("cases/3f9a0000", budget=600.0),
     AnalyzeOrder("cases/3f9a0000", ("local", "inside"), save=True),
     WorkaroundOrder("cases/3f9a0000"),
+    CheckOrder("bug.py", ("sh", "-c", "x"), "cases/small.py", "/here", {"HOME": "/home/me"}, timeout=3.0),
 ]
 
 
