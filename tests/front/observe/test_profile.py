@@ -3,6 +3,7 @@
 import csv
 import io
 import xml.etree.ElementTree as xml
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from torchsleuth.front.observe.profile_text import (
     profile_csv,
     profile_lines,
 )
+from torchsleuth.watched.observe.captures import unrolled
 
 
 def begin(at, name, graph="0/0", thread=1, pid=7, **more):
@@ -156,3 +158,42 @@ def test_the_table_for_a_spreadsheet_has_a_row_for_each_graph():
     assert [(row["graph"], row["seconds"], row["lowering"]) for row in rows] == [
         ("0/0", "8.000000", "3.000000")
     ]
+
+
+def looped(calls=("/m/model.py", 4, "block"), rounds=30, ops=60, of=70):
+    facts = {"file": "/m/train.py", "line": 9, "code": "x = block(x)", "function": "forward", "frame": 0}
+    return Event("loop", 1.0, 7, {**facts, "rounds": rounds, "ops": ops, "of": of, "calls": calls})
+
+
+def loop_of(*events, **known):
+    profile = profile_of([*ONE_COMPILE, *events])
+    return "\n".join(profile_lines(replace(profile, loop=replace(profile.loop, **known))))
+
+
+def test_a_loop_that_was_unrolled_is_the_cause_and_what_was_not_tried_is_an_idea():
+    said = loop_of(looped())
+    assert "the loop around train.py:9 was unrolled 30 times: 86 % of the 70 operations of its graph" in said
+    assert (
+        "idea    @torch.compiler.nested_compile_region   above the `def block` that holds model.py:4" in said
+    )
+    assert "(not tried)" in said
+
+
+def test_a_cure_of_a_loop_is_to_be_pasted_only_where_it_made_compiling_shorter():
+    assert "paste   @torch.compiler" in loop_of(looped(), whole=190.0, once=12.0)
+    assert "compile time 190.0 → 12.0 s" in loop_of(looped(), whole=190.0, once=12.0)
+    assert "paste" not in loop_of(looped(), whole=10.0, once=9.9)
+    assert "(not tried: the time was up)" in loop_of(looped(), why_not="the time was up")
+
+
+def test_a_loop_without_a_function_to_mark_and_one_that_is_a_small_part_of_its_graph():
+    assert "move the body of the loop into a function" in loop_of(looped(calls=None))
+    assert "cause" not in "\n".join(profile_lines(profile_of([*ONE_COMPILE, looped(ops=10)])))
+
+
+def test_the_line_of_a_loop_inside_of_a_called_function_is_that_of_the_loop():
+    outer = ("m.py", 20, "forward", "y = deep(x)")
+    body = [((outer, ("m.py", 5, "deep", "x = x.sin()")), "sin")] * 8
+    found = unrolled([*body, ((outer, ("m.py", 6, "deep", "return x + 1")), "add")])
+    assert (found["line"], found["rounds"], found["calls"]) == (5, 8, None)
+    assert unrolled(body[:3]) is None

@@ -26,7 +26,7 @@ from torchsleuth.front.observe.breaks import break_lines, breaks_of
 from torchsleuth.front.observe.profile import profile_of
 from torchsleuth.front.observe.profile_text import profile_files, profile_lines
 from torchsleuth.front.observe.recompiles import recompile_lines, recompiles_of
-from torchsleuth.front.supervise.cures import TryOut, with_tried_cures, with_tried_lines
+from torchsleuth.front.supervise.cures import TryOut, with_tried_cures, with_tried_lines, with_tried_region
 
 
 def try_options(function: Function) -> Function:
@@ -132,19 +132,23 @@ def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> i
 
 
 @click.command("profile", cls=ProgramCommand)
+@try_options
 @program_to_observe
-def profile_verb(program: ProgramToObserve) -> int:
+def profile_verb(program: ProgramToObserve, no_try: bool, budget: float) -> int:
     """Where the compile time of a program goes: by phase, by function and by graph.
 
-    The program runs as it does without torchsleuth, its caches included. Beside the table, the run's folder gets
-    times.json, times.csv, profile.svg, and profile-trace.json for https://ui.perfetto.dev.
+    The program runs as it does without torchsleuth, its caches included. A loop that capture unrolled is named, and
+    what compiling its body once brings is tried in two more runs. Beside the table, the run's folder gets times.json,
+    times.csv, profile.svg, and profile-trace.json for https://ui.perfetto.dev.
 
     \b
     torchsleuth profile train.py --epochs 1
     torchsleuth profile --for 120 train.py
     """
-    with observed_run(program, ("times",)) as run:
+    with observed_run(program, ("times", "loops")) as run:
         profile = profile_of(run.events, only_known=program.only is not None)
+        if profile.loop is not None and (again := _try_out(program, run, NOTHING, no_try, budget)):
+            profile = with_tried_region(profile, again)
         document = {**run.facts(), **profile.to_json()}
         files = {"times.json": document, **profile_files(profile)}
         for name, result in files.items():

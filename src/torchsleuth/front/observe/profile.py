@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from torchsleuth.front.observe.events import Event, ReusedIds
+from torchsleuth.front.observe.events import Event, Facts, ReusedIds
 
 CAPTURE = "capture"
 GUARDS = "guards"
@@ -167,6 +167,31 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """A line whose rounds capture wrote down one by one: `ops` of the `of` operations of a graph.
+
+    `calls` is what the line calls, as (file, line in it, name); `whole` and `once` are the compile seconds of two runs
+    in empty caches, as it is and with that function compiled once, where that was tried; else `why_not` may say why
+    not.
+    """
+
+    file: str
+    line: int
+    code: str
+    rounds: int
+    ops: int
+    of: int
+    calls: tuple[str, int, str] | None = None
+    whole: float | None = None
+    once: float | None = None
+    why_not: str = ""
+
+    @property
+    def share(self) -> float:
+        return self.ops / max(1, self.of)
+
+
+@dataclass(frozen=True)
 class Profile:
     """The compile time of one run. `parallel` are steps of other threads and processes that a compile waited for."""
 
@@ -174,6 +199,7 @@ class Profile:
     parallel: tuple[Step, ...] = ()
     frames: Mapping[Compile, Frame] = field(default_factory=dict)
     caches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    loop: Loop | None = None
 
     @property
     def seconds(self) -> float:
@@ -252,6 +278,7 @@ class Profile:
             "by_step": [row.to_json() for row in self.by_name],
             "parallel_seconds": round(sum(step.seconds for step in self.parallel), 6),
             "caches": {name: dict(answers) for name, answers in self.caches.items()},
+            "loop": None if self.loop is None else asdict(self.loop),
             "unfinished": [step.name for step in self._all() if not step.ended],
         }
 
@@ -303,7 +330,15 @@ def profile_of(events: Sequence[Event], only_known: bool = False) -> Profile:
         tuple(step for step in roots if step.graph is None),
         frames,
         caches,
+        max((_loop(e.fields) for e in events if e.kind == "loop"), key=lambda loop: loop.ops, default=None),
     )
+
+
+def _loop(given: Facts) -> Loop:
+    calls = given["calls"]
+    of = (str(given["file"]), int(given["line"]), str(given["code"]))
+    counts = (int(given["rounds"]), int(given["ops"]), int(given["of"]))
+    return Loop(*of, *counts, None if calls is None else (str(calls[0]), int(calls[1]), str(calls[2])))
 
 
 def _begin(event: Event, outer: Step | None, ids: ReusedIds) -> Step:

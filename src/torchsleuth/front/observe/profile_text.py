@@ -11,6 +11,7 @@ import html
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torchsleuth.front.observe.events import counted
 from torchsleuth.front.observe.profile import PHASES, Profile, Row, Step, phase_of
@@ -27,6 +28,7 @@ def profile_lines(profile: Profile) -> Iterator[str]:
     yield headline(profile)
     if not profile.steps:
         return
+    yield from loop_lines(profile)
     yield from ("", "by phase")
     width = max(len(row.name) for row in profile.by_phase)
     for row in profile.by_phase:
@@ -45,6 +47,35 @@ def profile_lines(profile: Profile) -> Iterator[str]:
     if unfinished:
         yield from ("", f"not ended when the program stopped: {', '.join(unfinished)}")
     yield from ("", "where the time went (own and inside)", *flame_lines(flame_of(profile)))
+
+
+# A loop with less of a graph is no cause.
+LEAST_OF_LOOP = 0.5
+
+
+def loop_lines(profile: Profile) -> Iterator[str]:
+    """The loop that makes a compile long, and what is known to shorten it."""
+    loop = profile.loop
+    if loop is None or loop.share < LEAST_OF_LOOP:
+        return
+    yield ""
+    yield (
+        f"cause   the loop around {Path(loop.file).name}:{loop.line} was unrolled {loop.rounds} times: "
+        f"{100 * loop.share:.0f} % of the {loop.of} operations of its graph"
+    )
+    yield f"            {loop.code}"
+    if loop.calls is None:
+        region = "@torch.compiler.nested_compile_region"
+        yield f"idea    move the body of the loop into a function, and compile that once: {region} (not tried)"
+        return
+    place = f"`def {loop.calls[2]}` that holds {Path(loop.calls[0]).name}:{loop.calls[1]}"
+    if loop.whole is None or loop.once is None:
+        came = f"not tried{': ' + loop.why_not if loop.why_not else ''}"
+    else:
+        came = f"tried, each in an empty cache: compile time {loop.whole:.1f} → {loop.once:.1f} s"
+    helps = loop.whole is not None and loop.once is not None and loop.once < 0.9 * loop.whole
+    yield f"{'paste ' if helps else 'idea  '}  @torch.compiler.nested_compile_region   above the {place}"
+    yield f"            ({came})"
 
 
 def headline(profile: Profile) -> str:

@@ -15,6 +15,8 @@ from torchsleuth.core.change_table import setting
 from torchsleuth.core.changes import DYNAMO, Change
 from torchsleuth.front.observe.breaks import Breaks, Tried, breaks_of
 from torchsleuth.front.observe.events import Event, read_events
+from torchsleuth.front.observe.profile import Profile, profile_of
+from torchsleuth.front.observe.profile_text import LEAST_OF_LOOP
 from torchsleuth.front.observe.recompiles import Recompiles, recompiles_of
 from torchsleuth.front.supervise.program_runs import Program, recorded
 
@@ -95,6 +97,45 @@ def with_tried_lines(found: Breaks, run: TryOut) -> Breaks:
         useful = tuple(dict.fromkeys(each.reason.paste for each in breaks if each.cured))
         pending = [useful] if useful and {*useful} < {*together} else []
     return replace(found, breaks=breaks, tried=tuple(tried))
+
+
+# Puts a mark on a function as a decorator above it would, wherever in its file it is defined.
+_REGION = """
+import os, sys, types
+def _mark(owner):
+    for name, found in list(vars(owner).items()):
+        if isinstance(found, types.FunctionType) and name == {name!r}:
+            code = found.__code__
+            last = max((line or 0 for _, _, line in code.co_lines()), default=0)
+            if code.co_filename == {file!r} and code.co_firstlineno <= {line} <= last:
+                setattr(owner, name, torch.compiler.nested_compile_region(found))
+for module in list(sys.modules.values()):
+    if os.path.abspath(getattr(module, "__file__", None) or "") == os.path.abspath({file!r}):
+        _mark(module)
+        for each in [each for each in vars(module).values() if isinstance(each, type)]:
+            _mark(each)
+"""
+
+
+def with_tried_region(found: Profile, run: TryOut) -> Profile:
+    """`found`, with what compiling the body of its loop once brings: two runs in empty caches, as it is and so."""
+    loop = found.loop
+    if loop is None or loop.calls is None or loop.share < LEAST_OF_LOOP:
+        return found
+    file, line, name = loop.calls
+    region = Change(
+        f"@torch.compiler.nested_compile_region above `{name}`",
+        snippet=_REGION.format(file=file, line=line, name=name),
+    )
+    seconds: list[float] = []
+    for change in (Change("the program as it is, in an empty cache"), region):
+        if run.late:
+            return replace(found, loop=replace(loop, why_not="the time was up"))
+        events, why_not = run.events(change, "times")
+        if why_not:
+            return replace(found, loop=replace(loop, why_not=why_not))
+        seconds.append(profile_of(events).seconds)
+    return replace(found, loop=replace(loop, whole=seconds[0], once=seconds[1]))
 
 
 def in_order(lines: Iterable[str]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ def observe_this_process(settings: Settings) -> None:
     collectors = {
         "breaks": captures.install_breaks,
         "recompiles": captures.install_recompiles,
+        "loops": captures.install_loops,
         "times": compiler.install_times,
         "trace": captures.install_trace,
         "debug": compiler.install_artefacts,

@@ -14,6 +14,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -179,6 +180,67 @@ class BreakCollector:
         for number, count in enumerate(self.counts):
             if count & (count - 1):
                 self.events.write("calls", graph=number, count=count)
+
+
+# ---- loops that capture unrolls: each round is captured, and compiled, by itself
+
+
+def install_loops(_settings: Settings, events: Events) -> None:
+    """Waits for the seam to the backend, then writes a `loop` event for each graph that holds rounds of a loop."""
+
+    def note(call: BackendCall) -> Any:
+        with harmless(events):
+            stacks = [
+                (_lines(node.stack_trace), str(node.target))
+                for node in call.graph.graph.nodes
+                if node.op.startswith("call_") and node.stack_trace
+            ]
+            found = unrolled(stacks)
+            if found is not None:
+                events.write("loop", frame=frame_under_way(), **found)
+        return call.as_without_us()
+
+    def at_backend(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.hooks import hook_backend_calls
+
+        hook_backend_calls(note)
+
+    after_import(module_names.BACKEND_CALL, at_backend)
+
+
+Line = tuple[str, int, str, str]  # file, line, function, code
+_LINE = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)\n\s*([^\n]*)')
+# Fewer rounds are not worth a word.
+_LEAST_ROUNDS = 4
+
+
+def _lines(stack: str) -> tuple[Line, ...]:
+    return tuple((file, int(line), function, code) for file, line, function, code in _LINE.findall(stack))
+
+
+def unrolled(calls: list[tuple[tuple[Line, ...], str]]) -> dict[str, Any] | None:
+    """The loop of which a graph has the most rounds: its line, how often that was gone through, what it calls.
+
+    `calls` are the operations, each with the lines that led to it.
+
+    >>> body = (("m.py", 9, "forward", "x = b(x)"), ("m.py", 4, "block", "x.sin()"))
+    >>> found = unrolled([(body, "sin")] * 6 + [((("m.py", 10, "forward", "x + 1"),), "add")])
+    >>> found["line"], found["rounds"], found["ops"], found["of"], found["calls"]
+    (9, 6, 6, 7, ['m.py', 4, 'block'])
+    """
+    counts = Counter(calls)
+    (stack, _), rounds = max(counts.items(), key=lambda item: item[1], default=(((), ""), 0))
+    if rounds < _LEAST_ROUNDS:
+        return None
+    for depth in range(1, len(stack) + 1):  # the outermost line below which all is gone through as often
+        below = {call: times for call, times in counts.items() if call[0][:depth] == stack[:depth]}
+        if all(2 * times >= rounds for times in below.values()):
+            file, line, function, code = stack[depth - 1]
+            inner = list(stack[depth][:1] + stack[depth][1:3]) if depth < len(stack) else None
+            ops = sum(below.values())
+            where = {"file": file, "line": line, "function": function, "code": code}
+            return {**where, "rounds": rounds, "ops": ops, "of": len(calls), "calls": inner}
+    return None
 
 
 # ---- recompilations: which compiled versions did not fit, which guards said no, and limits reached
