@@ -132,10 +132,8 @@ def beside_program(memory: dict[str, int], held: dict[str, int]) -> Iterator[Non
     _checking.update(given)
     for device, size in given.items():
         if device.type == "cuda":
-            share = (
-                max(LEAST, size + EXTRA - held[device])
-                / torch.cuda.get_device_properties(device).total_memory
-            )
+            most = max(LEAST, 2 * size + EXTRA - _elsewhere[device])
+            share = most / torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
     try:
         yield
