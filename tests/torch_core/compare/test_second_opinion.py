@@ -589,3 +589,28 @@ def test_a_dropout_of_nothing_draws_nothing():
             graph, [x], None, found, rng_state=start, drawn=drawn, calibration=UNCALIBRATED
         )
         assert verdict.kind == kind, str(verdict)
+
+
+@pytest.mark.parametrize(
+    "precision, shortened", [("highest", {"convolution"}), ("high", {"convolution", "product"})]
+)
+def test_on_a_gpu_only_what_torchs_settings_shorten_is_excused_by_tf32(precision, shortened):
+    """That convolutions may be shortened, as by default, acquitted wrong matrix products of float32."""
+    ops = {
+        "product": (torch.mm, [torch.randn(8, 8), torch.randn(8, 8)]),
+        "convolution": (torch.conv1d, [torch.randn(1, 4, 8), torch.randn(4, 4, 3)]),
+    }
+    moved = set()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        for name, (op, inputs) in ops.items():
+            graph = fx.symbolic_trace(lambda x, y: op(x, y))
+            reference = reference_run(graph, inputs, start=save_rng())
+            ways = dict(equivalent_runs(graph, inputs, reference.recorder, torch.device("cuda"), {}))
+            cut = ways["factors cut off to TF32"]["outputs"]
+            if float((cut - op(*inputs)).abs().max()) > 1e-5:
+                moved.add(name)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert moved == shortened

@@ -65,11 +65,13 @@ def _ways(graph: GraphModule, device: torch.device, recorder: EagerRun) -> Itera
     if not any("stride" in opkinds.plain_name(n) or _is_anothers(n) for n in graph.graph.nodes):
         yield "another layout", nullcontext(), _in_other_layouts
     if device.type == "cuda":
-        shortened = torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
+        cut = _cut_factors(
+            products=torch.get_float32_matmul_precision() != "highest",
+            convolutions=torch.backends.cudnn.allow_tf32,
+        )
         yield "without cuDNN", torch.backends.cudnn.flags(enabled=False), list
         yield "deterministic, without TF32", _without_tf32(nullcontext(), deterministic=True), list
-        if shortened:
-            yield "factors cut off to TF32", _without_tf32(_cut_factors()), list
+        yield "factors cut off to TF32", _without_tf32(cut), list
     else:
         yield "without oneDNN", _without_onednn(), list
 
@@ -101,10 +103,15 @@ def _without_tf32(within: AbstractContextManager[Any], **flags: Any) -> Iterator
             torch.set_float32_matmul_precision(before)
 
 
-def _cut_factors() -> AbstractContextManager[Any]:
+def _of_cudnn(name: str) -> bool:
+    return "conv" in name or name in ("lstm", "gru")
+
+
+def _cut_factors(products: bool = True, convolutions: bool = True) -> AbstractContextManager[Any]:
     """Products of factors whose last bits are dropped: tensor cores do, where a kernel does not round before.
 
-    cuBLAS rounds and Triton's products cut off, so all of them are off the same way, by up to a step.
+    cuBLAS rounds and Triton's products cut off, so all of them are off the same way, by up to a step. Torch lets
+    convolutions be shortened unless it is told not to, which is no excuse for a matrix product.
     """
 
     def cut(value: Any) -> Any:
@@ -114,7 +121,8 @@ def _cut_factors() -> AbstractContextManager[Any]:
 
     def product(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         name = short_name(op)
-        if name not in opkinds.PRODUCT:
+        allowed = convolutions if _of_cudnn(name) else products
+        if name not in opkinds.PRODUCT or not allowed:
             return call()
         added = 1 if name.startswith(("add", "baddbmm")) else 0
         return op(*args[:added], *map_tensors(args[added:], cut), **kwargs)
