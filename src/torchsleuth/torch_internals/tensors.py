@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchsleuth.script_runtime.inputs import as_computed
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_number
@@ -42,12 +43,14 @@ def has_no_values(value: torch.Tensor) -> bool:
 
 
 def has_own_memory(value: torch.Tensor) -> bool:
-    """Whether a tensor's memory can be read as it is: not sparse or lazy, and not wrapped by vmap, grad or the like.
+    """Whether a tensor's memory can be read as it is: not sparse or lazy, not wrapped by vmap, grad or the like, and
+    none that is made of others.
 
     >>> has_own_memory(torch.ones(2))
     True
     """
-    return form_of(value) == "strided" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return form_of(value) == "strided" and not wrapped and not is_traceable_wrapper_subclass(value)
 
 
 def unwrapped(value: torch.Tensor) -> torch.Tensor:

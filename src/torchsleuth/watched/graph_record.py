@@ -42,6 +42,7 @@ from torchsleuth.watched.embed_slice import CannotEmbed
 from torchsleuth.watched.flight import write_json
 from torchsleuth.watched.startup import how_started
 from torchsleuth.watched.value_source import embed
+from torchsleuth.watched.wrapped_inputs import Plain, with_plain_inputs
 
 # A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
 CONSTANT_BYTES = 4 << 20
@@ -68,6 +69,8 @@ class RecordedGraph:
     inputs: InputsDescription | None = None
     calls: int = 0
     whole: bool = False
+    # What makes the recorded inputs of the arguments of a call, where some of those wrap others.
+    plain: Plain | None = None
 
     def update(self, **changes: Any) -> None:
         """Changes fields of the record, here and on disk: `recorded.update(inputs=kept.to_json())`."""
@@ -90,6 +93,8 @@ def record_graph(
     folder: Path, number: int, graph: torch.fx.GraphModule, inputs: Sequence[Any], origin: GraphOrigin
 ) -> RecordedGraph:
     """Writes the record of `graph` into `folder` and returns it."""
+    graph, plain = with_plain_inputs(graph, inputs)
+    inputs = inputs if plain is None else plain(inputs)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     config, wanted = _settings_as_source()
     if origin.custom_backend is not None:
@@ -125,7 +130,7 @@ def record_graph(
         record = _without_repro(record, reason)
     except LookupError as reason:
         record = _without_repro(record, f"the graph communicates between processes, and {reason}")
-    recorded = RecordedGraph(folder, record, description)
+    recorded = RecordedGraph(folder, record, description, plain=plain)
     recorded.update(inputs=None if description is None else description.to_json())
     return recorded
 
@@ -235,6 +240,7 @@ def _embedded(
 def keep_small_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
     """Before a call: puts indices and small non-parameter values on disk, for a crash that needs them."""
     store = record.folder / "inputs"
+    args = args if record.plain is None else record.plain(args)
     shutil.rmtree(store, ignore_errors=True)
     if record.inputs is None or len(args) != len(record.facts.placeholders):
         return
@@ -260,6 +266,7 @@ def keep_small_inputs(record: RecordedGraph, args: Sequence[Any]) -> None:
 
 def keep_inputs(record: RecordedGraph, inputs: Sequence[Any], most: int = KEPT_BYTES) -> None:
     """After a failure: keeps the values of all inputs that are still there, smallest first, up to `most` bytes."""
+    inputs = inputs if record.plain is None or not inputs else record.plain(inputs)
     if record.whole or record.inputs is None or len(inputs) != len(record.facts.placeholders):
         return
     wanted: list[torch.Tensor] = []

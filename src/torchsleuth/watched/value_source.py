@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from torchsleuth.torch_internals.tensors import has_no_values
 from torchsleuth.watched.call_state import MARKS_OF_TORCH, OF_EVERY_MODULE, PLAIN_TENSORS
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed, installed
+from torchsleuth.watched.wrapped_inputs import Made, Maker
 
 # Up to this many numbers of a tensor are kept and written out; of others the form is enough, mostly.
 FEW_VALUES = 16
@@ -101,6 +102,12 @@ class ValueSource:
         """The expression of a value that a paste has no source for, or None; it may add statements before it."""
         if isinstance(value, torch.Tensor):
             return self._assigned(hint, self._tensor(value, hint))
+        if isinstance(value, Maker):
+            given = ", ".join(value.made.names)
+            names = iter(value.made.names)
+            body = f"return {self._made_of(value.made, names, hint)}"
+            self.paste.tail.append(f"def {value.__name__}({given}):\n    {body}")
+            return value.__name__
         if isinstance(value, torch.Generator):
             made = f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
             return self._assigned(hint, made)
@@ -200,6 +207,16 @@ class ValueSource:
             return None
         text = self._tensor(tensor.as_subclass(torch.Tensor), hint)
         return f"{text}.as_subclass({self.paste.expression(cls, hint)})"
+
+    def _made_of(self, made: Made, names: Iterator[str], hint: str) -> str:
+        """The expression that makes a tensor of those inside of it, which have names."""
+        inner = ", ".join(
+            f"{part!r}: {next(names) if more is None else self._made_of(more, names, hint)}"
+            for part, more in made.parts
+        )
+        about = self.paste.expression(made.about, f"{hint}_about")
+        made_by = f"{self.paste.expression(made.kind, hint)}.__tensor_unflatten__"
+        return f"{made_by}({{{inner}}}, {about}, {made.size}, {made.stride})"
 
     def _written(self, spec: TensorSpec, value: torch.Tensor | None) -> str:
         """A tensor by its form, with its numbers where they are given."""

@@ -408,7 +408,7 @@ def _finish(cases: list[Caught], ended: float, deadline: float, workers: str | N
     from torchsleuth.front.cli.output import StatusLine
     from torchsleuth.front.report.terminal import first_look
     from torchsleuth.front.supervise.program_blame import KnownRuns
-    from torchsleuth.front.supervise.road import investigate
+    from torchsleuth.front.supervise.road import investigate, one_cause
 
     done, runs = list(cases), KnownRuns()
     for position, (folder, process) in enumerate(cases):
@@ -420,6 +420,15 @@ def _finish(cases: list[Caught], ended: float, deadline: float, workers: str | N
 
         try:
             line.hold(look(folder))
+            if (first := one_cause(folder, [known for known, _ in done[:position]])) is not None:
+                done[position] = (first, process)
+                line.end(leave=False)
+                other = first.case.extra["same_cause"]
+                say(
+                    f"case {first.case.id}: the program passes with what helps case {other}, of the same function: "
+                    f"one cause; to look at it by itself: torchsleuth minify {_name(first)}"
+                )
+                continue
             for known in investigate(folder, process, deadline, workers, line.say, line.update, runs):
                 done[position] = (known, process)
                 line.hold(look(known))
