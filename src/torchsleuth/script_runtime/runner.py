@@ -126,6 +126,12 @@ def _repro_parted(described):
     }
 
 
+def _repro_wait():
+    """Waits for what was launched: an accelerator says late that it failed."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def _repro_phase(name):
     """A mark on stderr, so that whoever watches knows in which phase a crash or hang came."""
     sys.stderr.write(f"torchsleuth: {name}\n")
@@ -228,7 +234,9 @@ class ReproTrial:
         class Steps(torch.fx.Interpreter):
             def run_node(self, node):
                 names.append(node.name)
-                return super().run_node(node)
+                result = super().run_node(node)
+                _repro_wait()  # what a kernel does wrong shows at a later call
+                return result
 
         try:
             with self.ambient():
@@ -264,8 +272,7 @@ class ReproTrial:
             with self.ambient():
                 out = compiled(values)
                 self.differentiate(out)
-            if torch.cuda.is_available() and torch.cuda.is_initialized():
-                torch.cuda.synchronize()
+            _repro_wait()
         except Exception as error:
             lazy = lazy_backward(error)
             if lazy is not None and lazy[0]:

@@ -249,3 +249,68 @@ def test_healthy_models_raise_no_alarm_and_their_check_takes_little_memory(tmp_p
     ran = run_watched(tmp_path, source, "--check-accuracy", arguments=(str(watched),))
     assert (ran.status, ran.cases) == (0, []), ran.stderr
     assert int(watched.read_text()) <= 2 * int(bare.read_text()) + (1 << 30)
+
+
+KERNEL = """
+    import torch
+    import torch._inductor.config as config
+    import triton
+    import triton.language as tl
+
+    config.triton.inject_relu_bug_TESTING_ONLY = {fault!r}
+
+    def configs():
+        return [triton.Config({{"BLOCK": size}}, num_warps=4) for size in (256, 1024)]
+
+    @triton.autotune(configs=configs(), key=["n"])
+    @triton.jit
+    def add_kernel(x, y, out, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mask = at < n
+        tl.store(out + at, tl.load(x + at, mask=mask) + tl.load(y + at, mask=mask), mask=mask)
+
+    def add(x, y):
+        out = torch.empty_like(x)
+        n = out.numel()
+        add_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, out, n)
+        return out
+
+    @torch.compile
+    def f(x, y):
+        return torch.relu(add(x.sin(), y) * 2) + 1
+
+    torch.manual_seed(0)
+    print(f(torch.randn(5000, device="cuda"), torch.randn(5000, device="cuda")).shape)
+"""
+
+
+@pytest.mark.parametrize("fault", ["compile_error", "accuracy"])
+def test_a_graph_with_a_kernel_of_the_users_has_a_script_and_is_made_small(tmp_path, fault):
+    options = ("--check-accuracy",) if fault == "accuracy" else ()
+    ran = run_watched(tmp_path, KERNEL.format(fault=fault), "--minify", *options)
+    assert "@triton.autotune(configs=configs()" in ran.file("original.py")
+    assert (ran.case["minified"]["calls"], ran.case["verified"]["reproduced"]) == (1, 3), ran.stderr
+    assert ran.case["triage"]["ops"] == ["aten.relu.default"], ran.stderr
+    assert "triton" not in ran.file("repro.py").replace("triton.inject_relu_bug_TESTING_ONLY", "")
+
+
+KEPT = """
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).cuda()
+    forward = torch.compile(net, mode="reduce-overhead")
+    kept = []
+    with torch.no_grad():
+        for step in range(6):
+            kept.append(forward(torch.randn(16, 64, device="cuda")))
+    print(torch.stack(kept).sum().item())
+"""
+
+
+def test_a_result_of_a_cuda_graph_that_is_kept_is_put_to_its_line_and_cured_by_a_clone(tmp_path):
+    ran = run_watched(tmp_path, KEPT, "--minify")
+    assert ran.case["triage"]["component"] == "program", ran.stderr
+    assert ran.case["triage"]["code"].startswith("kept.append(forward(")
+    best = ran.case["workarounds"][0]
+    assert best["program"] is True and best["how"].endswith('device="cuda")).clone())'), ran.stderr

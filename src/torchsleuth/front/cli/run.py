@@ -379,16 +379,6 @@ def _say_case(folder: CaseFolder) -> None:
     again = f", seen {case.seen} times" if case.seen > 1 else ""
     what = case.signature.summary
     say(f"case {case.id}{rank}: {case.kind}: {what}{again}; next: torchsleuth show {_name(folder)}")
-    if case.graph is not None:
-        lines = case.graph.source_lines
-        where = f", from {lines[0]}" + (f" to {lines[-1]}" if len(lines) > 1 else "") if lines else ""
-        script = (
-            "" if case.no_repro else f"; not tried yet: python {os.path.relpath(folder.file('original.py'))}"
-        )
-        calls = "1 call" if case.graph.calls == 1 else f"{case.graph.calls} calls"
-        say(f"case {case.id}: in the {case.direction} graph of {calls}{where}{script}")
-    elif case.triage is not None and case.triage.user_line:
-        say(f"case {case.id}: {case.triage.user_line}: {case.triage.code or ''}".rstrip(": "))
 
 
 def _name(folder: CaseFolder) -> str:

@@ -36,6 +36,7 @@ from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.printer import print_graph
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 from torchsleuth.torch_internals.hooks import target_name
+from torchsleuth.torch_internals.operators import triton_launch
 
 # Of the whole budget, the share for finding the few calls that fail; the experiments need the rest.
 SHARE_FOR_CALLS = 0.5
@@ -169,7 +170,7 @@ class _Blame:
             eager = seen[in_eager].outcome
             if PROGRAMS_OWN.answer(self.runner.expected, eager.signature) is Answer.FAILS:
                 summary = eager.signature.summary if eager.signature else "it fails"
-                said = f"it fails without the compiler, too: {summary}"
+                said = f"it fails without the compiler, too: {summary}{_kernel_at(state, eager.seen.node)}"
                 return Triage("program", "operator", detail=said, pinned=True, nodes=(eager.seen.node or "",))
         first = self._failing(seen[AS_IT_WAS]) if AS_IT_WAS in seen else None
         if case.kind != "hang" and first is not None and first.steps and first.steps[-1].kind == "lower":
@@ -309,6 +310,13 @@ class _Blame:
 def _nodes_at(first: Result | None) -> list[str]:
     """The nodes that the failing run was at, the innermost step first."""
     return [name for step in reversed(first.steps if first else ()) for name in step.nodes]
+
+
+def _kernel_at(state: State, name: str | None) -> str:
+    """What to add where the call that failed is that of a Triton kernel: which one it is."""
+    node = next((each for each in state.graph.graph.nodes if each.name == name), None)
+    launch = None if node is None else triton_launch(node.target, node.kwargs)
+    return "" if launch is None else f", in the Triton kernel {launch.name}"
 
 
 def _is_inductors(state: State) -> bool:
