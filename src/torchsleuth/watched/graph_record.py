@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import base64
+import functools
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,11 @@ from torchsleuth.torch_internals.decompositions import changed_decompositions, t
 from torchsleuth.torch_internals.operators import fake_groups_source, groups_of
 from torchsleuth.torch_internals.saved_code import SavedCode
 from torchsleuth.torch_internals.tensors import form_of, values_in_memory, values_nbytes
+from torchsleuth.watched.call_state import PLAIN_TENSORS
 from torchsleuth.watched.embed_slice import CannotEmbed
 from torchsleuth.watched.flight import write_json
 from torchsleuth.watched.startup import how_started
-from torchsleuth.watched.value_source import embed
-from torchsleuth.watched.wrapped_inputs import Plain, with_plain_inputs
+from torchsleuth.watched.value_source import Made, Maker, embed
 
 # A constant beyond this is by spec only: frozen weights are constants too, and may be gigabytes.
 CONSTANT_BYTES = 4 << 20
@@ -54,6 +55,10 @@ TOTAL_BYTES = 16 << 20
 KEPT_BYTES = 256 << 20
 # Where a script did not fail without them, values are worth more.
 SECOND_LOOK_BYTES = 4 << 30
+
+
+# What makes the inputs of a record of the arguments of a call.
+Plain = Callable[[Sequence[Any]], list[Any]]
 
 
 @dataclass
@@ -232,6 +237,75 @@ def _embedded(
         made = replace(made, source="\n".join(filter(None, [made.source, *more])), notes=notes)
         made = replace(made, imports=tuple(dict.fromkeys(["import torch", *made.imports])))
     return replace(made, source=without_secrets(made.source))
+
+
+# ---- inputs that wrap other tensors
+#
+# For the record alone, each such input becomes the tensors that its `__tensor_flatten__` names, to the innermost, and
+# one call that makes it of them, a function of the program's like any other: what is made smaller are plain tensors.
+
+
+def with_plain_inputs(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any]
+) -> tuple[torch.fx.GraphModule, Plain | None]:
+    """A graph that takes the tensors inside of its inputs, and what makes those of arguments of the graph itself.
+
+    Where no input wraps others that is the graph as it is, and None.
+    """
+    places = {n: made for n, value in enumerate(inputs) if (made := _made(value)) is not None}
+    if not places:
+        return graph, None
+    taken: dict[torch.fx.Node, torch.fx.Node] = {}
+    plain = torch.fx.Graph()
+    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for place, node in enumerate(given):
+        made = places.get(place)
+        if made is None:
+            taken[node] = plain.node_copy(node, taken.__getitem__)
+            continue
+        fakes = dict(zip(made.names, _leaves(node.meta.get("example_value"), made)))
+        inside = []
+        for name in made.names:
+            inside.append(plain.placeholder(f"{node.name}_{name}"))
+            inside[-1].meta["example_value"] = fakes.get(name)
+        taken[node] = (node, inside, made)
+    for node in given:
+        if isinstance(taken[node], tuple):
+            source, inside, made = taken[node]
+            maker = Maker(made, f"make_{source.name.strip('_')}")
+            taken[node] = plain.create_node("call_function", maker, tuple(inside), name=source.name)
+            taken[node].meta = dict(source.meta)
+    for node in graph.graph.nodes:
+        if node.op != "placeholder":
+            taken[node] = plain.node_copy(node, taken.__getitem__)
+    return torch.fx.GraphModule(graph, plain), functools.partial(_flat, places)
+
+
+def _made(value: Any) -> Made | None:
+    """How a value is made of tensors inside of it; None of one that is none, or plain."""
+    if not isinstance(value, torch.Tensor) or type(value) in PLAIN_TENSORS:
+        return None
+    cls = type(value)
+    if not hasattr(cls, "__tensor_flatten__") or not hasattr(cls, "__tensor_unflatten__"):
+        return None
+    names, about = value.__tensor_flatten__()
+    parts = tuple((name, _made(getattr(value, name))) for name in names)
+    sizes = [int(size) for size in value.shape], [int(size) for size in value.stride()]
+    return Made(cls, parts, about, tuple(sizes[0]), tuple(sizes[1]))
+
+
+def _leaves(value: Any, made: Made) -> Iterator[Any]:
+    for name, inner in made.parts:
+        part = getattr(value, name, None)
+        yield from [part] if inner is None else _leaves(part, inner)
+
+
+def _flat(places: dict[int, Made], values: Sequence[Any]) -> list[Any]:
+    """The arguments of a call, those that wrap others as what is in them."""
+    flat: list[Any] = []
+    for place, value in enumerate(values):
+        flat += [value] if place not in places else _leaves(value, places[place])
+    return flat
 
 
 # ---- the values of inputs

@@ -32,7 +32,6 @@ from torchsleuth.torch_internals.tensors import has_no_values
 from torchsleuth.watched.call_state import MARKS_OF_TORCH, OF_EVERY_MODULE, PLAIN_TENSORS
 from torchsleuth.watched.embed_paste import Paste
 from torchsleuth.watched.embed_slice import CannotEmbed, installed
-from torchsleuth.watched.wrapped_inputs import Made, Maker
 
 # Up to this many numbers of a tensor are kept and written out; of others the form is enough, mostly.
 FEW_VALUES = 16
@@ -87,6 +86,37 @@ def _kept_tensor(tensor: torch.Tensor) -> Any:
         return KeptObject(weakref.ref(tensor))
     few = tensor.numel() <= FEW_VALUES and not has_no_values(tensor)
     return KeptTensor(spec, tensor.detach().clone() if few else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """How a tensor that wraps others is made: by which class, of which attributes (themselves made, or as given)."""
+
+    kind: type
+    parts: tuple[tuple[str, Made | None], ...]
+    about: Any
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The plain tensors, in the order in which they are given: `["data_int8", "scale"]`."""
+        return [
+            f"{part}_{inner}" if inner else part
+            for part, made in self.parts
+            for inner in (made.names if made is not None else [""])
+        ]
+
+
+class Maker:
+    """Stands in a graph for the call that makes a tensor of those inside of it; it is written, never called."""
+
+    def __init__(self, made: Made, name: str) -> None:
+        self.made = made
+        self.__name__ = name
+
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
 
 
 class ValueSource:
