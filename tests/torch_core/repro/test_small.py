@@ -498,6 +498,26 @@ def test_a_gradient_that_is_lost_is_a_wrong_result(monkeypatch, capsys):
     assert ended.value.code == 1 and "REPRODUCED: wrong result" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("compiled", "status"), [("f", 0), ("lambda *a: Doubled.apply(f(*a))", 1)])
+def test_an_input_that_the_program_computed_may_be_changed_and_has_a_gradient(compiled, status, capsys):
+    """As that of a second graph has, after a graph break."""
+    computed = torch.ones(5, requires_grad=True).clone()
+    text = first(small(lambda x: (aten.sin.default(x.mul_(2)),), computed, signature=WRONG))
+    with pytest.raises(SystemExit) if status else contextlib.nullcontext():
+        exec(text.replace("torch.compile(f)", f"({compiled})"), {"Doubled": Doubled})
+    assert ("NOT REPRODUCED" in capsys.readouterr().out) is (status == 0)
+
+
+def test_no_gradient_and_one_of_zeros_are_the_same(capsys):
+    value = torch.ones(5, requires_grad=True)
+    text = first(
+        small(lambda x, y: (aten.sin.default(x),), value, value.detach().requires_grad_(), signature=WRONG)
+    )
+    zeros = text.replace("torch.compile(f)", "(lambda x, y: f(x + 0 * y, y))")
+    exec(zeros, {})
+    assert capsys.readouterr().out.endswith("NOT REPRODUCED\n")
+
+
 def adds_and_reads(x):
     x.add_(1)
     return (torch.as_strided_copy(x, (3,), (2,)),)
