@@ -16,7 +16,7 @@ from torchsleuth.core.protocol.steps import Asked, SearchBegins, Smaller
 from torchsleuth.front.cli import run as run_module
 from torchsleuth.front.cli.output import StatusLine
 from torchsleuth.front.supervise import road
-from torchsleuth.front.supervise.program_blame import KnownRuns
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 
 PROGRAM = """
     import torch
@@ -125,5 +125,5 @@ def test_what_came_of_the_workarounds_is_said(tmp_path, monkeypatch, tried, word
     known = dataclasses.replace(folder, case=dataclasses.replace(folder.case, graph=None, workarounds=tried))
     monkeypatch.setattr(road, "try_on_program", lambda case: None)
     said: list[str] = []
-    list(road.investigate(known, None, sys.maxsize, "1", said.append, said.append, KnownRuns()))
+    road.cure_program(CaseAtWork(known, Processes(), sys.maxsize, said.append))
     assert said[-1].endswith(words), said
