@@ -51,7 +51,7 @@ threading.setprofile(note)
 
 # What is started by itself; the rest is there for these.
 STARTED = [
-    *("front.cli.main", "api", "assertions", "explained", "pytest_plugin", "unsupervised"),
+    *("front.cli.main", "api", "assertions", "explained", "notebook", "pytest_plugin", "unsupervised"),
     *("search.host.main", "child.server", "child.interpreter", "child.child", "child.answers"),
     *("watched.install", "watched.startup", "watched.inject.sitecustomize", "torch_core.backends.catalog"),
     *("script_runtime.runner", "__init__", "__main__"),
@@ -110,6 +110,8 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "`replay` of a recorded frame": ("front.supervise.replay",),
     "debugging backends": ("torch_core.backends",),
     "`doctor`": ("front.cli.doctor",),
+    "for editors, agents and notebooks": ("front.cli.agent", "notebook"),
+    "looks at graphs in a process beside the program": ("watched.checker", "child.look"),
     "cases without a front": ("unsupervised",),
     "releases of torch that differ": ("core.cases.releases",),
 }
