@@ -215,7 +215,8 @@ def first_look(
     page, case = _Page(max(20, width)), folder.case
     said = _said(folder)
     known = case.triage is not None and case.triage.component is not None
-    page.put(f"{WHOSE}case {case.id}, first look, {seconds:.0f} s after the program's end")
+    again = f", seen {case.seen} times" if case.seen > 1 else ""
+    page.put(f"{WHOSE}case {case.id}{again}, first look, {seconds:.0f} s after the program's end")
     page.say("what happened", words.what_happened(case, said), most=2)
     _your_line(page, case, said)
     page.say(
