@@ -20,9 +20,10 @@ ELSEWHERE := build/torch-$(TORCH)
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-# The loop of daily work: what compiles nothing and starts no process (tests/pure.py). Its tensors are too small for threads.
+# The loop of daily work: what compiles nothing and starts no process (tests/pure.py). Its tensors are too small for threads,
+# and pytest keeps what it made of the tests.
 quick: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --pure -m "not slow and not gpu" --hypothesis-profile=ci $(TESTS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --pure -m "not slow and not gpu" --hypothesis-profile=ci $(TESTS)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu" --hypothesis-profile=ci $(TESTS)

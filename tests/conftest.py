@@ -1,3 +1,5 @@
+import compileall
+import contextlib
 import os
 import shutil
 import signal
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
+
+import torchsleuth
 
 KIT = Path(__file__).parent / "kit"
 # Some virtual machines announce AMX and trap on its first instruction (a bfloat16 product ends the process); no test
@@ -24,6 +28,13 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        # Hundreds of processes load it, also where PYTHONDONTWRITEBYTECODE is set.
+        compileall.compile_dir(Path(torchsleuth.__file__).parent, quiet=2)
+    # pytest rewrites what a plugin asserts; all of ours is some seconds for every worker, and tests nothing.
+    with contextlib.suppress(AttributeError):
+        config.pluginmanager.rewrite_hook._must_rewrite.discard("torchsleuth")
+        config.pluginmanager.rewrite_hook._marked_for_rewrite_cache.clear()
     if config.getoption("--pure"):
         from pure import Pure
 
