@@ -47,10 +47,18 @@ class Pure:
             self.item = None
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item):
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo):
         report = yield
-        if item.nodeid in self.left and report.when != "teardown":
+        why = self.left.get(item.nodeid) or (call.excinfo and why_left(call.excinfo.value))
+        if why and report.when != "teardown":
             # Also where the end that it was given was caught, by a thread or by what must not fail.
             report.outcome = "skipped"
-            report.longrepr = (str(item.path), None, self.left[item.nodeid])
+            report.longrepr = (str(item.path), None, why)
         return report
+
+
+def why_left(error: BaseException | None) -> str | None:
+    """What a fixture that was left once fails with for every later test, because it made another error of its end."""
+    while error is not None and not isinstance(error, pytest.skip.Exception):
+        error = error.__cause__ or error.__context__
+    return None if error is None else str(error)
