@@ -32,7 +32,7 @@ from torchsleuth.torch_core.tensors import (
     describe_inputs,
 )
 from torchsleuth.torch_internals.configuration import global_state, versions
-from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
+from torchsleuth.torch_internals.decompositions import fake_results, forms_of
 from torchsleuth.torch_internals.minifier_scripts import ForeignScript, NotHeld, read_foreign
 from torchsleuth.torch_internals.schemas import operator_schemas
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from torchsleuth.child.child import named_function
 from torchsleuth.child.server import Server
 from torchsleuth.core.processes.tree import TOKEN, adopt_orphans, mark_this_process
-from torchsleuth.core.protocol.forks import Become
+from torchsleuth.core.protocol.frames import Become
 from torchsleuth.torch_internals.kernel_builds import (
     forget_where_named,
     noted_answers,

@@ -49,8 +49,17 @@ from torchsleuth.core.processes.tree import (
     tasks_running,
 )
 from torchsleuth.core.protocol.codec import Document
-from torchsleuth.core.protocol.forks import Become, Ended, Forked, Join, Kill
-from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame, write_all
+from torchsleuth.core.protocol.frames import (
+    Become,
+    BrokenFrame,
+    Ended,
+    Forked,
+    Frames,
+    Join,
+    Kill,
+    frame,
+    write_all,
+)
 from torchsleuth.core.protocol.trials import (
     ORDERS,
     Cancel,

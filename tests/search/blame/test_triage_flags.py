@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.change_table import setting
 from torchsleuth.core.changes import INDUCTOR
-from torchsleuth.search.blame.runner import with_config
-from torchsleuth.search.blame.settings import only_settings, settings_of, switchable
+from torchsleuth.search.blame.runner import only_settings, settings_of, switchable, with_config
 from torchsleuth.search.minify.contract import State
 from torchsleuth.search.minify.subsets import smallest
 

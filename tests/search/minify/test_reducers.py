@@ -30,7 +30,7 @@ from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_s
 from torchsleuth.search.minify.states import checked, real_inputs, state_of
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.tensors import ScalarSpec
-from torchsleuth.torch_internals.fake_kernels import fake_results
+from torchsleuth.torch_internals.decompositions import fake_results
 
 
 def settled(reducer, state, fails):

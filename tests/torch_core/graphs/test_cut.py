@@ -24,7 +24,7 @@ from torchsleuth.torch_core.graphs.recording import (
     recording_to_json,
 )
 from torchsleuth.torch_core.tensors import ContentStoreWriter, ScalarSpec
-from torchsleuth.torch_internals.fake_kernels import fake_results
+from torchsleuth.torch_internals.decompositions import fake_results
 
 # What changes from run to run, and what needs a context that one recorded call does not hold.
 UNSTEADY = {"random", "net", "net dynamic", "mutating custom op"}

@@ -36,8 +36,7 @@ from torchsleuth.core.processes.tree import (
     send,
     started_at,
 )
-from torchsleuth.core.protocol.forks import Become, Ended, Forked, Join, Kill
-from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
+from torchsleuth.core.protocol.frames import Become, BrokenFrame, Ended, Forked, Frames, Join, Kill, frame
 
 POLL_SECONDS = 0.02
 # For a killed process to be gone, so that nothing writes into its folder any more.

@@ -1,6 +1,8 @@
-"""Messages between processes: dataclasses, each in a frame of its own that begins with its length.
+"""Messages between processes: dataclasses, each in a frame of its own that begins with its length. A frame is read only
+when all of it is there, so a process that dies while it writes leaves nothing half-read.
 
-A frame is read only when all of it is there, so a process that dies while it writes leaves nothing half-read.
+And the messages of the simplest of them: what is asked of a process from which others are forked (`child.server`), and
+what it says of them.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from torchsleuth.core.protocol.codec import from_json, to_json
@@ -62,3 +66,51 @@ def write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+@dataclass(frozen=True)
+class Join:
+    """Another client may give orders, too, over the socket that comes along."""
+
+    descriptors: int = 1
+
+
+@dataclass(frozen=True)
+class Become:
+    """A process is to be forked that goes on as a script, or as a function of ours ("package.module:function").
+
+    The function is called with `--control=N` for each of the `descriptors` that come along, and the arguments. Of the
+    environment, None takes a variable away.
+    """
+
+    number: int
+    stdout: str
+    stderr: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    script: str = ""
+    call: str = ""
+    descriptors: int = 0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The process of that number is to end, with everything in its session."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Forked:
+    """The process of that number is there."""
+
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The process of that number has ended with a status, as `subprocess` reports it."""
+
+    number: int
+    code: int

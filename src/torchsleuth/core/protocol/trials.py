@@ -17,8 +17,8 @@ from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.criteria import SAME
 from torchsleuth.core.processes.limits import Limits
-from torchsleuth.core.protocol import forks
 from torchsleuth.core.protocol.codec import Document, from_json, plain
+from torchsleuth.core.protocol.frames import Become, Join, Kill
 from torchsleuth.script_runtime.signature import Signature
 
 # The phase of a failure without the compiler.
@@ -195,7 +195,7 @@ class Cancel:
     number: int
 
 
-ORDERS = (RunTrial, Cancel, forks.Join, forks.Become, forks.Kill)
+ORDERS = (RunTrial, Cancel, Join, Become, Kill)
 
 
 @dataclass(frozen=True)

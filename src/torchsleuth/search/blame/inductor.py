@@ -29,8 +29,7 @@ from torchsleuth.core.change_table import (
     without_passes,
 )
 from torchsleuth.core.changes import Change
-from torchsleuth.search.blame.runner import Result, Runner, blamed
-from torchsleuth.search.blame.settings import cautious_fix, switchable
+from torchsleuth.search.blame.runner import Result, Runner, blamed, cautious_fix, switchable
 from torchsleuth.search.minify.contract import State
 from torchsleuth.torch_internals.compile_trace import Step
 from torchsleuth.torch_internals.compiler_switches import nodes_fused

@@ -21,8 +21,7 @@ from torchsleuth.core.criteria import PROGRAMS_OWN, Answer
 from torchsleuth.core.processes.limits import clock_of_a_hang
 from torchsleuth.search.blame.inductor import narrowed, stopped_at
 from torchsleuth.search.blame.ladder import climb, has_custom_operator, misbehaving_operator
-from torchsleuth.search.blame.runner import Asked, Result, Runner
-from torchsleuth.search.blame.settings import needed_settings, settings_of
+from torchsleuth.search.blame.runner import Asked, Result, Runner, needed_settings, settings_of
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, wait_for_device
 from torchsleuth.search.minify.contract import Reduction, State
 from torchsleuth.search.minify.driver import search

@@ -17,8 +17,7 @@ from torchsleuth.core.cases.releases import bisection_of, newest_working
 from torchsleuth.core.change_table import BACKEND, RANDOM, other_release, together
 from torchsleuth.core.changes import INDUCTOR, Change
 from torchsleuth.core.processes.limits import clock_of_a_hang
-from torchsleuth.search.blame.runner import Runner
-from torchsleuth.search.blame.settings import cautious_fix, switchable
+from torchsleuth.search.blame.runner import Runner, cautious_fix, switchable
 from torchsleuth.search.blame.triage_case import IN_EAGER
 from torchsleuth.search.cure.attempts import Attempts, Original, Tried
 from torchsleuth.search.cure.candidates import About, candidates_for, suspects_of

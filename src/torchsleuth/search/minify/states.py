@@ -36,7 +36,7 @@ from torchsleuth.torch_core.tensors import (
     TensorSpec,
     describe_inputs,
 )
-from torchsleuth.torch_internals.fake_kernels import fake_results, forms_of
+from torchsleuth.torch_internals.decompositions import fake_results, forms_of
 from torchsleuth.torch_internals.schemas import may_write
 
 

@@ -18,7 +18,7 @@ import torch
 from torchsleuth.torch_core.backends.errors import Difference, FakeMismatch
 from torchsleuth.torch_core.graphs.provenance import source_line
 from torchsleuth.torch_internals.aot_autograd import Boxed, boxed
-from torchsleuth.torch_internals.fake_kernels import FakeAnswer, fake_answer
+from torchsleuth.torch_internals.decompositions import FakeAnswer, fake_answer
 from torchsleuth.torch_internals.modes import outside_all_modes, watching_ops
 from torchsleuth.torch_internals.operators import custom_operator_name
 from torchsleuth.torch_internals.schemas import Declared, declared
