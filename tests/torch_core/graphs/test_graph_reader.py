@@ -27,7 +27,9 @@ def test_the_readers_text_is_embeddable():
     tree = ast.parse(text)
     imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    kernels = "torch._higher_order_ops.triton_kernel_wrap"  # imported by graphs that call the user's Triton kernels
+    kernels = (
+        "torch._higher_order_ops.triton_kernel_wrap"  # imported by graphs that call the user's Triton kernels
+    )
     assert imported <= {"ast", "math", "operator", "torch", "torch.fx", "collections.abc", "typing", kernels}
     defined = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     assert all(name == "read_graph" or name.startswith("_graph_") for name in defined)
