@@ -1,8 +1,8 @@
 """Read a printed graph back into an equal `torch.fx.GraphModule`, without tracing.
 
-The printed form is one statement per node, so each statement *is* a node: this walks the syntax tree and
-creates them. Attributes (constants, modules, nested graphs) come from running the class's `__init__`.
-The text of this file is pasted into repro scripts: standard library and public torch only.
+The printed form is one statement per node, so each statement *is* a node: this walks the syntax tree and creates them.
+Attributes (constants, modules, nested graphs) come from running the class's `__init__`.
+The text of this file is pasted into scripts: standard library and torch only.
 """
 
 import ast
@@ -37,13 +37,8 @@ def read_graph(
     (tensor([0., 2.]),)
     """
     tree = ast.parse(source)
-    scope: dict[str, Any] = {
-        "torch": torch,
-        "operator": operator,
-        "math": math,
-        "inf": math.inf,
-        "nan": math.nan,
-    }
+    scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
+    scope |= {"inf": math.inf, "nan": math.nan}
     if "kernel_side_table" in source:  # where graphs have the Triton kernels that they call
         from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
