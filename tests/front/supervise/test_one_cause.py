@@ -9,7 +9,7 @@ from made import make
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.model import GraphFacts, Triage, Workaround
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
-from torchsleuth.front.supervise.road import one_cause
+from torchsleuth.front.supervise.program_cures import one_cause
 
 CURE = Workaround(
     "setting epilogue_fusion", "torch._inductor.config.epilogue_fusion = False", True, program=True

@@ -398,7 +398,8 @@ def _finish(cases: list[Caught], ended: float, deadline: float, workers: str | N
     from torchsleuth.front.cli.output import StatusLine
     from torchsleuth.front.report.terminal import first_look
     from torchsleuth.front.supervise.program_blame import KnownRuns
-    from torchsleuth.front.supervise.road import investigate, one_cause
+    from torchsleuth.front.supervise.program_cures import one_cause
+    from torchsleuth.front.supervise.road import investigate
 
     done, runs = list(cases), KnownRuns()
     for position, (folder, process) in enumerate(cases):

@@ -9,6 +9,7 @@ numbers, or something could become wrong, every graph is compared with eager whi
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
-from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.core.cases.model import Case, Workaround
-from torchsleuth.core.cases.record import read_record
+from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
+from torchsleuth.core.cases.record import GraphRecord, read_record
 from torchsleuth.core.change_table import (
     BREAKS_ALLOWED,
     DYNAMIC,
@@ -341,3 +342,37 @@ def _around(file: str, function: str, line: int) -> tuple[str, int | None]:
     classes = [node.name for node in holds if isinstance(node, ast.ClassDef)]
     defines = [node.lineno for node in holds if not isinstance(node, ast.ClassDef) and node.name == function]
     return (classes[-1] if classes else ""), max(defines, default=None)
+
+
+def one_cause(folder: CaseFolder, before: Sequence[CaseFolder]) -> CaseFolder | None:
+    """The case with what is known of another one of the same run, where that is the forward or backward of the same
+    compile, fails in the same kind of way, and has a workaround with which the whole program passed; else None.
+
+    The program was watched while it ran so, and nothing of it failed any more.
+    """
+    record = _record_of(folder)
+    for other in before:
+        there = _record_of(other)
+        if record is None or there is None or record.compile_id is None:
+            continue
+        works = best_workaround(other.case.workarounds or ())
+        same = (there.compile_id, there.function, other.case.kind, other.case.rank)
+        if same != (record.compile_id, record.function, folder.case.kind, folder.case.rank):
+            continue
+        if there.settings.direction == record.settings.direction:
+            continue
+        if works is None or not works.program or gives_up(other.case.workarounds or ()):
+            continue
+        found = other.case.triage or Triage()
+        why = f"it goes away with what helps case {other.case.id}, another graph of the same function"
+        triage = dataclasses.replace(found, detail=why, nodes=(), rungs=(), trials=None, seconds=None)
+        same_cause = {"same_cause": other.case.id}
+        return update_case(folder, triage=triage, workarounds=(works,), extra=same_cause)
+    return None
+
+
+def _record_of(folder: CaseFolder) -> GraphRecord | None:
+    try:
+        return read_record(folder.file("record.json"))
+    except ValueError:
+        return None

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.folder import CaseFolder, update_case
+from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Minified, Triage, Verified, best_workaround
-from torchsleuth.core.cases.record import GraphRecord, read_record
 from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.protocol.steps import (
@@ -100,40 +99,6 @@ def investigate(
             yield from _investigate_call(work)
         else:
             yield from _investigate_graph(work, process, known)
-
-
-def one_cause(folder: CaseFolder, before: Sequence[CaseFolder]) -> CaseFolder | None:
-    """The case with what is known of another one of the same run, where that is the forward or backward of the same
-    compile, fails in the same kind of way, and has a workaround with which the whole program passed; else None.
-
-    The program was watched while it ran so, and nothing of it failed any more.
-    """
-    record = _record_of(folder)
-    for other in before:
-        there = _record_of(other)
-        if record is None or there is None or record.compile_id is None:
-            continue
-        works = best_workaround(other.case.workarounds or ())
-        same = (there.compile_id, there.function, other.case.kind, other.case.rank)
-        if same != (record.compile_id, record.function, folder.case.kind, folder.case.rank):
-            continue
-        if there.settings.direction == record.settings.direction:
-            continue
-        if works is None or not works.program or gives_up(other.case.workarounds or ()):
-            continue
-        found = other.case.triage or Triage()
-        why = f"it goes away with what helps case {other.case.id}, another graph of the same function"
-        triage = dataclasses.replace(found, detail=why, nodes=(), rungs=(), trials=None, seconds=None)
-        same_cause = {"same_cause": other.case.id}
-        return update_case(folder, triage=triage, workarounds=(works,), extra=same_cause)
-    return None
-
-
-def _record_of(folder: CaseFolder) -> GraphRecord | None:
-    try:
-        return read_record(folder.file("record.json"))
-    except ValueError:
-        return None
 
 
 def _investigate_graph(work: CaseAtWork, process: WatchedProcess, known: KnownRuns) -> Iterator[CaseFolder]:
