@@ -96,9 +96,6 @@ EMPTY_CACHE = Change("the program as it is, with an empty compile cache", "induc
 OWN_CACHE = Change("the program as it is, with its compile cache", "inductor", own_cache=True)
 
 
-# Settings.
-
-
 def setting(
     key: str, value: str, disables: str, module: str = INDUCTOR, *, what: str = "", part: str | None = None
 ) -> Change:
