@@ -176,3 +176,89 @@ def test_the_repro_of_an_exception_that_was_caught_can_be_saved(tmp_path):
         [sys.executable, path], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
     )
     assert ran.returncode == 1 and "REPRODUCED" in ran.stdout, ran.stderr
+
+
+AT_HAND = """
+    import torch, torchsleuth
+    from torch.fx.experimental.proxy_tensor import make_fx
+    x = torch.randn(8)
+    gm = make_fx(lambda x: (torch.relu(x.sin() + 1) * 2,))(x)
+    for name, backend, more in (
+        ("healthy", "eager", {}),
+        ("fails", "sleuth_relu_compile_error", {"command": "minify", "save_dir": "kept", "check_str": "no relu"}),
+        ("wrong", "sleuth_relu_accuracy_error", {"accuracy": True, "tracing_mode": "real"}),
+    ):
+        with open(f"{name}.py", "w") as file:
+            torchsleuth.save_graph_repro(file, gm, [x], backend, level="dynamo", **more)
+    try:
+        torchsleuth.save_graph_repro(file, gm, [x], command="shrink")
+    except ValueError as error:
+        print("shrink" in str(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def at_hand(tmp_path_factory):
+    """Scripts of a graph at hand, and what one of them answers: the last line and the status."""
+    folder = tmp_path_factory.mktemp("at_hand")
+    assert run(folder, AT_HAND).stdout == "True\n"
+
+    def script(*command):
+        ran = subprocess.run(
+            [sys.executable, *command],
+            cwd=folder,
+            env=environment(folder),
+            capture_output=True,
+            text=True,
+        )
+        return folder, ran.returncode, ran.stdout + ran.stderr
+
+    return script
+
+
+@pytest.mark.slow
+def test_a_script_of_a_graph_at_hand_does_what_it_was_written_to_do(at_hand):
+    _, status, said = at_hand("wrong.py")  # accuracy=True
+    assert status == 1 and "REPRODUCED: wrong result" in said, said
+    _, status, said = at_hand("fails.py")  # command="minify"
+    assert status == 0 and "run it: python" in said, said
+    _, status, said = at_hand("fails.py", "run")
+    assert status == 1 and "REPRODUCED: ReluCompileError" in said, said
+
+
+def test_without_its_values_such_a_script_says_where_they_were(at_hand):
+    folder, *_ = at_hand("fails.py", "get_args")
+    (folder / "kept").rename(folder / "away")
+    _, status, said = at_hand("fails.py", "run")
+    assert status == 3 and "CANNOT TELL" in said and "kept, which is not there" in said
+    (folder / "kept").mkdir()
+    _, status, said = at_hand("fails.py", "run")
+    assert status == 3 and ".safetensors is not in" in said and "damaged:" not in said
+    (folder / "kept").rmdir()
+    (folder / "away").rename(folder / "kept")
+
+
+@pytest.mark.parametrize("verb", ["verify", "minify", "analyze"])
+def test_of_a_graph_at_hand_in_which_nothing_fails_every_verb_says_so(at_hand, verb):
+    _, status, said = at_hand("healthy.py", verb)
+    assert status in (1, 2) and ("does not fail here" in said or "in 0 of 3" in said), said
+    assert "NoneType" not in said and "bug in torchsleuth" not in said
+
+
+@pytest.mark.slow
+def test_from_level_two_on_a_failure_is_made_small_before_it_goes_on(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import torch, torchsleuth
+        watched = torchsleuth.watch("inductor", cases="cases", level=2)
+        try:
+            torch.compile(lambda x: (x.sin() + 1).sinh() * 2, backend=watched)(torch.ones(3))
+        except Exception as error:
+            print(type(error).__name__)
+        """,
+        "aten.sinh.default:raise",
+    )
+    assert done.stdout == "InductorError\n", done.stderr
+    case = sleuth("list", cwd=tmp_path).case
+    assert case["minified"]["calls"] == 1 and (tmp_path / "cases" / case["id"] / "repro.py").is_file()

@@ -20,11 +20,15 @@ from typing import Any, TextIO
 
 import torch
 
+from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.cases.spool import read_process
+from torchsleuth.core.protocol.steps import REPRO
 from torchsleuth.core.watching import Settings, settings_from_environment
+from torchsleuth.front.supervise.case_at_work import CaseAtWork, processes_for
 from torchsleuth.front.supervise.replay import Replay, replay_case
+from torchsleuth.front.supervise.road import minify
 from torchsleuth.torch_core.repro.assemble import make_case
 from torchsleuth.torch_core.repro.script import script_text
 from torchsleuth.torch_internals import hooks as seams
@@ -33,16 +37,26 @@ from torchsleuth.watched.graph_record import GraphOrigin, record_graph, state_no
 from torchsleuth.watched.watch import Watch
 
 log = logging.getLogger("torchsleuth")
+KNOWN_OPTIONS = {
+    "verb": ("run", "get_args", "verify", "analyze", "minify"),
+    "accuracy": (None, "on", "off", "strict"),
+    "tracing_mode": (None, "real", "fake", "symbolic"),
+}
+# What the search of level 2 may take of the program, which waits for it.
+MINIFY_SECONDS = 120.0
+WORKERS = "2"
 
 
 def watch(
     backend: str | Callable[..., object] = "inductor",
     *,
     cases: str | os.PathLike[str] | None = None,
-    level: int = 2,
+    level: int = 1,
     after: str = "auto",
 ) -> Callable[..., Any]:
     """A backend for torch.compile that does what `backend` does and keeps every failure as a case.
+
+    From level 2 on the case is made small at once, while the program waits (two minutes at most).
 
     Used as `torch.compile(model, backend=torchsleuth.watch("inductor"))`.
     """
@@ -73,11 +87,12 @@ def wrap_compiler_debug(
     compiler_name: str,
     *,
     cases: str | os.PathLike[str] | None = None,
-    level: int = 2,
+    level: int = 1,
 ) -> Callable[..., Any]:
     """A compiler of aten graphs with the signature of `compiler_fn`, guarded when it compiles and when its result runs.
 
-    Example inputs may be fake: the real ones are looked at when the compiled function is called.
+    Example inputs may be fake: the real ones are looked at when the compiled function is called. From level 2
+    on a failure is made small before its exception goes on (two minutes at most).
 
     Used as `aot_autograd(fw_compiler=wrap_compiler_debug(my_compiler, "mine"))`.
     """
@@ -111,11 +126,17 @@ def save_graph_repro(
     stable_output: bool = False,
     save_dir: str | os.PathLike[str] | None = None,
     level: str = "aot",
+    command: str = "run",
+    accuracy: bool | str | None = None,
+    tracing_mode: str | None = None,
+    check_str: str | None = None,
 ) -> None:
     """Writes a standalone script that compiles and runs `gm` on inputs like `args`.
 
-    With `save_dir` the values of the inputs are kept there (give it to the script as --save-dir); else the
-    script makes values of the same dtype, shape and strides. Raises ValueError where the graph cannot be written.
+    With `save_dir` the values of the inputs are kept there, where the script looks for them; else it makes values of
+    the same dtype, shape and strides. `command`, `accuracy` (True, False or "strict"), `tracing_mode` and `check_str`
+    are what the script does unless it is told otherwise (`python repro.py --help`). Raises ValueError where the graph
+    cannot be written.
 
     >>> with open("repro.py", "w") as file:
     ...     save_graph_repro(file, gm, [torch.randn(8)], "inductor")
@@ -133,9 +154,28 @@ def save_graph_repro(
             tensors = [a for a in args if isinstance(a, torch.Tensor)]
             inputs = keep_values(record.inputs, args, tensors, Path(save_dir)).to_json()
         source = (folder / "graph.py").read_text(encoding="utf-8")
+    asked: dict[str, object] = {"verb": command, "tracing_mode": tracing_mode, "check_str": check_str}
+    asked["accuracy"] = ("off", "on")[accuracy] if isinstance(accuracy, bool) else accuracy
+    if save_dir is not None:  # from the script on, where it is known where that lies
+        name = getattr(fd, "name", None)
+        asked["save_dir"] = (
+            os.path.relpath(save_dir, os.path.dirname(name)) if isinstance(name, str) else str(save_dir)
+        )
+    wrong = [
+        f"{name}={value!r}" for name, value in asked.items() if value not in KNOWN_OPTIONS.get(name, (value,))
+    ]
+    if wrong:
+        raise ValueError(f"a script knows no {', '.join(wrong)}; it knows {KNOWN_OPTIONS}")
     fd.write(
         script_text(
-            record.facts, source, None, inputs=inputs, name="repro.py", stable=stable_output, pasted=True
+            record.facts,
+            source,
+            None,
+            inputs=inputs,
+            name="repro.py",
+            stable=stable_output,
+            pasted=True,
+            asked={name: value for name, value in asked.items() if value not in (None, "run")},
         )
     )
 
@@ -197,7 +237,9 @@ def _watch_for(cases: str, level: int, after: str) -> Watch:
     spool = Path(cases).absolute() / ".spool" / f"watch-{os.getpid()}"
     watcher = Watch(
         Settings(spool=str(spool), level=level, after=after),
-        finish=lambda flight: make_cases(Path(cases), flight),
+        finish=lambda flight: (
+            _minified(make_cases(Path(cases), flight)) if level >= 2 else make_cases(Path(cases), flight)
+        ),
         everything=False,
     )
     seams.hook_inner_compiles(watcher.on_inner)
@@ -246,3 +288,19 @@ def make_cases(cases: Path, flight: Flight) -> list[Path]:
             folder.path,
         )
     return made
+
+
+def _minified(cases: list[Path]) -> None:
+    """Makes cases small in processes of their own. What fails in that is told; the program's exception goes on."""
+    for path in cases:
+        folder = open_case(path.parent, path.name)
+        try:
+            with processes_for(folder, WORKERS) as processes:
+                until = time.monotonic() + MINIFY_SECONDS
+                found = minify(CaseAtWork(folder, processes, until, log.info), MINIFY_SECONDS)
+        except SleuthError as why:
+            log.warning("torchsleuth: case %s was not made smaller: %s", folder.case.id, why)
+        else:
+            small = found.folder.case.minified
+            left = "" if small is None or small.calls is None else f", {small.calls} calls left"
+            log.warning("torchsleuth: case %s%s: python %s", folder.case.id, left, found.folder.path / REPRO)

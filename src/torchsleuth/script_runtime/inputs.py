@@ -65,6 +65,10 @@ def read_storage(path: str, digest: str) -> torch.UntypedStorage:
             file.readinto(view or bytearray())
         if hashlib.sha256(view).hexdigest() != digest:
             raise ValueError("its bytes do not fit its name")
+    except FileNotFoundError:
+        raise InputsDamaged(
+            f"The tensor file {os.path.basename(path)} is not in {os.path.dirname(path)}."
+        ) from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError, struct.error) as error:
         said = f"The tensor file {os.path.basename(path)} is damaged: {error}."
         raise InputsDamaged(f"{said} Record the case again, or copy the file from where it came.") from error

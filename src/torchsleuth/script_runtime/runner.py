@@ -38,6 +38,8 @@ from torchsleuth.script_runtime.signature import (
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
 from torchsleuth.script_runtime.wrongness import wrong_outputs
 
+_REPRO_VERBS = ["run", "get_args", "verify", "analyze", "minify"]
+
 
 class CannotTell(Exception):
     """This machine lacks what the script needs; says what."""
@@ -46,15 +48,19 @@ class CannotTell(Exception):
 def repro_main(facts, expected, source, namespace):
     """The script's main program: `facts` and `expected` stand at its top, `source` is its own text."""
     parser = argparse.ArgumentParser(description=namespace.get("__doc__") or "", allow_abbrev=False)
-    parser.add_argument("verb", nargs="?", default="run", choices=["run", "get_args", "verify", "analyze"])
+    parser.add_argument("verb", nargs="?", default="run", choices=_REPRO_VERBS)
     parser.add_argument("--eager", action="store_true", help="run the graph without compiling it")
     parser.add_argument("--backend", help="compile with this backend instead")
     parser.add_argument("--accuracy", choices=["on", "off", "strict"], help="compare the result with eager")
     parser.add_argument("--tracing-mode", choices=["real", "fake", "symbolic"], help="default: as recorded")
     parser.add_argument("--check-str", help="regular expression the error must contain")
     parser.add_argument("--save-dir", help="folder with the kept tensors (default: inputs beside the script)")
+    asked = dict(facts.get("asked", {}))
+    if "save_dir" in asked:
+        asked["save_dir"] = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), asked["save_dir"])
+    parser.set_defaults(**asked)
     options = parser.parse_args()
-    if options.verb in ("verify", "analyze"):
+    if options.verb in ("verify", "analyze", "minify"):
         sys.exit(_repro_ask(options.verb))
     wanted = None if expected is None else signature_from_json(expected)
     sys.exit(_repro_answer(facts, wanted, source, namespace, options))
@@ -148,6 +154,11 @@ class ReproTrial:
         self.check = facts["kind"] == "accuracy" if options.accuracy is None else options.accuracy != "off"
         folder = options.save_dir or os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "inputs")
         self.folder = folder if os.path.isdir(folder) else None
+        kept = any(each.get("storage") for each in facts["inputs"]["inputs"])
+        if kept and self.folder is None and options.save_dir:
+            raise CannotTell(f"the values of the inputs were kept in {folder}, which is not there")
+        if kept and self.folder is None:
+            sys.stderr.write(f"torchsleuth: {folder} is not there: the values of the inputs are made up\n")
         if "cuda" in str(facts["inputs"]) and not torch.cuda.is_available():
             raise CannotTell("the failure was seen on a CUDA device and there is none here")
         try:

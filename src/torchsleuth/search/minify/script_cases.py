@@ -85,8 +85,16 @@ def case_of_script(
     record = replace(
         GraphRecord.from_json(literals["FACTS"]), imports=imports, embedded=embedded, hash="script"
     )
-    expected = signature_from_json(literals["EXPECTED"])
-    return _write(cases_dir, record, graph, expected, script.parent / "inputs")
+    asked = literals["FACTS"].get("asked", {})
+    store = script.parent / asked.get("save_dir", "inputs")
+    if literals["EXPECTED"] is not None:
+        return _write(cases_dir, record, graph, signature_from_json(literals["EXPECTED"]), store)
+    # Of a graph at hand nobody knows how it fails: by itself, or by its results.
+    for accuracy in (False, True) if asked.get("accuracy") is None else (asked["accuracy"] != "off",):
+        expected = _observed(record, graph, store, questions.workers, accuracy)
+        if expected is not None:
+            return _write(cases_dir, record, graph, expected, store)
+    raise CannotMinify(f"{script} does not fail here, so there is nothing to look for")
 
 
 def _adopt_foreign(script: Path, cases_dir: Path, questions: Questions) -> CaseFolder:

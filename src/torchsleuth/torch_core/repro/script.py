@@ -75,11 +75,13 @@ def script_text(
     name: str = "original.py",
     stable: bool = False,
     pasted: bool = False,
+    asked: Mapping[str, object] | None = None,
 ) -> str:
     """The text of a script for `record`, whose graph prints as `graph` and failed with `signature`.
 
     It needs the file `RUNTIME` beside it, or has the text of that one `pasted` in. Without a signature any failure
-    counts. `stable` leaves versions out, so that a test can compare the text.
+    counts. `stable` leaves versions out, so that a test can compare the text; `asked` are the options it has unless it
+    is given others.
     """
     facts = script_facts(
         record.settings,
@@ -107,7 +109,7 @@ def script_text(
         imports=sorted(every_import, key=lambda line: (not line.startswith("import"), line)),
         embedded=record.embedded.source.strip(),
         graph=graph.rstrip(),
-        facts=_literal(facts),
+        facts=_literal({**facts, "asked": dict(asked)} if asked else facts),
         expected=_literal(dict(signature) if signature else None),
         runtime=runtime,
     )
