@@ -42,6 +42,7 @@ from torchsleuth.core.processes.tree import (
     adopt_orphans,
     children_of,
     descendants_of,
+    kill_descendants,
     kill_group,
     kill_marked,
     resident_bytes,
@@ -82,7 +83,6 @@ WARM_UP_SECONDS = 120
 PROBE = 0
 # Descriptors that may come with one order.
 MOST_DESCRIPTORS = 4
-MOST_GENERATIONS = 50
 
 
 @dataclass
@@ -450,13 +450,7 @@ class Server:
         token = os.environ.get(TOKEN, UNMARKED)
         if token != UNMARKED:  # else it would end the prepared interpreters of everyone
             kill_marked(token)
-        # What a killed process had started becomes our child, and may have children itself.
-        for _ in range(MOST_GENERATIONS):
-            if not (below := descendants_of(os.getpid())):
-                break
-            for pid in below:
-                send(pid, signal.SIGKILL)
-            time.sleep(0.01)
+        kill_descendants()
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
         os._exit(0)

@@ -31,6 +31,7 @@ _ENV_START = 47
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PAGE = resource.getpagesize()
+_MOST_GENERATIONS = 50
 
 
 def die_with(parent: int) -> None:
@@ -119,6 +120,16 @@ def descendants_of(ancestor: int) -> list[int]:
         found += level
         level = [child for pid in level for child in children.get(pid, [])]
     return found
+
+
+def kill_descendants() -> None:
+    """Ends all processes below this one; what one of them had started becomes our child, and may have some itself."""
+    for _ in range(_MOST_GENERATIONS):
+        if not (below := descendants_of(os.getpid())):
+            break
+        for pid in below:
+            send(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _stat_fields(pid: str | int) -> list[str]:
