@@ -46,10 +46,7 @@ def load_inputs(description: dict, folder: str | None = None, seed: int = 0) -> 
 
 
 def read_storage(path: str, digest: str) -> torch.UntypedStorage:
-    """The bytes of a safetensors file with one uint8 tensor `storage`, checked against their hash.
-
-    Use: `read_storage("storages/ab12.safetensors", "ab12...").nbytes()`.
-    """
+    """The one tensor of a safetensors file, its bytes checked: `read_storage("storages/ab.safetensors", "ab12...")`."""
     try:
         # Nothing is allocated on the word of a header alone; a pipe would be waited for.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -66,9 +63,7 @@ def read_storage(path: str, digest: str) -> torch.UntypedStorage:
         if hashlib.sha256(view).hexdigest() != digest:
             raise ValueError("its bytes do not fit its name")
     except FileNotFoundError:
-        raise InputsDamaged(
-            f"The tensor file {os.path.basename(path)} is not in {os.path.dirname(path)}."
-        ) from None
+        raise InputsDamaged("The tensor file {1} is not in {0}.".format(*os.path.split(path))) from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError, struct.error) as error:
         said = f"The tensor file {os.path.basename(path)} is damaged: {error}."
         raise InputsDamaged(f"{said} Record the case again, or copy the file from where it came.") from error

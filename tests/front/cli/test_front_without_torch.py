@@ -129,7 +129,8 @@ def test_every_verb_is_tried_here():
         "trace",
         "sweep",
     }
-    assert tried | {"calibrate"} == set(VERBS)
+    # One measures with torch in a process of its own, the other waits for its client (test_mcp).
+    assert tried | {"calibrate", "mcp"} == set(VERBS)
 
 
 @pytest.mark.slow

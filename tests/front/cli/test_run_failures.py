@@ -62,7 +62,8 @@ def test_a_compile_error_becomes_a_case_and_reaches_the_user_unchanged(raised):
     assert ran.stdout == bare.stdout
     theirs = [line for line in ran.stderr.splitlines() if not line.startswith("torchsleuth:")]
     assert theirs == bare.stderr.splitlines()
-    assert f"torchsleuth show {case['id']}" in ran.ours()[0]
+    assert f"case {case['id']}, first look" in ran.ours()[0]
+    assert any(f"torchsleuth show {case['id']}" in line for line in ran.ours())
     assert not (ran.folder / "cases" / ".spool").exists()
 
 

@@ -12,6 +12,7 @@ needs no patterns of attention.
 import atexit
 import contextlib
 import dataclasses
+import functools
 import gc
 import inspect
 import marshal
@@ -28,7 +29,7 @@ def install(folder: str) -> None:
     atexit.register(end_quickly)  # the first to be registered is the last to be called
     written = WrittenCode(os.path.join(folder, f"code-{sys.hexversion}"))
     for name in LOADED:
-        after_import(name, written.keep, around=lambda: loading(written))
+        after_import(name, written.keep, around=functools.partial(loading, written, name == LOADED[-1]))
     after_import("torch._inductor.cpu_vec_isa", lambda: remember_answers(folder))
     after_import("torch._inductor.codecache", lambda: remember_key(folder))
     after_import("torch._inductor.fx_passes.joint_graph", spare_attention)
@@ -42,7 +43,7 @@ def end_quickly() -> None:
 
 
 @contextlib.contextmanager
-def loading(written: "WrittenCode"):
+def loading(written: "WrittenCode", with_templates: bool):
     """While torch is imported: no collections, and code that was written before is not compiled again."""
     if not gc.isenabled():  # within another import
         yield
@@ -53,11 +54,12 @@ def loading(written: "WrittenCode"):
     # Only file and line of who registers an operator are wanted, and not the lines around.
     inspect.getframeinfo = lambda frame, context=0: describe(frame, 0)
     dataclasses.exec = written.execute
-    with contextlib.suppress(ImportError):
-        from jinja2 import Environment
+    if with_templates:  # else nobody has loaded jinja2, and a test may say so
+        with contextlib.suppress(ImportError):
+            from jinja2 import Environment
 
-        compile_template = Environment.compile
-        Environment.compile = written.templates(compile_template)
+            compile_template = Environment.compile
+            Environment.compile = written.templates(compile_template)
     try:
         yield
     finally:

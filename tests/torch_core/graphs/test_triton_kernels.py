@@ -26,6 +26,14 @@ from torchsleuth.torch_core.repro.small_graph import SmallGraph, SmallInput
 from torchsleuth.torch_core.tensors import describe_inputs
 from torchsleuth.watched.value_source import embed
 
+
+@pytest.fixture(autouse=True)
+def table_of_one_test():
+    """Torch writes the source of every kernel in its table into scripts of its own, also of graphs without any."""
+    yield
+    kernel_side_table.reset_table()
+
+
 STUB = Path(__file__).parents[2] / "kit" / "stub_triton"
 KERNELS = """
     import torch
@@ -83,7 +91,7 @@ def kernels(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(STUB))
     yield loaded("kernels", tmp_path / "kernels.py", textwrap.dedent(KERNELS), monkeypatch)
     for name in [each for each in sys.modules if each.partition(".")[0] == "triton"]:
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]  # for good: monkeypatch would bring the stub back for all tests that follow
 
 
 def launching(kernel, *, functional=True, grid=((1, 1, 1),), **constants):

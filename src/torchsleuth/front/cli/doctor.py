@@ -30,7 +30,7 @@ from torchsleuth.core.processes.child import Child
 from torchsleuth.core.processes.starting import python_command
 from torchsleuth.core.protocol.codec import Document, from_json
 from torchsleuth.front.cli.options import cases_option, json_option
-from torchsleuth.front.cli.output import LiveLine, print_json, show
+from torchsleuth.front.cli.output import LiveLine, print_json, say, show
 from torchsleuth.torch_core.backends.catalog import CATALOG
 
 # As Inductor's kernels: shared, with OpenMP.
@@ -349,7 +349,11 @@ def calibrate_verb(device: str, graphs: int, dry_run: bool, as_json: bool) -> in
 
     def progress(done: int, total: int) -> None:
         left = (time.monotonic() - started) / done * (total - done)
-        line.write(f"{done} of {total} graphs, about {left:.0f} s left")
+        said = f"{done} of {total} graphs, about {left:.0f} s left"
+        if line.live:
+            line.write(said)
+        elif done == 1:
+            say(said)
 
     try:
         found = _measured([*_MEASURE, device, str(graphs), "try" if dry_run else "keep"], progress)

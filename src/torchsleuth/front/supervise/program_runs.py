@@ -68,7 +68,7 @@ class Program:
     command: tuple[str, ...]
     cwd: str | None = None
     change: Change = NOTHING
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def from_stdin(self) -> bool:
