@@ -15,6 +15,7 @@ from torchsleuth.core.cases.errors import NotWritable
 from torchsleuth.core.protocol.steps import Asked, SearchBegins, Smaller
 from torchsleuth.front.cli import run as run_module
 from torchsleuth.front.cli.output import StatusLine
+from torchsleuth.front.report import words
 from torchsleuth.front.supervise import road
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 
@@ -127,3 +128,8 @@ def test_what_came_of_the_workarounds_is_said(tmp_path, monkeypatch, tried, word
     said: list[str] = []
     road.cure_program(CaseAtWork(known, Processes(), sys.maxsize, said.append))
     assert said[-1].endswith(words), said
+
+
+def test_where_time_was_up_before_the_first_workaround_none_is_said_to_have_failed(tmp_path):
+    case = dataclasses.replace(hang(tmp_path).case, workarounds=())
+    assert words.no_workaround(case) == "none was tried"

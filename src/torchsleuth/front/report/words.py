@@ -192,8 +192,8 @@ def no_workaround(case: Case) -> str:
     """Why there is no workaround to show."""
     if is_the_programs(case) and not case.workarounds:
         return "none looked for, as the compiler is not at fault"
-    if case.workarounds is None:
-        return "none tried"
+    if not case.workarounds:
+        return "none was tried"
     return f"none: {len(case.workarounds)} tried, none makes it pass"
 
 
